@@ -1,0 +1,74 @@
+"""Settings: one frozen dataclass a part stands beside that part; this file resolves them.
+
+Flags win over the environment (``DLM_<SECTION>_<FIELD>``), the environment over a TOML file, and
+the file over the default. A value is checked where its dataclass is constructed, once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from dlm.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def resolve(
+    kind: type[T],
+    section: str,
+    *,
+    flags: Mapping[str, Any] | None = None,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> T:
+    """An instance of the dataclass `kind`, each field from the strongest source that names it.
+
+    Args
+        section  name of the table in the TOML file and middle part of the variables
+        flags    field -> value; None stands for "not given"
+    Raises
+        ConfigError  an unknown field in the file, or a value of the wrong type or out of bounds
+    """
+    environ = os.environ if environ is None else environ
+    hints = get_type_hints(kind)
+    fields = {f.name: hints[f.name] for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    if file is not None:
+        try:
+            table = tomllib.loads(file.read_text(encoding="utf-8")).get(section, {})
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+            raise ConfigError(f"{file} cannot be read as TOML: {exc}") from exc
+        unknown = sorted(set(table) - set(fields))
+        if unknown:
+            raise ConfigError(f"{file}: [{section}] has no setting named {', '.join(unknown)}")
+        values.update(table)
+    for name in fields:
+        variable = f"DLM_{section}_{name}".upper()
+        if variable in environ:
+            values[name] = environ[variable]
+    values.update({k: v for k, v in (flags or {}).items() if v is not None})
+    return kind(**{name: _coerce(section, name, fields[name], v) for name, v in values.items()})
+
+
+def _coerce(section: str, name: str, kind: Any, value: Any) -> Any:
+    """A string from the environment as the field's type; other values must have it already."""
+    try:
+        if isinstance(value, str) and kind is not str:
+            if kind is bool:
+                return {"1": True, "true": True, "0": False, "false": False}[value.lower()]
+            if kind in (int, float, Path):
+                return kind(value)
+        if kind is float and isinstance(value, int):
+            return float(value)
+        if isinstance(kind, type) and not isinstance(value, kind):
+            raise ValueError
+    except (KeyError, ValueError) as exc:
+        raise ConfigError(
+            f"{section}.{name} is {value!r}, which is no {getattr(kind, '__name__', kind)}"
+        ) from exc
+    return value

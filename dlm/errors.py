@@ -1,0 +1,125 @@
+"""Every error that dlm raises on purpose.
+
+::
+
+    DlmError
+    ├── ConfigError            a setting is wrong; nothing was attempted
+    ├── FormatError            a file is not what it should be
+    │   ├── ArpaError          ... an ARPA file
+    │   └── ShardFormatError   ... a shard set, its manifest or one of its files
+    ├── EstimationError        a model cannot be estimated from these counts
+    ├── PrivacyError           a privacy guarantee cannot be given
+    ├── QueryError             the caller asked something that has no answer
+    │   └── FamilyMismatch     a state of one model was given to another
+    ├── UnavailableError       no answer could be had in time (`retryable` says if trying again helps)
+    │   ├── ShardDown          ... the shard server is not there
+    │   ├── DeadlineExceeded   ... the deadline passed
+    │   ├── Overloaded         ... the server refused for load
+    │   └── StaleShardSet      ... the servers hold another shard set now
+    └── ProtocolError          a peer broke the contract of proto/README.md
+
+A message says what was found, what was expected, where, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class DlmError(Exception):
+    """Base of every error that dlm raises on purpose."""
+
+
+class ConfigError(DlmError):
+    """A setting is wrong; nothing was attempted."""
+
+
+class FormatError(DlmError):
+    """A file is not what it should be."""
+
+
+class ArpaError(FormatError):
+    """An ARPA file is malformed.
+
+    `order` is the section (1-based) the fault is in, `line` is 1-based, `byte_offset` counts from
+    the start of the *decompressed* text to the start of that line. Each is None where it does not
+    apply (an empty file has no line).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        order: int | None = None,
+        line: int | None = None,
+        byte_offset: int | None = None,
+        advice: str | None = None,
+    ) -> None:
+        self.path = path
+        self.order = order
+        self.line = line
+        self.byte_offset = byte_offset
+        self.advice = advice
+        place = []
+        if order is not None:
+            place.append(f"{order}-grams")
+        if line is not None:
+            place.append(f"line {line}")
+        if byte_offset is not None:
+            place.append(f"byte {byte_offset}")
+        text = message
+        if path is not None or place:
+            text += " (" + ", ".join(([path] if path is not None else []) + place) + ")"
+        if advice:
+            text += f". {advice}"
+        super().__init__(text)
+
+
+class ShardFormatError(FormatError):
+    """A shard set, its manifest or one of its files is damaged, incomplete or of another format."""
+
+
+class EstimationError(DlmError):
+    """A model cannot be estimated from these counts."""
+
+
+class PrivacyError(DlmError):
+    """A privacy guarantee cannot be given."""
+
+
+class QueryError(DlmError):
+    """The caller asked something that has no answer."""
+
+
+class FamilyMismatch(QueryError):
+    """A state or id of one model family or shard set was given to a handle of another."""
+
+
+class UnavailableError(DlmError):
+    """No answer could be had in time; `retryable` says whether the same call may succeed later."""
+
+    retryable = True
+
+
+class ShardDown(UnavailableError):
+    """The server of a shard cannot be reached or is going away."""
+
+
+class DeadlineExceeded(UnavailableError):
+    """The deadline passed before the answer came."""
+
+
+class Overloaded(UnavailableError):
+    """The server refused the message for load or size."""
+
+
+class StaleShardSet(UnavailableError):
+    """The servers hold another shard set than this handle was opened on.
+
+    Not retryable on this handle: open a new utterance, which takes the new one.
+    """
+
+    retryable = False
+
+
+class ProtocolError(DlmError):
+    """A peer broke the contract of proto/README.md."""

@@ -1,0 +1,1 @@
+"""ARPA files become shards; shards answer queries."""

@@ -1,0 +1,255 @@
+"""One shard, mapped and ready to answer; and the low orders that every machine holds.
+
+Opening checks the checksum of each file and then every offset and key in it, so that neither damage
+nor a hostile file can make a kernel read where it should not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import QueryError, ShardFormatError
+from dlm.index import kernels, layout
+from dlm.index.layout import Arrays, Manifest, map_columns, read_manifest
+from dlm.ngram.query import Answers, QueryGroups
+from dlm.ngram.vocab import Vocabulary
+
+Columns = tuple[NDArray[Any], ...]
+
+
+def empty_tree() -> Columns:
+    """The columns of a shard that holds nothing."""
+    return (
+        np.zeros(1, np.uint64),
+        np.zeros(0, np.uint32),
+        np.zeros(0, np.float32),
+        np.zeros(1, np.uint32),
+        np.zeros(1, np.uint32),
+        np.zeros(0, np.uint32),
+        np.zeros(0, np.float32),
+        np.zeros(0, np.uint8),
+    )
+
+
+def _require(holds: bool | np.bool_, path: Path, rule: str) -> None:
+    if not holds:
+        raise ShardFormatError(
+            f"{path} breaks the format: {rule}. Fetch it again, or build the shards again"
+        )
+
+
+def _check_begins(begins: NDArray[Any], parents: int, total: int, path: Path, name: str) -> None:
+    _require(len(begins) == parents + 1, path, f"{name} must have {parents + 1} values")
+    _require(begins[0] == 0 or name == "node_child", path, f"{name} must begin with 0")
+    _require(int(begins[-1]) == total, path, f"{name} must end with {total}")
+    _require(bool((begins[1:] >= begins[:-1]).all()), path, f"{name} must never fall")
+
+
+def _check_sorted_within(
+    keys: NDArray[np.uint32], begins: NDArray[Any], path: Path, name: str
+) -> None:
+    """Each stretch of `keys` between two begins must rise strictly."""
+    if len(keys) < 2:
+        return
+    rises = keys[1:] > keys[:-1]
+    inner = np.asarray(begins, np.int64)
+    inner = inner[(inner > 0) & (inner < len(keys))]
+    rises[inner - 1] = True
+    _require(bool(rises.all()), path, f"{name} must rise strictly among siblings")
+
+
+@dataclass(frozen=True, eq=False)
+class LowOrders:
+    """1- and 2-grams, with the bit that says whether anything is stored under a pair.
+
+    `columns` is what `kernels.score_groups` takes as `low`.
+    """
+
+    manifest: Manifest
+    columns: Columns
+
+    @classmethod
+    def open(cls, directory: Path, manifest: Manifest, *, verify: bool = True) -> LowOrders:
+        """Maps the file in `directory`; raises `ShardFormatError` where it is damaged."""
+        entry = manifest.file("low_orders")
+        path = directory / entry.name
+        a = map_columns(path, entry, verify=verify)
+        size = manifest.vocabulary_size
+        for name in ("unigram_log10_prob", "unigram_backoff", "unigram_meta"):
+            _require(len(a[name]) == size, path, f"{name} must have {size} values")
+        pairs = len(a["bigram_word"])
+        _require(pairs <= 0xFFFFFFFF, path, "2-grams must be numbered in 32 bits")
+        for name in ("bigram_log10_prob", "bigram_backoff", "bigram_meta"):
+            _require(len(a[name]) == pairs, path, f"{name} must have {pairs} values")
+        _check_begins(a["bigram_begin"], size, pairs, path, "bigram_begin")
+        _require(pairs == 0 or int(a["bigram_word"].max()) < size, path, "bigram_word: word ids")
+        _check_sorted_within(a["bigram_word"], a["bigram_begin"], path, "bigram_word")
+        return cls(manifest, tuple(a[name] for name in layout.LOW_ORDER_COLUMNS))
+
+    @property
+    def pairs(self) -> int:
+        """2-grams, blanks included."""
+        return len(self.columns[4])
+
+
+def open_vocabulary(directory: Path, manifest: Manifest, *, verify: bool = True) -> Vocabulary:
+    """The words of a shard set; raises `ShardFormatError` where the file is damaged."""
+    entry = manifest.file("vocabulary")
+    path = directory / entry.name
+    a = map_columns(path, entry, verify=verify)
+    begin = a["word_begin"]
+    _check_begins(begin, manifest.vocabulary_size, len(a["word_bytes"]), path, "word_begin")
+    data = a["word_bytes"].tobytes()
+    edges = begin.tolist()
+    words = [data[i:j] for i, j in zip(edges[:-1], edges[1:], strict=True)]
+    try:
+        return Vocabulary(words, unk_in_model=manifest.unk_in_model)
+    except ValueError as exc:
+        raise ShardFormatError(f"{path} breaks the format: {exc}") from exc
+
+
+class Shard:
+    """One shard of a shard set, with the low orders beside it.
+
+    `Shard.open` is the way to make one.
+    """
+
+    def __init__(
+        self, directory: Path, manifest: Manifest, index: int, low: LowOrders, arrays: Arrays
+    ) -> None:
+        self.directory = directory
+        self.manifest = manifest
+        self.index = index
+        self.low = low
+        self.arrays = arrays
+        self.order = manifest.order
+        self.vocabulary_size = manifest.vocabulary_size
+        self.columns: Columns = tuple(arrays[name] for name in layout.SHARD_COLUMNS)
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        index: int,
+        *,
+        verify: bool = True,
+        manifest: Manifest | None = None,
+        low: LowOrders | None = None,
+    ) -> Shard:
+        """Maps shard `index` of the shard set in `directory`.
+
+        Args
+            verify         check the checksum of each file; offsets and keys are checked regardless
+            manifest, low  those of the same set, where already open
+        Raises
+            ShardFormatError  a file is missing, damaged or contradicts the manifest
+        """
+        directory = Path(directory)
+        manifest = read_manifest(directory) if manifest is None else manifest
+        entry = manifest.file("shard", index)
+        low = LowOrders.open(directory, manifest, verify=verify) if low is None else low
+        path = directory / entry.name
+        arrays = map_columns(path, entry, verify=verify)
+        _check_tree(arrays, manifest, entry, low, path)
+        return cls(directory, manifest, index, low, arrays)
+
+    @cached_property
+    def owned(self) -> NDArray[np.bool_]:
+        """(4096,) bool: the slots of this shard."""
+        return self.manifest.slots == self.index
+
+    def check(self, groups: QueryGroups) -> None:
+        """Raises `QueryError` where a context's length or an id is out of range."""
+        lengths = groups.context_lengths
+        if len(lengths) and not (2 <= int(lengths.min()) and int(lengths.max()) < self.order):
+            raise QueryError(
+                f"contexts of {int(lengths.min())} to {int(lengths.max())} words were sent; "
+                f"shards of an order-{self.order} model answer 2 to {self.order - 1}"
+            )
+        for ids in (groups.context_words, groups.words):
+            if len(ids) and int(ids.max()) >= self.vocabulary_size:
+                raise QueryError(
+                    f"word id {int(ids.max())} was sent; ids are below {self.vocabulary_size}"
+                )
+
+    def score(self, groups: QueryGroups) -> Answers:
+        """Answers to every query, in order; one kernel call, without the GIL.
+
+        Trusts  `check` has passed, and the contexts are owned by this shard
+        """
+        return run_kernel(self.low, self.columns, self.order, groups)[0]
+
+
+def run_kernel(
+    low: LowOrders, tree: Columns, order: int, groups: QueryGroups
+) -> tuple[Answers, NDArray[np.uint8]]:
+    """One call of `kernels.score_groups`; the answers, and per context whether a shard is needed."""
+    context_begin = np.zeros(len(groups.context_lengths) + 1, np.int64)
+    np.cumsum(groups.context_lengths, out=context_begin[1:])
+    word_begin = np.zeros(len(groups.word_counts) + 1, np.int64)
+    np.cumsum(groups.word_counts, out=word_begin[1:])
+    answers = Answers.empty(len(groups.words))
+    needs_shard = np.empty(len(groups.context_lengths), np.uint8)
+    kernels.score_groups(
+        low.columns,
+        tree,
+        order,
+        context_begin,
+        groups.context_words,
+        word_begin,
+        groups.words,
+        answers.log10_prob,
+        answers.matched_order,
+        answers.ngram_length,
+        answers.state_length,
+        needs_shard,
+    )
+    return answers, needs_shard
+
+
+def _check_tree(
+    a: Arrays, manifest: Manifest, entry: layout.FileEntry, low: LowOrders, path: Path
+) -> None:
+    """What the kernel relies on; `ShardFormatError` where it does not hold."""
+    levels = max(manifest.order - 2, 0)
+    begin = a["level_begin"]
+    nodes, grams, size = len(a["node_key"]), len(a["gram_word"]), manifest.vocabulary_size
+    _check_begins(begin, levels, nodes, path, "level_begin")
+    _require(len(a["node_backoff"]) == nodes, path, f"node_backoff must have {nodes} values")
+    for name in ("gram_log10_prob", "gram_meta"):
+        _require(len(a[name]) == grams, path, f"{name} must have {grams} values")
+    _require(entry.nodes == nodes, path, f"the manifest says {entry.nodes} nodes")
+    _require(
+        entry.ngrams + entry.blanks == grams,
+        path,
+        f"the manifest says {entry.ngrams} n-grams and {entry.blanks} blanks",
+    )
+    _check_begins(a["node_gram"], nodes, grams, path, "node_gram")
+    _check_begins(a["node_child"], nodes, nodes, path, "node_child")
+    _require(grams == 0 or int(a["gram_word"].max()) < size, path, "gram_word: word ids")
+    _check_sorted_within(a["gram_word"], a["node_gram"], path, "gram_word")
+    roots = int(begin[1]) if levels else 0
+    key = a["node_key"]
+    _require(roots == 0 or int(key[:roots].max()) < low.pairs, path, "node_key: 2-grams")
+    _require(roots == nodes or int(key[roots:].max()) < size, path, "node_key: word ids")
+    _check_sorted_within(key[:roots], np.zeros(1, np.int64), path, "node_key")
+    child = a["node_child"]
+    for level in range(levels):
+        first, last = int(begin[level]), int(begin[level + 1])
+        if first == last:
+            continue
+        below = int(begin[min(level + 2, levels)])
+        _require(
+            int(child[first]) == last and int(child[last]) == below,
+            path,
+            f"the children of level {level} must be level {level + 1}",
+        )
+    inner = child[: nodes + 1]
+    _check_sorted_within(key[roots:], np.asarray(inner, np.int64) - roots, path, "node_key")
+

@@ -1,0 +1,1 @@
+"""What a model is: words, n-grams, the back-off recursion, and which shard owns a context."""

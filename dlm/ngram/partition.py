@@ -1,0 +1,119 @@
+"""Which shard owns a context: the global index.
+
+A context of two words or more belongs to the shard of its two most recent words (u, v). XXH64 of
+the two ids gives one of 4,096 slots, and a table in the manifest gives each slot a shard, so that
+the builder can balance the shards and an operator can move slots without hashing again.
+
+Paper: DLM Algorithm 2, whose ``hash % B`` is kept below for comparison.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import ConfigError
+
+SLOTS = 4096  # DO NOT CHANGE: on disk and on the wire
+MAX_SHARDS = SLOTS
+
+U64 = np.uint64
+_PRIME_1 = U64(0x9E3779B185EBCA87)
+_PRIME_2 = U64(0xC2B2AE3D27D4EB4F)
+_PRIME_3 = U64(0x165667B19E3779F9)
+_PRIME_4 = U64(0x85EBCA77C2B2AE63)
+_PRIME_5 = U64(0x27D4EB2F165667C5)
+
+
+def _rotate_left(x: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
+    return (x << U64(bits)) | (x >> U64(64 - bits))
+
+
+def _mix_lane(lane: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    return _rotate_left(lane * _PRIME_2, 31) * _PRIME_1
+
+
+def _avalanche(h: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    h = (h ^ (h >> U64(33))) * _PRIME_2
+    h = (h ^ (h >> U64(29))) * _PRIME_3
+    return h ^ (h >> U64(32))
+
+
+def hash_pairs(u: NDArray[np.uint32], v: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """XXH64, seed 0, of each pair of ids written as two little-endian uint32.
+
+    Shapes
+        u, v     (n,)  uint32  the last two words of a context, v the more recent
+    Returns      (n,)  uint64
+    """
+    lane = np.asarray(u).astype(U64) | (np.asarray(v).astype(U64) << U64(32))
+    with np.errstate(over="ignore"):
+        h = _mix_lane(lane) ^ (_PRIME_5 + U64(8))
+        return _avalanche(_rotate_left(h, 27) * _PRIME_1 + _PRIME_4)
+
+
+def hash_words(v: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """XXH64, seed 0, of each id written as a little-endian uint32; for comparison only."""
+    with np.errstate(over="ignore"):
+        h = (_PRIME_5 + U64(4)) ^ (np.asarray(v).astype(U64) * _PRIME_1)
+        return _avalanche(_rotate_left(h, 23) * _PRIME_2 + _PRIME_3)
+
+
+def slots_of(u: NDArray[np.uint32], v: NDArray[np.uint32]) -> NDArray[np.uint16]:
+    """The slot of each pair: its hash modulo `SLOTS`.
+
+    Shapes
+        u, v     (n,)  uint32
+    Returns      (n,)  uint16 in 0..4095
+    """
+    return (hash_pairs(u, v) % U64(SLOTS)).astype(np.uint16)
+
+
+def check_shards(shards: int) -> None:
+    """Raises `ConfigError` unless 1 <= `shards` <= 4,096."""
+    if not 1 <= shards <= MAX_SHARDS:
+        raise ConfigError(
+            f"{shards} shards asked for; a model can have 1 to {MAX_SHARDS}, one a slot at most"
+        )
+
+
+def balanced_slot_table(load: NDArray[np.int64], shards: int) -> NDArray[np.uint16]:
+    """Gives each slot a shard, the heaviest slot first, each to the lightest shard so far.
+
+    Shapes
+        load     (4096,)  integer  bytes stored under each slot, or queries recorded for it
+    Returns      (4096,)  uint16   shard of each slot; every shard has a slot
+    Guarantees   the same table for the same load, on every machine
+    Paper        DLM 3.2.1 spreads by hash alone; the table is ours (Graham 1969, longest first)
+    """
+    check_shards(shards)
+    if len(load) != SLOTS:
+        raise ConfigError(f"a load of {len(load)} slots was given, {SLOTS} expected")
+    table = np.zeros(SLOTS, np.uint16)
+    # (load, slots, shard): empty slots spread evenly, and ties fall to the lower shard.
+    heap = [(0, 0, shard) for shard in range(shards)]
+    for slot in np.argsort(-np.asarray(load, dtype=np.int64), kind="stable"):
+        total, count, shard = heap[0]
+        table[slot] = shard
+        heapq.heapreplace(heap, (total + int(load[slot]), count + 1, shard))
+    return table
+
+
+def imbalance(loads: NDArray[np.int64]) -> float:
+    """How far the heaviest shard lies above the mean: 0.1 is ten per cent; 0 for no load."""
+    mean = float(np.mean(loads)) if len(loads) else 0.0
+    return float(np.max(loads)) / mean - 1.0 if mean else 0.0
+
+
+def shards_by_modulo(
+    u: NDArray[np.uint32], v: NDArray[np.uint32], shards: int
+) -> NDArray[np.uint16]:
+    """The paper's own placement, ``hash(u, v) % B``; for comparison only (DLM Algorithm 2)."""
+    return (hash_pairs(u, v) % U64(shards)).astype(np.uint16)
+
+
+def shards_by_last_word(v: NDArray[np.uint32], shards: int) -> NDArray[np.uint16]:
+    """Placement by the last context word alone, which DLM 3.2.1 rejects; for comparison only."""
+    return (hash_words(v) % U64(shards)).astype(np.uint16)

@@ -1,0 +1,55 @@
+"""Queries and answers as arrays: the shape in which they pass from client to kernel and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGroups:
+    """Queries grouped by context.
+
+    Shapes
+        context_lengths  (C,)                    uint8   words of each context
+        context_words    (sum(context_lengths),) uint32  word ids, most recent last
+        word_counts      (C,)                    uint32  words asked of each context, >= 1
+        words            (Q,)                    uint32  Q = sum(word_counts)
+    """
+
+    context_lengths: NDArray[np.uint8]
+    context_words: NDArray[np.uint32]
+    word_counts: NDArray[np.uint32]
+    words: NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Answers to Q queries, in their order.
+
+    Shapes
+        log10_prob     (Q,)  float32
+        matched_order  (Q,)  uint8  order of the longest n-gram found
+        ngram_length   (Q,)  uint8  the same, counting blanks
+        state_length   (Q,)  uint8  words of (context, word) that matter to the right
+    """
+
+    log10_prob: NDArray[np.float32]
+    matched_order: NDArray[np.uint8]
+    ngram_length: NDArray[np.uint8]
+    state_length: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.log10_prob)
+
+    @classmethod
+    def empty(cls, queries: int) -> Answers:
+        """Room for `queries` answers, not filled."""
+        return cls(
+            np.empty(queries, np.float32),
+            np.empty(queries, np.uint8),
+            np.empty(queries, np.uint8),
+            np.empty(queries, np.uint8),
+        )
