@@ -90,7 +90,7 @@ class QueryError(DlmError):
     """The caller asked something that has no answer."""
 
 
-class FamilyMismatch(QueryError):
+class FamilyMismatch(QueryError, TypeError):
     """A state or id of one model family or shard set was given to a handle of another."""
 
 

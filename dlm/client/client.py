@@ -1,0 +1,132 @@
+"""The two faces of the client: synchronous and asyncio.
+
+    client = Client.connect("cluster.toml")
+    utterance = client.utterance()
+    extension = utterance.extend([utterance.begin()], ["the", "a", "there"])
+
+Clients pickle (a copy connects by itself), survive fork, and may be used from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from dlm.client.config import ClientConfig
+from dlm.client.core import ClusterFile, Core, FixedEndpoints, Stats
+from dlm.client.topology import Endpoint
+from dlm.client.utterance import AsyncUtterance, Utterance
+from dlm.index.layout import Manifest
+from dlm.ngram.vocab import Vocabulary
+
+Cluster: TypeAlias = str | os.PathLike[str] | Sequence[str]
+
+
+def _core(cluster: Cluster, config: ClientConfig | None) -> Core:
+    if isinstance(cluster, (str, os.PathLike)):
+        endpoints: Any = ClusterFile(cluster)
+    else:
+        endpoints = FixedEndpoints([Endpoint(address) for address in cluster])
+    return Core(endpoints, config or ClientConfig())
+
+
+class _Face:
+    """What both faces share."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    @property
+    def manifest(self) -> Manifest:
+        """The shard set in use."""
+        return self._core.snapshot().topology.manifest
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Words and ids of the model in use."""
+        return self._core.snapshot().grams.vocabulary
+
+    @property
+    def stats(self) -> Stats:
+        """What this client has counted."""
+        return self._core.stats
+
+    def __repr__(self) -> str:
+        snapshot = self._core._snapshot
+        if snapshot is None:
+            return f"{type(self).__name__}(not connected)"
+        return (
+            f"{type(self).__name__}(shard_set={snapshot.shard_set}, "
+            f"shards={snapshot.topology.manifest.shards}, {self._core.stats})"
+        )
+
+
+class Client(_Face):
+    """The synchronous face."""
+
+    @classmethod
+    def connect(cls, cluster: Cluster, config: ClientConfig | None = None) -> Client:
+        """Finds the servers, and fetches the low orders unless they are in the cache.
+
+        Args
+            cluster  path of a cluster.toml, or a list of addresses "host:port"
+        Raises
+            ConfigError       no such file, or a cache that cannot be written
+            UnavailableError  no server answers
+            ProtocolError     servers answer, but not as proto/README.md says
+        """
+        client = cls(_core(cluster, config))
+        client._core.snapshot()
+        return client
+
+    def utterance(self, *, deadline_s: float | None = None) -> Utterance:
+        """A new handle, pinned to the model in use; `deadline_s` is for each of its calls."""
+        return Utterance(self._core, self._core.snapshot(), deadline_s)
+
+    def close(self) -> None:
+        """Lets go of every connection."""
+        self._core.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncClient(_Face):
+    """The asyncio face: the same methods, awaited."""
+
+    @classmethod
+    async def connect(cls, cluster: Cluster, config: ClientConfig | None = None) -> AsyncClient:
+        """See `Client.connect`."""
+        client = cls(_core(cluster, config))
+        await asyncio.to_thread(client._core.snapshot)
+        return client
+
+    def utterance(self, *, deadline_s: float | None = None) -> AsyncUtterance:
+        """See `Client.utterance`."""
+        return AsyncUtterance(self._core, self._core.snapshot(), deadline_s)
+
+    async def close(self) -> None:
+        """Lets go of every connection."""
+        await asyncio.to_thread(self._core.close)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

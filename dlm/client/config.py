@@ -1,0 +1,49 @@
+"""Settings of the client."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dlm.errors import ConfigError
+
+
+def default_cache_dir() -> Path:
+    """Where low orders are kept: $DLM_CACHE_DIR, or dlm below the user's cache folder."""
+    if explicit := os.environ.get("DLM_CACHE_DIR"):
+        return Path(explicit)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "dlm"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """How a client asks.
+
+    deadline_s     seconds, > 0; a call that has no answer by then raises. 2 suits a decoder that has
+                   a second of audio in hand; each call may give its own.
+    connect_s      seconds, > 0; for what happens once: finding the servers, fetching low orders in
+                   pieces (each piece may take this long). 10.
+    window         messages in flight a shard, >= 1. More than one, so that a stall does not block
+                   every utterance; few, so that concurrent queries gather into one message. 4.
+    max_queries    queries in one message, >= 1, at most what the servers take. 16,384: about 200 KiB
+                   a message, where the cost a query has long stopped falling.
+    cache_dir      folder for low orders, shared by processes.
+    """
+
+    deadline_s: float = 2.0
+    connect_s: float = 10.0
+    window: int = 4
+    max_queries: int = 16384
+    cache_dir: Path = field(default_factory=default_cache_dir)
+
+    def __post_init__(self) -> None:
+        for name in ("deadline_s", "connect_s"):
+            if not 0 < getattr(self, name) < 1e6:
+                raise ConfigError(
+                    f"client.{name} is {getattr(self, name)}; seconds above 0 are expected"
+                )
+        for name in ("window", "max_queries"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"client.{name} is {getattr(self, name)}; at least 1 is expected")

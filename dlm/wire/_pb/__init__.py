@@ -1,0 +1,1 @@
+"""Generated from proto/ by `python -m dlm.wire.generate`; do not edit."""

@@ -1,0 +1,307 @@
+"""Messages to arrays and back: packed, little-endian, checksummed.
+
+Every reader here takes bytes that may be anything. It either returns arrays that keep the promises
+of proto/README.md or raises `ProtocolError`; it never trusts a length it has not checked.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from google.protobuf.message import DecodeError, Message
+from numpy.typing import NDArray
+
+from dlm.errors import ProtocolError
+from dlm.ngram.query import Answers, QueryGroups
+from dlm.wire._pb import shard_pb2 as pb
+
+CHECKSUM_SEED = 0  # DO NOT CHANGE: on the wire
+M = TypeVar("M", bound=Message)
+
+SHARD_SET_BYTES = 16
+CHUNK_BYTES = 1 << 20
+
+_U32 = np.dtype("<u4")
+_F32 = np.dtype("<f4")
+_HEAD = struct.Struct("<Q")
+_SHARD = struct.Struct("<I")
+_PLACE = struct.Struct("<QQ")
+_NUMBERS = struct.Struct("<8Q")
+
+
+class DamagedMessage(ProtocolError):
+    """The content of a message does not give the checksum that came with it."""
+
+
+class OversizedMessage(ProtocolError):
+    """A message asks more queries than the server takes at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """A decoded `dlm.v1.ScoreRequest`: lengths agree, checksum right, nothing else checked."""
+
+    shard_set: bytes
+    shard: int
+    groups: QueryGroups
+    checksum: int
+
+
+def checksum(*parts: bytes | memoryview, head: int = 0) -> int:
+    """XXH3-64 over `head` (uint64) and each part preceded by its length (uint64)."""
+    digest = xxhash.xxh3_64(_HEAD.pack(head), seed=CHECKSUM_SEED)
+    for part in parts:
+        digest.update(_HEAD.pack(len(part)))
+        digest.update(part)
+    return digest.intdigest()
+
+
+def parse(message: M, data: bytes) -> M:
+    """`message` filled from `data`; `ProtocolError` where the bytes are no such message."""
+    try:
+        message.ParseFromString(data)
+    except DecodeError as exc:
+        raise ProtocolError(
+            f"{len(data)} bytes were received that are no dlm.v1.{type(message).__name__}"
+        ) from exc
+    return message
+
+
+def _array(name: str, data: bytes, dtype: np.dtype) -> NDArray:  # type: ignore[type-arg]
+    if len(data) % dtype.itemsize:
+        raise ProtocolError(
+            f"field {name} holds {len(data)} bytes, which is no whole number of {dtype.name} values"
+        )
+    return np.frombuffer(data, dtype)
+
+
+def encode_score_request(shard_set: bytes, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
+    """The bytes of a ScoreRequest, and its checksum, which the reply must answer to."""
+    parts = (
+        groups.context_lengths.astype(np.uint8, copy=False).tobytes(),
+        groups.context_words.astype(_U32, copy=False).tobytes(),
+        groups.word_counts.astype(_U32, copy=False).tobytes(),
+        groups.words.astype(_U32, copy=False).tobytes(),
+    )
+    total = checksum(shard_set, _SHARD.pack(shard), *parts)
+    message = pb.ScoreRequest(
+        shard_set=shard_set,
+        shard=shard,
+        context_lengths=parts[0],
+        context_words=parts[1],
+        word_counts=parts[2],
+        words=parts[3],
+        checksum=total,
+    )
+    return message.SerializeToString(), total
+
+
+def decode_score_request(data: bytes, *, max_queries: int) -> ScoreRequest:
+    """A ScoreRequest whose arrays fit together.
+
+    Raises
+        DamagedMessage    the checksum is wrong
+        OversizedMessage  there are more than `max_queries` queries
+        ProtocolError     the bytes are no message, an array has a broken length, the counts do not
+                          add up, or a context asks nothing
+    """
+    m = parse(pb.ScoreRequest(), data)
+    if len(m.shard_set) != SHARD_SET_BYTES:
+        raise ProtocolError(f"shard_set has {len(m.shard_set)} bytes, {SHARD_SET_BYTES} expected")
+    expected = checksum(
+        m.shard_set,
+        _SHARD.pack(m.shard),
+        m.context_lengths,
+        m.context_words,
+        m.word_counts,
+        m.words,
+    )
+    if m.checksum != expected:
+        raise DamagedMessage(
+            f"the request's checksum is {m.checksum:016x}, its content gives {expected:016x}; "
+            "it was damaged on the way"
+        )
+    groups = QueryGroups(
+        _array("context_lengths", m.context_lengths, np.dtype(np.uint8)),
+        _array("context_words", m.context_words, _U32),
+        _array("word_counts", m.word_counts, _U32),
+        _array("words", m.words, _U32),
+    )
+    if len(groups.words) > max_queries:
+        raise OversizedMessage(
+            f"{len(groups.words)} queries in one message, {max_queries} at most are taken; "
+            "send them in several"
+        )
+    if len(groups.word_counts) != len(groups.context_lengths):
+        raise ProtocolError(
+            f"{len(groups.context_lengths)} context lengths but {len(groups.word_counts)} word "
+            "counts were sent; one of each a context is expected"
+        )
+    # Sums in 64 bits: hostile counts must not wrap around to the right total.
+    context_total = int(groups.context_lengths.sum(dtype=np.uint64))
+    if context_total != len(groups.context_words):
+        raise ProtocolError(
+            f"the context lengths add up to {context_total}, "
+            f"{len(groups.context_words)} context words were sent"
+        )
+    word_total = int(groups.word_counts.sum(dtype=np.uint64))
+    if word_total != len(groups.words):
+        raise ProtocolError(
+            f"the word counts add up to {word_total}, {len(groups.words)} words were sent"
+        )
+    if len(groups.word_counts) and not groups.word_counts.all():
+        raise ProtocolError("a context with no word to score was sent")
+    return ScoreRequest(m.shard_set, m.shard, groups, m.checksum)
+
+
+def encode_score_reply(request: ScoreRequest, answers: Answers) -> bytes:
+    """The bytes of the ScoreReply to `request`."""
+    parts = (
+        answers.log10_prob.astype(_F32, copy=False).tobytes(),
+        answers.matched_order.tobytes(),
+        answers.ngram_length.tobytes(),
+        answers.state_length.tobytes(),
+    )
+    reply = pb.ScoreReply(
+        shard_set=request.shard_set,
+        shard=request.shard,
+        log10_probs=parts[0],
+        matched_orders=parts[1],
+        ngram_lengths=parts[2],
+        state_lengths=parts[3],
+        checksum=checksum(
+            request.shard_set, _SHARD.pack(request.shard), *parts, head=request.checksum
+        ),
+    )
+    return bytes(reply.SerializeToString())
+
+
+def decode_score_reply(
+    data: bytes, *, shard_set: bytes, shard: int, queries: int, request_checksum: int
+) -> Answers:
+    """The answers to the request that had `request_checksum`.
+
+    Raises
+        ProtocolError  the bytes are no message, answer another request, shard or shard set, hold
+                       another number of answers, or were damaged on the way
+    """
+    m = parse(pb.ScoreReply(), data)
+    if m.shard_set != shard_set or m.shard != shard:
+        raise ProtocolError(
+            f"shard {m.shard} of shard set {m.shard_set.hex()} answered, "
+            f"shard {shard} of {shard_set.hex()} was asked"
+        )
+    expected = checksum(
+        m.shard_set,
+        _SHARD.pack(m.shard),
+        m.log10_probs,
+        m.matched_orders,
+        m.ngram_lengths,
+        m.state_lengths,
+        head=request_checksum,
+    )
+    if m.checksum != expected:
+        raise DamagedMessage(
+            f"the reply's checksum is {m.checksum:016x}, its content gives {expected:016x}; "
+            "it was damaged on the way or answers another request"
+        )
+    answers = Answers(
+        _array("log10_probs", m.log10_probs, _F32),
+        _array("matched_orders", m.matched_orders, np.dtype(np.uint8)),
+        _array("ngram_lengths", m.ngram_lengths, np.dtype(np.uint8)),
+        _array("state_lengths", m.state_lengths, np.dtype(np.uint8)),
+    )
+    for name in ("log10_prob", "matched_order", "ngram_length", "state_length"):
+        if len(getattr(answers, name)) != queries:
+            raise ProtocolError(
+                f"{len(getattr(answers, name))} values of {name} were received, {queries} expected"
+            )
+    return answers
+
+
+def describe_checksum(reply: pb.DescribeReply) -> int:
+    """The checksum that belongs on `reply`."""
+    return checksum(reply.shard_set, _SHARD.pack(reply.shard), reply.manifest)
+
+
+def heartbeat_checksum(reply: pb.HeartbeatReply) -> int:
+    """The checksum that belongs on `reply`."""
+    numbers = (
+        reply.sequence,
+        reply.state,
+        reply.instance,
+        reply.messages,
+        reply.queries,
+        reply.refused,
+        reply.in_flight,
+        reply.uptime_ms,
+    )
+    return checksum(reply.shard_set, _SHARD.pack(reply.shard), _NUMBERS.pack(*numbers))
+
+
+def encode_chunk(
+    data: bytes | memoryview, *, shard_set: bytes, shard: int, offset: int, file_bytes: int
+) -> pb.DownloadChunk:
+    """One piece of a file, at most `CHUNK_BYTES`, compressed where that makes it smaller."""
+    raw = bytes(data)
+    packed = pa.Codec("zstd", 3).compress(raw, asbytes=True) if raw else b""
+    smaller = len(packed) < len(raw)
+    return pb.DownloadChunk(
+        offset=offset,
+        file_bytes=file_bytes,
+        encoding=pb.CHUNK_ENCODING_ZSTD if smaller else pb.CHUNK_ENCODING_RAW,
+        data=packed if smaller else raw,
+        raw_bytes=len(raw),
+        shard_set=shard_set,
+        shard=shard,
+        checksum=_chunk_checksum(shard_set, shard, offset, file_bytes, raw),
+    )
+
+
+def _chunk_checksum(shard_set: bytes, shard: int, offset: int, file_bytes: int, raw: bytes) -> int:
+    return checksum(shard_set, _SHARD.pack(shard), _PLACE.pack(offset, file_bytes), raw)
+
+
+def decode_chunk(
+    chunk: pb.DownloadChunk, *, shard_set: bytes, offset: int, file_bytes: int
+) -> bytes:
+    """The bytes of a chunk that must begin at `offset` of a file of `file_bytes`.
+
+    Raises
+        ProtocolError  the chunk is of another shard set, stands elsewhere, is larger than
+                       `CHUNK_BYTES`, passes the end of the file, does not decode, or was damaged
+                       on the way
+    """
+    if chunk.shard_set != shard_set:
+        raise ProtocolError(
+            f"a chunk of shard set {chunk.shard_set.hex()} came, {shard_set.hex()} was asked"
+        )
+    if chunk.offset != offset or chunk.file_bytes != file_bytes:
+        raise ProtocolError(
+            f"a chunk at byte {chunk.offset} of {chunk.file_bytes} came, "
+            f"byte {offset} of {file_bytes} was expected"
+        )
+    if not 0 < chunk.raw_bytes <= min(CHUNK_BYTES, file_bytes - offset):
+        raise ProtocolError(
+            f"a chunk of {chunk.raw_bytes} bytes at byte {offset} of {file_bytes} was announced"
+        )
+    if chunk.encoding == pb.CHUNK_ENCODING_RAW:
+        raw = chunk.data
+    elif chunk.encoding == pb.CHUNK_ENCODING_ZSTD:
+        try:
+            raw = pa.Codec("zstd").decompress(
+                chunk.data, decompressed_size=chunk.raw_bytes, asbytes=True
+            )
+        except (pa.ArrowException, OSError) as exc:
+            raise ProtocolError(f"the chunk at byte {offset} does not decompress") from exc
+    else:
+        raise ProtocolError(f"chunk encoding {chunk.encoding} is not known to this version")
+    expected = _chunk_checksum(shard_set, chunk.shard, offset, file_bytes, raw)
+    if len(raw) != chunk.raw_bytes or expected != chunk.checksum:
+        raise DamagedMessage(f"the chunk at byte {offset} was damaged on the way")
+    return raw

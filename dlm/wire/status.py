@@ -1,0 +1,93 @@
+"""gRPC status codes and dlm's errors: one table, both ways (proto/README.md, "Errors")."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import grpc
+
+from dlm.errors import (
+    DeadlineExceeded,
+    DlmError,
+    Overloaded,
+    ProtocolError,
+    ShardDown,
+    StaleShardSet,
+)
+
+REASON_KEY = "dlm-reason"  # DO NOT CHANGE: trailing metadata of a refusal, on the wire
+
+
+class Reason(StrEnum):
+    """Why a server refused; travels in the trailing metadata, DO NOT CHANGE the values."""
+
+    MALFORMED = "MALFORMED"
+    CHECKSUM = "CHECKSUM"
+    ID_OUT_OF_RANGE = "ID_OUT_OF_RANGE"
+    CONTEXT_LENGTH = "CONTEXT_LENGTH"
+    TOO_MANY_QUERIES = "TOO_MANY_QUERIES"
+    OFFSET_OUT_OF_RANGE = "OFFSET_OUT_OF_RANGE"
+    WRONG_SHARD_SET = "WRONG_SHARD_SET"
+    WRONG_SHARD = "WRONG_SHARD"
+    SLOT_NOT_OWNED = "SLOT_NOT_OWNED"
+    NOT_READY = "NOT_READY"
+    DRAINING = "DRAINING"
+    OVERLOADED = "OVERLOADED"
+    LATE = "LATE"
+    INTERNAL = "INTERNAL"
+
+
+CODE_OF: dict[Reason, grpc.StatusCode] = {
+    Reason.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.CHECKSUM: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.ID_OUT_OF_RANGE: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.CONTEXT_LENGTH: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.TOO_MANY_QUERIES: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.OFFSET_OUT_OF_RANGE: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.WRONG_SHARD_SET: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.WRONG_SHARD: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.SLOT_NOT_OWNED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.NOT_READY: grpc.StatusCode.UNAVAILABLE,
+    Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
+    Reason.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.LATE: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Reason.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+
+# A reason that says: your table is older than mine, ask again with a fresh one.
+STALE_REASONS = frozenset({Reason.WRONG_SHARD_SET, Reason.WRONG_SHARD, Reason.SLOT_NOT_OWNED})
+
+ERROR_OF: dict[grpc.StatusCode, type[DlmError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: ProtocolError,
+    grpc.StatusCode.FAILED_PRECONDITION: StaleShardSet,
+    grpc.StatusCode.UNAVAILABLE: ShardDown,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.CANCELLED: ShardDown,
+    grpc.StatusCode.ABORTED: ShardDown,
+    grpc.StatusCode.INTERNAL: ProtocolError,
+    grpc.StatusCode.UNKNOWN: ProtocolError,
+    grpc.StatusCode.UNIMPLEMENTED: ProtocolError,
+    grpc.StatusCode.OUT_OF_RANGE: ProtocolError,
+    grpc.StatusCode.DATA_LOSS: ProtocolError,
+}
+
+
+def reason_of(error: grpc.RpcError) -> Reason | None:
+    """The reason a server gave, or None where it gave none this version knows."""
+    metadata = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    for key, value in metadata or ():
+        if key == REASON_KEY:
+            try:
+                return Reason(value)
+            except ValueError:
+                return None
+    return None
+
+
+def error_from_rpc(error: grpc.RpcError, *, where: str) -> DlmError:
+    """The dlm error that stands for a failed call to `where` (an address or a shard)."""
+    code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
+    kind = ERROR_OF.get(code, ProtocolError)
+    details = error.details() if hasattr(error, "details") else str(error)
+    return kind(f"{where} answered {code.name}: {details}")
