@@ -1,0 +1,1180 @@
+"""The ARPA reader and writer: every malformed kind, every compression, exact numbers."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import itertools
+import lzma
+import os
+import random
+import threading
+import warnings
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dlm.errors import ArpaError
+from dlm.ngram import arpa
+from dlm.ngram.arpa import ArpaReader, ArpaWarning, NgramBatch, write_arpa
+from dlm.ngram.vocab import Vocabulary
+
+TINY = b"""# made here
+#second
+
+\\data\\
+ngram 1=5
+ngram 2=4
+ngram 3=2
+
+\\1-grams:
+-1.5\t<unk>
+-99\t<s>\t-0.25
+-1\t</s>\t0
+-0.75\ta\t-0.5
+-1.25\tb
+
+\\2-grams:
+-0.5\t<s> a\t-0.125
+-0.5\ta b
+-0.5\tb </s>\t0
+-2\ta <unk>\t-1
+
+\\3-grams:
+-0.25\t<s> a b
+-0.125\ta b </s>
+
+\\end\\
+"""
+
+# Words out of id order, an unknown word in the middle, tabs and spaces mixed.
+MIXED = (
+    b"\\data\\\r\nngram 1 = 4\r\nngram 2=0\r\n\\1-grams:\r\n"
+    b"-1 </s>\r\n-2\t\tx\xa0y \t -0.5 \r\n-3\t<UNK>\t-0\r\n-inf <s>\t-1e-3\r\n"
+    b"\\2-grams:\r\n\r\n\\end\\\r\n"
+)
+
+NBSP = "\u00a0".encode()
+IDEOGRAPHIC_SPACE = "\u3000".encode()
+
+
+def read(path: Path, **options: Any) -> tuple[Vocabulary, list[tuple[Any, Any, Any]]]:
+    """Vocabulary and one (ids, probabilities, weights) per order."""
+    with ArpaReader(path, **options) as reader:
+        return read_all(reader)
+
+
+def read_all(reader: ArpaReader) -> tuple[Vocabulary, list[tuple[Any, Any, Any]]]:
+    parts: list[list[NgramBatch]] = [[] for _ in reader.counts]
+    for batch in reader.batches():
+        assert batch.first_row == sum(map(len, parts[batch.order - 1]))
+        assert batch.ids.dtype == np.uint32
+        assert batch.log10_prob.dtype == batch.log10_backoff.dtype == np.float32
+        assert batch.ids.shape == (len(batch), batch.order)
+        parts[batch.order - 1].append(batch)
+    sections = []
+    for order, part in enumerate(parts, start=1):
+        assert sum(map(len, part)) == reader.counts[order - 1]
+        sections.append(
+            (
+                np.concatenate([b.ids for b in part] or [np.zeros((0, order), np.uint32)]),
+                np.concatenate([b.log10_prob for b in part] or [np.zeros(0, np.float32)]),
+                np.concatenate([b.log10_backoff for b in part] or [np.zeros(0, np.float32)]),
+            )
+        )
+    return reader.vocabulary, sections
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two results of `read` agree in every bit."""
+    return one[0] == other[0] and all(
+        x.shape == y.shape and x.tobytes() == y.tobytes()
+        for left, right in zip(one[1], other[1], strict=True)
+        for x, y in zip(left, right, strict=True)
+    )
+
+
+def saved(tmp_path: Path, text: bytes, name: str = "model.arpa") -> Path:
+    path = tmp_path / name
+    path.write_bytes(text)
+    return path
+
+
+def refusal(tmp_path: Path, text: bytes, **options: Any) -> ArpaError:
+    """The error that reading `text` ends in; it must name the file."""
+    path = saved(tmp_path, text)
+    with pytest.raises(ArpaError) as caught:
+        read(path, **options)
+    assert caught.value.path == str(path)
+    assert str(path) in str(caught.value)
+    return caught.value
+
+
+def place(text: bytes, fragment: bytes) -> tuple[int, int]:
+    """Line number and offset of the line of `text` that starts with `fragment`."""
+    offset = 0
+    for number, line in enumerate(text.split(b"\n"), start=1):
+        if line.startswith(fragment):
+            return number, offset
+        offset += len(line) + 1
+    raise AssertionError(fragment)
+
+
+def unigrams(rows: bytes, count: int) -> bytes:
+    return b"\\data\\\nngram 1=%d\n\n\\1-grams:\n%s\n\\end\\\n" % (count, rows)
+
+
+def with_numbers(numbers: list[bytes]) -> bytes:
+    """A model whose unigrams after <s> and </s> have these probabilities."""
+    rows = b"".join(b"%s\tw%d\n" % (number, i) for i, number in enumerate(numbers))
+    return unigrams(b"-1\t<s>\n-1\t</s>\n" + rows, len(numbers) + 2)
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pa.Codec("zstd").compress(data, asbytes=True))
+
+
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "zstd": zstd,
+    "xz": lzma.compress,
+}
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Switches the bulk path off for the rest of the test."""
+    return lambda: monkeypatch.setattr(arpa, "_split_rows", lambda *_: None)
+
+
+# ------------------------------------------------------------------------------- content
+
+
+def test_tiny_model_is_read_as_written(tmp_path: Path) -> None:
+    """Counts, comments, words, ids and numbers of a model small enough to check by eye."""
+    with ArpaReader(saved(tmp_path, TINY)) as reader:
+        assert reader.counts == (5, 4, 2)
+        assert reader.order == 3
+        assert reader.comments == ["made here", "second"]
+        assert reader.compression == "plain"
+        vocabulary, (one, two, three) = read_all(reader)
+    assert vocabulary.words == [b"<unk>", b"<s>", b"</s>", b"a", b"b"]
+    assert vocabulary.unk_in_model
+    assert one[0].tolist() == [[0], [1], [2], [3], [4]]
+    assert one[1].tolist() == [-1.5, -99, -1, -0.75, -1.25]
+    assert one[2].tolist() == [0, -0.25, 0, -0.5, 0]
+    assert two[0].tolist() == [[1, 3], [3, 4], [4, 2], [3, 0]]
+    assert two[2].tolist() == [-0.125, 0, 0, -1]
+    assert three[0].tolist() == [[1, 3, 4], [3, 4, 2]]
+    assert three[1].tolist() == [-0.25, -0.125]
+    assert three[2].tolist() == [0, 0]
+
+
+def test_lines_of_rows_are_known(tmp_path: Path) -> None:
+    """section_first_line holds the 1-based line of the first row of each section."""
+    with ArpaReader(saved(tmp_path, TINY)) as reader:
+        read_all(reader)
+        assert reader.section_first_line == {1: 10, 2: 17, 3: 23}
+
+
+def test_size_and_checksum_are_of_the_decompressed_text(tmp_path: Path) -> None:
+    """text_bytes and text_xxh3 do not depend on the compression."""
+    for name, pack in {"plain": bytes, **COMPRESSORS}.items():
+        with ArpaReader(saved(tmp_path, pack(TINY), name)) as reader:
+            with pytest.raises(RuntimeError):
+                _ = reader.text_bytes
+            with pytest.raises(RuntimeError):
+                _ = reader.text_xxh3
+            read_all(reader)
+            assert reader.text_bytes == len(TINY)
+            assert reader.text_xxh3 == xxhash.xxh3_128_hexdigest(TINY)
+
+
+def test_vocabulary_is_refused_before_the_unigrams_are_read(tmp_path: Path) -> None:
+    """The vocabulary is complete once the first batch of order 2 comes, and not before."""
+    with ArpaReader(saved(tmp_path, TINY), batch_ngrams=4) as reader:
+        batches = reader.batches()
+        with pytest.raises(RuntimeError):
+            _ = reader.vocabulary
+        assert next(batches).order == 1
+        with pytest.raises(RuntimeError):
+            _ = reader.vocabulary
+        assert next(batches).order == 1
+        assert next(batches).order == 2
+        assert len(reader.vocabulary) == 5
+
+
+def test_file_is_read_once(tmp_path: Path) -> None:
+    """A second pass is refused rather than being silently empty."""
+    with ArpaReader(saved(tmp_path, TINY)) as reader:
+        read_all(reader)
+        with pytest.raises(RuntimeError):
+            reader.batches()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 100])
+def test_batch_size_changes_nothing_but_the_batches(tmp_path: Path, rows: int) -> None:
+    """Content is the same at any batch size, and no batch is larger."""
+    path = saved(tmp_path, TINY)
+    assert same(read(path, batch_ngrams=rows), read(path))
+    with ArpaReader(path, batch_ngrams=rows) as reader:
+        assert all(len(batch) <= rows for batch in reader.batches())
+
+
+def test_batch_size_of_zero_is_refused(tmp_path: Path) -> None:
+    """A batch holds at least one n-gram."""
+    with pytest.raises(ValueError, match="batch_ngrams"):
+        ArpaReader(saved(tmp_path, TINY), batch_ngrams=0)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 64])
+def test_block_edges_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """A line may be cut anywhere by the blocks the file is read in."""
+    for text in (TINY, MIXED, TINY.replace(b"\n", b"\r\n")):
+        path = saved(tmp_path, text)
+        whole = read(path)
+        with monkeypatch.context() as patch:
+            patch.setattr(arpa, "_CHUNK_BYTES", chunk)
+            patch.setattr(arpa, "_BUFFER_BYTES", chunk)
+            patch.setattr(arpa._arpa_open, "recognise", lambda *_: None)
+            assert same(read(path), whole)
+
+
+def test_carriage_returns_at_line_ends_are_dropped(tmp_path: Path) -> None:
+    """A file with \\r\\n line ends is the same model."""
+    plain = read(saved(tmp_path, TINY))
+    assert same(read(saved(tmp_path, TINY.replace(b"\n", b"\r\n"))), plain)
+
+
+def test_spaces_tabs_and_runs_of_them_separate_fields(tmp_path: Path) -> None:
+    """Runs of separators, and separators at line ends, are one separator; NBSP is a word byte."""
+    vocabulary, (one, two) = read(saved(tmp_path, MIXED))
+    assert vocabulary.words == [b"<UNK>", b"</s>", b"x\xa0y", b"<s>"]
+    assert one[0].tolist() == [[1], [2], [0], [3]]
+    assert one[1].tolist() == [-1, -2, -3, -np.inf]
+    assert one[2].tolist() == [0, -0.5, 0, np.float32(-0.001)]
+    assert two[0].shape == (0, 2)
+
+
+@pytest.mark.parametrize("odd", [NBSP, IDEOGRAPHIC_SPACE, b"\v", b"\f", b"\x1c", b"\x85", b"\0"])
+def test_other_spaces_are_word_characters(tmp_path: Path, odd: bytes) -> None:
+    """Only space and tab separate fields: not what Unicode or C call a space."""
+    text = TINY.replace(b"b", b"x" + odd + b"y")
+    vocabulary, sections = read(saved(tmp_path, text))
+    assert vocabulary.words[4] == b"x" + odd + b"y"
+    assert sections[2][0].tolist() == [[1, 3, 4], [3, 4, 2]]
+
+
+def test_word_that_is_only_an_odd_space_is_a_word(tmp_path: Path) -> None:
+    """A word of one vertical tab or one ideographic space keeps its place among the fields."""
+    for odd in (b"\v", b"\f", IDEOGRAPHIC_SPACE, NBSP, b"\\", b"#"):
+        text = TINY.replace(b"\tb", b"\t" + odd).replace(b" b", b" " + odd)
+        vocabulary, sections = read(saved(tmp_path, text))
+        assert vocabulary.words[4] == odd
+        assert sections[1][0].tolist() == [[1, 3], [3, 4], [4, 2], [3, 0]]
+
+
+def test_model_without_unknown_word_has_no_row_zero(tmp_path: Path) -> None:
+    """Id 0 stays the unknown word, spelled <unk>, and unk_in_model says that it has no row."""
+    text = unigrams(b"-1\t<s>\n-2\t</s>\n-3\tw\n", 3)
+    vocabulary, (one,) = read(saved(tmp_path, text))
+    assert vocabulary.words == [b"<unk>", b"<s>", b"</s>", b"w"]
+    assert not vocabulary.unk_in_model
+    assert one[0].tolist() == [[1], [2], [3]]
+
+
+def test_both_spellings_of_the_unknown_word_are_id_zero(tmp_path: Path) -> None:
+    """An n-gram may say <UNK> where the unigrams say <unk>."""
+    _, sections = read(saved(tmp_path, TINY.replace(b"a <unk>", b"a <UNK>")))
+    assert sections[1][0].tolist()[3] == [3, 0]
+
+
+def test_empty_orders_are_legal_with_and_without_header(tmp_path: Path) -> None:
+    """A section of no n-grams may be announced, or left out, in the middle and at the end."""
+    base = b"\\data\\\nngram 1=2\nngram 2=0\nngram 3=0\n\n\\1-grams:\n-1\t<s>\t-1\n-1\t</s>\n\n"
+    for headers in (b"", b"\\2-grams:\n\n", b"\\3-grams:\n", b"\\2-grams:\n\\3-grams:\n\n"):
+        vocabulary, sections = read(saved(tmp_path, base + headers + b"\\end\\\n"))
+        assert len(vocabulary) == 3
+        assert [len(ids) for ids, _, _ in sections] == [2, 0, 0]
+    middle = base.replace(b"3=0", b"3=1") + b"\\2-grams:\n\n\\3-grams:\n-1\t<s> <s> </s>\n\\end\\\n"
+    assert [len(ids) for ids, _, _ in read(saved(tmp_path, middle))[1]] == [2, 0, 1]
+
+
+def test_negative_zero_is_read_as_zero(tmp_path: Path) -> None:
+    """KenLM's flag of a sign is not kept: no value has the bits of -0.0."""
+    text = unigrams(b"-0\t<s>\t-0.0\n-0.0\t</s>\t-0\n-1e-60\tw\t-1e-400\n", 3)
+    text = text.replace(b"ngram 1=3", b"ngram 1=3\nngram 2=0")
+    _, sections = read(saved(tmp_path, text))
+    for column in sections[0][1:]:
+        assert not np.signbit(column).any()
+        assert column.tolist() == [0, 0, 0]
+
+
+def test_comments_keep_bytes_that_are_not_text(tmp_path: Path) -> None:
+    """Bytes of a comment come back as surrogate escapes."""
+    with ArpaReader(saved(tmp_path, b"#\xff\xfe\n" + TINY)) as reader:
+        assert reader.comments[0].encode("utf-8", "surrogateescape") == b"\xff\xfe"
+
+
+def test_pipe_is_read(tmp_path: Path) -> None:
+    """A file that cannot be read twice or sought is read all the same, compressed or not."""
+    for name, pack in {"plain": bytes, **COMPRESSORS}.items():
+        path = tmp_path / name
+        os.mkfifo(path)
+        writer = threading.Thread(target=path.write_bytes, args=(pack(TINY),))
+        writer.start()
+        with ArpaReader(path) as reader:
+            read_all(reader)
+            error = reader.error_at("found", order=2, row=1)
+        writer.join()
+        assert (error.line, error.byte_offset) == (18, None)
+
+
+def test_error_at_names_the_place_of_a_row(tmp_path: Path) -> None:
+    """A fault only the caller can see is reported at the line and offset of its row."""
+    for pack in (bytes, *COMPRESSORS.values()):
+        path = saved(tmp_path, pack(TINY))
+        with ArpaReader(path) as reader:
+            with pytest.raises(ValueError, match="3-gram"):
+                reader.error_at("x", order=3, row=0)
+            read_all(reader)
+            error = reader.error_at("no prefix", order=3, row=1, advice="Repair it")
+        assert (error.path, error.order, error.advice) == (str(path), 3, "Repair it")
+        assert (error.line, error.byte_offset) == place(TINY, b"-0.125\ta b </s>")
+
+
+# ------------------------------------------------------------------------------- numbers
+
+
+def nearest_float32(text: str) -> np.float32:
+    """The float32 nearest to a decimal, ties to even, by exact fractions: the oracle."""
+    value = Fraction(text)
+    near = np.float32(float(value))
+    with np.errstate(over="ignore"):
+        around = [near, *(np.nextafter(near, np.float32(end)) for end in (-np.inf, np.inf))]
+    return min(
+        (x for x in around if np.isfinite(x)),
+        key=lambda x: (abs(Fraction(float(x)) - value), int(x.view(np.uint32)) & 1),
+    ) + np.float32(0)
+
+
+def exact_decimal(value: Fraction) -> str:
+    """All decimal digits of a fraction whose denominator is a power of two."""
+    digits = 0
+    while value.denominator != 1:
+        value *= 10
+        digits += 1
+    text = str(abs(value.numerator)).rjust(digits + 1, "0")
+    return "-" + (f"{text[:-digits]}.{text[-digits:]}" if digits else text)
+
+
+def midpoint_texts(seed: int, count: int) -> list[str]:
+    """Decimals at and just beside the midpoints of random neighbouring float32."""
+    rng = np.random.default_rng(seed)
+    bits = rng.integers(0, 0x7F7FFFFF, count, dtype=np.uint32)
+    bits[:20] = [0, 1, 2, 3, 0x7FFFFE, 0x7FFFFF, 0x800000, 0x800001, *range(0x3F800000, 0x3F80000C)]
+    texts = []
+    for low in bits.tolist():
+        one, two = np.array([low, low + 1], np.uint32).view(np.float32).tolist()
+        middle = exact_decimal((Fraction(one) + Fraction(two)) / 2)
+        dotted = middle if "." in middle else middle + ".0"
+        texts += [middle, dotted + "0" * 30 + "1", dotted + "0" * 3]
+        below = dotted.rstrip("0")
+        if not below.endswith("."):
+            texts.append(below[:-1] + str(int(below[-1]) - 1) + "9" * 30)
+    return texts
+
+
+@pytest.mark.parametrize("path_kind", ["bulk", "one by one"])
+def test_numbers_at_float32_midpoints_are_rounded_once(
+    tmp_path: Path, slow: Callable[[], None], path_kind: str
+) -> None:
+    """Decimals a hair from a midpoint go to the nearest float32, where two roundings would not."""
+    if path_kind == "one by one":
+        slow()
+    texts = midpoint_texts(1, 400)
+    _, sections = read(saved(tmp_path, with_numbers([t.encode() for t in texts])))
+    expected = np.array([nearest_float32(t) for t in texts])
+    got = sections[0][1][2:]
+    assert got.tobytes() == expected.tobytes()
+    twice = np.array([float(t) for t in texts]).astype(np.float32)
+    assert (twice != expected).any()
+
+
+@pytest.mark.parametrize("path_kind", ["bulk", "one by one"])
+def test_ordinary_numbers_are_the_nearest_float32(
+    tmp_path: Path, slow: Callable[[], None], path_kind: str
+) -> None:
+    """Random decimals of every length and size agree with exact arithmetic."""
+    if path_kind == "one by one":
+        slow()
+    rng = random.Random(2)
+    texts = ["-0", "-00.50", "-1.", "-.5", "-1e-45", "-7e-46", "-3.4028235e38", "-1E+2", "-2e-320"]
+    for _ in range(500):
+        digits = "".join(rng.choices("0123456789", k=rng.randint(1, 25)))
+        texts.append(f"-{rng.randint(0, 99)}.{digits}e{rng.randint(-50, 35)}")
+    _, sections = read(saved(tmp_path, with_numbers([t.encode() for t in texts])))
+    expected = np.array([nearest_float32(t) for t in texts])
+    assert sections[0][1][2:].tobytes() == expected.tobytes()
+
+
+def test_number_of_many_digits_is_read_exactly(tmp_path: Path) -> None:
+    """Half a million digits at a midpoint are neither refused nor slow nor rounded twice."""
+    middle = exact_decimal(Fraction(1) + Fraction(1, 2**24))
+    texts = [middle + "0" * 500_000, middle + "0" * 500_000 + "1"]
+    _, sections = read(saved(tmp_path, with_numbers([t.encode() for t in texts])))
+    assert sections[0][1][2:].tolist() == [-1.0, float(np.float32(-1.0000001))]
+
+
+def test_infinite_log_probability_is_accepted(tmp_path: Path) -> None:
+    """A probability of zero may be written -inf, in any case of letters."""
+    _, sections = read(saved(tmp_path, with_numbers([b"-inf", b"-INF", b"-Inf", b"-99"])))
+    assert sections[0][1][2:].tolist() == [-np.inf, -np.inf, -np.inf, -99]
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        "nan", "-nan", "NaN", "inf", "+inf", "infinity", "-infinity", "-1_000", "-0x1p3", "-1e",
+        "-", "-e5", "--1", "-1.2.3", "-1e39", "-1e400", "-3.4028236e38", "1e-3", "0.5", "-١", "-1f",
+        "-1,5", "-1d0", "\\1", "word", "-1\v", "\f-1",
+    ],
+)  # fmt: skip
+def test_texts_that_are_no_log_probability_are_refused(tmp_path: Path, number: str) -> None:
+    """Neither what only Python reads as a number, nor NaN, nor a positive or overflowing one."""
+    text = with_numbers([b"-1", number.encode(), b"-2"])
+    error = refusal(tmp_path, text)
+    expected = place(text, number.encode() + b"\tw1")
+    assert (error.order, error.line, error.byte_offset) == (1, *expected)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1_0", "0x1", "1e39", "infinity", "w"])
+def test_texts_that_are_no_backoff_weight_are_refused(tmp_path: Path, number: str) -> None:
+    """A backoff weight is finite."""
+    text = TINY.replace(b"<s> a\t-0.125", b"<s> a\t" + number.encode())
+    error = refusal(tmp_path, text)
+    assert (error.order, error.line, error.byte_offset) == (2, *place(text, b"-0.5\t<s> a"))
+
+
+def test_positive_backoff_weight_is_accepted(tmp_path: Path) -> None:
+    """A weight above 1 is usual in Kneser-Ney models."""
+    _, sections = read(saved(tmp_path, TINY.replace(b"<s> a\t-0.125", b"<s> a\t+0.125")))
+    assert sections[1][2][0] == 0.125
+
+
+# ------------------------------------------------------------------------- malformed rows
+
+ROW_FAULTS: dict[str, tuple[bytes, bytes, int, bytes, str]] = {
+    "too many words": (b"-0.5\ta b\n", b"-0.5\ta b a b\n", 2, b"-0.5\ta b a b", "found 4 fields"),
+    "a word more": (b"-0.5\ta b\n", b"-0.5\ta b a\n", 2, b"-0.5\ta b a", "this is a 3-gram"),
+    "a word less": (b"-0.5\ta b\n", b"-0.5\ta\n", 2, b"-0.5\ta\n"[:-1], "found 1 field"),
+    "no word": (b"-1.25\tb\n", b"-1.25\n", 1, b"-1.25", "found 0 fields"),
+    "no probability": (b"-0.5\ta b\n", b"a b\n", 2, b"a b", 'found "a"'),
+    "unknown word": (b"b </s>\t0", b"c </s>\t0", 2, b"-0.5\tc </s>", '"c" is not among'),
+    "backoff at the top": (b"<s> a b\n", b"<s> a b -0.5\n", 3, b"-0.25\t<s> a b", "highest order"),
+    "duplicate word": (b"-1.25\tb\n", b"-1.25\ta\n", 1, b"-1.25\ta", '"a" stands on line 13'),
+    "duplicate unk": (b"-1.25\tb\n", b"-1\t<unk>\n", 1, b"-1\t<unk>", "stands on line 10"),
+    "both unks": (b"-1.25\tb\n", b"-1\t<UNK>\n", 1, b"-1\t<UNK>", "stands on line 10"),
+    "return in a line": (b"-0.5\ta b\n", b"-0.5\ta\rb\n", 2, b"-0.5\ta\rb", "carriage return"),
+    "two returns": (b"-0.5\ta b\n", b"-0.5\ta b\r\r\n", 2, b"-0.5\ta b\r\r", "carriage return"),
+    "blank line": (b"-0.5\ta b\n", b" \n-0.5\ta b\n", 2, b" ", "a blank line inside the 2-gram"),
+    "too few, then a header": (b"-0.5\ta b\n", b"", 2, b"", "promises 4 2-grams, found 3"),
+    "too many": (b"-0.5\ta b\n", b"-0.5\ta b\n" * 3, 2, b"-0.5\tb </s>", "4 2-grams, found 6"),
+    "too many at the end": (
+        b"-0.125\ta b </s>\n",
+        b"-0.125\ta b </s>\n-3\ta a a\n",
+        3,
+        b"-3\ta a a",
+        "2 3-grams, found 3",
+    ),
+    "header in a section": (b"-0.5\ta b\n", b"\\3-grams:\n", 2, b"\\3-grams:", "found 1"),
+    "end in a section": (b"-0.5\ta b\n", b"\\end\\\n", 2, b"\\end\\", "found 1"),
+    "rows after a blank line": (
+        b"-2\ta <unk>\t-1\n",
+        b"-2\ta <unk>\t-1\n\n-2\tb b\n",
+        2,
+        b"-2\tb b",
+        "expected the header",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ROW_FAULTS)
+@pytest.mark.parametrize("rows", [1, 3, 65536])
+def test_faulty_row_is_refused_with_its_place(tmp_path: Path, kind: str, rows: int) -> None:
+    """Each malformed row is named by section, line and offset, at any batch size."""
+    old, new, order, fragment, message = ROW_FAULTS[kind]
+    assert TINY.count(old) == 1
+    text = TINY.replace(old, new)
+    error = refusal(tmp_path, text, batch_ngrams=rows)
+    assert message in str(error)
+    assert error.order == order
+    if kind == "too few, then a header":
+        assert (error.line, error.byte_offset) == (20, text.index(b"\n\n\\3-grams:") + 1)
+    elif kind == "blank line":
+        assert (error.line, error.byte_offset) == (18, text.index(b" \n-0.5\ta b\n"))
+    else:
+        assert (error.line, error.byte_offset) == place(text, fragment)
+
+
+def test_zero_backoff_at_the_highest_order_is_accepted(tmp_path: Path) -> None:
+    """A backoff column of zeros says nothing, and is legal, as in KenLM."""
+    plain = read(saved(tmp_path, TINY))
+    for zero in (b"0", b"-0.0", b"0e5"):
+        text = TINY.replace(b"<s> a b\n", b"<s> a b\t" + zero + b"\n")
+        assert same(read(saved(tmp_path, text)), plain)
+
+
+def test_unknown_word_in_an_ngram_needs_a_unigram(tmp_path: Path) -> None:
+    """<unk> in a bigram is refused where the unigrams have none."""
+    text = TINY.replace(b"-1.5\t<unk>\n", b"").replace(b"1=5", b"1=4")
+    for spelling in (b"<unk>", b"<UNK>"):
+        faulty = text.replace(b"a <unk>", b"a " + spelling)
+        error = refusal(tmp_path, faulty)
+        assert (error.order, error.line, error.byte_offset) == (2, *place(faulty, b"-2\ta <"))
+
+
+def test_duplicate_word_across_batches_names_the_first_line(tmp_path: Path) -> None:
+    """The line of the first occurrence is right before and after the row of the unknown word."""
+    rows = b"-1\tx\n-1\t<s>\n-1\t<unk>\n-1\ty\n-1\t</s>\n-1\t%s\n"
+    for word, line in ((b"x", 5), (b"<s>", 6), (b"<unk>", 7), (b"<UNK>", 7), (b"y", 8)):
+        for batch in (1, 2, 10):
+            error = refusal(tmp_path, unigrams(rows % word, 6), batch_ngrams=batch)
+            assert f"line {line}" in error.args[0].split("(/")[0]
+            assert error.line == 10
+
+
+@pytest.mark.parametrize("missing", [b"<s>", b"</s>"])
+def test_model_without_sentence_boundaries_is_refused(tmp_path: Path, missing: bytes) -> None:
+    """The message names the missing word and what to do."""
+    text = unigrams(b"-1\t<s>\n-1\t</s>\n-1\ta\n".replace(missing, b"<>"), 3)
+    error = refusal(tmp_path, text)
+    assert f"lack {missing.decode()}" in str(error)
+    assert error.order == 1
+    assert error.line == 8
+    assert error.advice is not None
+    assert f"-99 {missing.decode()}" in error.advice
+
+
+def test_line_beyond_the_cap_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long line is refused in a row, in the header, at the end, and before it is all read."""
+    long = b"x" * (arpa.MAX_LINE_BYTES + 1)
+    for old, order in ((b"ngram 2=4", None), (b"-0.5\ta b", 2), (b"-0.5\t<s> a", 2)):
+        text = TINY.replace(old, old + long)
+        error = refusal(tmp_path, text)
+        assert "longer than" in str(error)
+        assert (error.order, error.line, error.byte_offset) == (order, *place(text, old))
+    assert "longer than" in str(refusal(tmp_path, TINY + long))
+    assert "longer than" in str(refusal(tmp_path, long * 12))
+    text = TINY.replace(b"-0.5\ta b\n", b"-0.5\t" + long * 12)
+    error = refusal(tmp_path, text)
+    assert (error.line, error.byte_offset) == place(text, b"-0.5\tx")
+
+
+def test_memory_does_not_grow_with_an_endless_line(tmp_path: Path) -> None:
+    """A compressed file of 256 MiB without a line end is refused after a few megabytes."""
+    path = tmp_path / "bomb.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(TINY[: TINY.index(b"-0.5\ta b")])
+        for _ in range(64):
+            file.write(bytes(4 << 20))
+    reader = ArpaReader(path)
+    with pytest.raises(ArpaError, match="longer than"):
+        read_all(reader)
+    assert reader._text_bytes < 32 << 20
+
+
+# ------------------------------------------------------------------------------ malformed header
+
+HEADER_FAULTS: dict[str, tuple[bytes, bytes, int | None, bytes | None, str]] = {
+    "text first": (b"#second", b"second", None, b"second", "expected \\data\\"),
+    "no data": (b"\\data\\", b"", None, b"ngram 1", "expected \\data\\"),
+    "orders swapped": (b"ngram 2=4", b"ngram 3=4", None, b"ngram 3=4", "count of order 2"),
+    "starts at two": (b"ngram 1=5\n", b"", None, b"ngram 2=4", "count of order 1"),
+    "no number": (b"ngram 2=4", b"ngram 2=x", None, b"ngram 2=x", "expected a line ngram 2"),
+    "two numbers": (b"ngram 2=4", b"ngram 2=4 4", None, b"ngram 2=4 4", "expected a line"),
+    "negative": (b"ngram 2=4", b"ngram 2=-4", 2, b"ngram 2=-4", "not credible"),
+    "absurd": (b"ngram 2=4", b"ngram 2=1099511627777", 2, b"ngram 2=1099", "not credible"),
+    "too many words": (b"ngram 1=5", b"ngram 1=4294967295", 1, b"ngram 1=42", "not credible"),
+    "very long": (b"ngram 2=4", b"ngram 2=" + b"9" * 5000, 2, b"ngram 2=9", "not credible"),
+    "no counts": (
+        b"ngram 1=5\nngram 2=4\nngram 3=2\n",
+        b"",
+        None,
+        b"\\1-grams:",
+        "no count follows",
+    ),
+    "no first section": (b"\\1-grams:", b"\\2-grams:", 1, b"\\2-grams:", "expected \\1-grams:"),
+    "no second section": (b"\\2-grams:", b"\\4-grams:", 2, b"\\4-grams:", "expected \\2-grams:"),
+    "odd header": (b"\\2-grams:", b"\\2-gram", 2, b"\\2-gram", "expected \\2-grams:"),
+    "a section too many": (b"\\end\\", b"\\4-grams:", None, b"\\4-grams:", "expected \\end\\"),
+    "text at the end": (b"\\end\\\n", b"\\end\\\n\nmore\n", None, b"more", "text after \\end\\"),
+    "a second model": (b"\\end\\\n", b"\\end\\\n\\1-grams:\n", None, None, "text after \\end\\"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HEADER_FAULTS)
+def test_faulty_header_is_refused_with_its_place(tmp_path: Path, kind: str) -> None:
+    """Each fault outside the rows is named by line and offset, and by order where it has one."""
+    old, new, order, fragment, message = HEADER_FAULTS[kind]
+    text = TINY.replace(old, new)
+    error = refusal(tmp_path, text)
+    assert message in str(error)
+    assert error.order == order
+    if fragment is None:
+        assert (error.line, error.byte_offset) == (27, text.rindex(b"\\1-grams:"))
+    else:
+        assert (error.line, error.byte_offset) == place(text, fragment)
+
+
+def test_absurd_count_reserves_no_memory(tmp_path: Path) -> None:
+    """A header that promises a trillion n-grams is believed only as far as rows come."""
+    text = TINY.replace(b"ngram 3=2", b"ngram 3=%d" % (1 << 40))
+    assert "found 2" in str(refusal(tmp_path, text))
+
+
+def test_model_without_unigrams_is_refused(tmp_path: Path) -> None:
+    """Order 1 cannot be empty, with or without its header."""
+    for header in (b"", b"\\1-grams:\n\n"):
+        error = refusal(tmp_path, b"\\data\\\nngram 1=0\n\n" + header + b"\\end\\\n")
+        assert error.order == 1
+
+
+def test_file_without_sections_is_refused(tmp_path: Path) -> None:
+    """A file that stops after the header, or has none, is truncated and not an empty model."""
+    for text in (b"\n\n", b"# only\n", b"\\data\\\n", b"\\data\\\nngram 1=3\n"):
+        assert refusal(tmp_path, text).line is not None
+
+
+def test_endless_preamble_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comments before the model are bounded."""
+    monkeypatch.setattr(arpa, "MAX_HEADER_BYTES", 1000)
+    assert "no section within" in str(refusal(tmp_path, b"# again\n" * 1000 + TINY))
+
+
+# ---------------------------------------------------------------------------- truncation
+
+
+@pytest.mark.parametrize(
+    "text", [TINY, TINY.replace(b"\n", b"\r\n"), MIXED], ids=["unix", "dos", "mixed"]
+)
+def test_truncation_at_every_byte_is_noticed(tmp_path: Path, text: bytes) -> None:
+    """A cut file is refused, or is whole but for its \\end\\, and then a warning says so."""
+    whole = read(saved(tmp_path, text))
+    warned = 0
+    for length in range(len(text)):
+        path = saved(tmp_path, text[:length])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                result = read(path)
+            except ArpaError as error:
+                assert error.path == str(path)
+                assert length == 0 or error.byte_offset is not None
+                continue
+        assert same(result, whole)
+        if b"\\end\\" not in text[:length]:
+            assert [w.category for w in caught] == [ArpaWarning]
+            warned += 1
+    assert warned > 0
+
+
+def test_missing_end_warns_at_the_caller(tmp_path: Path) -> None:
+    """A model complete but for \\end\\ is read, with a warning."""
+    path = saved(tmp_path, TINY.replace(b"\\end\\\n", b""))
+    with pytest.warns(ArpaWarning, match="does not end in") as caught:
+        read(path)
+    assert caught[0].filename == __file__
+
+
+def test_truncation_inside_a_section_says_what_was_found(tmp_path: Path) -> None:
+    """The message gives the promised and the found count, and the place of the cut."""
+    text = TINY[: TINY.index(b"b </s>\t0")]
+    error = refusal(tmp_path, text)
+    assert "promises 4 n-grams, found 2" in str(error)
+    assert "middle of a row" in str(error)
+    assert (error.order, error.line, error.byte_offset) == (2, 19, text.rindex(b"\n") + 1)
+
+
+@pytest.mark.parametrize("kind", COMPRESSORS)
+def test_truncated_compressed_file_is_an_arpa_error(tmp_path: Path, kind: str) -> None:
+    """A compressed stream cut at any byte is refused; never an EOFError or OSError."""
+    packed = COMPRESSORS[kind](TINY)
+    for length in range(1, len(packed)):
+        error = refusal(tmp_path, packed[:length])
+        if length >= 8:
+            assert "cut short or damaged" in str(error)
+            assert error.line is not None
+            assert error.byte_offset is not None
+            assert kind in str(error.advice)
+
+
+def test_truncated_gzip_names_the_section_it_broke_in(tmp_path: Path) -> None:
+    """What came out before the cut is read, so that the error has a place."""
+    rng = random.Random(3)
+    rows = b"".join(b"-%.9f\tw%d\n" % (rng.random(), i) for i in range(20000))
+    text = unigrams(b"-1\t<s>\n-1\t</s>\n" + rows, 20002)
+    for pack in COMPRESSORS.values():
+        packed = pack(text)
+        error = refusal(tmp_path, packed[: len(packed) * 3 // 4])
+        assert error.order == 1
+        assert error.line is not None
+        assert error.byte_offset is not None
+        assert text[: error.byte_offset].count(b"\n") == error.line - 1
+        assert text[error.byte_offset - 1 : error.byte_offset] == b"\n"
+
+
+# --------------------------------------------------------------------------- compression
+
+
+@pytest.mark.parametrize("kind", COMPRESSORS)
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_compression_is_recognised_by_content(tmp_path: Path, kind: str, parts: int) -> None:
+    """One stream or several in a row, under any name."""
+    size = -(-len(TINY) // parts)
+    pieces = [TINY[i : i + size] for i in range(0, len(TINY), size)]
+    packed = b"".join(map(COMPRESSORS[kind], pieces))
+    path = saved(tmp_path, packed, "plain.arpa")
+    assert same(read(path), read(saved(tmp_path, TINY)))
+    with ArpaReader(path) as reader:
+        assert reader.compression == kind
+
+
+def test_padding_between_streams_is_skipped(tmp_path: Path) -> None:
+    """xz padding, gzip padding and a skippable zstd frame hold no text."""
+    plain = read(saved(tmp_path, TINY))
+    half = len(TINY) // 2
+    first, second = TINY[:half], TINY[half:]
+    skippable = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"
+    for packed in (
+        lzma.compress(first) + bytes(8) + lzma.compress(second) + bytes(4),
+        gzip.compress(TINY) + bytes(512),
+        skippable + zstd(TINY),
+    ):
+        assert same(read(saved(tmp_path, packed)), plain)
+
+
+@pytest.mark.parametrize("kind", COMPRESSORS)
+def test_garbage_after_a_compressed_stream_is_refused(tmp_path: Path, kind: str) -> None:
+    """Bytes that are no further stream mean that the file is damaged."""
+    error = refusal(tmp_path, COMPRESSORS[kind](TINY) + b"garbage")
+    assert "cut short or damaged" in str(error)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "xz"])
+def test_wrong_checksum_of_a_stream_is_refused(tmp_path: Path, kind: str) -> None:
+    """The checksum at the end of the stream is looked at after \\end\\."""
+    packed = bytearray(COMPRESSORS[kind](TINY))
+    packed[-6 if kind == "gzip" else -14] ^= 1
+    assert "cut short or damaged" in str(refusal(tmp_path, bytes(packed)))
+
+
+# --------------------------------------------------------------------- what is not ARPA
+
+NOT_ARPA: dict[str, tuple[bytes, str, str]] = {
+    "gzip in gzip": (gzip.compress(gzip.compress(TINY)), "twice", "gzip -dc {} | gzip -dc >"),
+    "zstd in xz": (lzma.compress(zstd(TINY)), "twice", "xz -dc {} | zstd -dc >"),
+    "xz in zstd": (zstd(lzma.compress(TINY)), "twice", "zstd -dc {} | xz -dc >"),
+    "bzip2": (bz2.compress(TINY), "bzip2", "cat {} | bzip2 -dc >"),
+    "lz4": (b"\x04\x22\x4d\x18rest", "lz4", "lz4 -dc"),
+    "compress": (b"\x1f\x9d\x90rest", "compress", "uncompress -c"),
+    "zip": (b"PK\x03\x04rest", "zip archive", "unzip -p {}"),
+    "7z": (b"7z\xbc\xaf\x27\x1crest", "7z archive", "7z x -so {}"),
+    "tar in gzip": (gzip.compress(b"lm.arpa".ljust(257, b"\0") + b"ustar\0"), "tar", "| tar -xO"),
+    "KenLM": (
+        b"mmap lm http://kheafield.com/code format version 5\n\0rest",
+        "KenLM binary",
+        "build_binary IN.arpa",
+    ),
+    "IRSTLM binary": (b"blmt 3 1 2 3\n", "IRSTLM", "compile-lm --text yes {} OUT.arpa"),
+    "IRSTLM quantised": (b"Qblmt 3 1 2 3\n", "IRSTLM", "compile-lm --text yes {} OUT.arpa"),
+    "IRSTLM text": (b"iARPA\n\n\\data\\\n", "iARPA", "compile-lm --text yes {} OUT.arpa"),
+    "IRSTLM quantised text": (b"qARPA 3\n", "qARPA", "compile-lm --text yes {} OUT.arpa"),
+    "UTF-8 mark": (b"\xef\xbb\xbf" + TINY, "byte order mark", "cat {} | tail -c +4 >"),
+    "UTF-8 mark in gzip": (gzip.compress(b"\xef\xbb\xbf" + TINY), "mark", "gzip -dc {} | tail"),
+    "UTF-16": (TINY.decode().encode("utf-16"), "UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    "UTF-16 big": (b"\xfe\xff" + TINY.decode().encode("utf-16-be"), "UTF-16", "-f UTF-16 -t"),
+    "UTF-16 no mark": ("\\data\\\n".encode("utf-16-le"), "UTF-16", "iconv -f UTF-16LE"),
+    "UTF-16BE no mark": ("\\data\\\n".encode("utf-16-be"), "UTF-16", "iconv -f UTF-16BE"),
+    "UTF-32": (TINY.decode().encode("utf-32"), "UTF-32", "iconv -f UTF-32 -t UTF-8"),
+    "tongrams index": (b"\x05\x03\0\0\0\0\0\0\0\x10\0", "tongrams index", "built from"),
+    "binary": (b"\x7fELF\0\0\0", "binary, not text", "built from"),
+    "counts": (b"3\na\t1\nb\t2\n", "n-gram counts", "Estimate a model"),
+    "nothing in gzip": (gzip.compress(b""), "empty", "make it again"),
+    "nothing": (b"", "empty", "make it again"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NOT_ARPA)
+def test_what_is_not_arpa_is_recognised(tmp_path: Path, kind: str) -> None:
+    """The error says what the file looks like, and the command that helps, fit for a shell."""
+    content, what, advice = NOT_ARPA[kind]
+    path = saved(tmp_path, content, "my model.arpa")
+    with pytest.raises(ArpaError) as caught:
+        ArpaReader(path)
+    error = caught.value
+    assert what in str(error)
+    assert error.advice is not None
+    assert advice.format(f"'{path}'") in error.advice
+    if what != "empty":
+        assert (error.line, error.byte_offset) == (1, 0)
+
+
+def test_directory_is_refused(tmp_path: Path) -> None:
+    """A directory is named as one."""
+    with pytest.raises(ArpaError, match="directory") as caught:
+        ArpaReader(tmp_path)
+    assert caught.value.line is None
+
+
+def test_missing_file_is_the_ordinary_error(tmp_path: Path) -> None:
+    """Nothing is wrong with a file that is not there."""
+    with pytest.raises(FileNotFoundError):
+        ArpaReader(tmp_path / "none.arpa")
+
+
+@pytest.mark.parametrize("kind", ["plain", *COMPRESSORS])
+def test_disk_error_stays_a_disk_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A failing disk is not called a damaged file."""
+
+    class Failing(io.RawIOBase):
+        def __init__(self, data: bytes) -> None:
+            self.data = io.BytesIO(data)
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            piece = self.data.read(min(16, len(buffer)))
+            if not piece:
+                raise OSError(5, "Input/output error")
+            buffer[: len(piece)] = piece
+            return len(piece)
+
+    pack = COMPRESSORS.get(kind, bytes)
+    path = saved(tmp_path, b"")
+    data = pack(TINY)[:60]
+    monkeypatch.setattr(Path, "open", lambda *_: io.BufferedReader(Failing(data), 16))
+    with pytest.raises(OSError, match="Input/output error"):
+        read(path)
+
+
+# --------------------------------------------------------------------------- random damage
+
+
+def test_flipped_bytes_never_end_in_another_exception(tmp_path: Path) -> None:
+    """Damaged text is refused or is another model; nothing else is ever raised."""
+    rng = random.Random(4)
+    for text, pack in itertools.product((TINY, MIXED), (bytes, gzip.compress, zstd, lzma.compress)):
+        packed = pack(text)
+        for _ in range(150):
+            damaged = bytearray(packed)
+            for _ in range(rng.randint(1, 3)):
+                damaged[rng.randrange(len(damaged))] = rng.choice(
+                    [rng.randrange(256), *b"\n\t \\-1"]
+                )
+            path = saved(tmp_path, bytes(damaged))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ArpaWarning)
+                try:
+                    read(path)
+                except ArpaError as error:
+                    assert error.path == str(path)
+                    assert error.line is not None
+                    assert error.byte_offset is not None
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from([b"-1", b"-0.5", b"0", b"-1.5e-3", b"-inf", b"1", b"x", b"-16777217"]),
+        st.lists(
+            st.sampled_from([b"a", b"b", b"<s>", b"</s>", b"<unk>", b"<UNK>", b"\v", b"zz", b"-2"]),
+            min_size=1,
+            max_size=3,
+        ),
+        st.sampled_from([b"", b"\t-0.5", b" 0", b"\t-0", b" nan", b"\r", b"\t "]),
+        st.sampled_from([b"\t", b" ", b" \t "]),
+    ),
+    max_size=6,
+)
+
+
+def outcome(path: Path, batch: int) -> tuple[Any, Any]:
+    """What reading comes to: the content, or the text of the error."""
+    try:
+        return read(path, batch_ngrams=batch), None
+    except ArpaError as error:
+        return None, str(error)
+
+
+@settings(
+    max_examples=400,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(rows=ROWS, batch=st.sampled_from([1, 2, 100]))
+def test_bulk_and_careful_reading_agree(
+    tmp_path: Path, rows: list[tuple[bytes, list[bytes], bytes, bytes]], batch: int
+) -> None:
+    """Both ways through the rows give the same content, or the same error at the same place."""
+    lines: dict[int, list[bytes]] = {1: [], 2: [], 3: []}
+    for prob, words, tail, gap in rows:
+        lines[len(words)].append(prob + gap + b" ".join(words) + tail + b"\n")
+    for word in (b"<s>", b"</s>", b"a", b"b", b"\v"):
+        if not any(word in line for line in lines[1]):
+            lines[1].append(b"-1\t%s\t-2\n" % word)
+    text = b"\\data\\\n" + b"".join(b"ngram %d=%d\n" % (k, len(v)) for k, v in lines.items())
+    for k, v in lines.items():
+        text += b"\\%d-grams:\n" % k + b"".join(v) + b"\n"
+    path = saved(tmp_path, text + b"\\end\\\n")
+    quick = outcome(path, batch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arpa, "_split_rows", lambda *_: None)
+        careful = outcome(path, batch)
+    assert quick[1] == careful[1]
+    if quick[0] is not None:
+        assert same(quick[0], careful[0])
+
+
+def test_regular_rows_take_the_bulk_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixed back-off columns, -inf and the unknown word need no look at single lines."""
+    monkeypatch.setattr(ArpaReader, "_one_by_one", None)
+    text = TINY.replace(b"-99\t", b"-inf\t").replace(b"a <unk>", b"a <UNK>")
+    read(saved(tmp_path, text), batch_ngrams=2)
+    read(saved(tmp_path, text.replace(b"\n", b"\r\n")))
+
+
+# --------------------------------------------------------------------------------- writer
+
+WORD = st.binary(min_size=1, max_size=6).filter(
+    lambda w: not any(c in w for c in b" \t\n\r") and w not in (b"<unk>", b"<UNK>", b"<s>", b"</s>")
+)
+FLOAT = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[Vocabulary, list[tuple[Any, Any, Any]]]:
+    """A vocabulary and sections whose row order and numbers are arbitrary."""
+    words = draw(st.lists(WORD, unique=True, max_size=6))
+    words += draw(st.sets(st.sampled_from([NBSP, IDEOGRAPHIC_SPACE, b"\v", b"\xff"]))) - set(words)
+    unk = draw(st.sampled_from([b"<unk>", b"<UNK>"]))
+    unk_in_model = draw(st.booleans())
+    vocabulary = Vocabulary(
+        [unk if unk_in_model else b"<unk>", b"<s>", *words, b"</s>"], unk_in_model=unk_in_model
+    )
+    order = draw(st.integers(1, 4))
+    sections = []
+    for k in range(1, order + 1):
+        if k == 1:
+            ids = np.arange(0 if unk_in_model else 1, len(vocabulary), dtype=np.uint32)[:, None]
+        else:
+            row = st.lists(
+                st.integers(0 if unk_in_model else 1, len(vocabulary) - 1), min_size=k, max_size=k
+            )
+            ids = np.array(draw(st.lists(row, max_size=5)), np.uint32).reshape(-1, k)
+        n = len(ids)
+        probs = draw(st.lists(FLOAT | st.just(-np.inf), min_size=n, max_size=n))
+        backoffs = draw(st.lists(FLOAT, min_size=n, max_size=n)) if k < order else [0.0] * n
+        sections.append((ids, -np.abs(np.array(probs, np.float32)), np.array(backoffs, np.float32)))
+    return vocabulary, sections
+
+
+def with_positive_zeros(sections: list[tuple[Any, Any, Any]]) -> list[tuple[Any, Any, Any]]:
+    return [(ids, p + np.float32(0), b + np.float32(0)) for ids, p, b in sections]
+
+
+@settings(
+    max_examples=200,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(model=models(), suffix=st.sampled_from(["", ".gz", ".zst", ".xz"]))
+def test_what_is_written_is_read_back(tmp_path: Path, model: Any, suffix: str) -> None:
+    """Words of any bytes and numbers of any bits survive writing and reading, compressed or not."""
+    path = tmp_path / f"model.arpa{suffix}"
+    write_arpa(path, model[0], model[1], comments=["made here", "\udcff"])
+    with ArpaReader(path) as reader:
+        assert reader.comments == ["made here", "\udcff"]
+        assert (reader.compression != "plain") == bool(suffix)
+        assert same(read_all(reader), (model[0], with_positive_zeros(model[1])))
+
+
+def test_reading_and_writing_again_gives_the_same_bytes(tmp_path: Path) -> None:
+    """The writer's own output is a fixed point, whatever the slices it writes in."""
+    vocabulary, sections = read(saved(tmp_path, TINY))
+    one, two = tmp_path / "one", io.BytesIO()
+    write_arpa(one, vocabulary, sections)
+    again = read(one)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arpa, "_WRITE_ROWS", 2)
+        write_arpa(two, *again)
+    assert two.getvalue() == one.read_bytes()
+    assert not two.closed
+
+
+def test_written_text_is_plain_to_see(tmp_path: Path) -> None:
+    """The layout and the shortest numbers, byte for byte."""
+    vocabulary = Vocabulary([b"<unk>", b"<s>", b"</s>"], unk_in_model=False)
+    one = (
+        np.array([[0], [1], [2]], np.uint32),
+        np.array([-5, -0.0, -0.1], np.float32),
+        np.array([1, -1e-7, -16777216], np.float32),
+    )
+    two = (np.array([[1, 2]], np.uint32), np.array([-1 / 3], np.float32), None)
+    file = io.BytesIO()
+    write_arpa(file, vocabulary, [one, two], comments=["a", "b\nc"])
+    assert file.getvalue() == (
+        b"# a\n# b\n# c\n\\data\\\nngram 1=2\nngram 2=1\n\n\\1-grams:\n"
+        b"0\t<s>\t-1e-7\n-0.1\t</s>\t-16777216\n\n\\2-grams:\n-0.33333334\t<s> </s>\n\n\\end\\\n"
+    )
+
+
+def test_written_numbers_are_the_shortest(tmp_path: Path) -> None:
+    """No text with fewer digits reads back as the same float32."""
+    rng = np.random.default_rng(5)
+    bits = rng.integers(0, 0x7F800000, 3000, dtype=np.uint32)
+    numbers = -bits.view(np.float32)
+    texts = arpa._number_texts(numbers).to_pylist()
+    for number, text in zip(numbers, texts, strict=True):
+        digits = text.decode().split("e")[0].replace("-", "").replace(".", "").strip("0")
+        assert np.float32(text.decode()) == number
+        assert (
+            nearest_float32(f"{number:.{max(len(digits) - 2, 0)}e}") != number or len(digits) == 1
+        )
+
+
+def test_batches_can_be_written(tmp_path: Path) -> None:
+    """A model of one batch for each order goes straight back to a file."""
+    with ArpaReader(saved(tmp_path, TINY)) as reader:
+        batches = list(reader.batches())
+    path = tmp_path / "again.arpa"
+    write_arpa(path, reader.vocabulary, batches)
+    assert same(read(path), read(saved(tmp_path, TINY)))
+    with pytest.raises(ValueError, match="order"):
+        write_arpa(path, reader.vocabulary, batches[::-1])
+
+
+def good_model() -> tuple[Vocabulary, list[tuple[Any, Any, Any]]]:
+    vocabulary = Vocabulary([b"<unk>", b"<s>", b"</s>"], unk_in_model=False)
+    one = (np.array([[1], [2]], np.uint32), np.full(2, -1, np.float32), np.zeros(2, np.float32))
+    two = (np.array([[1, 2]], np.uint32), np.full(1, -1, np.float32), np.zeros(1, np.float32))
+    return vocabulary, [one, two]
+
+
+@pytest.mark.parametrize("value", [np.nan, 0.5, np.inf])
+def test_bad_probability_is_not_written(tmp_path: Path, value: float) -> None:
+    """What the reader would refuse is refused first, and no file appears."""
+    vocabulary, sections = good_model()
+    sections[1][1][0] = value
+    with pytest.raises(ArpaError, match="probability"):
+        write_arpa(tmp_path / "x.arpa", vocabulary, sections)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_bad_backoff_is_not_written(tmp_path: Path, value: float) -> None:
+    """Weights are finite, and zero at the highest order."""
+    for order in (0, 1):
+        vocabulary, sections = good_model()
+        sections[order][2][0] = value
+        with pytest.raises(ArpaError, match="weight"):
+            write_arpa(tmp_path / "x.arpa", vocabulary, sections)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("word", [b"", b"a b", b"a\t", b"\n", b"a\r"])
+def test_word_that_cannot_be_read_back_is_not_written(tmp_path: Path, word: bytes) -> None:
+    """A word with a separator in it would become two."""
+    _, sections = good_model()
+    vocabulary = Vocabulary([b"<unk>", b"<s>", b"</s>", word], unk_in_model=False)
+    with pytest.raises(ArpaError, match="word"):
+        write_arpa(tmp_path / "x.arpa", vocabulary, sections)
+
+
+def test_ids_outside_the_vocabulary_are_not_written(tmp_path: Path) -> None:
+    """Neither an id too large, nor the unknown word in a model that has none."""
+    for bad in (3, 0):
+        vocabulary, sections = good_model()
+        sections[1][0][0, 0] = bad
+        with pytest.raises(ArpaError, match="no word of the vocabulary"):
+            write_arpa(tmp_path / "x.arpa", vocabulary, sections)
+
+
+def test_arrays_of_the_wrong_shape_are_not_written(tmp_path: Path) -> None:
+    """Shapes and types are checked before anything is written."""
+    vocabulary, (one, two) = good_model()
+    for sections in (
+        [],
+        [two],
+        [one, one],
+        [(one[0].astype(np.int64), *one[1:])],
+        [(one[0], one[1].astype(np.float64), one[2])],
+        [(one[0], one[1], one[2][:1])],
+    ):
+        with pytest.raises(ValueError):
+            write_arpa(tmp_path / "x.arpa", vocabulary, sections)
+
+
+def test_model_without_sentence_boundaries_is_not_written(tmp_path: Path) -> None:
+    """The reader would refuse it."""
+    vocabulary = Vocabulary([b"<unk>", b"<s>"], unk_in_model=False)
+    one = (np.array([[1]], np.uint32), np.full(1, -1, np.float32), None)
+    with pytest.raises(ArpaError, match="lacks </s>"):
+        write_arpa(tmp_path / "x.arpa", vocabulary, [one])
+
+
+def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
+    """A path has its old content until all of the new one is on disk."""
+    path = saved(tmp_path, b"old")
+    vocabulary, sections = good_model()
+    sections[1][1][0] = 1
+    with pytest.raises(ArpaError):
+        write_arpa(path, vocabulary, sections)
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_compressed_output_is_reproducible(tmp_path: Path) -> None:
+    """The same model gives the same bytes, whenever and under whatever name it is written."""
+    for suffix in (".gz", ".zst", ".xz"):
+        one, two = tmp_path / f"one{suffix}", tmp_path / f"two{suffix}"
+        write_arpa(one, *good_model())
+        write_arpa(two, *good_model())
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_device_is_written_in_place(tmp_path: Path) -> None:
+    """A pipe is written to, not replaced by a file."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    reader.start()
+    write_arpa(pipe, *good_model())
+    reader.join()
+    assert got[0].startswith(b"\\data\\")
+    assert pipe.is_fifo()
+
+
+def test_kenlm_reads_what_is_written(tmp_path: Path) -> None:
+    """Another toolkit scores the written model with the numbers that were given."""
+    kenlm = pytest.importorskip("kenlm")
+    path = tmp_path / "model.arpa"
+    write_arpa(path, *read(saved(tmp_path, TINY)))
+    model = kenlm.Model(str(path))
+    assert [round(p, 6) for p, _, _ in model.full_scores("a b")] == [-0.5, -0.25, -0.125]
