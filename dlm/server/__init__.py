@@ -1,0 +1,1 @@
+"""One shard, answering: the process that a client's messages arrive at."""

@@ -1,0 +1,101 @@
+"""Settings of a shard server."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from dlm.errors import ConfigError
+
+MIB = 1 << 20
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` can be reached from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _within(name: str, value: float, low: float, high: float, unit: str) -> None:
+    if not low <= value <= high:
+        raise ConfigError(
+            f"server.{name} is {value}; it must lie in {low} to {high}{' ' * bool(unit)}{unit}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """How one shard server listens, what it takes and when it gives up; checked at construction."""
+
+    # Address to listen on. A loopback address, unless allow_remote: the server asks nobody who they
+    # are, so whoever reaches the port can query the model and download its vocabulary.
+    host: str = "127.0.0.1"
+
+    # TCP port, 0 to 65535. 0 lets the system pick; on_ready and the ready file tell which.
+    port: int = 0
+
+    # Take a host that other machines can reach. Set it only on a network where every machine may
+    # read the model.
+    allow_remote: bool = False
+
+    # Queries in one Score message, 1 to 4,194,304. 65,536: one such message keeps a core for tens
+    # of milliseconds, which is already more than a client should wait behind; larger gains nothing.
+    max_queries: int = 65_536
+
+    # Bytes of one message received, 4 KiB to 64 MiB. 4 MiB holds max_queries queries of order 5
+    # that share no context (25 bytes each) twice over.
+    max_message_bytes: int = 4 * MIB
+
+    # Score messages being worked on or waiting for a thread, 1 to 65,536; more are refused with
+    # OVERLOADED. 256: at 64 queries a message about what a core answers in 30 ms, so a queue that
+    # is full is already late for a decoder. Bounds memory too (max_in_flight * max_message_bytes).
+    max_in_flight: int = 256
+
+    # Queries in the largest message that is answered on the event loop itself, 0 to 65,536; larger
+    # go to a thread. 256: there the kernel takes about as long as handing a message to a thread and
+    # back, and nobody waits behind it for more than a fraction of a millisecond (README.md).
+    inline_queries: int = 256
+
+    # Threads that answer the larger messages, 1 to 256. The kernel holds no lock, so up to the
+    # number of cores; 2 leaves room for several servers on one machine.
+    threads: int = 2
+
+    # Downloads running at once, 1 to 1,024; more are refused with OVERLOADED and resume later. 4:
+    # one thread compresses for all of them, so that starting clients do not slow scoring ones.
+    max_downloads: int = 4
+
+    # Seconds, 0 to 3,600, that Score messages taken before SIGTERM have to finish. 5: far above any
+    # deadline a client sets, below the 10 to 30 s that service managers wait before they kill.
+    drain_s: float = 5.0
+
+    # Compare the checksum of every file at start. Costs one read of the shard (about 1 s a GiB from
+    # a warm page cache); without it, damage on disk can become a wrong score.
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            raise ConfigError("server.host is empty; give an address, such as 127.0.0.1")
+        if not self.allow_remote and not is_loopback(self.host):
+            raise ConfigError(
+                f"server.host is {self.host!r}, which other machines may reach, and this version "
+                "has no authentication. Use 127.0.0.1, or set allow_remote=true on a network where "
+                "every machine may read the model"
+            )
+        _within("port", self.port, 0, 65_535, "")
+        _within("max_queries", self.max_queries, 1, 1 << 22, "queries")
+        _within("max_message_bytes", self.max_message_bytes, 4096, 64 * MIB, "bytes")
+        _within("max_in_flight", self.max_in_flight, 1, 65_536, "messages")
+        _within("inline_queries", self.inline_queries, 0, 65_536, "queries")
+        _within("threads", self.threads, 1, 256, "threads")
+        _within("max_downloads", self.max_downloads, 1, 1024, "downloads")
+        _within("drain_s", self.drain_s, 0.0, 3600.0, "seconds")
+
+    @property
+    def address(self) -> str:
+        """host:port as gRPC writes it, an IPv6 address in brackets."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"

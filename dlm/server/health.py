@@ -1,0 +1,145 @@
+"""In what state a server is, and how it tells: the state machine and the standard health service.
+
+The machine is pure: `step(state, event)` gives the next state and what to do; `app` does it.
+
+Two rules: a server that drains never comes back, and a state is announced before it is acted on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from enum import Enum, IntEnum
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from dlm.wire._pb import shard_pb2 as pb
+
+SHARD_SERVICE = "dlm.v1.Shard"
+HEALTH_SERVICE = "grpc.health.v1.Health"
+
+
+class State(IntEnum):
+    """Values are those of `dlm.v1.ServerState`."""
+
+    WARMING = pb.SERVER_STATE_WARMING
+    READY = pb.SERVER_STATE_READY
+    DRAINING = pb.SERVER_STATE_DRAINING
+
+
+class Event(Enum):
+    """What can happen to a server."""
+
+    WARMED = "the warm-up has ended"
+    FAILED = "the warm-up has failed"
+    STOP = "a signal asked it to stop"
+    DRAINED = "nothing is in flight any more, or the time for it has passed"
+
+
+class Action(Enum):
+    """What `app` does about it."""
+
+    ANNOUNCE = "tell the health service"
+    PUBLISH = "write the ready file and call on_ready"
+    DRAIN = "wait for what is in flight"
+    CLOSE = "close the port and end"
+
+
+TRANSITIONS: dict[tuple[State, Event], tuple[State, tuple[Action, ...]]] = {
+    (State.WARMING, Event.WARMED): (State.READY, (Action.ANNOUNCE, Action.PUBLISH)),
+    (State.WARMING, Event.FAILED): (State.DRAINING, (Action.ANNOUNCE, Action.CLOSE)),
+    (State.WARMING, Event.STOP): (State.DRAINING, (Action.ANNOUNCE, Action.DRAIN)),
+    (State.WARMING, Event.DRAINED): (State.WARMING, ()),
+    (State.READY, Event.WARMED): (State.READY, ()),
+    (State.READY, Event.FAILED): (State.READY, ()),
+    (State.READY, Event.STOP): (State.DRAINING, (Action.ANNOUNCE, Action.DRAIN)),
+    (State.READY, Event.DRAINED): (State.READY, ()),
+    (State.DRAINING, Event.WARMED): (State.DRAINING, ()),
+    (State.DRAINING, Event.FAILED): (State.DRAINING, ()),
+    (State.DRAINING, Event.STOP): (State.DRAINING, (Action.CLOSE,)),
+    (State.DRAINING, Event.DRAINED): (State.DRAINING, (Action.CLOSE,)),
+}
+
+
+def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
+    """The state after `event`, and what to do, in order."""
+    return TRANSITIONS[state, event]
+
+
+def serving_status(state: State) -> int:
+    """What the health service says in `state`."""
+    response = health_pb2.HealthCheckResponse
+    return int(response.SERVING if state is State.READY else response.NOT_SERVING)
+
+
+class Health:
+    """grpc.health.v1.Health for "" (the whole server) and dlm.v1.Shard.
+
+    grpc_health's own asyncio servicer forgets every watcher of a service when one of them leaves,
+    so this one keeps a single condition for all of them.
+    """
+
+    SERVICES = frozenset({"", SHARD_SERVICE, HEALTH_SERVICE})
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._closed = False
+        self._changed = asyncio.Condition()
+
+    async def announce(self, state: State) -> None:
+        """Answers for `state` from now on, and tells who watches."""
+        async with self._changed:
+            self._state = state
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        """Ends the streams of those who watch, so that they do not hold the server up."""
+        async with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _status(self, service: str) -> int | None:
+        return serving_status(self._state) if service in self.SERVICES else None
+
+    async def check(self, request: Any, context: Any) -> Any:
+        """The status of one service; NOT_FOUND for a service that is not here."""
+        status = self._status(request.service)
+        if status is None:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f"this server has no such service; ask for {SHARD_SERVICE}",
+            )
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        """The status of one service, and again whenever it changes."""
+        sent = None
+        while True:
+            status = self._watched(request.service)
+            if status != sent:
+                yield health_pb2.HealthCheckResponse(status=status)
+                sent = status
+            async with self._changed:
+                # What changed since the yield shows here, so no change is missed.
+                if self._watched(request.service) == sent:
+                    if self._closed:
+                        return
+                    await self._changed.wait()
+
+    def _watched(self, service: str) -> int:
+        status = self._status(service)
+        return int(health_pb2.HealthCheckResponse.SERVICE_UNKNOWN if status is None else status)
+
+    def handlers(self) -> Any:
+        """What a gRPC server is given."""
+        reply = health_pb2.HealthCheckResponse.SerializeToString
+        request = health_pb2.HealthCheckRequest.FromString
+        return grpc.method_handlers_generic_handler(
+            HEALTH_SERVICE,
+            {
+                "Check": grpc.unary_unary_rpc_method_handler(self.check, request, reply),
+                "Watch": grpc.unary_stream_rpc_method_handler(self.watch, request, reply),
+            },
+        )

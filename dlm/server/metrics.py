@@ -1,0 +1,33 @@
+"""What a shard server counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from dlm.wire.status import Reason
+
+
+@dataclass(slots=True)
+class ServerMetrics:
+    """Counts since the start of the process. Touched on the event loop only, so no lock.
+
+    messages   Score messages answered
+    queries    queries answered in them
+    refusals   Score messages refused, by reason; the labels are the closed set `Reason`
+    in_flight  Score messages being worked on now
+    downloads  Download streams open now
+    abandoned  Score messages whose client went away before the answer
+    """
+
+    messages: int = 0
+    queries: int = 0
+    refusals: Counter[Reason] = field(default_factory=Counter)
+    in_flight: int = 0
+    downloads: int = 0
+    abandoned: int = 0
+
+    @property
+    def refused(self) -> int:
+        """Score messages refused for any reason."""
+        return self.refusals.total()

@@ -1,0 +1,436 @@
+"""The four calls of dlm.v1.Shard, from the bytes received to the bytes sent (proto/README.md).
+
+Handlers take and give raw bytes: what is no protobuf is refused like any other bad message, and
+what goes wrong inside is told apart from it. Handlers run on the event loop; `_answer` runs there
+for a small message and in a thread for a large one; `_read_chunk` always runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import grpc
+
+from dlm import __version__
+from dlm.errors import ProtocolError
+from dlm.index.layout import FileEntry, Manifest
+from dlm.ngram.query import Answers, QueryGroups
+from dlm.server import kernels
+from dlm.server.config import ServerConfig
+from dlm.server.health import SHARD_SERVICE, State
+from dlm.server.metrics import ServerMetrics
+from dlm.wire import codec
+from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.status import CODE_OF, REASON_KEY, Reason
+
+logger = logging.getLogger(__name__)
+
+KIND_OF_FILE = {
+    pb.DOWNLOAD_FILE_VOCABULARY: "vocabulary",
+    pb.DOWNLOAD_FILE_LOW_ORDERS: "low_orders",
+}
+Clock = Callable[[], float]
+R = TypeVar("R")
+
+
+class OpenShard(Protocol):
+    """What of `index.shard.Shard` is used here."""
+
+    directory: Path
+    index: int
+    order: int
+    vocabulary_size: int
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the shard set."""
+
+    def score(self, groups: QueryGroups) -> Answers:
+        """Answers to queries that passed `ShardService.check`."""
+
+
+class Refusal(Exception):
+    """A call that is refused: the reason and a message for whoever reads the client's log.
+
+    Never leaves this file: the handlers turn it into a status code and trailing metadata.
+    """
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+def reason_of_fault(error: ProtocolError) -> Reason:
+    """The reason that goes with what the codec found wrong."""
+    if isinstance(error, codec.DamagedMessage):
+        return Reason.CHECKSUM
+    if isinstance(error, codec.OversizedMessage):
+        return Reason.TOO_MANY_QUERIES
+    return Reason.MALFORMED
+
+
+class ShardService:
+    """Answers for one shard.
+
+    Args
+        shard   open and verified
+        config  limits
+        clock   seconds that never go back; what deadlines and the uptime are measured on
+    Guarantees
+        a Score is answered whole and right, or refused with a code and a reason; nothing that a
+        client sends can end the process
+    """
+
+    def __init__(
+        self, shard: OpenShard, config: ServerConfig, *, clock: Clock = time.monotonic
+    ) -> None:
+        self.shard = shard
+        self.config = config
+        self.state = State.WARMING
+        self.metrics = ServerMetrics()
+        self.instance = secrets.randbits(64) | 1  # never 0, which is what an absent field reads as
+        self._clock = clock
+        self._started = clock()
+        self._shard_set = shard.manifest.shard_set_bytes
+        self._slots = shard.manifest.slots
+        self._threads = ThreadPoolExecutor(config.threads, thread_name_prefix="dlm-score")
+        self._packers = ThreadPoolExecutor(1, thread_name_prefix="dlm-download")
+        self._idle = asyncio.Event()
+        self._idle.set()
+        # Held open from the start: a folder replaced under a running server changes nothing.
+        self._files: dict[int, tuple[int, FileEntry]] = {}
+        for number, kind in KIND_OF_FILE.items():
+            entry = shard.manifest.file(kind)
+            self._files[number] = (os.open(shard.directory / entry.name, os.O_RDONLY), entry)
+
+    def close(self) -> None:
+        """Gives threads and files back; work that no thread has begun is dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._packers.shutdown(wait=True, cancel_futures=True)
+        for descriptor, _ in self._files.values():
+            os.close(descriptor)
+        self._files = {}
+
+    async def idle(self) -> None:
+        """Returns once no Score is in flight."""
+        await self._idle.wait()
+
+    # ------------------------------------------------------------------ Score
+
+    async def score(self, data: bytes, context: Any) -> bytes:
+        """dlm.v1.Shard/Score."""
+        metrics = self.metrics
+        if metrics.in_flight >= self.config.max_in_flight:
+            metrics.refusals[Reason.OVERLOADED] += 1
+            return await self._abort(
+                context,
+                Refusal(
+                    Reason.OVERLOADED,
+                    f"{metrics.in_flight} messages are in flight, {self.config.max_in_flight} at "
+                    "most are taken; ask a replica, or again later",
+                ),
+            )
+        metrics.in_flight += 1
+        self._idle.clear()
+        try:
+            reply, queries = await self._score(data, context.time_remaining())
+        except Refusal as refusal:
+            metrics.refusals[refusal.reason] += 1
+            failure = refusal
+        except asyncio.CancelledError:
+            metrics.abandoned += 1
+            raise
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the next message must be answered
+            metrics.refusals[Reason.INTERNAL] += 1
+            failure = self._internal("score", exc)
+        else:
+            metrics.messages += 1
+            metrics.queries += queries
+            return reply
+        finally:
+            metrics.in_flight -= 1
+            if not metrics.in_flight:
+                self._idle.set()
+        return await self._abort(context, failure)
+
+    async def _score(self, data: bytes, remaining_s: float | None) -> tuple[bytes, int]:
+        self._require_ready()
+        late = None if remaining_s is None else self._clock() + remaining_s
+        request = self._decode(data)
+        queries = len(request.groups.words)
+        if queries <= self.config.inline_queries:
+            return self._answer(request, late), queries
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._answer, request, late), queries
+
+    def _decode(self, data: bytes) -> codec.ScoreRequest:
+        try:
+            request = codec.decode_score_request(data, max_queries=self.config.max_queries)
+        except ProtocolError as exc:
+            raise Refusal(reason_of_fault(exc), str(exc)) from exc
+        self._require_same(request.shard_set, request.shard)
+        return request
+
+    def _answer(self, request: codec.ScoreRequest, late: float | None) -> bytes:
+        """The reply to `request`, which is not begun after `late`; in any thread."""
+        if late is not None and self._clock() >= late:
+            raise Refusal(
+                Reason.LATE,
+                "the deadline passed before the work began; allow more time, or ask a replica",
+            )
+        if not len(request.groups.words):
+            return codec.encode_score_reply(request, Answers.empty(0))
+        self.check(request.groups)
+        return codec.encode_score_reply(request, self.shard.score(request.groups))
+
+    def check(self, groups: QueryGroups) -> None:
+        """Raises `Refusal` unless the shard may trust `groups` and owns every context in it."""
+        shard = self.shard
+        fault, place = kernels.check(
+            groups.context_lengths,
+            groups.context_words,
+            groups.words,
+            shard.order,
+            shard.vocabulary_size,
+            self._slots,
+            shard.index,
+        )
+        if fault == kernels.FINE:
+            return
+        if fault == kernels.BAD_CONTEXT_LENGTH:
+            longest = shard.order - 1
+            allowed = (
+                f"2 to {longest} are taken" if longest >= 2 else "it has no partitioned n-gram"
+            )
+            raise Refusal(
+                Reason.CONTEXT_LENGTH,
+                f"context {place} has {groups.context_lengths[place]} words; the model has order "
+                f"{shard.order}, so {allowed}. Shorter contexts are answered from the low orders",
+            )
+        if fault == kernels.BAD_SLOT:
+            raise Refusal(
+                Reason.SLOT_NOT_OWNED,
+                f"the slot of context {place} belongs to another shard than {shard.index}; route "
+                "by the slot table in the manifest of this shard set",
+            )
+        name = "context word" if fault == kernels.BAD_CONTEXT_WORD else "word"
+        ids = groups.context_words if fault == kernels.BAD_CONTEXT_WORD else groups.words
+        raise Refusal(
+            Reason.ID_OUT_OF_RANGE,
+            f"{name} {place} has id {ids[place]}; ids of this model are below "
+            f"{shard.vocabulary_size}. Use the vocabulary of this shard set",
+        )
+
+    def warm_up(self, data: bytes) -> None:
+        """Runs the request in `data` through all that Score runs, owned by this shard or not.
+
+        Raises  whatever the kernel raises: a server that cannot answer must not become ready
+        """
+        request = codec.decode_score_request(data, max_queries=len(data))
+        try:
+            self.check(request.groups)
+        except Refusal as refusal:
+            if refusal.reason is not Reason.SLOT_NOT_OWNED:
+                raise
+        codec.encode_score_reply(request, self.shard.score(request.groups))
+
+    # ------------------------------------------------- Describe and Heartbeat
+
+    async def describe(self, data: bytes, context: Any) -> bytes:
+        """dlm.v1.Shard/Describe."""
+        return await self._guard(context, "describe", lambda: self._describe(data))
+
+    def _describe(self, data: bytes) -> bytes:
+        request = self._parse(pb.DescribeRequest(), data)
+        if request.shard_set:
+            self._require_same(request.shard_set)
+        reply = pb.DescribeReply(
+            manifest=self.shard.manifest.text,
+            shard=self.shard.index,
+            state=pb.ServerState.Name(self.state),
+            max_queries=self.config.max_queries,
+            max_message_bytes=self.config.max_message_bytes,
+            server_version=__version__,
+            shard_set=self._shard_set,
+        )
+        reply.checksum = codec.describe_checksum(reply)
+        return bytes(reply.SerializeToString())
+
+    async def heartbeat(self, data: bytes, context: Any) -> bytes:
+        """dlm.v1.Shard/Heartbeat."""
+        return await self._guard(context, "heartbeat", lambda: self._heartbeat(data))
+
+    def _heartbeat(self, data: bytes) -> bytes:
+        request = self._parse(pb.HeartbeatRequest(), data)
+        if request.shard_set:
+            self._require_same(request.shard_set, request.shard)
+        reply = pb.HeartbeatReply(
+            sequence=request.sequence,
+            shard_set=self._shard_set,
+            shard=self.shard.index,
+            state=pb.ServerState.Name(self.state),
+            instance=self.instance,
+            messages=self.metrics.messages,
+            queries=self.metrics.queries,
+            refused=self.metrics.refused,
+            in_flight=self.metrics.in_flight,
+            uptime_ms=int(1000 * (self._clock() - self._started)),
+        )
+        reply.checksum = codec.heartbeat_checksum(reply)
+        return bytes(reply.SerializeToString())
+
+    # --------------------------------------------------------------- Download
+
+    async def download(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
+        """dlm.v1.Shard/Download."""
+        descriptor, entry, offset = await self._guard(
+            context, "download", lambda: self._open_download(data)
+        )
+        self.metrics.downloads += 1
+        try:
+            while offset < entry.bytes:
+                size = min(codec.CHUNK_BYTES, entry.bytes - offset)
+                yield await self._guard(
+                    context, "download", self._pack, descriptor, entry, offset, size
+                )
+                offset += size
+        finally:
+            self.metrics.downloads -= 1
+
+    def _open_download(self, data: bytes) -> tuple[int, FileEntry, int]:
+        request = self._parse(pb.DownloadRequest(), data)
+        self._require_ready()
+        self._require_same(request.shard_set, request.shard)
+        if request.file not in self._files:
+            raise Refusal(
+                Reason.MALFORMED,
+                f"file {request.file} was asked for; "
+                f"{pb.DOWNLOAD_FILE_VOCABULARY} is the vocabulary, "
+                f"{pb.DOWNLOAD_FILE_LOW_ORDERS} the low orders",
+            )
+        descriptor, entry = self._files[request.file]
+        if request.offset > entry.bytes:
+            raise Refusal(
+                Reason.OFFSET_OUT_OF_RANGE,
+                f"byte {request.offset} of {entry.name} was asked for, which has {entry.bytes}; "
+                "begin again at 0",
+            )
+        if self.metrics.downloads >= self.config.max_downloads:
+            raise Refusal(
+                Reason.OVERLOADED,
+                f"{self.metrics.downloads} downloads are running, as many as are allowed; "
+                "ask a replica, or again later, from the same offset",
+            )
+        return descriptor, entry, request.offset
+
+    async def _pack(self, descriptor: int, entry: FileEntry, offset: int, size: int) -> bytes:
+        """One serialized chunk. A server that drains ends its downloads: they resume elsewhere."""
+        self._require_ready()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._packers, self._read_chunk, descriptor, entry, offset, size
+        )
+
+    def _read_chunk(self, descriptor: int, entry: FileEntry, offset: int, size: int) -> bytes:
+        raw = os.pread(descriptor, size, offset)
+        if len(raw) != size:
+            raise OSError(f"{entry.name} ends at byte {offset + len(raw)}; it was truncated")
+        chunk = codec.encode_chunk(
+            raw,
+            shard_set=self._shard_set,
+            shard=self.shard.index,
+            offset=offset,
+            file_bytes=entry.bytes,
+        )
+        return bytes(chunk.SerializeToString())
+
+    # ----------------------------------------------------------------- Common
+
+    def _parse(self, message: codec.M, data: bytes) -> codec.M:
+        try:
+            return codec.parse(message, data)
+        except ProtocolError as exc:
+            raise Refusal(Reason.MALFORMED, str(exc)) from exc
+
+    def _require_ready(self) -> None:
+        if self.state is State.WARMING:
+            raise Refusal(
+                Reason.NOT_READY, "this server is still warming up; ask a replica, or again later"
+            )
+        if self.state is State.DRAINING:
+            raise Refusal(Reason.DRAINING, "this server is going away; ask a replica")
+
+    def _require_same(self, shard_set: bytes, shard: int | None = None) -> None:
+        if len(shard_set) != codec.SHARD_SET_BYTES:
+            raise Refusal(
+                Reason.MALFORMED,
+                f"shard_set has {len(shard_set)} bytes, {codec.SHARD_SET_BYTES} expected",
+            )
+        if shard_set != self._shard_set:
+            raise Refusal(
+                Reason.WRONG_SHARD_SET,
+                f"shard set {shard_set.hex()} was asked, this server holds "
+                f"{self._shard_set.hex()}; describe the servers again and open a new handle",
+            )
+        if shard is not None and shard != self.shard.index:
+            raise Refusal(
+                Reason.WRONG_SHARD,
+                f"shard {shard} was asked, this server holds {self.shard.index}; "
+                "look the address up again",
+            )
+
+    async def _guard(
+        self, context: Any, call: str, work: Callable[..., R | Awaitable[R]], *args: Any
+    ) -> R:
+        """What `work` gives; where it refuses or fails, the call ends with a status instead."""
+        try:
+            result = work(*args)
+            return await result if isinstance(result, Awaitable) else result
+        except Refusal as refusal:
+            failure = refusal
+        except Exception as exc:  # noqa: BLE001 - the server must live on
+            failure = self._internal(call, exc)
+        return await self._abort(context, failure)
+
+    async def _abort(self, context: Any, refusal: Refusal) -> NoReturn:
+        """Ends the call."""
+        await context.abort(
+            CODE_OF[refusal.reason],
+            refusal.message,
+            ((REASON_KEY, refusal.reason.value),),
+        )
+        raise AssertionError("abort returned")
+
+    def _internal(self, call: str, exc: Exception) -> Refusal:
+        """Logs a fault of ours: where it happened and its type, but not its message, which may
+        hold what was asked."""
+        kind = type(exc).__name__
+        shown = RuntimeError(f"{kind}; its message is withheld, since it may hold queries")
+        logger.error(
+            "server.%s.failed",
+            call,
+            exc_info=(RuntimeError, shown, exc.__traceback__),
+            extra={"error": kind, "shard": self.shard.index},
+        )
+        return Refusal(Reason.INTERNAL, f"the server failed ({kind}); its log says where")
+
+    def handlers(self) -> Any:
+        """What a gRPC server is given: no serializer, so bytes in and bytes out."""
+        return grpc.method_handlers_generic_handler(
+            SHARD_SERVICE,
+            {
+                "Score": grpc.unary_unary_rpc_method_handler(self.score),
+                "Describe": grpc.unary_unary_rpc_method_handler(self.describe),
+                "Download": grpc.unary_stream_rpc_method_handler(self.download),
+                "Heartbeat": grpc.unary_unary_rpc_method_handler(self.heartbeat),
+            },
+        )

@@ -1,0 +1,86 @@
+"""One small sharded model for all tests of the server, its oracle, and its servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from models import random_model
+from server.running import WAIT_S, Caller, GatedShard, Questions, ServerProcess, ThreadServer
+
+from dlm.index.build import build_shard_set
+from dlm.index.shard import Shard
+from dlm.ngram.backoff import DictModel
+
+SHARDS = 3
+
+
+@pytest.fixture(scope="session")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """`directory`, `manifest` and `questions` of a random model of order 4, suffixes missing."""
+    folder: Path = tmp_path_factory.mktemp("served")
+    model = random_model(seed=7, order=4, words=60, per_order=400)
+    arpa = model.write(folder / "model.arpa")
+    manifest = build_shard_set(arpa, folder / "shards", SHARDS)
+    questions = Questions(manifest, DictModel.from_arpa(arpa))
+    return SimpleNamespace(directory=folder / "shards", manifest=manifest, questions=questions)
+
+
+@pytest.fixture(scope="session")
+def servers(sharded):
+    """A real server process for each shard."""
+    started = [ServerProcess(sharded.directory, i) for i in range(SHARDS)]
+    try:
+        yield [server.wait_ready() for server in started]
+    finally:
+        for server in started:
+            server.end()
+
+
+@pytest.fixture(scope="session")
+def callers(servers):
+    """A connection to each of `servers`."""
+    made = [Caller(server.address) for server in servers]
+    yield made
+    for caller in made:
+        caller.close()
+
+
+@pytest.fixture
+def start(sharded):
+    """Starts a server process for a shard; ends it with the test."""
+    started = []
+
+    def begin(index: int = 0, directory: Path | None = None, **more) -> ServerProcess:
+        started.append(ServerProcess(directory or sharded.directory, index, **more))
+        return started[-1]
+
+    yield begin
+    for server in started:
+        server.end()
+
+
+@pytest.fixture
+def gated(sharded):
+    """Makes a server in a thread over shard 0 with a gate: (shard, server, caller)."""
+    made = []
+
+    def begin(*, open_gate: bool = True, clock=None, wait: bool = True, **config):
+        shard = GatedShard(Shard.open(sharded.directory, 0))
+        if not open_gate:
+            shard.gate.clear()
+        server = ThreadServer(shard, clock=clock, **config)
+        if wait:
+            server.wait_ready()
+        else:  # the warm-up begins once the port is bound
+            assert shard.entered.acquire(timeout=WAIT_S)
+        caller = Caller(server.address)
+        made.append((shard, server, caller))
+        return made[-1]
+
+    yield begin
+    for shard, server, caller in made:
+        shard.gate.set()
+        caller.close()
+        server.end()

@@ -1,0 +1,227 @@
+"""dlm.server.app: a server process from start to end, however it ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from server.running import (
+    WAIT_S,
+    Asked,
+    Caller,
+    GatedShard,
+    ThreadServer,
+    forget,
+    outcome,
+    outcome_of,
+    until,
+)
+
+from dlm.errors import ConfigError, ShardFormatError
+from dlm.index.shard import Shard
+from dlm.server.app import open_shard, serve, warm_up_messages
+from dlm.server.config import ServerConfig
+from dlm.server.health import Event
+from dlm.server.service import ShardService
+from dlm.wire import codec
+from dlm.wire.status import Reason
+
+OK = grpc.StatusCode.OK
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+def test_ready_file_says_where_and_goes_when_it_drains(sharded, start, tmp_path):
+    """Written whole when the first query can be answered; a stale one goes at the start."""
+    ready_file = tmp_path / "ready.json"
+    ready_file.write_text("stale")
+    server = start(1, ready_file=ready_file).wait_ready()
+    content = json.loads(ready_file.read_text())
+    assert content == server.ready
+    assert content["shard"] == 1
+    assert content["shard_set"] == sharded.manifest.shard_set
+    assert content["pid"] == server.process.pid
+    caller = Caller(f"127.0.0.1:{content['port']}")
+    assert caller.beat().shard == 1
+    caller.close()
+    server.process.send_signal(signal.SIGINT)
+    assert server.wait() == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_events_are_logged_by_name(start):
+    """A log without format still tells the story."""
+    server = start().wait_ready()
+    server.process.terminate()
+    assert server.wait() == 0
+    for event in ("server.opened", "server.warmed", "server.ready", "server.stopped"):
+        assert event in server.errors
+    assert "Traceback" not in server.errors
+
+
+def big(sharded, rng: np.random.Generator, shard: int) -> Asked:
+    """A message that keeps the kernel busy for a while: few contexts, many words."""
+    asked = sharded.questions.ask(rng, shard, 40)
+    request = codec.decode_score_request(asked.data, max_queries=1000)
+    groups = request.groups
+    counts = np.full(len(groups.word_counts), 1600, np.uint32)
+    words = rng.integers(0, sharded.questions.size, int(counts.sum()), dtype=np.uint32)
+    more = type(groups)(groups.context_lengths, groups.context_words, counts, words)
+    data, checksum = codec.encode_score_request(request.shard_set, shard, more)
+    return Asked([], data, checksum)
+
+
+def test_sigterm_drains_while_messages_are_in_flight(sharded, start):
+    """Each message sent before and after is answered or refused as UNAVAILABLE; exit status 0."""
+    server = start(0, threads=1, inline_queries=0, drain_s=60.0).wait_ready()
+    caller = Caller(server.address)
+    asked = big(sharded, np.random.default_rng(1), 0)
+    futures = [caller.score.future(asked.data, timeout=WAIT_S) for _ in range(30)]
+    until(lambda: caller.beat().messages >= 2)
+    server.process.terminate()
+    futures += [caller.score.future(asked.data, timeout=WAIT_S) for _ in range(30)]
+    outcomes = [outcome_of(f) for f in futures]
+    assert {o.code for o in outcomes} <= {OK, UNAVAILABLE}
+    assert sum(o.code is OK for o in outcomes) >= 2
+    for o in outcomes:
+        if o.code is OK:
+            answers = codec.decode_score_reply(
+                o.data,
+                shard_set=sharded.manifest.shard_set_bytes,
+                shard=0,
+                queries=64_000,
+                request_checksum=asked.checksum,
+            )
+            assert len(answers) == 64_000
+    assert server.wait() == 0
+    caller.close()
+
+
+def test_draining_server_finishes_what_it_has_and_refuses_the_rest(sharded, gated):
+    """Health says NOT_SERVING, the one in flight is answered, a new one is refused as DRAINING."""
+    shard, server, caller = gated(inline_queries=0, drain_s=WAIT_S)
+    asked = sharded.questions.ask(np.random.default_rng(2), 0)
+    health = health_pb2_grpc.HealthStub(caller.channel)
+    watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    forget(shard.entered)
+    shard.gate.clear()
+    first = caller.score.future(asked.data, timeout=WAIT_S)
+    assert shard.entered.acquire(timeout=WAIT_S)
+    server.post(Event.STOP)
+    assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    second = outcome(caller.score, asked.data)
+    assert (second.code, second.reason) == (UNAVAILABLE, Reason.DRAINING)
+    assert not server.status.done()
+    shard.gate.set()
+    sharded.questions.verify(0, asked, first.result())
+    assert server.status.result(WAIT_S) == 0
+
+
+@pytest.mark.parametrize("how", ["second signal", "drain_s"])
+def test_what_does_not_finish_is_cut_off_with_status_1(sharded, gated, how):
+    """By a second signal at once, or when drain_s is over; the caller learns it."""
+    drain_s = 0.0 if how == "drain_s" else 3600.0
+    shard, server, caller = gated(inline_queries=0, drain_s=drain_s)
+    asked = sharded.questions.ask(np.random.default_rng(3), 0)
+    forget(shard.entered)
+    shard.gate.clear()
+    first = caller.score.future(asked.data, timeout=WAIT_S)
+    assert shard.entered.acquire(timeout=WAIT_S)
+    server.post(Event.STOP)
+    if how == "second signal":
+        server.post(Event.STOP)
+    assert server.status.result(WAIT_S) == 1
+    assert outcome_of(first).code in (UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+def test_signal_during_the_warm_up_stops_the_server(gated):
+    """It need not be ready to be stopped."""
+    shard, server, _ = gated(open_gate=False, wait=False)
+    server.post(Event.STOP)
+    assert server.status.result(WAIT_S) == 0
+    shard.gate.set()
+
+
+def test_failed_warm_up_ends_the_server(sharded):
+    """A server that cannot answer does not become ready."""
+    shard = GatedShard(Shard.open(sharded.directory, 0))
+    shard.fault = RuntimeError("no such instruction")
+    server = ThreadServer(shard)
+    with pytest.raises(RuntimeError, match="no such instruction"):
+        server.status.result(WAIT_S)
+
+
+def test_killed_server_is_unavailable_to_its_clients(sharded, start):
+    """kill -9: calls in flight and later ones fail as UNAVAILABLE, without a reason."""
+    server = start(0, threads=1, inline_queries=0).wait_ready()
+    caller = Caller(server.address)
+    asked = big(sharded, np.random.default_rng(4), 0)
+    futures = [caller.score.future(asked.data, timeout=WAIT_S) for _ in range(100)]
+    until(lambda: caller.beat().messages >= 1)
+    server.process.kill()
+    assert server.wait() == -signal.SIGKILL
+    codes = {outcome_of(f).code for f in futures}
+    assert UNAVAILABLE in codes
+    assert codes <= {OK, UNAVAILABLE}
+    later = outcome(caller.score, asked.data)
+    assert (later.code, later.reason) == (UNAVAILABLE, None)
+    caller.close()
+
+
+def test_ready_file_that_cannot_be_written_ends_the_server(start, tmp_path):
+    """A parent that waits for it would wait for ever."""
+    server = start(ready_file=tmp_path / "nowhere" / "ready.json")
+    assert server.wait() == 1
+    assert "FileNotFoundError" in server.errors
+
+
+def test_port_in_use_is_a_config_error(sharded, servers):
+    """Two servers never share a port in silence."""
+    port = servers[0].ready["port"]
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be bound"):
+        serve(ServerConfig(port=port), sharded.directory, 0)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "vocabulary.arrow", "shard-0000.arrow"])
+def test_damaged_or_missing_file_is_found_before_the_start(sharded, tmp_path, name):
+    """No server starts on files that are not what the manifest says."""
+    folder = tmp_path / "shards"
+    shutil.copytree(sharded.directory, folder)
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / name).write_bytes(data)
+    with pytest.raises(ShardFormatError):
+        open_shard(folder, 0, verify=True)
+    (folder / name).unlink()
+    with pytest.raises(ShardFormatError):
+        open_shard(folder, 0, verify=True)
+
+
+def test_shard_beyond_the_set_is_refused(sharded):
+    """The error says how many there are."""
+    with pytest.raises(ShardFormatError, match="3 shards"):
+        open_shard(sharded.directory, 3, verify=True)
+
+
+def test_warm_up_meets_the_kernels_with_the_arrays_of_traffic(sharded):
+    """No signature is compiled after the warm-up: the first client waits for no compiler."""
+    from dlm.index import kernels as search
+    from dlm.server import kernels as checks
+
+    shard = Shard.open(sharded.directory, 0)
+    service = ShardService(shard, ServerConfig())
+    for data in warm_up_messages(shard):
+        service.warm_up(data)
+    before = [len(k.signatures) for k in (search.score_groups, checks.first_fault)]
+    asked = sharded.questions.ask(np.random.default_rng(5), 0)
+    request = codec.decode_score_request(asked.data, max_queries=1000)
+    service.check(request.groups)
+    reply = codec.encode_score_reply(request, shard.score(request.groups))
+    sharded.questions.verify(0, asked, reply)
+    assert [len(k.signatures) for k in (search.score_groups, checks.first_fault)] == before
+    service.close()

@@ -1,0 +1,79 @@
+"""dlm.server.config: what a server may be told."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dlm.config import resolve
+from dlm.errors import ConfigError
+from dlm.server.config import ServerConfig, is_loopback
+
+
+def test_defaults_are_valid_and_local():
+    """A server that was told nothing listens on this machine alone."""
+    config = ServerConfig()
+    assert config.address == "127.0.0.1:0"
+    assert not config.allow_remote
+    assert config.verify
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("example.org", False),
+        ("localhost.example.org", False),
+    ],
+)
+def test_remote_address_needs_allow_remote(host, local):
+    """Without authentication, a host that others can reach must be asked for twice."""
+    assert is_loopback(host) == local
+    if local:
+        assert ServerConfig(host=host).host == host
+    else:
+        with pytest.raises(ConfigError, match="no authentication"):
+            ServerConfig(host=host)
+        assert ServerConfig(host=host, allow_remote=True).host == host
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("port", (-1, 65_536)),
+        ("max_queries", (0, (1 << 22) + 1)),
+        ("max_message_bytes", (4095, (64 << 20) + 1)),
+        ("max_in_flight", (0, 65_537)),
+        ("inline_queries", (-1, 65_537)),
+        ("threads", (0, 257)),
+        ("max_downloads", (0, 1025)),
+        ("drain_s", (-0.1, 3601.0, float("nan"))),
+        ("host", ("",)),
+    ],
+)
+def test_value_out_of_bounds_is_refused_by_name(field, values):
+    """The message names the setting."""
+    for value in values:
+        with pytest.raises(ConfigError, match=f"server.{field}"):
+            ServerConfig(**{field: value})
+
+
+def test_ipv6_address_is_written_in_brackets():
+    """gRPC wants [::1]:port."""
+    assert ServerConfig(host="::1", port=50051).address == "[::1]:50051"
+
+
+def test_every_setting_can_come_from_the_environment():
+    """The types of the fields are such as `config.resolve` can fill."""
+    environ = {
+        f"DLM_SERVER_{f.name.upper()}": str(f.default).lower()
+        for f in dataclasses.fields(ServerConfig)
+    }
+    assert resolve(ServerConfig, "server", environ=environ) == ServerConfig()

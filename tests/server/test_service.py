@@ -1,0 +1,598 @@
+"""dlm.server.service over the wire: right answers, or refusals with a code and a reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+import struct
+import threading
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from models import HAND_MADE
+from server.running import WAIT_S, Asked, Caller, forget, outcome, outcome_of, pack, seal, until
+
+from dlm import __version__
+from dlm.errors import ProtocolError
+from dlm.index.build import build_shard_set
+from dlm.server.config import ServerConfig
+from dlm.wire import codec
+from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.status import CODE_OF, Reason
+
+OK = grpc.StatusCode.OK
+
+
+def test_right_answers_equal_the_oracle_bit_for_bit(sharded, callers):
+    """Messages of every size, to every shard, on the loop and in threads."""
+    rng = np.random.default_rng(1)
+    for shard, caller in enumerate(callers):
+        for contexts in (1, 2, 31, 32, 33, 300):
+            asked = sharded.questions.ask(rng, shard, contexts)
+            found = outcome(caller.score, asked.data)
+            assert found.code is OK, found
+            sharded.questions.verify(shard, asked, found.data)
+
+
+def test_concurrent_messages_are_each_answered_right(sharded, callers):
+    """Many in flight on one connection, small and large mixed."""
+    rng = np.random.default_rng(2)
+    asked = [sharded.questions.ask(rng, 1, int(rng.choice([1, 5, 200]))) for _ in range(60)]
+    futures = [callers[1].score.future(a.data, timeout=WAIT_S) for a in asked]
+    for a, future in zip(asked, futures, strict=True):
+        sharded.questions.verify(1, a, future.result())
+
+
+def test_message_without_queries_gets_an_empty_answer(sharded, callers):
+    """Legal, and answered with a checksum that fits."""
+    data, checksum = codec.encode_score_request(sharded.manifest.shard_set_bytes, 0, pack([]))
+    sharded.questions.verify(0, Asked([], data, checksum), outcome(callers[0].score, data).data)
+
+
+def example(sharded, **changes) -> bytes:
+    """A valid message for shard 0 with some fields replaced, and the checksum put right."""
+    rng = np.random.default_rng(3)
+    message = pb.ScoreRequest.FromString(sharded.questions.ask(rng, 0, 3).data)
+    for name, value in changes.items():
+        setattr(message, name, value)
+    return seal(message)
+
+
+def ids(*values: int) -> bytes:
+    """uint32, packed."""
+    return struct.pack(f"<{len(values)}I", *values)
+
+
+def one(sharded, context: tuple[int, ...], word: int = 1) -> bytes:
+    """A message for shard 0 with one query."""
+    message = pb.ScoreRequest(
+        shard_set=sharded.manifest.shard_set_bytes,
+        context_lengths=bytes([len(context)]),
+        context_words=ids(*context),
+        word_counts=ids(1),
+        words=ids(word),
+    )
+    return seal(message)
+
+
+def owned(sharded, shard: int = 0) -> tuple[int, int]:
+    """A pair of words that belongs to `shard`."""
+    return next(
+        (u, v)
+        for u in range(1, 60)
+        for v in range(1, 60)
+        if sharded.questions.owner((u, v)) == shard
+    )
+
+
+BAD = {
+    "random bytes": (lambda s: b"\xff\xfe\xfd", Reason.MALFORMED),
+    "nothing": (lambda s: b"", Reason.MALFORMED),
+    "cut short": (lambda s: example(s)[:-3], Reason.MALFORMED),
+    "short shard set": (lambda s: example(s, shard_set=b"x"), Reason.MALFORMED),
+    "half a word": (lambda s: example(s, words=b"12345"), Reason.MALFORMED),
+    "counts that contradict": (lambda s: example(s, word_counts=ids(1)), Reason.MALFORMED),
+    "counts that wrap": (
+        lambda s: example(s, word_counts=ids(2**32 - 1, 2**32 - 1, 2**32 - 1)),
+        Reason.MALFORMED,
+    ),
+    "flipped word": (
+        lambda s: one(s, owned(s)).replace(ids(*owned(s)), ids(*owned(s)[::-1])[:7] + b"\x01"),
+        Reason.CHECKSUM,
+    ),
+    "too many queries": (
+        lambda s: seal(
+            pb.ScoreRequest(
+                shard_set=s.manifest.shard_set_bytes,
+                context_lengths=bytes([2]),
+                context_words=ids(*owned(s)),
+                word_counts=ids(65_537),
+                words=bytes(4 * 65_537),
+            )
+        ),
+        Reason.TOO_MANY_QUERIES,
+    ),
+    "other shard set": (lambda s: example(s, shard_set=bytes(16)), Reason.WRONG_SHARD_SET),
+    "other shard": (lambda s: example(s, shard=1), Reason.WRONG_SHARD),
+    "shard beyond all": (lambda s: example(s, shard=2**32 - 1), Reason.WRONG_SHARD),
+    "context of one word": (lambda s: one(s, (1,)), Reason.CONTEXT_LENGTH),
+    "context of no word": (lambda s: one(s, ()), Reason.CONTEXT_LENGTH),
+    "context too long": (lambda s: one(s, (1, 1, *owned(s))), Reason.CONTEXT_LENGTH),
+    "context word unknown": (lambda s: one(s, (2**32 - 1, *owned(s))), Reason.ID_OUT_OF_RANGE),
+    "word unknown": (lambda s: one(s, owned(s), s.questions.size), Reason.ID_OUT_OF_RANGE),
+    "slot of another": (lambda s: one(s, owned(s, 1)), Reason.SLOT_NOT_OWNED),
+    "one slot of many": (
+        lambda s: codec.encode_score_request(
+            s.manifest.shard_set_bytes,
+            0,
+            pack([(owned(s), [1]), ((1, *owned(s)), [1, 2]), (owned(s, 2), [3])]),
+        )[0],
+        Reason.SLOT_NOT_OWNED,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_message_is_refused_with_its_reason(sharded, callers, name):
+    """Each kind of fault has one code and one reason, and a message that says what to expect."""
+    make, reason = BAD[name]
+    before = callers[0].beat()
+    found = outcome(callers[0].score, make(sharded))
+    assert (found.code, found.reason) == (CODE_OF[reason], reason), found
+    assert len(found.details) > 20
+    after = callers[0].beat()
+    assert (after.refused - before.refused, after.messages - before.messages) == (1, 0)
+
+
+def test_refusal_names_no_more_than_the_number_at_fault(sharded, callers):
+    """The message of a refusal holds the bad id, and none of the good ones beside it."""
+    found = outcome(callers[0].score, one(sharded, owned(sharded), 4_000_000_007))
+    assert "4000000007" in found.details
+    assert str(sharded.questions.size) in found.details
+    numbers = {int(n) for n in "".join(c if c.isdigit() else " " for c in found.details).split()}
+    assert numbers == {0, 4_000_000_007, sharded.questions.size}
+
+
+def test_message_above_the_size_limit_is_refused(callers):
+    """gRPC refuses it before it is read, without a reason of ours."""
+    found = outcome(callers[0].score, bytes((4 << 20) + 1))
+    assert found.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert found.reason is None
+
+
+@pytest.mark.parametrize("name", ["unigrams_only", "bigrams_only", "empty_order_two_and_up"])
+def test_model_without_partitioned_ngrams_is_served(tmp_path, start, name):
+    """Orders 1 and 2 refuse every context; order 3 with nothing above its words answers."""
+    model = HAND_MADE[name]
+    arpa = model.write(tmp_path / "model.arpa")
+    manifest = build_shard_set(arpa, tmp_path / "shards", 1)
+    caller = Caller(start(directory=tmp_path / "shards").wait_ready().address)
+    data, _ = codec.encode_score_request(manifest.shard_set_bytes, 0, pack([((1, 2), [3])]))
+    found = outcome(caller.score, data)
+    if model.order > 2:
+        assert found.code is OK
+    else:
+        assert found.reason is Reason.CONTEXT_LENGTH
+    caller.close()
+
+
+# ------------------------------------------------------------------------ fuzz
+
+
+def mutants(sharded, seed: int, count: int) -> Iterator[bytes]:
+    """Random bytes; valid messages with bytes changed; others with fields changed and sealed."""
+    rng = random.Random(seed)
+    base = [sharded.questions.ask(np.random.default_rng(i), 0, 1 + i % 5).data for i in range(20)]
+    arrays = ("context_lengths", "context_words", "word_counts", "words")
+    for i in range(count):
+        if i % 4 == 0:
+            yield rng.randbytes(rng.randrange(300))
+            continue
+        data = bytearray(rng.choice(base))
+        if i % 4 == 1:
+            for _ in range(rng.randrange(1, 6)):
+                data[rng.randrange(len(data))] = rng.randrange(256)
+            yield bytes(data)
+            continue
+        message = pb.ScoreRequest.FromString(bytes(data))
+        for _ in range(rng.randrange(1, 3)):
+            name = rng.choice(arrays)
+            value = bytearray(getattr(message, name)) or bytearray(4)
+            place = rng.randrange(len(value))
+            kind = rng.randrange(5)
+            if kind == 0:
+                value[place] = rng.choice([0, 1, 2, 3, 4, 127, 128, 255, rng.randrange(256)])
+            elif kind == 1:
+                del value[place:]
+            elif kind == 2:
+                value += value[place:]
+            elif kind == 3:
+                value[place & ~3 : (place & ~3) + 4] = ids(
+                    rng.choice([0, 1, 59, 62, 63, 64, 2**31 - 1, 2**31, 2**32 - 1])
+                )
+            elif rng.random() < 0.1:
+                value *= 100
+            setattr(message, name, bytes(value))
+        if rng.random() < 0.05:
+            message.shard = rng.randrange(2**32)
+        yield seal(message)
+
+
+def test_fuzzed_messages_get_typed_refusals_or_right_answers(sharded, callers):
+    """Thousands of broken messages: a code with a reason, or the oracle's answer; it lives on."""
+    allowed = set(CODE_OF.values()) - {grpc.StatusCode.INTERNAL}
+    answered = 0
+    sent = list(mutants(sharded, 11, 4000))
+    before = callers[0].beat()
+    for begin in range(0, len(sent), 100):
+        batch = sent[begin : begin + 100]
+        futures = [callers[0].score.future(data, timeout=WAIT_S) for data in batch]
+        for data, future in zip(batch, futures, strict=True):
+            found = outcome_of(future)
+            if found.code is OK:
+                answered += 1
+                request = codec.decode_score_request(data, max_queries=65_536)
+                sharded.questions.verify(0, as_asked(request, data), found.data)
+            else:
+                assert found.code in allowed, found
+                assert found.reason is not None, found
+                assert CODE_OF[found.reason] is found.code
+    after = callers[0].beat()
+    assert after.instance == before.instance
+    assert after.messages - before.messages == answered
+    assert after.refused - before.refused == len(sent) - answered
+    assert after.in_flight == 0
+    assert 0 < answered < len(sent)
+    test_right_answers_equal_the_oracle_bit_for_bit(sharded, callers)
+
+
+def as_asked(request: codec.ScoreRequest, data: bytes) -> Asked:
+    """The queries that a message holds."""
+    groups = request.groups
+    queries = []
+    context_end = np.cumsum(groups.context_lengths, dtype=np.int64)
+    word_end = np.cumsum(groups.word_counts, dtype=np.int64)
+    for i in range(len(context_end)):
+        first = int(context_end[i]) - int(groups.context_lengths[i])
+        context = tuple(groups.context_words[first : context_end[i]].tolist())
+        begin = int(word_end[i]) - int(groups.word_counts[i])
+        queries += [(context, w) for w in groups.words[begin : word_end[i]].tolist()]
+    return Asked(queries, data, request.checksum)
+
+
+def test_fuzzed_bytes_to_the_other_calls_get_typed_refusals(callers):
+    """Describe, Heartbeat and Download take whatever comes, and say INVALID_ARGUMENT or answer."""
+    rng = random.Random(12)
+    allowed = set(CODE_OF.values()) - {grpc.StatusCode.INTERNAL} | {OK}
+    for _ in range(300):
+        data = rng.randbytes(rng.randrange(60))
+        for call in (callers[0].describe, callers[0].heartbeat):
+            assert outcome(call, data).code in allowed
+        try:
+            list(callers[0].download(data, timeout=WAIT_S))
+        except grpc.RpcError as error:
+            assert error.code() in allowed
+    assert callers[0].beat().state == pb.SERVER_STATE_READY
+
+
+# -------------------------------------------------- load, deadlines and faults
+
+
+def test_message_beyond_max_in_flight_is_refused_as_overload(sharded, gated):
+    """While one waits in the kernel a second is refused, and heartbeats are still answered."""
+    shard, _, caller = gated(inline_queries=0, max_in_flight=1)
+    asked = sharded.questions.ask(np.random.default_rng(4), 0)
+    forget(shard.entered)
+    shard.gate.clear()
+    first = caller.score.future(asked.data, timeout=WAIT_S)
+    assert shard.entered.acquire(timeout=WAIT_S)
+    second = outcome(caller.score, asked.data)
+    assert (second.code, second.reason) == (CODE_OF[Reason.OVERLOADED], Reason.OVERLOADED)
+    beat = caller.beat()
+    assert (beat.in_flight, beat.refused, beat.messages) == (1, 1, 0)
+    shard.gate.set()
+    sharded.questions.verify(0, asked, first.result())
+    assert outcome(caller.score, asked.data).code is OK
+    beat = caller.beat()
+    assert (beat.in_flight, beat.refused, beat.messages) == (0, 1, 2)
+    assert beat.queries == 2 * len(asked.queries)
+
+
+def test_work_whose_deadline_has_passed_is_not_begun(sharded, gated):
+    """A clock that leaps an hour at each look: the deadline is over before the kernel's turn."""
+    now = [0.0]
+
+    def leaping() -> float:
+        now[0] += 3600.0
+        return now[0]
+
+    for inline_queries in (0, 1000):
+        shard, _, caller = gated(clock=leaping, inline_queries=inline_queries)
+        asked = sharded.questions.ask(np.random.default_rng(5), 0)
+        before = shard.calls
+        found = outcome(caller.score, asked.data)
+        assert (found.code, found.reason) == (CODE_OF[Reason.LATE], Reason.LATE)
+        assert shard.calls == before
+        # Without a deadline the same message is answered.
+        sharded.questions.verify(0, asked, caller.score(asked.data))
+
+
+def test_message_whose_caller_left_is_dropped_from_the_queue(sharded, gated):
+    """One thread, busy: what waits behind it and is cancelled never reaches the kernel."""
+    shard, server, caller = gated(inline_queries=0, threads=1)
+    asked = sharded.questions.ask(np.random.default_rng(6), 0)
+    forget(shard.entered)
+    before = shard.calls
+    shard.gate.clear()
+    first = caller.score.future(asked.data, timeout=WAIT_S)
+    assert shard.entered.acquire(timeout=WAIT_S)
+    waiting = [caller.score.future(asked.data, timeout=WAIT_S) for _ in range(5)]
+    until(lambda: caller.beat().in_flight == 6)
+    for future in waiting:
+        future.cancel()
+    until(lambda: caller.beat().in_flight == 1)
+    shard.gate.set()
+    sharded.questions.verify(0, asked, first.result())
+    assert outcome(caller.score, asked.data).code is OK
+    assert shard.calls - before == 2
+    assert server.server.service.metrics.abandoned == 5
+    assert caller.beat().refused == 0
+
+
+def test_fault_inside_is_internal_logged_and_survived(sharded, gated, caplog):
+    """The client learns the type, the log learns where, nobody learns what was asked."""
+    for inline_queries in (0, 1000):
+        shard, _, caller = gated(inline_queries=inline_queries)
+        asked = sharded.questions.ask(np.random.default_rng(7), 0)
+        shard.fault = ValueError("secret 987654321")
+        with caplog.at_level(logging.ERROR, logger="dlm.server"):
+            found = outcome(caller.score, asked.data)
+        assert (found.code, found.reason) == (grpc.StatusCode.INTERNAL, Reason.INTERNAL)
+        assert "987654321" not in found.details
+        assert "987654321" not in caplog.text
+        assert "ValueError" in caplog.text
+        assert "raise self.fault" in caplog.text
+        shard.fault = None
+        sharded.questions.verify(0, asked, outcome(caller.score, asked.data).data)
+        assert caller.beat().refused == 1
+
+
+def test_server_that_warms_up_refuses_as_not_ready(sharded, gated):
+    """Score and Download wait for READY; Describe and Heartbeat say WARMING."""
+    shard, server, caller = gated(open_gate=False, wait=False)
+    asked = sharded.questions.ask(np.random.default_rng(8), 0)
+    found = outcome(caller.score, asked.data)
+    assert (found.code, found.reason) == (grpc.StatusCode.UNAVAILABLE, Reason.NOT_READY)
+    with pytest.raises(grpc.RpcError, match="warming up"):
+        list(caller.download(download_request(sharded), timeout=WAIT_S))
+    assert caller.beat().state == pb.SERVER_STATE_WARMING
+    assert describe(caller).state == pb.SERVER_STATE_WARMING
+    shard.gate.set()
+    server.wait_ready()
+    sharded.questions.verify(0, asked, outcome(caller.score, asked.data).data)
+    assert caller.beat().state == pb.SERVER_STATE_READY
+
+
+# ---------------------------------------------------- Describe and Heartbeat
+
+
+def describe(caller: Caller, **fields) -> pb.DescribeReply:
+    """What Describe answers."""
+    request = pb.DescribeRequest(**fields).SerializeToString()
+    return pb.DescribeReply.FromString(caller.describe(request, timeout=WAIT_S))
+
+
+def test_describe_gives_the_manifest_and_the_limits(sharded, callers):
+    """The manifest byte for byte, and what a client must know to send."""
+    for shard, caller in enumerate(callers):
+        for known in (b"", sharded.manifest.shard_set_bytes):
+            reply = describe(caller, shard_set=known)
+            assert reply.manifest == (sharded.directory / "manifest.json").read_bytes()
+            assert reply.shard == shard
+            assert reply.shard_set == sharded.manifest.shard_set_bytes
+            assert reply.state == pb.SERVER_STATE_READY
+            config = ServerConfig()
+            assert reply.max_queries == config.max_queries
+            assert reply.max_message_bytes == config.max_message_bytes
+            assert reply.server_version == __version__
+            assert reply.checksum == codec.describe_checksum(reply)
+
+
+@pytest.mark.parametrize("call", ["describe", "heartbeat"])
+def test_other_shard_set_is_refused(callers, call):
+    """Describe and Heartbeat for another set fail; a set of another length is no set."""
+    kind = {"describe": pb.DescribeRequest, "heartbeat": pb.HeartbeatRequest}[call]
+    for shard_set, reason in ((bytes(16), Reason.WRONG_SHARD_SET), (b"x", Reason.MALFORMED)):
+        data = kind(shard_set=shard_set).SerializeToString()
+        found = outcome(getattr(callers[0], call), data)
+        assert (found.code, found.reason) == (CODE_OF[reason], reason)
+
+
+def test_heartbeat_for_another_shard_is_refused(sharded, callers):
+    """With a shard set, the shard must be right too."""
+    shard_set = sharded.manifest.shard_set_bytes
+    data = pb.HeartbeatRequest(shard_set=shard_set, shard=1).SerializeToString()
+    assert outcome(callers[0].heartbeat, data).reason is Reason.WRONG_SHARD
+    assert callers[1].beat(shard_set=shard_set, shard=1).shard == 1
+
+
+def test_heartbeat_counts_what_was_sent(sharded, callers):
+    """Messages, queries and refusals, exactly; the sequence comes back, the instance stays."""
+    rng = np.random.default_rng(9)
+    before = callers[2].beat(sequence=2**64 - 1)
+    assert before.sequence == 2**64 - 1
+    assert before.instance != 0
+    asked = [sharded.questions.ask(rng, 2, 10) for _ in range(7)]
+    for a in asked:
+        assert outcome(callers[2].score, a.data).code is OK
+    for _ in range(3):
+        assert outcome(callers[2].score, asked[0].data[:-1]).code is not OK
+    after = callers[2].beat(sequence=5)
+    assert after.sequence == 5
+    assert after.messages - before.messages == 7
+    assert after.queries - before.queries == sum(len(a.queries) for a in asked)
+    assert after.refused - before.refused == 3
+    assert after.in_flight == 0
+    assert after.instance == before.instance
+    assert after.uptime_ms >= before.uptime_ms
+    assert after.state == pb.SERVER_STATE_READY
+    assert callers[1].beat().instance != after.instance
+
+
+# -------------------------------------------------------------------- Download
+
+
+def download_request(sharded, file=pb.DOWNLOAD_FILE_VOCABULARY, offset=0, shard=0, **more) -> bytes:
+    """The bytes of a DownloadRequest."""
+    fields = {"shard_set": sharded.manifest.shard_set_bytes, **more}
+    return pb.DownloadRequest(file=file, offset=offset, shard=shard, **fields).SerializeToString()
+
+
+FILES = {
+    pb.DOWNLOAD_FILE_VOCABULARY: "vocabulary.arrow",
+    pb.DOWNLOAD_FILE_LOW_ORDERS: "low_orders.arrow",
+}
+
+
+def fetch(sharded, caller, file, offset=0) -> bytes:
+    """The file from `offset` on, each chunk checked."""
+    size = (sharded.directory / FILES[file]).stat().st_size
+    out = b""
+    for data in caller.download(download_request(sharded, file, offset), timeout=WAIT_S):
+        chunk = codec.parse(pb.DownloadChunk(), data)
+        out += codec.decode_chunk(
+            chunk,
+            shard_set=sharded.manifest.shard_set_bytes,
+            offset=offset + len(out),
+            file_bytes=size,
+        )
+    return out
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_download_from_any_offset_is_the_rest_of_the_file(
+    sharded, callers, gated, monkeypatch, file
+):
+    """In one chunk and in many; at the end it is empty."""
+    expected = (sharded.directory / FILES[file]).read_bytes()
+    size = len(expected)
+    rng = random.Random(13)
+    offsets = [0, 1, size // 2, size - 1, size, *(rng.randrange(size) for _ in range(5))]
+    for offset in offsets:
+        assert fetch(sharded, callers[0], file, offset) == expected[offset:]
+    _, _, caller = gated()
+    monkeypatch.setattr(codec, "CHUNK_BYTES", 700)
+    for offset in offsets:
+        assert fetch(sharded, caller, file, offset) == expected[offset:]
+
+
+def test_download_that_breaks_resumes_where_it_stopped(sharded, gated, monkeypatch):
+    """Two chunks from one call, the rest from another."""
+    monkeypatch.setattr(codec, "CHUNK_BYTES", 500)
+    _, _, caller = gated()
+    file = pb.DOWNLOAD_FILE_LOW_ORDERS
+    expected = (sharded.directory / FILES[file]).read_bytes()
+    call = caller.download(download_request(sharded, file), timeout=WAIT_S)
+    out = b""
+    for _ in range(2):
+        out += codec.decode_chunk(
+            codec.parse(pb.DownloadChunk(), next(call)),
+            shard_set=sharded.manifest.shard_set_bytes,
+            offset=len(out),
+            file_bytes=len(expected),
+        )
+    call.cancel()
+    assert len(out) == 1000
+    assert out + fetch(sharded, caller, file, len(out)) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"shard_set": bytes(16)}, Reason.WRONG_SHARD_SET),
+        ({"shard_set": b""}, Reason.MALFORMED),
+        ({"shard": 1}, Reason.WRONG_SHARD),
+        ({"file": pb.DOWNLOAD_FILE_UNSPECIFIED}, Reason.MALFORMED),
+        ({"file": 99}, Reason.MALFORMED),
+        ({"offset": 2**64 - 1}, Reason.OFFSET_OUT_OF_RANGE),
+    ],
+)
+def test_bad_download_is_refused_with_its_reason(sharded, callers, changes, reason):
+    """Each fault by its code and reason."""
+    call = callers[0].download(download_request(sharded, **changes), timeout=WAIT_S)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call)
+    assert caught.value.code() is CODE_OF[reason]
+    assert ("dlm-reason", reason.value) in tuple(call.trailing_metadata())
+
+
+def test_downloads_beyond_the_limit_are_refused(sharded, gated):
+    """While one is being read a second is refused, and afterwards taken."""
+    _, server, caller = gated(max_downloads=1)
+    service = server.server.service
+    gate, entered, read = threading.Event(), threading.Event(), service._read_chunk
+
+    def waiting(*args):
+        entered.set()
+        assert gate.wait(WAIT_S)
+        return read(*args)
+
+    service._read_chunk = waiting
+    first = caller.download(download_request(sharded), timeout=WAIT_S)
+    assert entered.wait(WAIT_S)
+    second = caller.download(download_request(sharded), timeout=WAIT_S)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(second)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    gate.set()
+    assert len(list(first)) == 1
+    until(lambda: service.metrics.downloads == 0)
+    assert fetch(sharded, caller, pb.DOWNLOAD_FILE_VOCABULARY) != b""
+
+
+def test_file_that_shrank_is_internal_and_not_a_short_file(sharded, gated):
+    """A file cut while it is served ends the download with an error."""
+    _, server, caller = gated()
+    files = server.server.service._files
+    descriptor, entry = files[pb.DOWNLOAD_FILE_VOCABULARY]
+    longer = dataclasses.replace(entry, bytes=entry.bytes + 100)
+    files[pb.DOWNLOAD_FILE_VOCABULARY] = (descriptor, longer)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(caller.download(download_request(sharded), timeout=WAIT_S))
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+
+
+# ------------------------------------------------------------------ reflection
+
+
+def test_reflection_lists_the_service_and_its_file(callers):
+    """Tools that know no proto file can ask for it."""
+    stub = reflection_pb2_grpc.ServerReflectionStub(callers[0].channel)
+    requests = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="dlm.v1.Shard"),
+    ]
+    listed, described = stub.ServerReflectionInfo(iter(requests), timeout=WAIT_S)
+    names = {s.name for s in listed.list_services_response.service}
+    assert {"dlm.v1.Shard", "grpc.health.v1.Health"} <= names
+    files = described.file_descriptor_response.file_descriptor_proto
+    assert any(b"dlm/v1/shard.proto" in file for file in files)
+
+
+def test_unknown_method_is_unimplemented(callers):
+    """A call of a later version fails at once."""
+    found = outcome(callers[0].channel.unary_unary("/dlm.v1.Shard/Later"), b"")
+    assert found.code is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_verify_notices_a_wrong_bit(sharded, callers):
+    """The check of the other tests is itself able to fail."""
+    asked = sharded.questions.ask(np.random.default_rng(10), 0)
+    reply = pb.ScoreReply.FromString(outcome(callers[0].score, asked.data).data)
+    reply.log10_probs = reply.log10_probs[:-1] + bytes([reply.log10_probs[-1] ^ 1])
+    with pytest.raises(ProtocolError):
+        sharded.questions.verify(0, asked, reply.SerializeToString())

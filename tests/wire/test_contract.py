@@ -1,0 +1,71 @@
+"""The worked example of proto/README.md is what the codec produces and accepts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from dlm.ngram.partition import hash_pairs, slots_of
+from dlm.ngram.query import Answers, QueryGroups
+from dlm.wire import codec
+
+README = (Path(__file__).resolve().parents[2] / "proto" / "README.md").read_text()
+SHARD_SET = bytes(range(16))
+
+
+def example(name: str) -> bytes:
+    """The bytes of the fenced block ``hex NAME``: the pairs before each line's comment."""
+    block = re.search(rf"```hex {name}\n(.*?)```", README, re.DOTALL)
+    assert block is not None
+    lines = (re.match(r"\s*((?:[0-9a-f]{2} )+)", line) for line in block[1].splitlines())
+    return bytes.fromhex("".join(line[1] for line in lines if line))
+
+
+def test_request_of_the_example_is_what_the_codec_writes_and_reads():
+    """Byte for byte, in both directions."""
+    groups = QueryGroups(
+        np.array([2, 3], np.uint8),
+        np.array([5, 6, 4, 5, 6], np.uint32),
+        np.array([2, 1], np.uint32),
+        np.array([7, 8, 9], np.uint32),
+    )
+    data, checksum = codec.encode_score_request(SHARD_SET, 3, groups)
+    assert data == example("request")
+    assert len(data) == 79
+    assert f"{checksum:016x}" in README
+    request = codec.decode_score_request(example("request"), max_queries=3)
+    assert (request.shard_set, request.shard) == (SHARD_SET, 3)
+    assert request.groups.words.tolist() == [7, 8, 9]
+
+
+def test_reply_of_the_example_is_what_the_codec_writes_and_reads():
+    """Byte for byte, in both directions."""
+    request = codec.decode_score_request(example("request"), max_queries=3)
+    answers = Answers(
+        np.array([-0.5, -1.25, -2.0], np.float32),
+        np.array([3, 1, 4], np.uint8),
+        np.array([3, 2, 4], np.uint8),
+        np.array([2, 1, 3], np.uint8),
+    )
+    assert codec.encode_score_reply(request, answers) == example("reply")
+    assert len(example("reply")) == 58
+    found = codec.decode_score_reply(
+        example("reply"),
+        shard_set=SHARD_SET,
+        shard=3,
+        queries=3,
+        request_checksum=request.checksum,
+    )
+    assert found.log10_prob.tolist() == [-0.5, -1.25, -2.0]
+
+
+def test_slot_of_the_example_is_right():
+    """The hash and slot in "Routing", from the definition and from the code."""
+    plain = xxhash.xxh64_intdigest(bytes.fromhex("0500000006000000"), seed=0)
+    u, v = np.array([5], np.uint32), np.array([6], np.uint32)
+    assert plain == int(hash_pairs(u, v)[0])
+    assert f"`{plain:016x}`, slot {plain % 4096}." in README
+    assert int(slots_of(u, v)[0]) == plain % 4096

@@ -1,0 +1,46 @@
+"""dlm.wire._pb is what the generator makes of proto/, and was made by the pinned generator."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from dlm.wire import generate
+from dlm.wire._pb import shard_pb2
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMITTED = ROOT / "dlm" / "wire" / "_pb"
+
+
+def pinned() -> str:
+    """The version of grpcio-tools in pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = [d for d in project["optional-dependencies"]["dev"] if d.startswith("grpcio-tools==")]
+    assert len(found) == 1
+    return found[0].partition("==")[2]
+
+
+def test_committed_modules_are_what_the_generator_writes(tmp_path):
+    """Editing shard.proto without generating, or the modules by hand, fails here."""
+    pytest.importorskip("grpc_tools", reason="grpcio-tools is not installed (extra `dev`)")
+    assert metadata.version("grpcio-tools") == pinned(), "generate with the pinned version"
+    written = generate.generate(tmp_path / "out")
+    assert {p.name for p in written} == {"shard_pb2.py", "shard_pb2.pyi"}
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {p.name for p in written}
+    for path in written:
+        assert path.read_bytes() == (COMMITTED / path.name).read_bytes(), path.name
+
+
+def test_generator_is_pinned_to_the_series_that_both_protobufs_load():
+    """1.81 writes code for protobuf 6.33, which protobuf 7 loads too."""
+    assert pinned().startswith("1.81.")
+    assert "Protobuf Python Version: 6.33." in (COMMITTED / "shard_pb2.py").read_text()
+
+
+def test_descriptor_is_registered_under_the_path_below_proto():
+    """Reflection hands the file out under this name."""
+    assert shard_pb2.DESCRIPTOR.name == "dlm/v1/shard.proto"
+    assert shard_pb2.DESCRIPTOR.services_by_name["Shard"].full_name == "dlm.v1.Shard"

@@ -1,0 +1,108 @@
+"""dlm.wire.status: every reason has a code, every code an error, and the README says the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from dlm.errors import DlmError, ProtocolError, StaleShardSet, UnavailableError
+from dlm.wire.status import (
+    CODE_OF,
+    ERROR_OF,
+    REASON_KEY,
+    STALE_REASONS,
+    Reason,
+    error_from_rpc,
+    reason_of,
+)
+
+README = (Path(__file__).resolve().parents[2] / "proto" / "README.md").read_text()
+
+
+class FakeRpcError(grpc.RpcError):
+    """What a failed call raises."""
+
+    def __init__(self, code, metadata=None):
+        self._code = code
+        self._metadata = metadata
+
+    def code(self):
+        """The status code."""
+        return self._code
+
+    def details(self):
+        """The message."""
+        return "it said why"
+
+    def trailing_metadata(self):
+        """As gRPC gives it: pairs, or None."""
+        return self._metadata
+
+
+def test_every_reason_has_a_code():
+    """The table of codes is total, and no refusal looks like success."""
+    assert set(CODE_OF) == set(Reason)
+    assert grpc.StatusCode.OK not in CODE_OF.values()
+
+
+def test_values_of_the_reasons_are_their_names():
+    """They are on the wire."""
+    assert all(reason.value == reason.name for reason in Reason)
+
+
+def test_every_code_a_server_sends_becomes_an_error():
+    """No reason leads to an error that a client does not know."""
+    for code in CODE_OF.values():
+        assert issubclass(ERROR_OF[code], DlmError)
+
+
+@pytest.mark.parametrize("code", [c for c in grpc.StatusCode if c is not grpc.StatusCode.OK])
+def test_every_grpc_code_becomes_a_dlm_error(code):
+    """Codes that no dlm server sends (a proxy may) become a DlmError too."""
+    error = error_from_rpc(FakeRpcError(code), where="shard 3 at host:1")
+    assert isinstance(error, DlmError)
+    assert "shard 3 at host:1" in str(error)
+    assert "it said why" in str(error)
+
+
+def test_stale_reasons_are_those_that_become_stale_shard_set():
+    """A refusal for an old table, and no other, is StaleShardSet."""
+    for reason in Reason:
+        assert (ERROR_OF[CODE_OF[reason]] is StaleShardSet) == (reason in STALE_REASONS)
+
+
+def test_only_what_may_pass_is_unavailable():
+    """Faults of the message are ProtocolError: asking again gives the same."""
+    for reason in Reason:
+        kind = ERROR_OF[CODE_OF[reason]]
+        passing = {Reason.NOT_READY, Reason.DRAINING, Reason.OVERLOADED, Reason.LATE}
+        if reason in passing:
+            assert issubclass(kind, UnavailableError)
+            assert kind.retryable
+        elif reason not in STALE_REASONS:
+            assert kind is ProtocolError
+
+
+def test_reason_is_read_from_the_metadata():
+    """A known one, an unknown one, none, and no metadata at all."""
+    code = grpc.StatusCode.UNAVAILABLE
+    for reason in Reason:
+        error = FakeRpcError(code, (("other", "x"), (REASON_KEY, reason.value)))
+        assert reason_of(error) is reason
+    assert reason_of(FakeRpcError(code, ((REASON_KEY, "FROM_THE_FUTURE"),))) is None
+    assert reason_of(FakeRpcError(code, ())) is None
+    assert reason_of(FakeRpcError(code)) is None
+    assert reason_of(grpc.RpcError()) is None
+
+
+def test_readme_lists_every_reason_with_its_code():
+    """The table of errors in proto/README.md is this table."""
+    rows = {}
+    for line in README.splitlines():
+        cells = [c.strip().strip("`") for c in line.split("|")]
+        if len(cells) > 3 and cells[2] in Reason.__members__:
+            rows[Reason(cells[2])] = cells[1]
+    assert rows == {reason: code.name for reason, code in CODE_OF.items()}
+    assert f"`{REASON_KEY}`" in README
