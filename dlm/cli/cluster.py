@@ -1,0 +1,75 @@
+"""`dlm cluster`: every shard of a set on this machine, in one command."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+
+def cluster(
+    directory: Annotated[Path, typer.Argument(help="Folder of a shard set.")],
+    cluster_file: Annotated[
+        Path, typer.Option("--cluster", help="File to write, which client commands take.")
+    ] = Path("cluster.toml"),
+    port: Annotated[
+        int, typer.Option(help="Port of shard 0, the others follow; 0 takes free ports.")
+    ] = 0,
+    log_level: Annotated[str, typer.Option(help="Of the servers.")] = "warning",
+) -> None:
+    """Serve every shard on loopback, in the foreground, until Ctrl-C or SIGTERM.
+
+    Example: dlm cluster shards/model, and in another terminal: dlm score text.txt
+    """
+    from dlm.cli.processes import running_servers
+    from dlm.client.topology import write_cluster_file
+    from dlm.errors import ConfigError, ShardDown
+    from dlm.index.layout import read_manifest
+
+    manifest = read_manifest(directory)
+    if port and not 1 <= port <= 65536 - manifest.shards:
+        raise ConfigError(
+            f"--port {port}: {manifest.shards} ports from there must lie in 1 to 65535"
+        )
+    if not cluster_file.absolute().parent.is_dir():
+        raise ConfigError(f"{cluster_file}: its folder does not exist")
+    stopping = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        stopping.set()
+
+    previous = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGINT)}
+    written: str | None = None
+    try:
+        with running_servers(
+            directory, manifest.shards, first_port=port, log_level=log_level
+        ) as servers:
+            if not stopping.is_set():
+                endpoints = [server.endpoint for server in servers]
+                write_cluster_file(cluster_file, endpoints, shard_set=manifest.shard_set)
+                written = cluster_file.read_text()
+                print(f"{manifest.shards} shards of {directory} (shard set {manifest.shard_set})")
+                for endpoint in endpoints:
+                    print(f"  shard {endpoint.shard} at {endpoint.address}")
+                print(f"wrote {cluster_file}; Ctrl-C stops", flush=True)
+            while not stopping.wait(0.2):
+                for server in servers:
+                    if server.process.poll() is not None:
+                        raise ShardDown(
+                            f"the server of shard {server.endpoint.shard} ended with status "
+                            f"{server.process.returncode}; stopping the others"
+                        )
+    finally:
+        # Only what is still ours: another cluster may have written its own since.
+        if written is not None and cluster_file.exists() and cluster_file.read_text() == written:
+            cluster_file.unlink()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    print("stopped", file=sys.stderr)

@@ -1,0 +1,135 @@
+"""`dlm info`, `dlm verify`, `dlm export`: what is in a shard set, and whether it is whole."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from dlm.index.layout import Manifest
+
+Directory = Annotated[Path, typer.Argument(help="Folder of a shard set.")]
+
+
+def describe(manifest: Manifest) -> dict[str, Any]:
+    """What `dlm info --json` prints.
+
+    bytes_per_ngram counts every file of the set, vocabulary strings included, once; balance is the
+    bytes of the heaviest shard over the mean, 1 at best.
+    """
+    files = [f for f in manifest.files if f.kind == "shard"]
+    total = sum(f.bytes for f in manifest.files) + len(manifest.text)
+    mean = sum(f.bytes for f in files) / len(files)
+    return {
+        "shard_set": manifest.shard_set,
+        "model": manifest.model,
+        "order": manifest.order,
+        "counts": list(manifest.counts),
+        "blanks": list(manifest.blanks),
+        "vocabulary": manifest.vocabulary_size,
+        "encoding": manifest.encoding,
+        "shards": manifest.shards,
+        "bytes": total,
+        "bytes_per_ngram": total / max(sum(manifest.counts), 1),
+        "balance": max(f.bytes for f in files) / mean,
+        "files": [
+            {"name": f.name, "bytes": f.bytes, "ngrams": f.ngrams, "xxh3_128": f.xxh3_128}
+            for f in manifest.files
+        ],
+        "provenance": dict(manifest.provenance),
+    }
+
+
+def summary(manifest: Manifest) -> None:
+    """Prints a shard set for a person."""
+    facts = describe(manifest)
+    counts = " + ".join(f"{c:,}" for c in facts["counts"])
+    rows = [
+        ("shard set", facts["shard_set"]),
+        ("model", facts["model"]),
+        ("n-grams by order", f"{counts} = {sum(facts['counts']):,}"),
+    ]
+    if sum(facts["blanks"]):
+        rows.append(("blanks by order", " + ".join(f"{c:,}" for c in facts["blanks"])))
+    rows += [
+        ("encoding", facts["encoding"]),
+        ("bytes", f"{facts['bytes']:,} ({facts['bytes_per_ngram']:.2f} an n-gram)"),
+        ("shards", f"{facts['shards']}, the heaviest {facts['balance']:.4f} of the mean"),
+    ]
+    rows += [
+        (f"  {entry['name']}", f"{entry['bytes']:,} bytes, {entry['ngrams']:,} n-grams")
+        for entry in facts["files"]
+    ]
+    rows.append(("provenance", ""))
+    for key, value in facts["provenance"].items():
+        rows += [(f"  {key}", str(v)) for v in (value if isinstance(value, list) else [value])]
+    width = max(len(name) for name, _ in rows) + 2
+    for name, value in rows:
+        print(f"{name:{width}}{value}".rstrip())
+
+
+def info(
+    directory: Directory,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Tell what a shard set holds, from its manifest alone.
+
+    Example: dlm info shards/model
+    """
+    from dlm.index.layout import read_manifest
+
+    manifest = read_manifest(directory)
+    if as_json:
+        print(json.dumps(describe(manifest), indent=1))
+    else:
+        summary(manifest)
+
+
+def verify(
+    directory: Directory,
+    arpa: Annotated[
+        Path | None, typer.Option(help="Compare every n-gram with this ARPA file too.")
+    ] = None,
+) -> None:
+    """Check every invariant of a shard set; exit status 1 where one does not hold.
+
+    Example: dlm verify shards/model --arpa model.arpa.zst
+    """
+    from dlm.index.verify import verify as run
+
+    began = time.monotonic()
+
+    def tell(line: str) -> None:
+        print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
+
+    report = run(directory, arpa=arpa, progress=tell)
+    for warning in report.warnings:
+        print(f"warning: {warning}")
+    for violation in report.violations:
+        print(f"violation: {violation}")
+    if report.violations:
+        print(f"{directory}: {len(report.violations)} violations")
+        raise typer.Exit(1)
+    compared = "" if arpa is None else f", every n-gram as in {arpa}"
+    print(f"{directory}: whole{compared}")
+
+
+def export(
+    directory: Directory,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="ARPA file to write, .gz, .zst or .xz; else stdout."),
+    ] = None,
+) -> None:
+    """Write the ARPA model that a shard set holds, n-gram for n-gram.
+
+    Example: dlm export shards/model --output model.arpa.zst
+    """
+    from dlm.index.decode import export_arpa
+
+    export_arpa(directory, sys.stdout.buffer if output is None else output)

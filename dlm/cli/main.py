@@ -1,0 +1,77 @@
+"""Entry point of the command `dlm`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from dlm import __version__
+from dlm.cli import cluster, demo, inspect, score, serve, shard
+from dlm.errors import DlmError
+
+app = typer.Typer(
+    name="dlm",
+    help="Serve n-gram language models too large for one machine, exactly, over gRPC.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"dlm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Serve n-gram language models too large for one machine, exactly, over gRPC."""
+
+
+app.command("demo")(demo.demo)
+app.command("shard")(shard.shard)
+app.command("verify")(inspect.verify)
+app.command("info")(inspect.info)
+app.command("export")(inspect.export)
+app.command("serve")(serve.serve)
+app.command("cluster")(cluster.cluster)
+app.command("score")(score.score)
+
+
+def main() -> None:
+    """Runs the command; exit status 1 is an error told on standard error, 2 wrong usage."""
+    try:
+        app()
+    except DlmError as exc:
+        _complain(exc)
+    except BrokenPipeError:
+        # The reader of our output has gone, as `head` does; nothing more can be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except OSError as exc:
+        _complain(exc)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _complain(exc: BaseException) -> None:
+    text = str(exc)
+    if isinstance(exc, OSError) and exc.strerror:
+        text = exc.strerror if exc.filename is None else f"{exc.filename}: {exc.strerror}"
+    print(f"dlm: {text}", file=sys.stderr)
+    for note in getattr(exc, "__notes__", []):
+        print(f"     {note}", file=sys.stderr)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

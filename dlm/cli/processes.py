@@ -1,0 +1,103 @@
+"""Shard servers as child processes, for `dlm cluster` and `dlm demo`."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlm.client.topology import Endpoint
+from dlm.errors import ConfigError, ShardDown
+
+START_S = 120.0  # the first start compiles the kernels: seconds, more on a busy machine
+STOP_S = 10.0
+_PR_SET_PDEATHSIG = 1  # Linux: the signal a child gets when its parent dies
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server."""
+
+    process: subprocess.Popen[bytes]
+    endpoint: Endpoint
+
+
+def _end_with_parent() -> None:
+    """In the child: no server outlives the command that started it, however that ended."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def running_servers(
+    directory: Path, shards: int, *, first_port: int = 0, log_level: str = "warning"
+) -> Iterator[list[Server]]:
+    """Every shard of a set, each served by a process of its own; stopped at the end.
+
+    Args
+        first_port  shard i gets first_port + i; 0 takes free ports
+    Raises
+        ShardDown, ConfigError  a server did not start; what it said is on standard error
+    """
+    with tempfile.TemporaryDirectory(prefix="dlm-") as scratch:
+        ready = [Path(scratch) / f"shard-{index}.json" for index in range(shards)]
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for index in range(shards):
+                command = [sys.executable, "-m", "dlm.cli.main", "serve", os.fspath(directory)]
+                command += ["--shard", str(index), "--ready-file", os.fspath(ready[index])]
+                command += ["--port", str(first_port + index if first_port else 0)]
+                command += ["--host", "127.0.0.1", "--log-level", log_level]
+                processes.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,  # Ctrl-C reaches the parent, which stops them
+                        preexec_fn=_end_with_parent,  # noqa: PLW1509 - no threads yet
+                    )
+                )
+            yield _wait_ready(processes, ready)
+        finally:
+            stop(processes)
+
+
+def _wait_ready(processes: list[subprocess.Popen[bytes]], ready: list[Path]) -> list[Server]:
+    limit = time.monotonic() + START_S
+    servers = []
+    for index, (process, path) in enumerate(zip(processes, ready, strict=True)):
+        while not path.exists():
+            for other, candidate in enumerate(processes):
+                if candidate.poll() is not None:
+                    raise ConfigError(
+                        f"the server of shard {other} ended with status {candidate.returncode} "
+                        "before it was ready; its own message is above"
+                    )
+            if time.monotonic() > limit:
+                raise ShardDown(f"the server of shard {index} was not ready within {START_S:g} s")
+            time.sleep(0.02)
+        port = json.loads(path.read_text())["port"]
+        servers.append(Server(process, Endpoint(f"127.0.0.1:{port}", index)))
+    return servers
+
+
+def stop(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Asks every process to drain and end; kills those that do not."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    limit = time.monotonic() + STOP_S
+    for process in processes:
+        try:
+            process.wait(max(limit - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

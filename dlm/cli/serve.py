@@ -1,0 +1,68 @@
+"""`dlm serve`: one shard, answering."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: the event's name and its fields; never query text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as a line."""
+        fields: dict[str, Any] = {
+            "time": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+        }
+        fields |= {k: v for k, v in vars(record).items() if k not in _STANDARD}
+        if record.exc_info:
+            fields["error"] = self.formatException(record.exc_info)
+        return json.dumps(fields, default=str)
+
+
+def log_to_stderr(level: str) -> None:
+    """Sends the library's events to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def serve(
+    directory: Annotated[Path, typer.Argument(help="Folder of a shard set.")],
+    shard: Annotated[int, typer.Option(help="Which shard to serve, from 0.")],
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to bind; loopback by default.")] = None,
+    allow_remote: Annotated[
+        bool | None,
+        typer.Option("--allow-remote", help="Allow an address that other machines reach."),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with a table [server].")] = None,
+    ready_file: Annotated[
+        Path | None, typer.Option(help="Written once ready: JSON with port, shard, shard_set, pid.")
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve one shard until SIGTERM; what is in flight is finished first.
+
+    Example: dlm serve shards/model --shard 0 --port 50060
+    """
+    from dlm.config import resolve
+    from dlm.errors import ConfigError
+    from dlm.server.app import serve as run
+    from dlm.server.config import ServerConfig
+
+    if log_level.lower() not in ("debug", "info", "warning", "error"):
+        raise ConfigError(f"--log-level {log_level}: debug, info, warning or error is expected")
+    log_to_stderr(log_level)
+    flags = {"port": port, "host": host, "allow_remote": allow_remote}
+    settings = resolve(ServerConfig, "server", flags=flags, file=config)
+    raise typer.Exit(run(settings, directory, shard, ready_file=ready_file))

@@ -1,0 +1,79 @@
+"""The same handles over a shard set in this process: no server, no message.
+
+`LocalClient.open(DIR).utterance()` is a `Utterance` like any other, for tools that score a model on
+disk and for a model small enough to stand by locally.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.client.config import ClientConfig
+from dlm.client.core import Core, Snapshot
+from dlm.client.lowgrams import LowGrams, check_queries
+from dlm.client.topology import Topology
+from dlm.client.utterance import Utterance
+from dlm.errors import DlmError
+from dlm.index.layout import Manifest
+from dlm.index.local import LocalModel
+from dlm.ngram.query import Answers
+from dlm.ngram.vocab import Vocabulary
+
+
+class _LocalCore(Core):
+    """Answers every call at once from the mapped shards."""
+
+    def __init__(self, model: LocalModel, directory: Path) -> None:
+        super().__init__(list, ClientConfig())
+        self.model = model
+        grams = LowGrams(directory, model.manifest, model.low, model.vocabulary)
+        self._snapshot = Snapshot(Topology(model.manifest, {}, {}), grams)
+
+    def submit(
+        self,
+        model: str,
+        contexts: NDArray[np.uint32],
+        lengths: NDArray[np.uint8],
+        words: NDArray[np.uint32],
+        deadline_s: float | None = None,
+    ) -> Future[Answers]:
+        """See `Core.submit`; the future is done."""
+        manifest = self.model.manifest
+        check_queries(manifest.order, manifest.vocabulary_size, contexts, lengths, words)
+        future: Future[Answers] = Future()
+        try:
+            future.set_result(self.model.score(contexts, lengths, words))
+        except DlmError as exc:
+            future.set_exception(exc)
+        return future
+
+
+class LocalClient:
+    """A shard set, all of it, in this process."""
+
+    def __init__(self, core: _LocalCore) -> None:
+        self._core = core
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str], *, verify: bool = True) -> LocalClient:
+        """Maps the shard set in `directory`; raises `ShardFormatError` where it is damaged."""
+        return cls(_LocalCore(LocalModel.open(Path(directory), verify=verify), Path(directory)))
+
+    @property
+    def manifest(self) -> Manifest:
+        """The shard set."""
+        return self._core.model.manifest
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Words and ids."""
+        return self._core.model.vocabulary
+
+    def utterance(self) -> Utterance:
+        """A handle on the model."""
+        return Utterance(self._core, self._core.snapshot(), None)
