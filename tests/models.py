@@ -5,11 +5,19 @@ A model here is plain: the words by id, the order, and n-gram -> (probability, b
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from dlm.ngram.backoff import DictModel
+    from dlm.ngram.query import Answers
 
 Ngram = tuple[str, ...]
 
@@ -84,11 +92,14 @@ def random_model(
     def weight() -> float | None:
         return rng.choice([None, 0.0, 0.0, float(np.float32(rng.uniform(-1, 0.5)))])
 
-    ngrams: dict[Ngram, tuple[float, float | None]] = {(w,): (value(), weight()) for w in vocabulary}
+    ngrams: dict[Ngram, tuple[float, float | None]] = {
+        (w,): (value(), weight()) for w in vocabulary
+    }
     shorter: list[Ngram] = list(ngrams)
     for k in range(2, order + 1):
         candidates = {
-            (*rng.choice(shorter), rng.choice(vocabulary)) for _ in range(per_order if shorter else 0)
+            (*rng.choice(shorter), rng.choice(vocabulary))
+            for _ in range(per_order if shorter else 0)
         }
         if not missing_suffixes and k > 2:
             candidates = {n for n in candidates if n[1:] in ngrams}
@@ -170,7 +181,9 @@ HAND_MADE: dict[str, PlainModel] = {
             "<s> a b": (-0.28125, -0.0625),
         },
     ),
-    "empty_top_orders": PlainModel(4, {**{(k,): v for k, v in BASE.items()}, ("a", "b"): (-0.5, -0.25)}),
+    "empty_top_orders": PlainModel(
+        4, {**{(k,): v for k, v in BASE.items()}, ("a", "b"): (-0.5, -0.25)}
+    ),
     "empty_order_two_and_up": PlainModel(3, {(k,): v for k, v in BASE.items()}),
     "unigrams_only": PlainModel(1, {(k,): (v[0], None) for k, v in BASE.items()}),
     "bigrams_only": _model(2, **BASE, **{"a b": (-0.5, None), "<s> a": (-0.25, None)}),
@@ -193,3 +206,108 @@ HAND_MADE: dict[str, PlainModel] = {
         },
     ),
 }
+
+
+# ------------------------------------------------- shard sets, read back and changed on purpose
+
+Change = Callable[[dict[str, Any], dict[str, dict[str, Any]]], None]
+
+
+def build(model: PlainModel, folder: Path, shards: int = 2, **options: Any) -> Path:
+    """The model as `folder`/model.arpa and its shard set, whose folder is returned."""
+    from dlm.index.build import build_shard_set
+
+    build_shard_set(model.write(folder / "model.arpa"), folder / "set", shards, **options)
+    return folder / "set"
+
+
+def changed(source: Path, target: Path, change: Change) -> Path:
+    """A copy of a shard set with `change(manifest content, columns by file name)` applied.
+
+    Sizes, checksums, the counts of each shard and the shard-set id are set right again, so that
+    only the change itself can be told.
+    """
+    from dlm.index import layout
+
+    manifest = layout.read_manifest(source)
+    content = json.loads(manifest.text)
+    files = {
+        entry.name: {
+            name: array.copy()
+            for name, array in layout.map_columns(source / entry.name, entry).items()
+        }
+        for entry in manifest.files
+    }
+    change(content, files)
+    target.mkdir()
+    for entry in content["files"]:
+        arrays = files[entry["name"]]
+        size, digest = layout.write_columns(target / entry["name"], entry["kind"], arrays)
+        entry |= {"bytes": size, "xxh3_128": digest}
+        if entry["kind"] == "shard":
+            blanks = int(((arrays["gram_meta"] & layout.BLANK) != 0).sum())
+            entry |= {
+                "nodes": len(arrays["node_key"]),
+                "blanks": blanks,
+                "ngrams": len(arrays["gram_word"]) - blanks,
+            }
+    seal(target, content)
+    return target
+
+
+def seal(directory: Path, content: dict[str, Any]) -> None:
+    """Writes the manifest with this content and the id that follows from it."""
+    from dlm.index import layout
+
+    content["shard_set"] = layout.shard_set_id(content)
+    (directory / layout.MANIFEST).write_bytes(layout.canonical_text(content))
+
+
+def queries(
+    oracle: DictModel, count: int, seed: int = 0
+) -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint32]]:
+    """Contexts, lengths and words as `LocalModel.score` takes them, half of them from n-grams."""
+    rng = random.Random(seed)
+    known = sorted(oracle.closure)
+    size, width = len(oracle.vocabulary), oracle.order - 1
+    contexts = np.zeros((count, width), np.uint32)
+    lengths = np.zeros(count, np.uint8)
+    words = np.zeros(count, np.uint32)
+    for q in range(count):
+        if rng.random() < 0.6:
+            ngram = list(rng.choice(known))
+            if rng.random() < 0.4:
+                ngram.append(rng.randrange(size))
+        else:
+            ngram = [rng.randrange(size) for _ in range(rng.randrange(1, width + 2))]
+        *context, words[q] = [rng.randrange(size) for _ in range(rng.randrange(2))] + ngram
+        lengths[q] = length = min(len(context), width)
+        if length:
+            contexts[q, width - length :] = context[-length:]
+    return contexts, lengths, words
+
+
+def assert_equals_oracle(
+    answers: Answers,
+    oracle: DictModel,
+    contexts: NDArray[np.uint32],
+    lengths: NDArray[np.uint8],
+    words: NDArray[np.uint32],
+) -> None:
+    """Every answer has the oracle's bits."""
+    width = contexts.shape[1]
+    for q, (length, word) in enumerate(zip(lengths.tolist(), words.tolist(), strict=True)):
+        context = contexts[q, width - length :].tolist()
+        expected = oracle.score(context, word)
+        found = (
+            answers.log10_prob[q].tobytes(),
+            int(answers.matched_order[q]),
+            int(answers.ngram_length[q]),
+            int(answers.state_length[q]),
+        )
+        assert found == (
+            expected.log10_prob.tobytes(),
+            expected.matched_order,
+            expected.ngram_length,
+            expected.state_length,
+        ), (context, word, expected, answers.log10_prob[q])

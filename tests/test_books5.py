@@ -51,10 +51,10 @@ def shard_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_ten_thousand_sentences_equal_the_oracle_and_kenlm(
+def test_ten_thousand_sentences_equal_the_oracle(
     shard_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every token of 10,000 sentences, at no more than one message a query by the servers' count."""
+    """Every token, at no more than one message a query by the servers' own count."""
     text = sentences()
     assert len(text) == SENTENCES
     with running_servers(shard_set, SHARDS) as servers:
@@ -65,7 +65,7 @@ def test_ten_thousand_sentences_equal_the_oracle_and_kenlm(
             scores = []
             for begin in range(0, SENTENCES, 200):
                 scores += utterance.score_sentences(text[begin : begin + 200])
-            stats = client.stats
+            zero = client.stats.zero_message
             # One query a message cannot be beaten down by batching: count it alone.
             before = _served(client, addresses)
             asked = 0
@@ -77,7 +77,6 @@ def test_ten_thousand_sentences_equal_the_oracle_and_kenlm(
             after = _served(client, addresses)
     assert after[0] - before[0] <= asked
     assert after[0] - before[0] == after[1] - before[1], "one query in each of these messages"
-    assert before == (stats.messages, stats.sent_queries) or before[0] <= stats.queries
 
     oracle = DictModel.from_arpa(ARPA)
     tokens = 0
@@ -94,9 +93,9 @@ def test_ten_thousand_sentences_equal_the_oracle_and_kenlm(
     del oracle
     with capsys.disabled():
         print(
-            f"\n{SENTENCES} sentences, {tokens} tokens equal; single queries: {asked} asked, "
-            f"{after[0] - before[0]} messages by the servers' count; in batches: "
-            f"{before[0]} messages for {stats.sent_queries} distinct queries"
+            f"\n{SENTENCES} sentences, {tokens} tokens equal; answered with no message "
+            f"{zero / tokens:.1%}; in batches {before[0]} messages with {before[1]} distinct queries; "
+            f"one at a time {asked} queries, {after[0] - before[0]} messages (servers' count)"
         )
 
 

@@ -146,9 +146,7 @@ def _rescore(
         for word in split_words(line):
             common = [rng.randrange(min(size, 400)) for _ in range(CANDIDATES // 2)]
             rare = [rng.randrange(size) for _ in range(CANDIDATES - 1 - len(common))]
-            candidates = np.array(
-                [utterance.vocabulary.id_of(word), *common, *rare], np.uint32
-            )
+            candidates = np.array([utterance.vocabulary.id_of(word), *common, *rare], np.uint32)
             beam = _position(utterance, oracle, beam, candidates, checked)
     return checked, (before, replace(client.stats))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
@@ -53,10 +52,6 @@ def main() -> None:
         app()
     except DlmError as exc:
         _complain(exc)
-    except BrokenPipeError:
-        # The reader of our output has gone, as `head` does; nothing more can be said to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     except OSError as exc:
         _complain(exc)
     except KeyboardInterrupt:

@@ -1,0 +1,62 @@
+"""A small model, its shards, and a cluster that serves them, for the tests of the command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.support import command, wait_for
+from models import HAND_MADE
+
+MODEL = HAND_MADE["missing_suffixes"]
+
+Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+
+@pytest.fixture(scope="session")
+def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment with a cache folder of its own."""
+    return {**os.environ, "DLM_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
+
+
+@pytest.fixture(scope="session")
+def run(environ: dict[str, str]) -> Run:
+    """Runs `dlm` with arguments, and returns what it printed."""
+
+    def call(
+        *arguments: object, cwd: Path | None = None, text: bytes = b""
+    ) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            command(*arguments), cwd=cwd, env=environ, input=text, capture_output=True, timeout=120
+        )
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Path:
+    """A folder with model.arpa and its shards, made by the command."""
+    home = tmp_path_factory.mktemp("cli")
+    MODEL.write(home / "model.arpa")
+    done = run("shard", "model.arpa", "--shards", 2, "--output", "shards", cwd=home)
+    assert done.returncode == 0, done.stderr
+    return home
+
+
+@pytest.fixture(scope="session")
+def cluster(folder: Path, environ: dict[str, str]) -> Iterator[Path]:
+    """cluster.toml of a running `dlm cluster`."""
+    process = subprocess.Popen(
+        command("cluster", "shards"), cwd=folder, env=environ, stdout=subprocess.DEVNULL
+    )
+    try:
+        wait_for((folder / "cluster.toml").exists, process)
+        yield folder / "cluster.toml"
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+    assert not (folder / "cluster.toml").exists()

@@ -1,0 +1,24 @@
+"""Starting the command, and waiting for what it does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+START_S = 120.0
+
+
+def command(*arguments: object) -> list[str]:
+    """The command line of `dlm` in this environment."""
+    return [sys.executable, "-m", "dlm.cli.main", *map(str, arguments)]
+
+
+def wait_for(holds: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    """Waits until `holds()`, while `process` lives."""
+    limit = time.monotonic() + START_S
+    while not holds():
+        assert process.poll() is None, f"ended with {process.returncode}"
+        assert time.monotonic() < limit, "not within the bound"
+        time.sleep(0.02)

@@ -1,0 +1,176 @@
+"""What each command prints, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.support import command
+from dlm.ngram.backoff import DictModel
+
+Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+TEXT = b"a b c d\nd a b\n\nnever a  seen\tb\r\n\xff\xfe a\n"
+
+
+def test_score_prints_an_object_a_sentence_and_one_summary(run: Run, cluster: Path) -> None:
+    """log10_prob, tokens and oovs as the oracle's; the perplexities as KenLM defines them."""
+    done = run("score", "--cluster", cluster, "--json", text=TEXT)
+    assert done.returncode == 0, done.stderr
+    *sentences, last = [json.loads(line) for line in done.stdout.splitlines()]
+    oracle = DictModel.from_arpa(cluster.with_name("model.arpa"))
+    total = oov_total = 0.0
+    tokens = oovs = 0
+    for line, facts in zip(TEXT.splitlines(), sentences, strict=True):
+        words = line.replace(b"\t", b" ").split(b" ")
+        words = [w for w in words if w]
+        scores = oracle.score_sentence(words)
+        unknown = [oracle.vocabulary.id_of(w) == 0 for w in words] + [False]
+        assert facts["log10_prob"] == float(sum(np.float64(s.log10_prob) for s in scores))
+        assert facts["tokens"] == len(words) + 1
+        assert facts["oovs"] == sum(unknown)
+        total += facts["log10_prob"]
+        oov_total += sum(float(s.log10_prob) for s, u in zip(scores, unknown, strict=True) if u)
+        tokens += facts["tokens"]
+        oovs += facts["oovs"]
+    assert list(last) == ["summary"]
+    summary = last["summary"]
+    assert (summary["sentences"], summary["tokens"], summary["oovs"]) == (5, tokens, oovs)
+    assert math.isclose(summary["perplexity"], 10 ** (-total / tokens))
+    without = 10 ** (-(total - oov_total) / (tokens - oovs))
+    assert math.isclose(summary["perplexity_without_oovs"], without)
+
+
+def test_a_cluster_and_the_shards_on_disk_score_alike(
+    run: Run, cluster: Path, folder: Path
+) -> None:
+    """The same lines, byte for byte, in every form of output."""
+    for form in ([], ["--words"], ["--json"], ["--json", "--words"]):
+        served = run("score", "--cluster", cluster, *form, text=TEXT)
+        local = run("score", "--local", folder / "shards", *form, text=TEXT)
+        assert served.returncode == local.returncode == 0, served.stderr + local.stderr
+        assert served.stdout == local.stdout
+
+
+def test_cluster_toml_of_this_folder_is_the_default(run: Run, cluster: Path) -> None:
+    """`dlm score FILE` beside cluster.toml needs no option."""
+    (cluster.parent / "text.txt").write_bytes(TEXT)
+    by_default = run("score", "text.txt", cwd=cluster.parent)
+    named = run("score", "--cluster", cluster, text=TEXT)
+    assert by_default.returncode == 0, by_default.stderr
+    assert by_default.stdout == named.stdout
+
+
+def test_words_shows_every_token_with_its_matched_order(run: Run, folder: Path) -> None:
+    """A line a token: word, matched order, log10 P, and a mark on what is unknown."""
+    done = run("score", "--local", folder / "shards", "--words", text=b"a b c d zzz\n")
+    lines = [line.split("\t") for line in done.stdout.decode().splitlines()]
+    assert [line[:2] for line in lines[:4]] == [["a", "1"], ["b", "2"], ["c", "3"], ["d", "4"]]
+    assert lines[4][:2] == ["zzz", "1"]
+    assert lines[4][3] == "OOV"
+    assert lines[5][0] == "</s>"
+
+
+def test_no_text_has_no_perplexity(run: Run, folder: Path) -> None:
+    """An empty input is a summary of zeros with null perplexities, not a division by zero."""
+    done = run("score", "--local", folder / "shards", "--json")
+    assert done.returncode == 0
+    (last,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert last["summary"]["tokens"] == 0
+    assert last["summary"]["perplexity"] is None
+
+
+def test_info_tells_counts_bytes_and_balance(run: Run, folder: Path) -> None:
+    """The JSON object has what a script needs; the bytes are those on disk."""
+    facts = json.loads(run("info", folder / "shards", "--json").stdout)
+    assert facts["counts"] == [7, 2, 2, 1]
+    assert facts["order"] == 4
+    assert facts["encoding"] == "exact"
+    on_disk = sum(path.stat().st_size for path in (folder / "shards").iterdir())
+    assert facts["bytes"] == on_disk
+    assert facts["bytes_per_ngram"] == on_disk / 12
+    assert facts["balance"] >= 1
+    assert len(facts["shard_set"]) == 32
+    assert facts["provenance"]["source"] == "model.arpa"
+    assert facts["shard_set"] in run("info", folder / "shards").stdout.decode()
+
+
+def test_verify_passes_on_what_shard_made_and_names_what_was_damaged(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    """Exit status 0 and 1, and the file that is wrong."""
+    good = run("verify", folder / "shards", "--arpa", folder / "model.arpa")
+    assert good.returncode == 0, good.stderr
+    for path in (folder / "shards").iterdir():
+        data = bytearray(path.read_bytes())
+        if path.name == "shard-0001.arrow":
+            data[len(data) // 2] ^= 1
+        (tmp_path / path.name).write_bytes(data)
+    bad = run("verify", tmp_path)
+    assert bad.returncode == 1
+    assert b"shard-0001.arrow" in bad.stdout + bad.stderr
+
+
+def test_export_gives_the_model_back(run: Run, folder: Path) -> None:
+    """To standard output or to a file; read again, it is the same model."""
+    done = run("export", folder / "shards")
+    assert done.returncode == 0, done.stderr
+    (folder / "again.arpa").write_bytes(done.stdout)
+    first = DictModel.from_arpa(folder / "model.arpa")
+    again = DictModel.from_arpa(folder / "again.arpa")
+    assert first.ngrams == again.ngrams
+    assert run("export", folder / "shards", "-o", folder / "again.arpa.gz").returncode == 0
+    assert DictModel.from_arpa(folder / "again.arpa.gz").ngrams == first.ngrams
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["shard", "absent.arpa", "--shards", "2", "-o", "out"], b"absent.arpa"),
+        (["shard", "model.arpa", "--shards", "0", "-o", "out"], b"1 to 4096"),
+        (["shard", "model.arpa", "--shards", "2", "-o", "shards"], b"not an empty folder"),
+        (["info", "absent"], b"dlm shard MODEL.arpa"),
+        (["verify", "."], b"manifest.json"),
+        (["serve", "shards", "--shard", "7"], b"0 to 1"),
+        (["serve", "shards", "--shard", "0", "--host", "0.0.0.0"], b"allow_remote"),
+        (["serve", "shards", "--shard", "0", "--log-level", "loud"], b"debug, info"),
+        (["cluster", "absent"], b"manifest.json"),
+        (["cluster", "shards", "--port", "65535"], b"1 to 65535"),
+        (["score", "--local", "shards", "absent.txt"], b"absent.txt"),
+        (["score", "--cluster", "absent.toml"], b"dlm cluster DIR"),
+        (["score", "--cluster", "x", "--local", "shards"], b"one of them"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_a_line_with_exit_status_one(
+    run: Run, folder: Path, arguments: list[str], says: bytes
+) -> None:
+    """No traceback, and the line names what is wrong."""
+    done = run(*arguments, cwd=folder)
+    assert done.returncode == 1, done.stderr
+    assert says in done.stderr + done.stdout
+    assert b"Traceback" not in done.stderr
+    assert not (folder / "out").exists()
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly(
+    folder: Path, environ: dict[str, str]
+) -> None:
+    """As `dlm export DIR | head` does."""
+    process = subprocess.Popen(
+        command("score", "--local", folder / "shards", "--words"),
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, stderr = process.communicate(b"a b c d\n" * 20_000, timeout=120)
+    assert b"Traceback" not in stderr
+    assert process.returncode == 1

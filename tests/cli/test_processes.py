@@ -1,0 +1,123 @@
+"""Clusters on this machine: started whole, stopped whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from cli.support import command, wait_for
+
+
+def _children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _gone(pids: list[int]) -> bool:
+    def ended(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        except FileNotFoundError:
+            return True
+
+    return all(ended(pid) for pid in pids)
+
+
+def _start(folder: Path, home: Path, environ: dict[str, str]) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        command("cluster", folder / "shards"),
+        cwd=home,
+        env=environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    wait_for((home / "cluster.toml").exists, process)
+    return process
+
+
+def _wait_gone(pids: list[int]) -> None:
+    limit = time.monotonic() + 30
+    while not _gone(pids):
+        assert time.monotonic() < limit, f"{pids} live on"
+        time.sleep(0.02)
+
+
+def test_ctrl_c_stops_every_server_and_removes_the_file(
+    folder: Path, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """Exit status 0, no server left, no cluster.toml that names nothing."""
+    process = _start(folder, tmp_path, environ)
+    servers = _children(process.pid)
+    assert len(servers) == 2
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+    _wait_gone(servers)
+    assert not (tmp_path / "cluster.toml").exists()
+
+
+def test_a_server_that_dies_stops_the_cluster_with_its_name(
+    folder: Path, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """Half a cluster would be an outage nobody sees."""
+    process = _start(folder, tmp_path, environ)
+    servers = _children(process.pid)
+    os.kill(servers[1], signal.SIGKILL)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert re.search(rb"the server of shard \d ended with status -9", stderr)
+    _wait_gone(servers)
+    assert not (tmp_path / "cluster.toml").exists()
+
+
+def test_no_server_outlives_a_cluster_that_was_killed(
+    folder: Path, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """kill -9 on the command still ends the servers."""
+    process = _start(folder, tmp_path, environ)
+    servers = _children(process.pid)
+    process.kill()
+    process.wait()
+    _wait_gone(servers)
+
+
+def test_a_port_that_is_taken_is_told(
+    folder: Path, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """The command fails with the server's own message, and stops the other server."""
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            command("cluster", folder / "shards", "--port", min(port, 65_000)),
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            timeout=120,
+        )
+    if port <= 65_000:
+        assert done.returncode == 1
+        assert str(port).encode() in done.stderr
+    assert not (tmp_path / "cluster.toml").exists()
+
+
+def test_the_demo_ends_with_every_score_equal(tmp_path: Path, environ: dict[str, str]) -> None:
+    """The main job, on the model that comes with the package, with text of one's own."""
+    text = tmp_path / "text.txt"
+    text.write_text("the man went to the house\nthere was no xyzzy in it\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "dlm.cli.main", "demo", "--shards", "2", "--text", str(text)],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        timeout=170,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(rb"All [\d,]+ scores equal the ARPA model's, bit for bit", done.stdout)
+    assert list(tmp_path.iterdir()) == [text]
