@@ -38,7 +38,12 @@ def _give_numba_a_cache() -> None:
     except OSError:
         return  # nothing can be written at all; numba's own message says it
     owner = os.getpid()
-    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not in a child that was forked
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
     os.environ["NUMBA_CACHE_DIR"] = folder
 
 

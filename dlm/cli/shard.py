@@ -16,7 +16,7 @@ def shard(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to make.")],
     repair: Annotated[
         bool,
-        typer.Option(help="Add prefixes that the model lacks; no score changes."),
+        typer.Option(help="Add prefixes that the model lacks; scores keep all but the last bit."),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
 ) -> None:

@@ -33,7 +33,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass
-class _Contexts:
+class Contexts:
     """The contexts of one length that are nodes of the tree, in the order of the whole tree.
 
     rank   place of each among the n-grams of its length; node  rank -> node, -1 for none
@@ -89,9 +89,7 @@ def build_shard_set(
         }
         manifest = _write(folder, model, shards, slot_load, provenance, say)
         check_destination(destination)
-        if destination.exists():
-            destination.rmdir()
-        folder.rename(destination)
+        folder.rename(destination)  # takes the place of an empty folder, in one step
         layout.sync_directory(destination.absolute().parent)
     return manifest
 
@@ -115,7 +113,7 @@ def _building(destination: Path) -> Iterator[Path]:
     folder = destination.absolute().with_name(destination.name + ".building")
     lock_path = destination.absolute().with_name(destination.name + ".building.lock")
     with lock_path.open("w") as lock:
-        _lock(lock, destination)
+        _lock(lock, lock_path, destination)
         try:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
@@ -125,13 +123,22 @@ def _building(destination: Path) -> Iterator[Path]:
             lock_path.unlink(missing_ok=True)
 
 
-def _lock(lock: IO[str], destination: Path) -> None:
+def _lock(lock: IO[str], path: Path, destination: Path) -> None:
+    running = ConfigError(
+        f"another build of {destination} is running; wait for it, or give another --output"
+    )
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
-        raise ConfigError(
-            f"another build of {destination} is running; wait for it, or give another --output"
-        ) from exc
+        raise running from exc
+    # A build that just ended may have removed the file after it was opened here: such a lock
+    # keeps nobody out.
+    try:
+        same = os.path.samestat(os.fstat(lock.fileno()), path.stat())
+    except FileNotFoundError:
+        same = False
+    if not same:
+        raise running
 
 
 def _write(
@@ -144,7 +151,7 @@ def _write(
 ) -> Manifest:
     order = model.order
     state_length = state_lengths(model)
-    contexts = _place_contexts(model)
+    contexts = place_contexts(model)
     stored = np.zeros(len(model.tables[1]) if order > 1 else 0, np.bool_)
     if contexts:
         stored[contexts[0].rank] = True
@@ -154,24 +161,26 @@ def _write(
 
     files = []
 
-    def add(kind: str, index: int | None, arrays: Arrays, ngrams: int, blanks: int, nodes: int) -> None:
+    def add(
+        kind: str, index: int | None, arrays: Arrays, ngrams: int, blanks: int, nodes: int
+    ) -> None:
         name = layout.file_name(kind, index)
         say(f"writing {name}")
         size, digest = layout.write_columns(folder / name, kind, arrays)
         files.append(FileEntry(kind, index, name, size, digest, ngrams, blanks, nodes))
 
-    add("vocabulary", None, _vocabulary_arrays(model), 0, 0, 0)
+    add("vocabulary", None, vocabulary_arrays(model), 0, 0, 0)
     counts, blanks = model.counts(), model.blanks()
     add(
         "low_orders",
         None,
-        _low_order_arrays(model, state_length, stored),
+        low_order_arrays(model, state_length, stored),
         sum(counts[:2]),
         sum(blanks[:2]),
         0,
     )
     for index in range(shards):
-        arrays, ngrams, blank = _shard_arrays(model, contexts, state_length, table == index)
+        arrays, ngrams, blank = shard_arrays(model, contexts, state_length, table == index)
         add("shard", index, arrays, ngrams, blank, len(arrays["node_key"]))
 
     manifest = layout.make_manifest(
@@ -209,7 +218,7 @@ def state_lengths(model: NgramTables) -> list[NDArray[np.uint8]]:
         if k == 1:
             shorter = np.zeros(len(table), U8)
         else:
-            suffix = _suffix_ranks(model, k)
+            suffix = suffix_ranks(model, k)
             shorter = lengths[-1][suffix]
         if k < model.order:
             matters = table.log10_backoff != 0
@@ -222,12 +231,12 @@ def state_lengths(model: NgramTables) -> list[NDArray[np.uint8]]:
     return lengths
 
 
-def _suffix_ranks(model: NgramTables, k: int) -> NDArray[np.int64]:
+def suffix_ranks(model: NgramTables, k: int) -> NDArray[np.int64]:
     """Rank, one order down, of each n-gram of order `k` without its oldest word."""
     return model.ranks(model.tables[k - 1].rows[:, 1:])
 
 
-def _place_contexts(model: NgramTables) -> list[_Contexts]:
+def place_contexts(model: NgramTables) -> list[Contexts]:
     """The nodes of the tree, level by level: contexts of 2 .. order - 1 words.
 
     A context is a node if something follows it, if it is longer than two words and has a back-off
@@ -240,11 +249,11 @@ def _place_contexts(model: NgramTables) -> list[_Contexts]:
         keep = (table.log10_backoff != 0) if k > 2 else np.zeros(len(table), np.bool_)
         keep[model.tables[k].prefix] = True
         wanted.append(keep)
-        suffixes.append(_suffix_ranks(model, k))
+        suffixes.append(suffix_ranks(model, k))
     for i in range(len(wanted) - 1, 0, -1):
         wanted[i - 1][suffixes[i][wanted[i]]] = True
 
-    levels: list[_Contexts] = []
+    levels: list[Contexts] = []
     for i, keep in enumerate(wanted):
         rank = np.flatnonzero(keep).astype(I64)
         rows = model.tables[i + 1].rows
@@ -258,7 +267,7 @@ def _place_contexts(model: NgramTables) -> list[_Contexts]:
             slot = levels[-1].slot[parent]
         node = np.full(len(rows), -1, I64)
         node[rank] = np.arange(len(rank))
-        levels.append(_Contexts(rank, node, parent, slot))
+        levels.append(Contexts(rank, node, parent, slot))
     return levels
 
 
@@ -267,7 +276,7 @@ NODE_BYTES = 16
 GRAM_BYTES = 9
 
 
-def _slot_bytes(model: NgramTables, contexts: list[_Contexts]) -> NDArray[np.int64]:
+def _slot_bytes(model: NgramTables, contexts: list[Contexts]) -> NDArray[np.int64]:
     """Bytes stored under each slot."""
     load = np.zeros(SLOTS, I64)
     for i, level in enumerate(contexts):
@@ -277,7 +286,7 @@ def _slot_bytes(model: NgramTables, contexts: list[_Contexts]) -> NDArray[np.int
     return load
 
 
-def _vocabulary_arrays(model: NgramTables) -> Arrays:
+def vocabulary_arrays(model: NgramTables) -> Arrays:
     words = model.vocabulary.words
     ends = np.cumsum([0, *map(len, words)], dtype=np.uint64)
     return {
@@ -302,7 +311,7 @@ def _begins(parent: NDArray[np.int64], parents: int) -> NDArray[Any]:
     return begins
 
 
-def _low_order_arrays(
+def low_order_arrays(
     model: NgramTables, state_length: list[NDArray[np.uint8]], stored: NDArray[np.bool_]
 ) -> Arrays:
     one = model.tables[0]
@@ -331,9 +340,9 @@ def _low_order_arrays(
     return out
 
 
-def _shard_arrays(
+def shard_arrays(
     model: NgramTables,
-    contexts: list[_Contexts],
+    contexts: list[Contexts],
     state_length: list[NDArray[np.uint8]],
     owns: NDArray[np.bool_],
 ) -> tuple[Arrays, int, int]:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +91,7 @@ def decode(directory: str | os.PathLike[str], *, verify: bool = True) -> Decoded
     Guarantees
         the values are those of the ARPA file that was sharded, bit for bit
     Cost
-        memory: about 40 bytes an n-gram
+        memory: some 90 bytes an n-gram at its peak
     """
     opened = ShardSet.open(directory, verify=verify)
     model = decode_tables(opened).model
@@ -104,11 +104,14 @@ def decode(directory: str | os.PathLike[str], *, verify: bool = True) -> Decoded
 
 def export_arpa(
     directory: str | os.PathLike[str],
-    output: str | os.PathLike[str],
+    output: str | os.PathLike[str] | IO[bytes],
     *,
     verify: bool = True,
 ) -> DecodedModel:
-    """Writes the model of a shard set as an ARPA file, compressed by its suffix (.gz, .zst, .xz).
+    """Writes the model of a shard set as an ARPA file.
+
+    Args
+        output  a path, compressed by its suffix (.gz, .zst, .xz), or an open binary file
 
     Raises
         ShardFormatError, ArpaError, OSError

@@ -4,6 +4,7 @@ Nothing here checks an index; numba reads out of range without a word. The calle
 `Trusts` check first.
 """
 
+# mypy: disable-error-code="assignment"
 from __future__ import annotations
 
 import numpy as np
@@ -25,14 +26,15 @@ def find(sorted_keys, begin, end, key):  # type: ignore[no-untyped-def]
         begin, end   int64;  key uint32
     """
     low = np.int64(begin)
-    high = np.int64(end)
+    last = np.int64(end)  # offsets may be unsigned, which numba compares with int64 as floats
+    high = last
     while low < high:
         middle = (low + high) >> 1
         if sorted_keys[middle] < key:
             low = middle + 1
         else:
             high = middle
-    if low < end and sorted_keys[low] == key:
+    if low < last and sorted_keys[low] == key:
         return low
     return np.int64(-1)
 
@@ -66,16 +68,18 @@ def score_groups(  # type: ignore[no-untyped-def]
         words          (Q,)      uint32
         log10_prob     (Q,)      float32 filled, like the four after it
         matched_order, ngram_length, state_length  (Q,) uint8
-        needs_shard    (C,)      uint8   1 where the bigram table says that something is stored under
-                       the context's last two words, so that the low orders alone cannot answer
+        needs_shard    (C,)      uint8   1 where the bigram table says that something is stored
+                       under the context's last two words: the low orders alone cannot answer
     Guarantees
         equals ngram.backoff.score bit for bit: the back-off weights are added to 0 in float32 from
         the longest context to the shortest, then the probability
     Cost
-        a context: one walk, order - 1 binary searches; a word: one search a level until it is missing
+        a context: one walk, order - 1 binary searches; a word: one search a level until it is
+        missing
     Trusts
         ids below the vocabulary's size, lengths below the order, begins in order: checked in
-        shard.Shard.check and in client.lowgrams; the columns: checked when they are mapped
+        shard.Shard.check and by the callers of shard.run_kernel; the columns: checked when they
+        are mapped (shard.LowOrders.open, shard.Shard.open)
     Paper
         DLM Algorithm 4, the word searched from the shallow end: with blanks in place of missing
         suffixes, a word that is absent at one depth is absent below it

@@ -1,8 +1,8 @@
 """Names, numbers and files of a shard set: shards/FORMAT.md in code.
 
-A shard set is a folder: `manifest.json`, the vocabulary, the low orders (1- and 2-grams, which every
-server and client holds) and one file a shard. The files are Arrow IPC files that hold one row; each
-column is a list, and its values are mapped from disk without a copy.
+A shard set is a folder: `manifest.json`, the vocabulary, the low orders (1- and 2-grams, which
+every server and client holds) and one file a shard. The files are Arrow IPC files that hold one
+row; each column is a list, and its values are mapped from disk without a copy.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,11 +139,15 @@ class Manifest:
 
 
 def canonical_text(content: Mapping[str, Any]) -> bytes:
-    """The one way to write `content`: a key a line, sorted, no spaces, UTF-8 in ASCII escapes."""
-    lines = (
-        f"{json.dumps(key)}:{json.dumps(content[key], sort_keys=True, separators=(',', ':'))}"
-        for key in sorted(content)
-    )
+    """The one way to write `content`: a key a line, sorted, no spaces, UTF-8 in ASCII escapes.
+
+    Raises  ValueError where a number is not finite: JSON has no text for it
+    """
+
+    def text(value: Any) -> str:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    lines = (f"{text(key)}:{text(content[key])}" for key in sorted(content))
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode("ascii")
 
 
@@ -168,19 +173,20 @@ def parse_manifest(text: bytes, where: str = MANIFEST) -> Manifest:
         content = json.loads(text)
         if not isinstance(content, dict) or content.get("format") != FORMAT_NAME:
             raise ValueError(f"it does not say that it is a {FORMAT_NAME!r}")
+        canonical, expected = canonical_text(content), shard_set_id(content)
     except (ValueError, RecursionError) as exc:
         raise ShardFormatError(
             f"{where} is no manifest: {exc}. Build the shards again, or fetch a whole copy"
         ) from exc
     version = content.get("format_version")
-    if version != FORMAT_VERSION:
+    if type(version) is not int or version != FORMAT_VERSION:
         raise ShardFormatError(
             f"{where} has format version {version!r}; this dlm reads {FORMAT_VERSION}. "
             "Use the dlm that wrote it, or build the shards again"
         )
     features = content.get("features")
     unknown = (
-        sorted(str(f) for f in features if f not in FEATURES)
+        sorted(str(f) for f in features if not isinstance(f, str) or f not in FEATURES)
         if isinstance(features, list)
         else ["(not a list)"]
     )
@@ -189,56 +195,122 @@ def parse_manifest(text: bytes, where: str = MANIFEST) -> Manifest:
             f"{where} needs features that this dlm does not know: {', '.join(unknown)}. "
             "Use a newer dlm"
         )
-    expected = shard_set_id(content)
-    if content.get("shard_set") != expected or canonical_text(content) != text:
+    if content.get("shard_set") != expected or canonical != text:
         raise ShardFormatError(
-            f"{where} says it is shard set {content.get('shard_set')!r}, but its content gives "
-            f"{expected}: it is damaged or was edited. Build the shards again, or fetch a whole copy"
+            f"{where} says it is shard set {content.get('shard_set')!r:.80}, but its content gives "
+            f"{expected}: it is damaged or was edited. "
+            "Build the shards again, or fetch a whole copy"
         )
     try:
-        manifest = Manifest(
-            text=text,
-            shard_set=content["shard_set"],
-            model=content["model"],
-            order=content["order"],
-            counts=tuple(content["counts"]),
-            blanks=tuple(content["blanks"]),
-            unk_in_model=content["unk_in_model"],
-            encoding=content["encoding"],
-            slots=np.array(content["slots"], np.uint16),
-            files=tuple(FileEntry(**entry) for entry in content["files"]),
-            provenance=content["provenance"],
+        return _manifest(content, text)
+    except (KeyError, TypeError, ValueError) as exc:
+        fault = f"it has no field {exc}" if isinstance(exc, KeyError) else str(exc)
+        raise ShardFormatError(
+            f"{where} contradicts itself: {fault}. Build the shards again, or fetch a whole copy"
+        ) from exc
+
+
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def _number(value: Any, what: str, largest: int = (1 << 63) - 1) -> int:
+    """`value`, which must be a whole number that JSON wrote as one (true and 1.0 are none)."""
+    if type(value) is not int or not 0 <= value <= largest:
+        raise ValueError(f"{what} is {value!r:.80}, not a whole number from 0 to {largest}")
+    return value
+
+
+def _digest(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not _ID.fullmatch(value):
+        raise ValueError(f"{what} is {value!r:.80}, not 32 lower-case hexadecimal digits")
+    return value
+
+
+def _list(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{what} is {value!r:.80}, not a list")
+    return value
+
+
+def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
+    """The fields of `content`, each checked for its type; ValueError or KeyError where one fails.
+
+    Fields that are not named here are left alone: FORMAT.md, "Versions".
+    """
+    order = _number(content["order"], "order")
+    if not 1 <= order <= MAX_ORDER:
+        raise ValueError(f"order {order} is not in 1..{MAX_ORDER}")
+    if content["encoding"] not in sorted(ENCODINGS):
+        raise ValueError(f"encoding {content['encoding']!r:.80} is none of {sorted(ENCODINGS)}")
+    if type(content["unk_in_model"]) is not bool:
+        raise ValueError(f"unk_in_model is {content['unk_in_model']!r:.80}, not true or false")
+    if not isinstance(content["provenance"], dict):
+        raise ValueError("provenance is not an object")
+    files = []
+    for position, entry in enumerate(_list(content["files"], "files")):
+        kind = "shard" if position > 1 else ("vocabulary", "low_orders")[position]
+        index = position - 2 if kind == "shard" else None
+        if not isinstance(entry, dict) or (entry["kind"], entry["index"]) != (kind, index):
+            raise ValueError(
+                "files must be the vocabulary, the low orders and the shards in order; "
+                f"number {position} is {entry!r:.80}"
+            )
+        if entry["name"] != file_name(kind, index):
+            raise ValueError(f"a file is named {entry['name']!r:.80}, not {file_name(kind, index)}")
+        counted = (_number(entry[key], key) for key in ("ngrams", "blanks", "nodes"))
+        files.append(
+            FileEntry(
+                kind,
+                index,
+                file_name(kind, index),
+                _number(entry["bytes"], "bytes"),
+                _digest(entry["xxh3_128"], "xxh3_128"),
+                *counted,
+            )
         )
-        _check(manifest)
-    except (KeyError, TypeError, ValueError, OverflowError) as exc:
-        raise ShardFormatError(f"{where} contradicts itself: {exc!r}") from exc
+    shards = len(files) - 2
+    if not 1 <= shards <= MAX_SHARDS:
+        raise ValueError(f"{shards} shards; there are 1 to {MAX_SHARDS}")
+    slots = [_number(slot, "a slot", shards - 1) for slot in _list(content["slots"], "slots")]
+    if len(slots) != SLOTS:
+        raise ValueError(f"{len(slots)} slots; there are {SLOTS}")
+    manifest = Manifest(
+        text=text,
+        shard_set=_digest(content["shard_set"], "shard_set"),
+        model=_digest(content["model"], "model"),
+        order=order,
+        counts=tuple(_number(n, "a count") for n in _list(content["counts"], "counts")),
+        blanks=tuple(_number(n, "a count") for n in _list(content["blanks"], "blanks")),
+        unk_in_model=content["unk_in_model"],
+        encoding=content["encoding"],
+        slots=np.array(slots, np.uint16),
+        files=tuple(files),
+        provenance=content["provenance"],
+    )
+    _check(manifest)
     return manifest
 
 
 def _check(m: Manifest) -> None:
-    """What must hold inside one manifest; ValueError where it does not."""
-    if m.encoding not in ENCODINGS:
-        raise ValueError(f"encoding {m.encoding!r} is none of {sorted(ENCODINGS)}")
-    if not 1 <= m.order <= MAX_ORDER:
-        raise ValueError(f"order {m.order} is not in 1..{MAX_ORDER}")
+    """What must hold between the numbers of a manifest; ValueError where it does not."""
     if not len(m.counts) == len(m.blanks) == m.order:
         raise ValueError("counts and blanks must have one number an order")
-    if min(m.counts) < 0 or min(m.blanks) < 0:
-        raise ValueError("a count below zero")
-    bytes.fromhex(m.shard_set + m.model)
-    wanted = [("vocabulary", None), ("low_orders", None), *(("shard", i) for i in range(m.shards))]
-    if [(f.kind, f.index) for f in m.files] != wanted or not 1 <= m.shards <= MAX_SHARDS:
-        raise ValueError("files must be the vocabulary, the low orders and the shards in order")
-    for entry in m.files:
-        if entry.name != file_name(entry.kind, entry.index):
-            raise ValueError(f"a file is named {entry.name!r}")
-        if min(entry.bytes, entry.ngrams, entry.blanks, entry.nodes) < 0:
-            raise ValueError(f"a number below zero for {entry.name}")
-    if m.slots.shape != (SLOTS,) or int(m.slots.max()) >= m.shards:
-        raise ValueError(f"slots must be {SLOTS} numbers below {m.shards}")
-    stored = sum(f.ngrams for f in m.files if f.kind != "vocabulary")
-    if stored != sum(m.counts):
-        raise ValueError(f"the files hold {stored} n-grams, the model {sum(m.counts)}")
+    if m.vocabulary_size >= 1 << 32:
+        raise ValueError(f"{m.vocabulary_size} words; ids have 32 bits")
+    if m.blanks[0] != (0 if m.unk_in_model else 1):
+        raise ValueError(f"{m.blanks[0]} blanks among the 1-grams; only <unk> can be one")
+    vocabulary, low = m.files[:2]
+    if (vocabulary.ngrams, vocabulary.blanks, vocabulary.nodes, low.nodes) != (0, 0, 0, 0):
+        raise ValueError("the vocabulary holds no n-grams and only shards have nodes")
+    for what, by_order, low_count, in_shards in (
+        ("n-grams", m.counts, low.ngrams, sum(f.ngrams for f in m.files[2:])),
+        ("blanks", m.blanks, low.blanks, sum(f.blanks for f in m.files[2:])),
+    ):
+        if (low_count, in_shards) != (sum(by_order[:2]), sum(by_order[2:])):
+            raise ValueError(
+                f"the low orders hold {low_count} {what} and the shards {in_shards}; "
+                f"by order they are {list(by_order)}"
+            )
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -319,15 +391,16 @@ def map_columns(path: Path, entry: FileEntry, *, verify: bool = True) -> Arrays:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if size != entry.bytes:
+            if size != entry.bytes or size == 0:
                 raise ShardFormatError(
                     f"{path} has {size} bytes, the manifest says {entry.bytes}: it is truncated or "
                     "of another build. Fetch it again, or build the shards again"
                 )
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError as exc:
+    except (FileNotFoundError, IsADirectoryError) as exc:
         raise ShardFormatError(
-            f"{path} is missing; the manifest beside it lists {entry.bytes} bytes under that name"
+            f"{path} is missing or no file; the manifest beside it lists {entry.bytes} bytes under "
+            "that name. Fetch it again, or build the shards again"
         ) from exc
     if verify:
         found = xxhash.xxh3_128_hexdigest(mapped)
@@ -337,26 +410,53 @@ def map_columns(path: Path, entry: FileEntry, *, verify: bool = True) -> Arrays:
                 "Fetch it again, or build the shards again"
             )
     try:
-        return _columns(path, pa.py_buffer(mapped), entry.kind)
-    except (pa.ArrowException, ValueError, OSError, KeyError, TypeError) as exc:
-        raise ShardFormatError(f"{path} is no {entry.kind} file of a shard set: {exc}") from exc
+        return _columns(pa.py_buffer(mapped), entry.kind)
+    except (pa.ArrowException, ValueError, OSError, KeyError, TypeError, IndexError) as exc:
+        raise ShardFormatError(
+            f"{path} is no {entry.kind} file of a shard set: {exc}. "
+            "Fetch it again, or build the shards again"
+        ) from exc
 
 
-def _columns(path: Path, buffer: pa.Buffer, kind: str) -> Arrays:
+def _columns(buffer: pa.Buffer, kind: str) -> Arrays:
+    """The values of each column where they lie in `buffer`; any fault as one of many exceptions.
+
+    The types are looked at before the row is read, and every array must lie in the buffer: a file
+    that Arrow would have to decompress or convert is refused.
+    """
     reader = pa.ipc.open_file(buffer)
-    meta = reader.schema.metadata or {}
-    if meta.get(b"dlm.kind") != kind.encode() or reader.num_record_batches != 1:
-        raise ValueError(f"its metadata says {meta}")
-    batch = reader.get_batch(0)
-    if batch.schema.names != list(COLUMNS[kind]) or batch.num_rows != 1:
-        raise ValueError(f"its columns are {batch.schema.names}, its rows {batch.num_rows}")
-    batch.validate(full=True)
-    arrays: Arrays = {}
+    schema = reader.schema
+    wanted = {b"dlm.format_version": str(FORMAT_VERSION).encode(), b"dlm.kind": kind.encode()}
+    if {key: (schema.metadata or {}).get(key) for key in wanted} != wanted:
+        raise ValueError(f"its metadata is {schema.metadata}, expected {wanted}")
+    if schema.names != list(COLUMNS[kind]):
+        raise ValueError(f"its columns are {schema.names}, expected {list(COLUMNS[kind])}")
     for name, dtypes in COLUMNS[kind].items():
-        values = batch.column(name).values
-        if values.null_count:
+        found = schema.field(name).type
+        allowed = [pa.from_numpy_dtype(dtype) for dtype in dtypes]
+        if not pa.types.is_large_list(found) or found.value_type not in allowed:
+            raise ValueError(f"column {name} is a {found}, expected a large_list of {allowed}")
+    if reader.num_record_batches != 1:
+        raise ValueError(f"it has {reader.num_record_batches} record batches, expected 1")
+    batch = reader.get_batch(0)
+    batch.validate(full=True)
+    if batch.num_rows != 1:
+        raise ValueError(f"it has {batch.num_rows} rows, expected 1")
+    arrays: Arrays = {}
+    for name in COLUMNS[kind]:
+        column = batch.column(name)
+        values = column.values
+        if column.null_count or values.null_count:
             raise ValueError(f"column {name} has nulls")
-        arrays[name] = values.to_numpy(zero_copy_only=True)
-        if arrays[name].dtype not in dtypes:
-            raise ValueError(f"column {name} is {arrays[name].dtype}")
+        if column.offsets.to_pylist() != [0, len(values)]:
+            raise ValueError(f"the list of column {name} is not all of its values")
+        array = values.to_numpy(zero_copy_only=True)
+        first = array.ctypes.data
+        if array.nbytes and not (
+            array.flags.aligned
+            and buffer.address <= first
+            and first + array.nbytes <= buffer.address + buffer.size
+        ):
+            raise ValueError(f"column {name} is compressed or not aligned")
+        arrays[name] = array
     return arrays

@@ -8,7 +8,6 @@ under prefixes.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,10 +21,13 @@ from dlm.ngram.backoff import Ngram
 from dlm.ngram.backoff import score as score_over_dict
 from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB, Vocabulary
 
+Raw = list[tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]]
+
 U32 = np.uint32
 I64 = np.int64
 F32 = np.float32
 _WORD_BITS = np.uint64(32)
+_MOST_NGRAMS = (1 << 32) - 1  # of one order: a rank is half of a sort key
 
 
 @dataclass
@@ -97,7 +99,7 @@ class NgramTables:
             keep = ~table.blank
             digest.update(int(keep.sum()).to_bytes(8, "little"))
             for array in (table.rows, table.log10_prob, table.log10_backoff):
-                digest.update(np.ascontiguousarray(array[keep]))
+                digest.update(np.ascontiguousarray(array[keep]).data)
         return str(digest.hexdigest())
 
 
@@ -117,16 +119,21 @@ def find_keys(
     return np.where((keys[clipped] == wanted) & (prefix >= 0), clipped, -1).astype(I64)
 
 
-def read_tables(path: str | os.PathLike[str], *, repair: bool = False) -> tuple[NgramTables, ArpaReader]:
+def read_tables(
+    path: str | os.PathLike[str], *, repair: bool = False
+) -> tuple[NgramTables, ArpaReader]:
     """The model in an ARPA file, sorted and closed under suffixes; and the reader, consumed.
 
     Args
         repair  put in prefixes that are missing, with the probability that back-off gives them and
-                no back-off weight, so that no score changes
+                no back-off weight. The score of an n-gram stays the same bit for bit where the
+                prefix's context is asked alone; a longer context may differ in the last bit, since
+                its back-off weights are now added to a sum that was rounded once before
     Raises
-        ArpaError  malformed; an n-gram that stands twice; a missing prefix without `repair`
+        ArpaError  malformed; an n-gram that stands twice; a missing prefix without `repair`, or one
+                   to which back-off gives a probability above 1
     Cost
-        memory: about 40 bytes an n-gram at its peak
+        memory: some 90 bytes an n-gram at its peak
     """
     with ArpaReader(path) as reader:
         if reader.order > MAX_ORDER:
@@ -134,26 +141,31 @@ def read_tables(path: str | os.PathLike[str], *, repair: bool = False) -> tuple[
                 f"the model has order {reader.order}, {MAX_ORDER} is the largest that shards hold",
                 path=reader.path,
             )
-        parts: list[list[tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]]]
-        parts = [[] for _ in range(reader.order)]
-        for batch in reader.batches():
-            parts[batch.order - 1].append((batch.ids, batch.log10_prob, batch.log10_backoff))
+        raw = read_raw(reader)
         vocabulary = reader.vocabulary
-    raw = []
+    tables = sorted_tables(vocabulary, raw, reader, repair=repair)
+    close_under_suffixes(tables)
+    return tables, reader
+
+
+def read_raw(reader: ArpaReader) -> Raw:
+    """The n-grams of each order as they stand in the file: ids, log10_prob, log10_backoff."""
+    parts: list[Raw] = [[] for _ in range(reader.order)]
+    for batch in reader.batches():
+        parts[batch.order - 1].append((batch.ids, batch.log10_prob, batch.log10_backoff))
+    raw: Raw = []
     for k, batches in enumerate(parts, 1):
         ids = np.concatenate([b[0] for b in batches]) if batches else np.zeros((0, k), U32)
         prob = np.concatenate([b[1] for b in batches]) if batches else np.zeros(0, F32)
         backoff = np.concatenate([b[2] for b in batches]) if batches else np.zeros(0, F32)
         raw.append((ids, prob, backoff))
         batches.clear()
-    tables = sorted_tables(vocabulary, raw, reader, repair=repair)
-    close_under_suffixes(tables)
-    return tables, reader
+    return raw
 
 
 def sorted_tables(
     vocabulary: Vocabulary,
-    raw: Sequence[tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]],
+    raw: Raw,
     reader: ArpaReader | None = None,
     *,
     repair: bool = False,
@@ -173,8 +185,10 @@ def sorted_tables(
     unigrams.blank[ids[:, 0]] = False
     tables = NgramTables(vocabulary, [unigrams])
     if repair:
-        raw = _with_prefixes(tables, raw)
+        raw = _with_prefixes(vocabulary, raw)
     for k, (ids, prob, backoff) in enumerate(raw[1:], 2):
+        if len(ids) > _MOST_NGRAMS:
+            raise ArpaError(f"{len(ids)} n-grams; an order holds {_MOST_NGRAMS} at most", order=k)
         prefix = tables.ranks(ids[:, :-1])
         missing = np.flatnonzero(prefix < 0)
         if k == 2 and not vocabulary.unk_in_model:
@@ -188,7 +202,7 @@ def sorted_tables(
                 f"({len(missing)} such)",
                 k,
                 row,
-                "Add the missing n-grams with --repair, which changes no score",
+                "Add the missing n-grams with --repair, which changes no score beyond its last bit",
             )
         keys = pack_keys(prefix, ids[:, -1])
         place = np.argsort(keys, kind="stable")
@@ -210,10 +224,7 @@ def sorted_tables(
     return tables
 
 
-def _with_prefixes(
-    tables: NgramTables,
-    raw: Sequence[tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]],
-) -> list[tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]]:
+def _with_prefixes(vocabulary: Vocabulary, raw: Raw) -> Raw:
     """`raw` with the missing prefixes added. Plain code: models that need it are rare."""
     known: dict[Ngram, tuple[np.float32, np.float32]] = {}
     for ids, prob, backoff in raw:
@@ -222,6 +233,15 @@ def _with_prefixes(
     missing = {n[:end] for n in known for end in range(2, len(n)) if n[:end] not in known}
     for ngram in sorted(missing, key=lambda n: (len(n), n)):
         found = score_over_dict(known, set(), set(), len(raw), ngram[:-1], ngram[-1])
+        if found.log10_prob > 0:
+            raise _fault(
+                None,
+                f"the missing prefix {_spell(vocabulary, np.array(ngram))} cannot be repaired: "
+                f"back-off gives it log10 probability {found.log10_prob}, above 0",
+                len(ngram),
+                0,
+                "Estimate the model again; its back-off weights do not normalise it",
+            )
         known[ngram] = (found.log10_prob, F32(0))
         added[len(ngram) - 1].append(ngram)
     out = []
@@ -271,9 +291,7 @@ def _spell(vocabulary: Vocabulary, ids: NDArray[np.uint32]) -> str:
     return repr(b" ".join(vocabulary.words[i] for i in ids).decode("utf-8", "replace"))
 
 
-def _fault(
-    reader: ArpaReader | None, message: str, order: int, row: int, advice: str
-) -> ArpaError:
+def _fault(reader: ArpaReader | None, message: str, order: int, row: int, advice: str) -> ArpaError:
     if reader is None:
         return ArpaError(message, order=order, advice=advice)
     return reader.error_at(message, order=order, row=row, advice=advice)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,22 @@ def _check_sorted_within(
     _require(bool(rises.all()), path, f"{name} must rise strictly among siblings")
 
 
+def _check_meta(meta: NDArray[np.uint8], flags: int, longest: int, path: Path, name: str) -> None:
+    """No bit but `flags` and the state length, which is at most `longest`."""
+    if not len(meta):
+        return
+    _require(
+        not int(np.bitwise_or.reduce(meta)) & ~(flags | layout.STATE_LENGTH_MASK),
+        path,
+        f"{name} has a reserved bit set",
+    )
+    _require(
+        int((meta & layout.STATE_LENGTH_MASK).max()) <= longest,
+        path,
+        f"{name}: a state has at most {longest} words",
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class LowOrders:
     """1- and 2-grams, with the bit that says whether anything is stored under a pair.
@@ -90,6 +107,11 @@ class LowOrders:
         _check_begins(a["bigram_begin"], size, pairs, path, "bigram_begin")
         _require(pairs == 0 or int(a["bigram_word"].max()) < size, path, "bigram_word: word ids")
         _check_sorted_within(a["bigram_word"], a["bigram_begin"], path, "bigram_word")
+        _require(manifest.order > 1 or pairs == 0, path, "a model of order 1 has no 2-grams")
+        longest = manifest.order - 1
+        _check_meta(a["unigram_meta"], layout.BLANK, min(longest, 1), path, "unigram_meta")
+        flags = layout.BLANK | layout.STORED
+        _check_meta(a["bigram_meta"], flags, min(longest, 2), path, "bigram_meta")
         return cls(manifest, tuple(a[name] for name in layout.LOW_ORDER_COLUMNS))
 
     @property
@@ -107,7 +129,7 @@ def open_vocabulary(directory: Path, manifest: Manifest, *, verify: bool = True)
     _check_begins(begin, manifest.vocabulary_size, len(a["word_bytes"]), path, "word_begin")
     data = a["word_bytes"].tobytes()
     edges = begin.tolist()
-    words = [data[i:j] for i, j in zip(edges[:-1], edges[1:], strict=True)]
+    words = [data[i:j] for i, j in pairwise(edges)]
     try:
         return Vocabulary(words, unk_in_model=manifest.unk_in_model)
     except ValueError as exc:
@@ -162,12 +184,14 @@ class Shard:
     @cached_property
     def owned(self) -> NDArray[np.bool_]:
         """(4096,) bool: the slots of this shard."""
-        return self.manifest.slots == self.index
+        owned: NDArray[np.bool_] = self.manifest.slots == self.index
+        return owned
 
     def check(self, groups: QueryGroups) -> None:
-        """Raises `QueryError` where a context's length or an id is out of range."""
+        """Raises `QueryError` where arrays do not fit each other or hold what no query can."""
         lengths = groups.context_lengths
-        if len(lengths) and not (2 <= int(lengths.min()) and int(lengths.max()) < self.order):
+        check_groups(groups)
+        if len(lengths) and not (int(lengths.min()) >= 2 and int(lengths.max()) < self.order):
             raise QueryError(
                 f"contexts of {int(lengths.min())} to {int(lengths.max())} words were sent; "
                 f"shards of an order-{self.order} model answer 2 to {self.order - 1}"
@@ -186,10 +210,41 @@ class Shard:
         return run_kernel(self.low, self.columns, self.order, groups)[0]
 
 
+def check_groups(groups: QueryGroups) -> None:
+    """Raises `QueryError` where the arrays of `groups` have a wrong type or length."""
+    lengths, counts = groups.context_lengths, groups.word_counts
+    for array, dtype in (
+        (lengths, np.uint8),
+        (groups.context_words, np.uint32),
+        (counts, np.uint32),
+        (groups.words, np.uint32),
+    ):
+        if array.dtype != dtype or array.ndim != 1:
+            raise QueryError(
+                f"an array of {array.dtype} with {array.ndim} dimensions was sent, "
+                f"expected {np.dtype(dtype)} with 1"
+            )
+    context_total = int(lengths.sum(dtype=np.uint64))
+    word_total = int(counts.sum(dtype=np.uint64))
+    if (len(counts), len(groups.context_words), len(groups.words)) != (
+        len(lengths),
+        context_total,
+        word_total,
+    ):
+        raise QueryError(
+            f"{len(lengths)} contexts of {context_total} words in all, and {len(counts)} counts of "
+            f"{word_total} words in all, were sent with {len(groups.context_words)} context words "
+            f"and {len(groups.words)} words"
+        )
+
+
 def run_kernel(
     low: LowOrders, tree: Columns, order: int, groups: QueryGroups
 ) -> tuple[Answers, NDArray[np.uint8]]:
-    """One call of `kernels.score_groups`; the answers, and per context whether a shard is needed."""
+    """One call of `kernels.score_groups`; the answers, and per context whether a shard is needed.
+
+    Trusts  `groups` was checked: `Shard.check`, `local.LocalModel.score`
+    """
     context_begin = np.zeros(len(groups.context_lengths) + 1, np.int64)
     np.cumsum(groups.context_lengths, out=context_begin[1:])
     word_begin = np.zeros(len(groups.word_counts) + 1, np.int64)
@@ -250,6 +305,7 @@ def _check_tree(
             path,
             f"the children of level {level} must be level {level + 1}",
         )
-    inner = child[: nodes + 1]
-    _check_sorted_within(key[roots:], np.asarray(inner, np.int64) - roots, path, "node_key")
-
+        grams_here = a["gram_meta"][int(a["node_gram"][first]) : int(a["node_gram"][last])]
+        longest = min(level + 3, manifest.order - 1)  # level 0 holds 3-grams
+        _check_meta(grams_here, layout.BLANK, longest, path, "gram_meta")
+    _check_sorted_within(key[roots:], np.asarray(child, np.int64) - roots, path, "node_key")

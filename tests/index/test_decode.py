@@ -1,0 +1,108 @@
+"""ARPA to shards to ARPA: the same n-grams with the same bits."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models import HAND_MADE, PlainModel, build, changed, random_model
+
+from dlm.errors import ShardFormatError
+from dlm.index.decode import DecodedModel, decode, export_arpa
+from dlm.ngram.arpa import ArpaReader
+from dlm.ngram.backoff import DictModel
+
+MODELS = HAND_MADE | {
+    f"random {seed}": random_model(seed, order=2 + seed % 5, per_order=50, unk=bool(seed % 3))
+    for seed in range(8)
+}
+
+
+def by_ngram(model: DecodedModel) -> dict[tuple[int, ...], tuple[bytes, bytes]]:
+    """The bits of each n-gram."""
+    return {
+        tuple(row): (prob.tobytes(), backoff.tobytes())
+        for rows, probs, backoffs in model.orders
+        for row, prob, backoff in zip(rows.tolist(), probs, backoffs, strict=True)
+    }
+
+
+def by_oracle(model: DictModel) -> dict[tuple[int, ...], tuple[bytes, bytes]]:
+    """The same of a dictionary."""
+    return {n: (p.tobytes(), b.tobytes()) for n, (p, b) in model.ngrams.items()}
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_decoded_shards_are_the_ngrams_of_the_model(name: str, shards: int, tmp_path: Path) -> None:
+    """Blanks left out, values bit-equal, rows ascending."""
+    model = decode(build(MODELS[name], tmp_path, shards))
+    oracle = DictModel.from_arpa(tmp_path / "model.arpa")
+    assert by_ngram(model) == by_oracle(oracle)
+    assert model.vocabulary == oracle.vocabulary
+    for k, (rows, probs, backoffs) in enumerate(model.orders, 1):
+        assert (rows.dtype, rows.shape) == (np.uint32, (model.manifest.counts[k - 1], k))
+        assert probs.dtype == backoffs.dtype == np.float32
+        assert rows.tolist() == sorted(rows.tolist())
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_exported_file_reads_back_as_the_same_model(name: str, suffix: str, tmp_path: Path) -> None:
+    """Words, ids and bits; and its own shards have the same model id."""
+    folder = build(MODELS[name], tmp_path, 2)
+    exported = export_arpa(folder, tmp_path / f"out.arpa{suffix}")
+    again = DictModel.from_arpa(tmp_path / f"out.arpa{suffix}")
+    oracle = DictModel.from_arpa(tmp_path / "model.arpa")
+    assert by_oracle(again) == by_oracle(oracle)
+    assert again.vocabulary == oracle.vocabulary
+    from dlm.index.build import build_shard_set
+
+    rebuilt = build_shard_set(tmp_path / f"out.arpa{suffix}", tmp_path / "again", 5)
+    assert rebuilt.model == exported.manifest.model
+
+
+def test_export_keeps_comments_and_words_that_are_not_utf8(tmp_path: Path) -> None:
+    """What the source said about itself travels with the model."""
+    words = HAND_MADE["missing_suffixes"].ngrams | {("caf\udce9",): (-3.0, None)}
+    text = "# first\n#second, caf\udce9\n\n" + PlainModel(4, words).arpa()
+    (tmp_path / "in.arpa").write_bytes(text.encode("utf-8", "surrogateescape"))
+    from dlm.index.build import build_shard_set
+
+    build_shard_set(tmp_path / "in.arpa", tmp_path / "set", 2)
+    out = io.BytesIO()
+    export_arpa(tmp_path / "set", out)
+    (tmp_path / "out.arpa").write_bytes(out.getvalue())
+    with ArpaReader(tmp_path / "in.arpa") as one, ArpaReader(tmp_path / "out.arpa") as two:
+        assert one.comments == two.comments
+        assert len(one.comments) == 2
+        for reader in (one, two):
+            for _ in reader.batches():
+                pass
+        assert one.vocabulary == two.vocabulary
+        assert b"caf\xe9" in one.vocabulary.words
+
+
+def test_files_that_do_not_fit_each_other_are_not_decoded(tmp_path: Path) -> None:
+    """Two shards with the same n-grams: no model is made of them."""
+
+    def twice(content: object, files: dict[str, dict[str, np.ndarray]]) -> None:
+        files["shard-0001.arrow"] = files["shard-0000.arrow"]
+        del content  # its counts are set below
+
+    source = build(random_model(2, per_order=60), tmp_path)
+
+    def both(content: dict, files: dict[str, dict[str, np.ndarray]]) -> None:
+        twice(content, files)
+        found = files["shard-0000.arrow"]
+        begin, gram = found["level_begin"], found["node_gram"]
+        for level in range(2):
+            first, end = int(gram[int(begin[level])]), int(gram[int(begin[level + 1])])
+            blank = int((found["gram_meta"][first:end] >> 7).sum())
+            content["counts"][level + 2] = 2 * (end - first - blank)
+            content["blanks"][level + 2] = 2 * blank
+
+    with pytest.raises(ShardFormatError, match="twice"):
+        decode(changed(source, tmp_path / "bad", both))

@@ -1,0 +1,177 @@
+"""shards/tiny is what FORMAT.md says, what the builder makes, and scores as summed by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dlm.index import layout
+from dlm.index.build import build_shard_set
+from dlm.index.local import LocalModel
+from dlm.index.verify import verify
+from dlm.ngram.backoff import DictModel
+from dlm.ngram.partition import hash_pairs, slots_of
+
+SHARDS = Path(__file__).parents[2] / "shards"
+ARPA = SHARDS / "tiny" / "tiny.arpa"
+SET = SHARDS / "tiny" / "exact-2"
+
+# The Arrow library that wrote the files. Another one may lay out its headers otherwise: then only
+# the columns are compared, which are what the format promises.
+PYARROW_MAJOR = "26"
+
+
+def columns(folder: Path) -> dict[str, layout.Arrays]:
+    """Every column of every file."""
+    return {
+        entry.name: layout.map_columns(folder / entry.name, entry)
+        for entry in layout.read_manifest(folder).files
+    }
+
+
+def shown(values: np.ndarray) -> str:
+    """A column as the document writes it: f32 in decimal, meta bytes in hex."""
+    if values.dtype == np.uint8:
+        return " ".join(f"{v:02X}" for v in values.tolist())
+    if values.dtype == np.float32:
+        return " ".join(f"{v:g}" for v in values.tolist())
+    return " ".join(str(v) for v in values.tolist())
+
+
+def example() -> str:
+    """The example of the document, from the files."""
+    manifest = layout.read_manifest(SET)
+    arrays = columns(SET)
+    lines = ["```", f"model      {manifest.model}", f"shard_set  {manifest.shard_set}"]
+    lines += [f"counts     {list(manifest.counts)}", f"blanks     {list(manifest.blanks)}"]
+    pair = np.array([4], np.uint32), np.array([5], np.uint32)
+    slot = int(slots_of(*pair)[0])
+    digest = int(hash_pairs(*pair)[0])
+    lines.append(f"(b, c)     XXH64 {digest:016X}, slot {slot}, shard {manifest.slots[slot]}")
+    for name, file in arrays.items():
+        lines += ["", f"{name}, {manifest.file(*kind_of(name)).bytes} bytes"]
+        for column, values in file.items():
+            dtype = {"u": "u", "f": "f"}[values.dtype.kind] + str(8 * values.dtype.itemsize)
+            lines.append(f"  {column:18} {dtype:3}  {shown(values)}".rstrip())
+    data = (SET / "vocabulary.arrow").read_bytes()
+    at = data.index(b"<unk><s></s>") // 16 * 16
+    lines += ["", "vocabulary.arrow, the words where they lie"]
+    lines += [f"  {i:08x}  {data[i : i + 16].hex(' ')}" for i in (at, at + 16)]
+    return "\n".join([*lines, "```"])
+
+
+def kind_of(name: str) -> tuple[str, int | None]:
+    """Kind and index of a file by its name."""
+    if name.startswith("shard-"):
+        return "shard", int(name[6:10])
+    return name.removesuffix(".arrow"), None
+
+
+def test_the_example_of_the_document_is_true() -> None:
+    """Every number in it comes from the files."""
+    assert example() in (SHARDS / "FORMAT.md").read_text(encoding="utf-8")
+
+
+def test_the_hash_vectors_of_the_document_are_true() -> None:
+    """The rows of its table, hashed again."""
+    rows = [
+        [cell.strip(" `") for cell in line.strip("|").split("|")]
+        for line in (SHARDS / "FORMAT.md").read_text(encoding="utf-8").splitlines()
+        if line.count("|") == 5 and line[2:3].isdigit()
+    ]
+    vectors = [row for row in rows if len(row[2]) == 16]
+    assert len(vectors) == 5
+    for u, v, digest, slot in vectors:
+        pair = np.array([int(u)], np.uint32), np.array([int(v)], np.uint32)
+        assert f"{int(hash_pairs(*pair)[0]):016X}" == digest
+        assert int(slots_of(*pair)[0]) == int(slot)
+
+
+def test_the_constants_of_the_document_are_those_of_the_code() -> None:
+    """Names and bits that reach disk."""
+    text = (SHARDS / "FORMAT.md").read_text(encoding="utf-8")
+    for kind in layout.COLUMNS:
+        for column in layout.COLUMNS[kind]:
+            assert f"| `{column}` |" in text, (kind, column)
+    for word in (layout.FORMAT_NAME, "`0x40` | STORED", "`0x80` | BLANK", "`0x0F` | state length"):
+        assert word in text
+    assert (layout.STATE_LENGTH_MASK, layout.STORED, layout.BLANK) == (0x0F, 0x40, 0x80)
+    assert (layout.FORMAT_VERSION, layout.MAX_ORDER) == (1, 15)
+
+
+def test_the_golden_set_keeps_every_rule() -> None:
+    """And holds its ARPA file."""
+    report = verify(SET, arpa=ARPA)
+    assert report.ok, report.violations
+
+
+def test_building_the_golden_set_again_gives_the_same(tmp_path: Path) -> None:
+    """The columns always; the bytes with the same Arrow library."""
+    built = build_shard_set(ARPA, tmp_path / "exact-2", 2)
+    golden = layout.read_manifest(SET)
+    again, before = columns(tmp_path / "exact-2"), columns(SET)
+    assert list(again) == list(before)
+    for name in before:
+        for column, values in before[name].items():
+            assert again[name][column].dtype == values.dtype, column
+            assert again[name][column].tobytes() == values.tobytes(), column
+    ours, theirs = json.loads(built.text), json.loads(golden.text)
+    assert built.model == golden.model
+    for content in (ours, theirs):
+        del content["provenance"]["builder"]  # the version of dlm
+        del content["shard_set"]
+        if pa.__version__.split(".")[0] != PYARROW_MAJOR:
+            for entry in content["files"]:
+                del entry["bytes"], entry["xxh3_128"]
+    assert ours == theirs
+
+
+# context, word, the numbers of the ARPA file that make its score, matched order, length, state
+EXPECTED: list[tuple[bytes, bytes, list[float], int, int, int]] = [
+    (b"", b"a", [-1.0], 1, 1, 1),
+    (b"a", b"b", [-0.5], 2, 2, 2),
+    (b"b", b"c", [-0.375, -1.25], 1, 2, 2),
+    (b"a b", b"c", [-0.25], 3, 3, 3),
+    (b"<s> a", b"b", [-0.28125], 3, 3, 3),
+    (b"<s> a b", b"c", [-0.03125, -0.25], 3, 3, 3),
+    (b"<s> a b", b"b", [-0.03125, -0.125, -0.375, -1.125], 1, 1, 1),
+    (b"a b c", b"caf\xe9", [-0.1875], 4, 4, 2),
+    (b"b c", b"caf\xe9", [-0.625], 2, 3, 2),
+    (b"a b c", b"b", [-0.75, -0.0625, -1.125], 1, 1, 1),
+    (b"c caf\xe9", b"</s>", [-0.4375], 3, 3, 0),
+    (b"b c caf\xe9", b"</s>", [-0.4375], 3, 3, 0),
+    (b"caf\xe9", b"</s>", [-0.3125], 2, 2, 0),
+    (b"a", b"nowhere", [-0.5, -2.0], 1, 1, 0),
+    (b"nowhere", b"a", [-1.0], 1, 1, 1),
+]
+
+
+@pytest.mark.parametrize(("context", "word", "parts", "matched", "length", "state"), EXPECTED)
+def test_the_golden_set_scores_as_summed_by_hand(
+    context: bytes, word: bytes, parts: list[float], matched: int, length: int, state: int
+) -> None:
+    """The shards and the oracle both; the sums are exact in binary."""
+    local = LocalModel.open(SET)
+    words = local.vocabulary.ids_of(context.split())
+    asked = np.zeros((1, 3), np.uint32)
+    asked[0, 3 - len(words) :] = words
+    target = local.vocabulary.ids_of([word])
+    answers = local.score(asked, np.array([len(words)], np.uint8), target)
+    expected = np.float32(sum(parts)), matched, length, state
+    assert (
+        answers.log10_prob[0],
+        answers.matched_order[0],
+        answers.ngram_length[0],
+        answers.state_length[0],
+    ) == expected
+    score = DictModel.from_arpa(ARPA).score(words.tolist(), int(target[0]))
+    assert (
+        score.log10_prob,
+        score.matched_order,
+        score.ngram_length,
+        score.state_length,
+    ) == expected

@@ -1,0 +1,176 @@
+"""A query needs one shard at most, and the bit of its pair says whether it needs that one."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models import HAND_MADE, assert_equals_oracle, build, changed, queries, random_model
+
+from dlm.errors import QueryError
+from dlm.index import layout
+from dlm.index.local import LocalModel
+from dlm.index.shard import Shard, check_groups, empty_tree, run_kernel
+from dlm.ngram.backoff import DictModel
+from dlm.ngram.partition import slots_of
+from dlm.ngram.query import QueryGroups
+
+SHARDS = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with missing suffixes, in four shards."""
+    path = tmp_path_factory.mktemp("local")
+    build(random_model(11, order=5, words=10, per_order=120), path, SHARDS)
+    return path
+
+
+def groups_of(asked: tuple[np.ndarray, np.ndarray, np.ndarray]) -> QueryGroups:
+    """The same queries, a group each."""
+    contexts, lengths, words = asked
+    reached = np.arange(contexts.shape[1]) >= contexts.shape[1] - lengths[:, None].astype(int)
+    return QueryGroups(lengths, contexts[reached], np.ones(len(words), np.uint32), words)
+
+
+def test_a_query_needs_no_shard_but_the_owner_of_its_last_two_words(folder: Path) -> None:
+    """With every other shard taken away, the owner still gives the oracle's bits."""
+    whole = LocalModel.open(folder / "set")
+    oracle = DictModel.from_arpa(folder / "model.arpa")
+    contexts, lengths, words = queries(oracle, 2000)
+    owner = whole.manifest.slots[slots_of(contexts[:, -2], contexts[:, -1])]
+    for index in range(SHARDS):
+        alone = dataclasses.replace(
+            whole, shards=[s if s.index == index else None for s in whole.shards]
+        )
+        mine = (lengths >= 2) & (owner == index)
+        asked = contexts[mine], lengths[mine], words[mine]
+        assert mine.any()
+        assert_equals_oracle(alone.score(*asked), oracle, *asked)
+
+
+def test_a_short_context_needs_no_shard(folder: Path) -> None:
+    """With fewer than two words of context the low orders hold the whole answer."""
+    local = dataclasses.replace(LocalModel.open(folder / "set"), shards=[])
+    oracle = DictModel.from_arpa(folder / "model.arpa")
+    contexts, lengths, words = queries(oracle, 2000)
+    short = lengths < 2
+    asked = contexts[short], lengths[short], words[short]
+    assert short.sum() > 100
+    assert_equals_oracle(local.score(*asked), oracle, *asked)
+
+
+def test_where_the_bit_says_nothing_is_stored_the_low_orders_answer_exactly(folder: Path) -> None:
+    """And it says so for some queries and not for others."""
+    local = LocalModel.open(folder / "set")
+    oracle = DictModel.from_arpa(folder / "model.arpa")
+    contexts, lengths, words = asked = queries(oracle, 3000)
+    answers, needs_shard = run_kernel(local.low, empty_tree(), local.order, groups_of(asked))
+    here = needs_shard == 0
+    assert here[lengths >= 2].any()
+    assert (needs_shard == 1).any()
+    for q in np.flatnonzero(here):
+        context = contexts[q, contexts.shape[1] - lengths[q] :].tolist()
+        expected = oracle.score(context, int(words[q]))
+        assert answers.log10_prob[q].tobytes() == expected.log10_prob.tobytes()
+        assert answers.state_length[q] == expected.state_length
+
+
+def test_a_bit_taken_away_is_seen_as_a_wrong_score(folder: Path, tmp_path: Path) -> None:
+    """So the comparison with the oracle guards the bit."""
+
+    def forget(content: object, files: dict[str, dict[str, np.ndarray]]) -> None:
+        files["low_orders.arrow"]["bigram_meta"] &= ~np.uint8(layout.STORED)
+
+    local = LocalModel.open(changed(folder / "set", tmp_path / "set", forget))
+    oracle = DictModel.from_arpa(folder / "model.arpa")
+    asked = queries(oracle, 500)
+    with pytest.raises(AssertionError):
+        assert_equals_oracle(local.score(*asked), oracle, *asked)
+
+
+def test_a_weight_that_no_ngram_follows_is_counted(tmp_path: Path) -> None:
+    """gamma(a b c) is added even where nothing begins with b c: the pair still needs its shard."""
+    local = LocalModel.open(build(HAND_MADE["weight_without_continuation"], tmp_path))
+    a, b, c = local.vocabulary.ids_of(["a", "b", "c"])
+    answer = local.score(
+        np.array([[a, b, c]], np.uint32), np.array([3], np.uint8), np.array([b], np.uint32)
+    )
+    # gamma(a b c) + gamma(b c) + gamma(c) + P(b), in float32
+    assert answer.log10_prob[0] == np.float32(-0.75 + 0.0 - 0.0625 - 1.125)
+
+
+def test_no_queries_have_no_answers(folder: Path) -> None:
+    """An empty batch is a batch."""
+    local = LocalModel.open(folder / "set")
+    none = np.zeros((0, 4), np.uint32), np.zeros(0, np.uint8), np.zeros(0, np.uint32)
+    assert len(local.score(*none)) == 0
+
+
+def test_open_gives_order_words_and_manifest(folder: Path) -> None:
+    """What a caller needs to ask."""
+    local = LocalModel.open(folder / "set", verify=False)
+    assert local.order == 5
+    assert local.vocabulary == DictModel.from_arpa(folder / "model.arpa").vocabulary
+    assert local.manifest.shards == SHARDS == len(local.shards)
+
+
+GOOD = np.zeros((2, 4), np.uint32), np.zeros(2, np.uint8), np.zeros(2, np.uint32)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        (GOOD[0][:, 1:], GOOD[1], GOOD[2]),
+        (GOOD[0][:1], GOOD[1], GOOD[2]),
+        (GOOD[0].astype(np.int64), GOOD[1], GOOD[2]),
+        (GOOD[0], GOOD[1].astype(np.uint32), GOOD[2]),
+        (GOOD[0], GOOD[1], GOOD[2].astype(np.int64)),
+        (GOOD[0], GOOD[1][:1], GOOD[2]),
+        (GOOD[0], GOOD[1] + np.uint8(5), GOOD[2]),
+        (GOOD[0], GOOD[1], GOOD[2] + np.uint32(10_000)),
+        (GOOD[0] + np.uint32(0xFFFFFFFF), GOOD[1] + np.uint8(4), GOOD[2]),
+    ],
+)
+def test_a_query_that_no_model_could_answer_is_refused(
+    folder: Path, asked: tuple[np.ndarray, np.ndarray, np.ndarray]
+) -> None:
+    """A shape, a type, a length or an id is wrong; the kernel never sees it."""
+    local = LocalModel.open(folder / "set")
+    assert len(local.score(*GOOD)) == 2
+    with pytest.raises(QueryError):
+        local.score(*asked)
+
+
+def test_a_shard_refuses_groups_that_do_not_fit(folder: Path) -> None:
+    """Lengths, types, ids and sums are checked before the kernel sees them."""
+    shard = Shard.open(folder / "set", 0)
+
+    def groups(
+        lengths: list[int], context: list[int], counts: list[int], words: list[int]
+    ) -> QueryGroups:
+        return QueryGroups(
+            np.array(lengths, np.uint8),
+            np.array(context, np.uint32),
+            np.array(counts, np.uint32),
+            np.array(words, np.uint32),
+        )
+
+    shard.check(groups([2, 4], [1, 2, 1, 2, 3, 4], [1, 2], [5, 6, 7]))
+    for bad in (
+        groups([1], [1], [1], [5]),
+        groups([5], [1, 2, 3, 4, 5], [1], [5]),
+        groups([2], [1, 99], [1], [5]),
+        groups([2], [1, 2], [1], [99]),
+        groups([2], [1, 2, 3], [1], [5]),
+        groups([2], [1, 2], [2], [5]),
+        groups([2], [1, 2], [1, 1], [5, 5]),
+        groups([2], [1, 2], [0xFFFFFFFF], [5]),
+    ):
+        with pytest.raises(QueryError):
+            shard.check(bad)
+    wrong = groups([2], [1, 2], [1], [5])
+    with pytest.raises(QueryError):
+        check_groups(dataclasses.replace(wrong, words=wrong.words.astype(np.int64)))

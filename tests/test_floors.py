@@ -1,0 +1,178 @@
+"""Imports point down the floors, and heavy packages stay where they belong."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# A part may import what stands on a lower floor, and itself. Parts on one floor know nothing of
+# each other.
+FLOORS = {
+    part: floor
+    for floor, parts in enumerate(
+        [
+            ["errors", "units"],
+            ["config", "extsort"],
+            ["ngram"],
+            ["index", "wire", "estimate", "federated"],
+            ["server", "client", "distill"],
+            ["spark", "asr", "gateway"],
+            ["cli"],
+        ]
+    )
+    for part in parts
+}
+
+
+def is_below(path: Path, *places: str) -> bool:
+    """Whether a path relative to dlm/ is one of `places` or lies in one."""
+    return any(path.is_relative_to(place) for place in places)
+
+
+def may_import(package: str, path: Path) -> bool:
+    """Whether the file at `path`, relative to dlm/, may import this package from outside."""
+    if package in ("numba", "llvmlite"):
+        return path.name == "kernels.py"
+    if package == "grpc_tools":
+        return path == Path("wire/generate.py")
+    if package.startswith("grpc"):
+        return is_below(path, "server", "client", "gateway", "wire/status.py")
+    if package in ("jax", "jaxlib", "flax", "optax"):
+        return is_below(path, "federated", "distill")
+    return True
+
+
+def for_types_alone(test: ast.expr) -> bool:
+    """Whether the test of an `if` is TYPE_CHECKING."""
+    return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def is_main(node: ast.stmt) -> bool:
+    """Whether a statement is what a module does when it is run as a program."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+
+
+def imports(tree: ast.AST, path: Path, runtime: bool = True) -> list[tuple[int, str, bool]]:
+    """(line, dotted name, whether it is imported at run time) of every import in a file."""
+    found: list[tuple[int, str, bool]] = []
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name, runtime) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = ["dlm", *path.parent.parts]
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            # `from dlm import index` imports dlm.index; `from dlm.index import x` names enough.
+            if module == "dlm":
+                found += [(node.lineno, f"dlm.{alias.name}", runtime) for alias in node.names]
+            else:
+                found.append((node.lineno, module, runtime))
+        elif isinstance(node, ast.If) and for_types_alone(node.test):
+            for part in node.body:
+                found += imports(ast.Module([part], []), path, False)
+            for part in node.orelse:
+                found += imports(ast.Module([part], []), path, runtime)
+        else:
+            found += imports(node, path, runtime)
+    return found
+
+
+def faults(package: Path) -> list[str]:
+    """What is wrong below the folder `package`, which stands for dlm/: file, line and why."""
+    out = []
+    for file in sorted(package.rglob("*.py")):
+        path = file.relative_to(package)
+        if is_below(path, "wire/_pb"):
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        part = path.parts[0].removesuffix(".py")
+        if part == "__init__":
+            part = "errors"  # the package itself stands on the ground
+        if part not in FLOORS:
+            out.append(f"{path}: {part} stands on no floor; add it to FLOORS")
+            continue
+        below = sorted(name for name in FLOORS if FLOORS[name] < FLOORS[part])
+        for line, name, runtime in imports(tree, path):
+            top, _, rest = name.partition(".")
+            if top == "dlm":
+                other = rest.partition(".")[0]
+                if other in FLOORS and other not in (part, *below):
+                    out.append(f"{path}:{line} imports {name}; {part} may import {below}")
+            elif runtime and not may_import(top, path):
+                out.append(f"{path}:{line} imports {top}, which is confined to other files")
+        if part != "cli":
+            programs = [node for node in tree.body if is_main(node)]
+            inside = {id(node) for program in programs for node in ast.walk(program)}
+            out += [
+                f"{path}:{node.lineno} prints; only dlm/cli does"
+                for node in ast.walk(tree)
+                if id(node) not in inside
+                and isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "print"
+            ]
+    return out
+
+
+def test_imports_point_down_and_packages_stay_confined() -> None:
+    """Over every file of dlm/."""
+    assert faults(ROOT / "dlm") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "fault"),
+    [
+        ("ngram/a.py", "from dlm.index.build import x", "ngram/a.py:1 imports dlm.index.build"),
+        ("ngram/a.py", "import dlm.index", "ngram/a.py:1 imports dlm.index"),
+        ("ngram/a.py", "from dlm import cli", "imports dlm.cli"),
+        ("ngram/a.py", "from ..index import build", "imports dlm.index"),
+        ("ngram/a.py", "def f():\n    import dlm.cli", "ngram/a.py:2"),
+        ("errors.py", "import dlm.config", "errors may import []"),
+        ("server/a.py", "from dlm.client import x", "imports dlm.client"),
+        ("index/a.py", "from dlm.wire.codec import x", "imports dlm.wire"),
+        (
+            "index/a.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import dlm.client",
+            "index/a.py:3",
+        ),
+        ("index/a.py", "from numba import njit", "imports numba"),
+        ("index/a.py", "import grpc.aio", "imports grpc"),
+        ("wire/codec.py", "import grpc", "imports grpc"),
+        ("wire/a.py", "from grpc_tools import protoc", "imports grpc_tools"),
+        ("client/a.py", "try:\n    import jax\nexcept ImportError:\n    pass", "imports jax"),
+        ("server/a.py", "def f():\n    print(1)", "server/a.py:2 prints"),
+        ("unheard_of/a.py", "", "stands on no floor"),
+    ],
+)
+def test_a_planted_violation_is_found(path: str, text: str, fault: str, tmp_path: Path) -> None:
+    """So that the test above is known to look."""
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).write_text(text)
+    found = faults(tmp_path)
+    assert len(found) == 1
+    assert fault in found[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("index/a.py", "from dlm.ngram import vocab\nfrom dlm.index import build\nimport numpy"),
+        ("index/a.py", "from . import build\nfrom .build import x\nfrom dlm import __version__"),
+        ("index/kernels.py", "from numba import njit"),
+        ("wire/status.py", "import grpc"),
+        ("wire/generate.py", "from grpc_tools import protoc"),
+        ("federated/rnn.py", "import jax"),
+        ("cli/main.py", "from dlm.client import Client\nprint(1)"),
+        ("wire/generate.py", "if __name__ == '__main__':\n    print(1)"),
+        ("wire/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import grpc"),
+    ],
+)
+def test_what_is_allowed_is_not_found(path: str, text: str, tmp_path: Path) -> None:
+    """Down, sideways in the same part, and each package at home."""
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).write_text(text)
+    assert faults(tmp_path) == []
