@@ -7,11 +7,12 @@ timer, and queries of concurrent utterances share a message.
 =========  ================================  ==========================================
 event      while                             then
 =========  ================================  ==========================================
-Submit     in_flight < window                Send it alone
-Submit     in_flight == window               it waits
+Submit     in_flight < limit                 Send it alone
+Submit     in_flight == limit                it waits
 Done       nothing waits                     in_flight falls
-Done       something waits                   Expire what is past its deadline, Send the rest
-                                             in as many messages as fit the window
+Done       something waits                   Send what waits, in as many messages as the
+                                             window has room for
+any        something is past its deadline    Expire it first
 =========  ================================  ==========================================
 
 Paper: DLM 3.3 merges the messages of one utterance's position; gathering across utterances is ours.
@@ -19,7 +20,8 @@ Paper: DLM 3.3 merges the messages of one utterance's position; gathering across
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -27,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Work(Generic[T]):
-    """What waits to be asked: an item, its number of queries, and its deadline on the clock of `now`."""
+    """What waits to be asked: an item, its queries, and its deadline on the clock of `now`."""
 
     item: T
     queries: int
@@ -67,6 +69,7 @@ Action: TypeAlias = Send[T] | Expire[T]
 class Window(Generic[T]):
     """State of one shard's queue.
 
+    earliest  no work that waits has a deadline before this
     Guarantees  0 <= in_flight <= limit; something waits only while in_flight == limit
     """
 
@@ -74,29 +77,37 @@ class Window(Generic[T]):
     max_queries: int
     in_flight: int = 0
     waiting: tuple[Work[T], ...] = ()
+    earliest: float = field(default=inf, compare=False)
 
 
 def step(
     state: Window[T], event: Submit[T] | Done, now: float
 ) -> tuple[Window[T], list[Action[T]]]:
     """The next state and what to do, in order; see the table above."""
+    in_flight, waiting, earliest = state.in_flight, state.waiting, state.earliest
     if isinstance(event, Submit):
-        state = replace(state, waiting=(*state.waiting, event.work))
+        waiting = (*waiting, event.work)
+        earliest = min(earliest, event.work.deadline)
     else:
-        if state.in_flight == 0:
+        if in_flight == 0:
             raise ValueError("a message came back that was never sent")
-        state = replace(state, in_flight=state.in_flight - 1)
-    if state.in_flight == state.limit:
-        return state, []
-    actions: list[Action[T]] = [Expire(w) for w in state.waiting if w.deadline <= now]
-    alive = [w for w in state.waiting if w.deadline > now]
-    in_flight = state.in_flight
-    while alive and in_flight < state.limit:
-        taken, queries = 1, alive[0].queries
-        while taken < len(alive) and queries + alive[taken].queries <= state.max_queries:
-            queries += alive[taken].queries
+        in_flight -= 1
+    actions: list[Action[T]] = []
+    if earliest <= now:
+        actions += [Expire(w) for w in waiting if w.deadline <= now]
+        waiting = tuple(w for w in waiting if w.deadline > now)
+        earliest = min((w.deadline for w in waiting), default=inf)
+    taken = 0
+    while taken < len(waiting) and in_flight < state.limit:
+        first, queries = taken, 0
+        while taken < len(waiting) and (
+            taken == first or queries + waiting[taken].queries <= state.max_queries
+        ):
+            queries += waiting[taken].queries
             taken += 1
-        actions.append(Send(tuple(alive[:taken])))
-        del alive[:taken]
+        actions.append(Send(waiting[first:taken]))
         in_flight += 1
-    return replace(state, in_flight=in_flight, waiting=tuple(alive)), actions
+    waiting = waiting[taken:]
+    if not waiting:
+        earliest = inf
+    return replace(state, in_flight=in_flight, waiting=waiting, earliest=earliest), actions

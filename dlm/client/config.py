@@ -21,14 +21,14 @@ def default_cache_dir() -> Path:
 class ClientConfig:
     """How a client asks.
 
-    deadline_s     seconds, > 0; a call that has no answer by then raises. 2 suits a decoder that has
-                   a second of audio in hand; each call may give its own.
+    deadline_s     seconds, > 0; a call that has no answer by then raises. 2 suits a decoder that
+                   has a second of audio in hand; each call may give its own.
     connect_s      seconds, > 0; for what happens once: finding the servers, fetching low orders in
                    pieces (each piece may take this long). 10.
     window         messages in flight a shard, >= 1. More than one, so that a stall does not block
                    every utterance; few, so that concurrent queries gather into one message. 4.
-    max_queries    queries in one message, >= 1, at most what the servers take. 16,384: about 200 KiB
-                   a message, where the cost a query has long stopped falling.
+    max_queries    queries in one message, >= 1; fewer where the servers take fewer. 16,384: about
+                   200 KiB a message, where the cost a query has long stopped falling.
     cache_dir      folder for low orders, shared by processes.
     """
 

@@ -1,21 +1,27 @@
 """One call, from queries to answers: low orders, routing, batching, transport, and back.
 
 Both faces of the client use this core, from any thread; what it waits for are futures that gRPC's
-own threads complete. What belongs to one process (connections, queues, locks) is in `_Runtime` and is
-made anew after a fork; what does not (low orders, settings) is shared with the child.
+own threads complete. What belongs to one process (connections, queues, locks) is in `_Runtime` and
+is made anew after a fork; what does not (low orders, settings) is shared with the child.
+
+One file past 500 lines: every path here ends a call exactly once and gives its place in a window
+back exactly once, and that is seen only with all of them in one place.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +35,13 @@ from dlm.client.transport import Connection, GrpcConnection
 from dlm.errors import DeadlineExceeded, DlmError, ShardDown, StaleShardSet
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.wire import codec
-from dlm.wire.status import STALE_REASONS
 
 log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 MAX_REROUTES = 2  # a table that is stale twice in one call is not going to settle within it
 LOOK_AGAIN_S = 1.0  # while a shard is down, the servers are looked for this often, in seconds
+CLOSED = "this client is closed"
 
 
 @dataclass
@@ -109,28 +115,49 @@ class _Call:
 
     def succeed(self) -> None:
         result = Answers(*(getattr(self.answers, name)[self.place] for name in _ANSWER_FIELDS))
-        try:
+        with contextlib.suppress(InvalidStateError):  # given up by its caller, or failed already
             self.future.set_result(result)
-        except InvalidStateError:
-            pass  # given up by its caller, or failed already
 
     def fail(self, error: DlmError) -> None:
-        try:
-            self.future.set_exception(error)
-        except InvalidStateError:
-            pass
+        with contextlib.suppress(InvalidStateError):
+            self.future.set_exception(_own(error))
 
 
 _ANSWER_FIELDS = tuple(f.name for f in fields(Answers))
 
 
+def _own(error: DlmError) -> DlmError:
+    """A copy for one caller: an exception raised in several threads would mix their traces."""
+    mine = copy.copy(error)
+    mine.__cause__ = error.__cause__
+    if notes := getattr(error, "__notes__", None):
+        mine.__notes__ = list(notes)
+    return mine
+
+
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A piece of a call, waiting for or on its way to a shard; `reroutes` fresh tables so far."""
+    """A piece of a call, waiting for or on its way to a shard.
+
+    shard_set  whose table routed it
+    reroutes   fresh tables so far
+    """
 
     call: _Call
     piece: router.Piece
+    shard_set: str
     reroutes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """Items that share a message to `address` (None: nobody is known to hold the shard)."""
+
+    snapshot: Snapshot
+    shard: int
+    items: list[_Item]
+    merged: router.Grouped
+    address: str | None
 
 
 class _Runtime:
@@ -145,7 +172,6 @@ class _Runtime:
         self.refreshing: Future[Snapshot] | None = None
         self.looked = -LOOK_AGAIN_S
         self.stats = Stats()
-        self.closed = False
 
 
 # Runtimes of a parent process: never touched in a child, and never collected there either, since
@@ -154,12 +180,24 @@ _INHERITED: list[_Runtime] = []
 _making = threading.Lock()
 
 
-def _renew_lock() -> None:
+def _after_fork() -> None:
     global _making
     _making = threading.Lock()
+    _turn.events = None
 
 
-os.register_at_fork(after_in_child=_renew_lock)
+os.register_at_fork(after_in_child=_after_fork)
+
+_Event: TypeAlias = "batcher.Submit[_Item] | batcher.Done"
+
+
+class _Turn(threading.local):
+    """Events that this thread has still to feed to windows; None while it feeds none."""
+
+    events: deque[tuple[Core, int, _Event]] | None = None
+
+
+_turn = _Turn()
 
 
 class Core:
@@ -186,6 +224,7 @@ class Core:
         self._clock = clock
         self._fallback = fallback or NoFallback()
         self._runtime_ = _Runtime()
+        self._closed = False
         self._snapshot: Snapshot | None = None
 
     # -- life ---------------------------------------------------------------------------------
@@ -199,9 +238,11 @@ class Core:
                     _INHERITED.append(runtime)
                     self._runtime_ = _Runtime()
                 runtime = self._runtime_
-        if runtime.closed:
-            raise ShardDown("this client is closed")
         return runtime
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ShardDown(CLOSED)
 
     @property
     def stats(self) -> Stats:
@@ -214,17 +255,19 @@ class Core:
         Raises  UnavailableError, ProtocolError, ConfigError
         """
         snapshot = self._snapshot
-        return self._refresh(None) if snapshot is None else snapshot
+        return self._refresh() if snapshot is None else snapshot
 
     def close(self) -> None:
-        """Lets go of every connection; calls under way fail."""
-        runtime = self._runtime_
-        if runtime.pid != os.getpid() or runtime.closed:
-            return
+        """Lets go of every connection; calls under way fail with `ShardDown`."""
+        runtime = self._runtime
         with runtime.lock:
-            runtime.closed = True
+            self._closed = True
             connections = list(runtime.connections.values())
             runtime.connections.clear()
+            waiting = [work for w in runtime.windows.values() for work in w.waiting]
+            runtime.windows.clear()
+        for work in waiting:
+            work.item.call.fail(ShardDown(CLOSED))
         for connection in connections:
             connection.close()
         runtime.helper.shutdown(wait=False)
@@ -250,6 +293,7 @@ class Core:
         """The connection to `address`, made when first asked for."""
         runtime = self._runtime
         with runtime.lock:
+            self._check_open()
             found = runtime.connections.get(address)
             if found is None:
                 found = runtime.connections[address] = self._connect(address)
@@ -257,38 +301,53 @@ class Core:
 
     # -- the table ----------------------------------------------------------------------------
 
-    def _refresh(self, stale: Snapshot | None) -> Snapshot:
-        """A snapshot newer than `stale`; many callers at once share one look at the servers."""
+    def _refresh(self) -> Snapshot:
+        """The first snapshot; many callers at once share one look at the servers."""
         runtime = self._runtime
         with runtime.lock:
-            if self._snapshot is not None and self._snapshot is not stale:
+            self._check_open()
+            if self._snapshot is not None:
                 return self._snapshot
             running = runtime.refreshing
             if running is None:
-                running = runtime.refreshing = runtime.helper.submit(self._look, stale)
+                running = runtime.refreshing = runtime.helper.submit(self._look, None)
         try:
             return running.result()
+        except DlmError as exc:
+            raise _own(exc) from exc
         finally:
             with runtime.lock:
                 if runtime.refreshing is running:
                     runtime.refreshing = None
 
-    def _look(self, stale: Snapshot | None, timeout_s: float | None = None) -> Snapshot:
-        """On the helper thread: finds the servers, and fetches what is new."""
-        timeout_s = self.config.connect_s if timeout_s is None else timeout_s
-        endpoints = list(self._endpoints())
-        topology = discover(
-            endpoints,
-            self.connection,
-            timeout_s,
-            prefer=None if stale is None else stale.shard_set,
-        )
+    def _look(
+        self,
+        stale: Snapshot | None,
+        timeout_s: float | None = None,
+        found: Callable[[Topology], None] = lambda topology: None,
+    ) -> Snapshot:
+        """On the helper thread: finds the servers, and fetches what is new.
+
+        Args
+            timeout_s  for finding the servers; connect_s where not given
+            found      told what was found, before anything is fetched
+        """
+        try:
+            topology = discover(
+                self._endpoints_known(stale),
+                self.connection,
+                self.config.connect_s if timeout_s is None else timeout_s,
+                prefer=None if stale is None else stale.shard_set,
+            )
+        finally:
+            self._runtime.looked = self._clock()
+        found(topology)
         manifest = topology.manifest
         if stale is not None and stale.model == manifest.model:
             grams = stale.grams  # another sharding of the same model: words and low orders stand
         else:
             sources = [self.connection(a) for _, a in sorted(topology.addresses.items())]
-            grams = fetch(manifest, sources, self.config.cache_dir, timeout_s)
+            grams = fetch(manifest, sources, self.config.cache_dir, self.config.connect_s)
         runtime = self._runtime
         with runtime.lock:
             runtime.stats.refreshes += stale is not None
@@ -298,6 +357,16 @@ class Core:
             extra={"shard_set": manifest.shard_set, "shards_known": len(topology.addresses)},
         )
         return snapshot
+
+    def _endpoints_known(self, stale: Snapshot | None) -> list[Endpoint]:
+        """The endpoints, and what each held when it last said so, for those that stay silent."""
+        held = {} if stale is None else {a: s for s, a in stale.topology.addresses.items()}
+        return [
+            replace(endpoint, shard=held.get(endpoint.address))
+            if endpoint.shard is None
+            else endpoint
+            for endpoint in self._endpoints()
+        ]
 
     # -- a call -------------------------------------------------------------------------------
 
@@ -321,9 +390,10 @@ class Core:
             StaleShardSet  at once, where the servers hold another model now
             in the future: UnavailableError, ProtocolError
         """
+        self._check_open()
         snapshot = self.snapshot()
         if snapshot.model != model:
-            raise _other_model(snapshot, model)
+            raise _other_model(snapshot.model, model)
         manifest = snapshot.topology.manifest
         check_queries(manifest.order, manifest.vocabulary_size, contexts, lengths, words)
         grouped = router.group(contexts, lengths, words)
@@ -357,60 +427,110 @@ class Core:
         reroutes: int,
     ) -> None:
         """Queues the remote part of `groups`, whose words stand at `at` in the call."""
-        pieces = router.route(
-            groups, remote, snapshot.topology.manifest.slots, self.config.max_queries
-        )
-        for piece in pieces:
+        limit = self._max_queries(snapshot)
+        for piece in router.route(groups, remote, snapshot.topology.manifest.slots, limit):
             moved = router.Piece(piece.shard, piece.groups, at[piece.at])
-            work = batcher.Work(_Item(call, moved, reroutes), len(moved.groups.words), call.deadline)
+            item = _Item(call, moved, snapshot.shard_set, reroutes)
+            work = batcher.Work(item, len(moved.groups.words), call.deadline)
             self._step(piece.shard, batcher.Submit(work))
 
-    def _step(self, shard: int, event: batcher.Submit[_Item] | batcher.Done) -> None:
+    def _dispatch_again(self, snapshot: Snapshot, item: _Item, reroutes: int) -> None:
+        """Queues an item where it belongs by the table of `snapshot`."""
+        groups = item.piece.groups
+        remote = np.ones(len(groups.word_counts), np.bool_)
+        self._dispatch(snapshot, item.call, groups, remote, item.piece.at, reroutes)
+
+    def _max_queries(self, snapshot: Snapshot) -> int:
+        return min(self.config.max_queries, snapshot.topology.max_queries)
+
+    def _step(self, shard: int, event: _Event) -> None:
+        """Feeds an event to the shard's window and does what follows.
+
+        Events that follow at once (a message that fails while it is sent) wait until this one is
+        through: however many there are, they take no stack.
+        """
+        if _turn.events is not None:
+            _turn.events.append((self, shard, event))
+            return
+        events = _turn.events = deque([(self, shard, event)])
+        try:
+            while events:
+                core, shard, event = events.popleft()
+                core._step_one(shard, event)
+        finally:
+            _turn.events = None
+
+    def _step_one(self, shard: int, event: _Event) -> None:
         runtime = self._runtime
+        snapshot = self.snapshot()
         with runtime.lock:
-            window = runtime.windows.get(shard) or batcher.Window(
-                self.config.window, self.config.max_queries
-            )
-            runtime.windows[shard], actions = batcher.step(window, event, self._clock())
+            if self._closed:
+                actions: list[batcher.Action[_Item]] = []
+            else:
+                limit = self._max_queries(snapshot)
+                window = runtime.windows.get(shard) or batcher.Window(self.config.window, limit)
+                window = replace(window, max_queries=limit)
+                runtime.windows[shard], actions = batcher.step(window, event, self._clock())
+        if self._closed and isinstance(event, batcher.Submit):
+            event.work.item.call.fail(ShardDown(CLOSED))
         for action in actions:
             if isinstance(action, batcher.Expire):
                 action.work.item.call.fail(
                     DeadlineExceeded(
-                        f"shard {shard}: the deadline passed while {self.config.window} messages "
-                        "were in flight and none came back"
+                        f"shard {shard}: the deadline passed before the message was sent, while "
+                        f"{self.config.window} others were in flight"
                     )
                 )
             else:
                 self._send(shard, [work.item for work in action.works])
 
     def _send(self, shard: int, items: list[_Item]) -> None:
-        """One message for all of `items`."""
+        """One message for all of `items` that still want it."""
         snapshot = self.snapshot()
-        # Ids of one model must never reach the servers of another, which would answer plausibly.
+        wanted = []
         for item in items:
+            if item.call.future.done():
+                continue  # its caller gave up, or another part of it failed
+            # Ids of one model must never reach the servers of another, which would answer
+            # plausibly.
             if item.call.model != snapshot.model:
-                item.call.fail(_other_model(snapshot, item.call.model))
-        items = [item for item in items if item.call.model == snapshot.model]
-        if not items:
-            self._step_if_open(shard)
+                item.call.fail(_other_model(snapshot.model, item.call.model))
+            elif item.shard_set != snapshot.shard_set:
+                self._dispatch_again(snapshot, item, item.reroutes)  # the table changed meanwhile
+            else:
+                wanted.append(item)
+        if not wanted:
+            self._step(shard, batcher.Done())
             return
-        now = self._clock()
-        merged = router.merge([item.piece.groups for item in items])
-        address = snapshot.topology.addresses.get(shard)
-        manifest = snapshot.topology.manifest
+        message = _Message(
+            snapshot,
+            shard,
+            wanted,
+            router.merge([item.piece.groups for item in wanted]),
+            snapshot.topology.addresses.get(shard),
+        )
+        try:
+            self._transmit(message)
+        except Exception as exc:  # noqa: BLE001 - a place in the window must never be lost
+            self._settle(message, _as_dlm_error(exc, shard))
+
+    def _transmit(self, message: _Message) -> None:
+        snapshot, shard, merged = message.snapshot, message.shard, message.merged
+        manifest, address = snapshot.topology.manifest, message.address
         if address is None:
             known = "; ".join(f"{a}: {f}" for a, f in snapshot.topology.faults.items())
-            error = ShardDown(
+            raise ShardDown(
                 f"no server is known to hold shard {shard} of shard set {manifest.shard_set}"
                 + (f" ({known})" if known else "")
             )
-            self._settle(snapshot, shard, items, merged, error, look=True)
-            return
+        connection = self.connection(address)
         request, checksum = codec.encode_score_request(
             manifest.shard_set_bytes, shard, merged.groups
         )
         runtime = self._runtime
         queries = len(merged.groups.words)
+        # The latest deadline among them: an earlier caller stops waiting by itself.
+        deadline = max(item.call.deadline for item in message.items)
         with runtime.lock:
             runtime.stats.messages += 1
             runtime.stats.sent_queries += queries
@@ -418,63 +538,49 @@ class Core:
             runtime.stats.bytes_sent += len(request)
 
         def reply(data: bytes | None, error: DlmError | None) -> None:
-            answers = None
-            if data is not None:
-                try:
+            try:
+                if error is None:
                     answers = codec.decode_score_reply(
-                        data,
+                        data or b"",
                         shard_set=manifest.shard_set_bytes,
                         shard=shard,
                         queries=queries,
                         request_checksum=checksum,
                     )
-                except DlmError as exc:
-                    exc.add_note(f"from {address}")
-                    error = exc
+                    _deliver(message.items, message.merged, answers)
+            except Exception as exc:  # noqa: BLE001 - a place in the window must never be lost
+                error = _as_dlm_error(exc, shard)
+                error.add_note(f"from {address}")
             with runtime.lock:
                 runtime.stats.bytes_received += len(data or b"")
                 runtime.stats.failed += error is not None
-            if answers is not None:
-                self._deliver(items, merged, answers)
-                self._step_if_open(shard)
+            if error is None:
+                self._step(shard, batcher.Done())
             else:
-                assert error is not None
-                look = getattr(error, "reason", None) in STALE_REASONS
-                self._settle(snapshot, shard, items, merged, error, look=look)
+                self._settle(message, error)
 
-        # The latest deadline among them: an earlier caller stops waiting by itself.
-        timeout_s = max(max(item.call.deadline for item in items) - now, 0.0)
-        try:
-            self.connection(address).score(request, timeout_s, reply)
-        except (DlmError, ValueError) as exc:  # closed meanwhile
-            error = exc if isinstance(exc, DlmError) else ShardDown(f"{address}: {exc}")
-            self._fail(items, merged, error)
-            self._step_if_open(shard)
+        connection.score(request, max(deadline - self._clock(), 0.0), reply)
 
-    def _settle(
-        self,
-        snapshot: Snapshot,
-        shard: int,
-        items: list[_Item],
-        merged: router.Grouped,
-        error: DlmError,
-        *,
-        look: bool,
-    ) -> None:
-        """Ends a message that failed: with `look`, by a fresh table and another try; else as failed."""
+    def _settle(self, message: _Message, error: DlmError) -> None:
+        """Ends a message that failed: by a fresh table and another try where that can help."""
+        runtime, now = self._runtime, self._clock()
+        due = now - runtime.looked >= LOOK_AGAIN_S
         try:
-            runtime = self._runtime
-            if look:
-                runtime.helper.submit(self._reroute, snapshot, shard, items, merged, error)
+            self._check_open()
+            if isinstance(error, StaleShardSet) or (message.address is None and due):
+                runtime.helper.submit(self._reroute, message, error)
                 return
-            if isinstance(error, ShardDown) and self._clock() - runtime.looked >= LOOK_AGAIN_S:
+            if due and isinstance(error, (ShardDown, DeadlineExceeded)):
                 # It may have come back elsewhere; the next calls will know.
-                runtime.looked = self._clock()
-                runtime.helper.submit(self._look_quietly, snapshot)
+                runtime.looked = now
+                runtime.helper.submit(self._look_quietly, message.snapshot)
         except (RuntimeError, ShardDown):
             pass  # closed meanwhile
-        self._fail(items, merged, error)
-        self._step_if_open(shard)
+        self._end(message, error)
+
+    def _end(self, message: _Message, error: DlmError) -> None:
+        self._fail(message.items, message.merged, error)
+        self._step(message.shard, batcher.Done())
 
     def _look_quietly(self, snapshot: Snapshot) -> None:
         try:
@@ -483,70 +589,71 @@ class Core:
         except DlmError as exc:
             log.info("client.table.unread", extra={"error": str(exc)})
 
-    def _reroute(
-        self,
-        snapshot: Snapshot,
-        shard: int,
-        items: list[_Item],
-        merged: router.Grouped,
-        error: DlmError,
-    ) -> None:
+    def _reroute(self, message: _Message, error: DlmError) -> None:
         """On the helper thread: fetches the table and sends the items where they belong now."""
+
+        def found(topology: Topology) -> None:
+            # What is fetched of another model may take longer than these callers wait.
+            for item in message.items:
+                if item.call.model != topology.manifest.model:
+                    item.call.fail(_other_model(topology.manifest.model, item.call.model))
+
         try:
-            fresh = self._look(snapshot) if self._snapshot is snapshot else self.snapshot()
+            if self._snapshot is message.snapshot:
+                # Half of the time that is left, so that the other half is there for asking again.
+                deadline = max(item.call.deadline for item in message.items)
+                allowed = max((deadline - self._clock()) / 2, 0.05)
+                self._look(message.snapshot, min(allowed, self.config.connect_s), found)
+            fresh = self.snapshot()
         except Exception as exc:  # noqa: BLE001 - a helper thread must never leave a caller waiting
             error.add_note(f"and no fresh table could be had: {exc}")
-            self._fail(items, merged, error)
-            self._step_if_open(shard)
+            self._end(message, error)
             return
-        self._step_if_open(shard)
-        tired = [item for item in items if item.reroutes >= MAX_REROUTES]
+        self._step(message.shard, batcher.Done())
+        tired = [item for item in message.items if item.reroutes >= MAX_REROUTES]
         if tired:
             self._fail(tired, router.merge([item.piece.groups for item in tired]), error)
-        for item in items:
-            if item.reroutes < MAX_REROUTES:
-                if item.call.model != fresh.model:
-                    item.call.fail(_other_model(fresh, item.call.model))
-                    continue
-                remote = np.ones(len(item.piece.groups.word_counts), np.bool_)
-                self._dispatch(
-                    fresh,
-                    item.call,
-                    item.piece.groups,
-                    remote,
-                    item.piece.at,
-                    item.reroutes + 1,
-                )
-
-    def _deliver(self, items: list[_Item], merged: router.Grouped, answers: Answers) -> None:
-        """Hands each call its part of one message's answers."""
-        begin = 0
-        for item in items:
-            end = begin + len(item.piece.at)
-            place = merged.place[begin:end]
-            item.call.fill(
-                item.piece.at, Answers(*(getattr(answers, n)[place] for n in _ANSWER_FIELDS))
-            )
-            begin = end
+        for item in message.items:
+            if item.call.model != fresh.model:
+                item.call.fail(_other_model(fresh.model, item.call.model))
+            elif item.reroutes < MAX_REROUTES:
+                self._dispatch_again(fresh, item, item.reroutes + 1)
 
     def _fail(self, items: list[_Item], merged: router.Grouped, error: DlmError) -> None:
-        answers = self._fallback.answer(merged.groups, error)
-        if answers is not None:
-            self._deliver(items, merged, answers)
-            return
+        try:
+            answers = self._fallback.answer(merged.groups, error)
+            if answers is not None:
+                _deliver(items, merged, answers)
+                return
+        except Exception as exc:  # noqa: BLE001 - a caller must never be left waiting
+            error.add_note(f"and the fallback failed: {exc!r}")
         for item in items:
             item.call.fail(error)
 
-    def _step_if_open(self, shard: int) -> None:
-        try:
-            self._step(shard, batcher.Done())
-        except ShardDown:
-            pass  # closed meanwhile: nothing waits any more
+
+def _deliver(items: list[_Item], merged: router.Grouped, answers: Answers) -> None:
+    """Hands each call its part of one message's answers."""
+    begin = 0
+    for item in items:
+        end = begin + len(item.piece.at)
+        place = merged.place[begin:end]
+        item.call.fill(
+            item.piece.at, Answers(*(getattr(answers, n)[place] for n in _ANSWER_FIELDS))
+        )
+        begin = end
 
 
-def _other_model(snapshot: Snapshot, model: str) -> StaleShardSet:
+def _as_dlm_error(error: Exception, shard: int) -> DlmError:
+    if isinstance(error, DlmError):
+        return error
+    wrapped = DlmError(f"shard {shard}: a message could not be made or read: {error!r}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _other_model(found: str, expected: str) -> StaleShardSet:
     return StaleShardSet(
-        f"this handle was opened on model {model}; the servers hold {snapshot.model} now. "
+        f"this handle was opened on model {expected}; the servers hold {found} now. "
         "Open a new utterance"
     )
 

@@ -38,7 +38,7 @@ def group_queries(contexts, lengths, words):  # type: ignore[no-untyped-def]
     unique_group = np.empty(queries, np.int64)
     unique_word = np.empty(queries, np.uint32)
     unique_of = np.empty(queries, np.int64)
-    groups = 0
+    groups = np.int64(0)
     uniques = 0
     group = np.int64(-1)
     for q in range(queries):

@@ -12,15 +12,15 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client.transport import Connection
-from dlm.errors import ConfigError, ProtocolError, QueryError, ShardFormatError
+from dlm.errors import ConfigError, ProtocolError, QueryError, ShardDown, ShardFormatError
 from dlm.index import layout
 from dlm.index.layout import Manifest
 from dlm.index.shard import LowOrders, empty_tree, open_vocabulary, run_kernel
@@ -42,11 +42,7 @@ class LowGrams:
     directory: Path
     manifest: Manifest
     low: LowOrders
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        """The words; read when first needed."""
-        return open_vocabulary(self.directory, self.manifest)
+    vocabulary: Vocabulary
 
     @classmethod
     def open(cls, directory: Path, manifest: Manifest) -> LowGrams:
@@ -56,9 +52,8 @@ class LowGrams:
             raise ShardFormatError(
                 f"{directory} holds shard set {found.shard_set}, not {manifest.shard_set}"
             )
-        grams = cls(directory, manifest, LowOrders.open(directory, manifest))
-        open_vocabulary(directory, manifest)
-        return grams
+        low = LowOrders.open(directory, manifest)
+        return cls(directory, manifest, low, open_vocabulary(directory, manifest))
 
     def score(self, groups: QueryGroups) -> tuple[Answers, NDArray[np.bool_]]:
         """Answers from the low orders; and for each context whether they are not enough."""
@@ -99,14 +94,18 @@ def fetch(
     """
     home = cache_dir / manifest.shard_set
     try:
-        return LowGrams.open(home, manifest)
-    except ShardFormatError:
-        pass  # not there, or damaged: fetched below, under the lock
-    try:
+        try:
+            return LowGrams.open(home, manifest)
+        except ShardFormatError:
+            pass  # not there, or damaged: fetched below, under the lock
         cache_dir.mkdir(parents=True, exist_ok=True)
         with (cache_dir / f"{manifest.shard_set}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return _fetch_locked(manifest, connections, home, timeout_s)
+            try:
+                return _fetch_locked(manifest, connections, home, timeout_s)
+            finally:
+                # Closing is not enough: a child forked meanwhile holds the same open file.
+                fcntl.flock(lock, fcntl.LOCK_UN)
     except OSError as exc:
         raise ConfigError(
             f"the low orders cannot be kept in {cache_dir}: {exc}. Make room there, "
@@ -140,12 +139,14 @@ def _fetch_file(
     """Fetches one file, from where an earlier try stopped; a server that fails is passed over."""
     entry = manifest.file(kind)
     path = part / entry.name
-    last: Exception | None = None
-    # Twice: if what an earlier, interrupted try left turns out to be wrong, begin anew.
-    for _ in range(2):
-        for connection in connections:
+    last: Exception = ShardDown(f"no server of shard set {manifest.shard_set} is known")
+    # Each server twice: a stream that breaks goes on where it stopped, and where the beginning that
+    # another left turns out to be wrong, the same server is asked for all of it.
+    for connection in connections:
+        for _ in range(2):
             if path.exists() and path.stat().st_size > entry.bytes:
                 path.unlink()
+            resumed = path.exists() and path.stat().st_size > 0
             try:
                 _receive(manifest, kind, connection, path, timeout_s)
             except OSError:
@@ -160,7 +161,8 @@ def _fetch_file(
                 f"{connection.address} sent a {kind} file that is not the manifest's; "
                 "the server's files are damaged (dlm verify DIR there tells)"
             )
-    assert last is not None
+            if not resumed:
+                break
     raise last
 
 
@@ -175,15 +177,16 @@ def _receive(
         )
         # The deadline is for the whole stream; a slow line gets a second for every megabyte more.
         allowed = timeout_s + entry.bytes / 1e6
-        for chunk in connection.download(request, allowed):
-            data = codec.decode_chunk(
-                chunk,
-                shard_set=manifest.shard_set_bytes,
-                offset=offset,
-                file_bytes=entry.bytes,
-            )
-            out.write(data)
-            offset += len(data)
+        with closing(connection.download(request, allowed)) as chunks:
+            for chunk in chunks:
+                data = codec.decode_chunk(
+                    chunk,
+                    shard_set=manifest.shard_set_bytes,
+                    offset=offset,
+                    file_bytes=entry.bytes,
+                )
+                out.write(data)
+                offset += len(data)
         if offset != entry.bytes:
             raise ProtocolError(
                 f"{connection.address} stopped at byte {offset} of {entry.bytes} of {entry.name}"

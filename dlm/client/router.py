@@ -53,7 +53,7 @@ def group(
     return Grouped(QueryGroups(kept, contexts[row][used], counts, asked), place)
 
 
-def begins(counts: NDArray[np.unsignedinteger]) -> NDArray[np.int64]:  # type: ignore[type-arg]
+def begins(counts: NDArray[np.unsignedinteger]) -> NDArray[np.int64]:
     """Where each stretch begins, and the end of the last: (C + 1,)."""
     out = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=out[1:])

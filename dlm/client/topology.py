@@ -13,8 +13,10 @@ from typing import Any
 from dlm.client.transport import Connection
 from dlm.errors import ConfigError, DlmError, ProtocolError, ShardDown, ShardFormatError
 from dlm.index.layout import Manifest, parse_manifest
+from dlm.wire._pb import shard_pb2 as pb
 
 Connect = Callable[[str], Connection]
+NO_LIMIT = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,13 @@ class Topology:
 
     addresses  shard -> address; a shard nobody is known to hold is missing
     faults     what was wrong with the servers that are not in it, address -> error
+    max_queries  queries that each of its servers takes in one message
     """
 
     manifest: Manifest
     addresses: Mapping[int, str]
     faults: Mapping[str, str]
+    max_queries: int = NO_LIMIT
 
 
 def read_cluster_file(path: str | os.PathLike[str]) -> list[Endpoint]:
@@ -144,9 +148,7 @@ def discover(
         if any(isinstance(e, (ProtocolError, ShardFormatError)) for e in errors):
             raise ProtocolError(message)
         raise ShardDown(message)
-    chosen = max(
-        found, key=lambda s: (len(found[s][1]), s == prefer, s)
-    )
+    chosen = max(found, key=lambda s: (len(found[s][1]), s == prefer, s))
     manifest, addresses = found[chosen]
     for shard_set, (_, others) in found.items():
         if shard_set != chosen:
@@ -155,4 +157,19 @@ def discover(
     for endpoint in silent:
         if endpoint.shard is not None and endpoint.shard < manifest.shards:
             addresses.setdefault(endpoint.shard, endpoint.address)
-    return Topology(manifest, addresses, faults)
+    limits = [_max_queries(reply, manifest) for _, reply in replies if _is_of(reply, manifest)]
+    return Topology(manifest, addresses, faults, min(limits, default=NO_LIMIT))
+
+
+def _is_of(reply: Any, manifest: Manifest) -> bool:
+    return not isinstance(reply, DlmError) and reply.manifest == manifest.text
+
+
+def _max_queries(reply: pb.DescribeReply, manifest: Manifest) -> int:
+    """Queries that fit one message by the limits of a server, whatever their contexts."""
+    limit = reply.max_queries or NO_LIMIT
+    if reply.max_message_bytes:
+        # A query alone in its context: its length, its words, its count, its word; and the rest.
+        widest = 1 + 4 * (manifest.order - 1) + 4 + 4
+        limit = min(limit, (reply.max_message_bytes - 128) // widest)
+    return max(limit, 1)

@@ -7,15 +7,17 @@ threads and event loops can wait for the same call, and it survives fork, which 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from typing import Protocol
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 # Read once, when gRPC starts: lets a process that has used a client fork (decoders use pools).
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 
 import grpc
 
-from dlm.errors import DlmError, ProtocolError
+from dlm.errors import DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import error_from_rpc, reason_of
@@ -28,17 +30,47 @@ OPTIONS = (
     ("grpc.max_send_message_length", MAX_REPLY_BYTES),
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
-    # A server that comes back is found again within two seconds.
+    # A server that comes back is found again within two seconds. The "min" is how long one attempt
+    # may take, whatever its name: a busy server needs more than a moment to shake hands.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    # A host that vanished without a word is noticed within 20 s while it is asked something
+    # (servers permit a ping every 5 s); only then is the connection made anew.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
 )
 
 Reply = Callable[[bytes | None, DlmError | None], None]
+Chunks = Generator[pb.DownloadChunk, None, None]
+
+
+# A child can use gRPC only if no thread was inside it when the process forked. gRPC stops its own
+# threads for that; the gate keeps ours out. What they do inside never waits for the network.
+_gate = threading.Lock()
+_threads = threading.local()
+
+os.register_at_fork(
+    before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_gate.release
+)
+
+
+@contextmanager
+def _inside() -> Iterator[None]:
+    """Around every entry into gRPC; no hindrance to gRPC's own threads, which it stops itself."""
+    if getattr(_threads, "of_grpc", False):
+        yield
+    else:
+        with _gate:
+            yield
 
 
 class Connection(Protocol):
-    """A way to one server. Tests put scripted ones in its place to make the network fail."""
+    """A way to one server. Tests put scripted ones in its place to make the network fail.
+
+    What goes wrong is a `DlmError`, raised or handed to `reply`; one that a server answered has its
+    `reason`.
+    """
 
     address: str
 
@@ -48,7 +80,7 @@ class Connection(Protocol):
     def describe(self, timeout_s: float) -> pb.DescribeReply:
         """What the server holds, its checksum verified."""
 
-    def download(self, request: pb.DownloadRequest, timeout_s: float) -> Iterator[pb.DownloadChunk]:
+    def download(self, request: pb.DownloadRequest, timeout_s: float) -> Chunks:
         """Pieces of a file."""
 
     def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
@@ -63,7 +95,8 @@ class GrpcConnection:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        with _inside():
+            self._channel = grpc.insecure_channel(address, options=OPTIONS)
         self._score = self._channel.unary_unary(f"/{SERVICE}/Score")
         self._describe = self._channel.unary_unary(
             f"/{SERVICE}/Describe",
@@ -80,15 +113,18 @@ class GrpcConnection:
 
     def score(self, request: bytes, timeout_s: float, reply: Reply) -> None:
         """See `Connection.score`."""
-        call = self._score.future(request, timeout=timeout_s)
+        caller = threading.get_ident()
+        call = self._start(self._score.future, request, timeout_s)
 
         def finished(done: grpc.Future) -> None:
+            if threading.get_ident() != caller:
+                _threads.of_grpc = True
             try:
                 data = done.result()
             except grpc.RpcError as exc:
                 reply(None, self._error(exc))
-            except grpc.FutureCancelledError as exc:
-                reply(None, self._wrap(exc))
+            except grpc.FutureCancelledError:
+                reply(None, self._closed())
             else:
                 reply(data, None)
 
@@ -103,19 +139,21 @@ class GrpcConnection:
             raise ProtocolError(f"{self.address}: the description was damaged on the way")
         return message
 
-    def download(self, request: pb.DownloadRequest, timeout_s: float) -> Iterator[pb.DownloadChunk]:
+    def download(self, request: pb.DownloadRequest, timeout_s: float) -> Chunks:
         """See `Connection.download`."""
+        call = self._start(self._download, request, timeout_s)
         try:
-            for data in self._download(request, timeout=timeout_s):
+            for data in call:
                 yield codec.parse(pb.DownloadChunk(), data)
         except grpc.RpcError as exc:
             raise self._error(exc) from exc
+        finally:
+            with _inside():
+                call.cancel()  # a reader that stops half-way must not keep the server busy
 
     def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
         """See `Connection.heartbeat`."""
-        message = codec.parse(
-            pb.HeartbeatReply(), self._call(self._heartbeat, request, timeout_s)
-        )
+        message = codec.parse(pb.HeartbeatReply(), self._call(self._heartbeat, request, timeout_s))
         if message.checksum != codec.heartbeat_checksum(message):
             raise ProtocolError(f"{self.address}: the heartbeat was damaged on the way")
         if message.sequence != request.sequence:
@@ -124,13 +162,28 @@ class GrpcConnection:
 
     def close(self) -> None:
         """See `Connection.close`."""
-        self._channel.close()
+        with _inside():
+            self._channel.close()
 
-    def _call(self, method: grpc.UnaryUnaryMultiCallable, request: object, timeout_s: float) -> bytes:
+    def _start(self, method: Callable[..., Any], request: object, timeout_s: float) -> Any:
+        """The call, under way."""
         try:
-            return bytes(method(request, timeout=timeout_s))
+            with _inside():
+                return method(request, timeout=timeout_s)
+        except ValueError as exc:
+            raise self._closed() from exc
+
+    def _call(
+        self, method: grpc.UnaryUnaryMultiCallable, request: object, timeout_s: float
+    ) -> bytes:
+        # As a future: gRPC's blocking form would wait inside gRPC.
+        call = self._start(method.future, request, timeout_s)
+        try:
+            return bytes(call.result())
         except grpc.RpcError as exc:
             raise self._error(exc) from exc
+        except grpc.FutureCancelledError as exc:
+            raise self._closed() from exc
 
     def _error(self, exc: grpc.RpcError) -> DlmError:
         error = error_from_rpc(exc, where=self.address)
@@ -138,7 +191,5 @@ class GrpcConnection:
         error.reason = reason_of(exc)  # type: ignore[attr-defined]
         return error
 
-    def _wrap(self, exc: Exception) -> DlmError:
-        error = ProtocolError(f"{self.address}: the call was cancelled")
-        error.__cause__ = exc
-        return error
+    def _closed(self) -> DlmError:
+        return ShardDown(f"the connection to {self.address} was closed")

@@ -3,8 +3,8 @@
 A handle is pinned to a model family and its states carry that family, so that scores of two models
 can never meet in one sentence: giving a state to another handle is a type error.
 
-Both faces share everything but the waiting: `_Handle` prepares arrays and shapes answers, and the two
-subclasses say how a future is waited for.
+Both faces share everything but the waiting: `_Handle` prepares arrays and shapes answers, and the
+two subclasses say how a future is waited for.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class States:
 
     def __getitem__(self, index: Any) -> Any:
         lengths = self._lengths[index]
-        contexts = self._contexts[index]
+        # The axis of a state's words is no axis of the array: an ellipsis must stop before it.
+        inner = index if isinstance(index, tuple) else (index,)
+        contexts = self._contexts[(*inner, slice(None))]
         if np.ndim(lengths) == 0:
             width = contexts.shape[-1]
             return State(self.family, tuple(contexts[width - int(lengths) :].tolist()))
@@ -124,7 +126,8 @@ class SentenceScore:
     tokens       words, and the sentence end if it was asked for
     oovs         tokens that the vocabulary lacks
     log10_oovs   the part of log10_prob that falls on them
-    token_log10_prob (tokens,) float32; token_matched_order (tokens,) uint8; token_oov (tokens,) bool
+    token_log10_prob (tokens,) float32; token_matched_order (tokens,) uint8;
+    token_oov (tokens,) bool
     """
 
     log10_prob: float
@@ -194,6 +197,10 @@ class _Handle:
     def _ids(self, words: Sequence[Word] | NDArray[Any]) -> NDArray[np.uint32]:
         if isinstance(words, (str, bytes)):
             raise QueryError("a sequence of words is expected, not one string")
+        if isinstance(words, np.ndarray) and words.ndim != 1:
+            raise QueryError(
+                f"an array of words has shape {words.shape}; one dimension is expected"
+            )
         if isinstance(words, np.ndarray) and words.dtype.kind in "iu":
             if words.size and (int(words.min()) < 0 or int(words.max()) >= self.vocabulary_size):
                 raise QueryError(
@@ -214,11 +221,11 @@ class _Handle:
             lengths[row] = len(kept)
         return dense, lengths
 
-    def _score_queries(
-        self, contexts: Sequence[Sequence[Word]], words: Sequence[Word]
-    ) -> _Queries:
+    def _score_queries(self, contexts: Sequence[Sequence[Word]], words: Sequence[Word]) -> _Queries:
         if len(contexts) != len(words):
-            raise QueryError(f"{len(contexts)} contexts and {len(words)} words; one each is expected")
+            raise QueryError(
+                f"{len(contexts)} contexts and {len(words)} words; one each is expected"
+            )
         dense, lengths = self._contexts(contexts)
         return _Queries(dense, lengths, self._ids(words))
 
@@ -264,7 +271,8 @@ class _Handle:
                     f"words for {len(rows)} states, {sorted({len(r) for r in rows})} each; "
                     f"as many for each of {count} states are expected"
                 )
-            ids = np.array(rows, np.uint32).reshape(count, -1)
+            width = words.shape[1] if isinstance(words, np.ndarray) else len(rows[0])
+            ids = np.array(rows, np.uint32).reshape(count, width)
         else:
             ids = np.broadcast_to(self._ids(words), (count, len(words)))
         width = ids.shape[1]
@@ -277,9 +285,7 @@ class _Handle:
             (count, width),
         )
 
-    def _extension(
-        self, queries: _Queries, shape: tuple[int, int], answers: Answers
-    ) -> Extension:
+    def _extension(self, queries: _Queries, shape: tuple[int, int], answers: Answers) -> Extension:
         return Extension(
             answers.log10_prob.reshape(shape),
             answers.matched_order.reshape(shape),
@@ -340,7 +346,9 @@ class _Handle:
             begin += count
         return out
 
-    def _next_words_queries(self, state: State) -> _Queries:
+    def _next_words_queries(self, state: State, k: int) -> _Queries:
+        if k < 1:
+            raise QueryError(f"{k} next words were asked for; at least 1 is expected")
         flat = self._gather([state])
         words = np.arange(self.vocabulary_size, dtype=np.uint32)
         return _Queries(
@@ -351,8 +359,6 @@ class _Handle:
 
     @staticmethod
     def _top(answers: Answers, k: int) -> list[tuple[int, np.float32]]:
-        if k < 1:
-            raise QueryError(f"{k} next words were asked for; at least 1 is expected")
         order = np.argsort(-answers.log10_prob, kind="stable")[:k]
         return [(int(i), answers.log10_prob[i]) for i in order]
 
@@ -368,9 +374,9 @@ class _Handle:
 
 def _mismatch(found: Family, expected: Family) -> FamilyMismatch:
     return FamilyMismatch(
-        f"a state of the {found.kind} model {found.model} (shard set {found.shard_set}) was given to "
-        f"a handle of the {expected.kind} model {expected.model} (shard set {expected.shard_set}); "
-        "scores of two models do not mix in a sentence"
+        f"a state of the {found.kind} model {found.model} (shard set {found.shard_set}) was given "
+        f"to a handle of the {expected.kind} model {expected.model} "
+        f"(shard set {expected.shard_set}); scores of two models do not mix in a sentence"
     )
 
 
@@ -443,7 +449,7 @@ class Utterance(_Handle):
 
         Cost  a query for every word of the vocabulary, in one message per `max_queries`
         """
-        return self._top(self._wait(self._next_words_queries(state), deadline_s), k)
+        return self._top(self._wait(self._next_words_queries(state, k), deadline_s), k)
 
 
 class AsyncUtterance(_Handle):
@@ -493,4 +499,4 @@ class AsyncUtterance(_Handle):
         self, state: State, k: int, *, deadline_s: float | None = None
     ) -> list[tuple[int, np.float32]]:
         """See `Utterance.next_words`."""
-        return self._top(await self._wait(self._next_words_queries(state), deadline_s), k)
+        return self._top(await self._wait(self._next_words_queries(state, k), deadline_s), k)

@@ -1,0 +1,205 @@
+"""The window of a shard: rows of its table, what must always hold, and transcripts to read."""
+
+from __future__ import annotations
+
+import os
+from math import inf
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlm.client.batcher import Action, Done, Expire, Send, Submit, Window, Work, step
+
+SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios").glob("batcher_*.txt"))
+REWRITE = "DLM_REWRITE_SCENARIOS"
+
+
+def work(item: str, queries: int = 1, deadline: float = 100.0) -> Work[str]:
+    """Work named `item`."""
+    return Work(item, queries, deadline)
+
+
+def window(in_flight: int = 0, *waiting: Work[str], limit: int = 2) -> Window[str]:
+    """A window of at most 10 queries a message."""
+    return Window(limit, 10, in_flight, waiting, min((w.deadline for w in waiting), default=inf))
+
+
+@pytest.mark.parametrize(
+    ("state", "event", "after", "actions"),
+    [
+        pytest.param(
+            window(1), Submit(work("a")), window(2), [Send((work("a"),))], id="room-sends-alone"
+        ),
+        pytest.param(window(2), Submit(work("a")), window(2, work("a")), [], id="full-waits"),
+        pytest.param(window(2), Done(), window(1), [], id="nothing-waits"),
+        pytest.param(
+            window(2, work("a"), work("b")),
+            Done(),
+            window(2),
+            [Send((work("a"), work("b")))],
+            id="all-that-gathered-leaves-together",
+        ),
+        pytest.param(
+            window(2, work("a", 6), work("b", 6), work("c", 4)),
+            Done(),
+            window(2, work("b", 6), work("c", 4)),
+            [Send((work("a", 6),))],
+            id="what-does-not-fit-waits-on",
+        ),
+        pytest.param(
+            window(2, work("a", 3, 5.0), work("b")),
+            Done(),
+            window(2),
+            [Expire(work("a", 3, 5.0)), Send((work("b"),))],
+            id="the-late-are-told-first",
+        ),
+        pytest.param(
+            window(2, work("a", 3, 5.0)),
+            Submit(work("b")),
+            window(2, work("b")),
+            [Expire(work("a", 3, 5.0))],
+            id="the-late-are-told-while-full",
+        ),
+        pytest.param(
+            window(0),
+            Submit(work("a", 1, 5.0)),
+            window(0),
+            [Expire(work("a", 1, 5.0))],
+            id="late-on-arrival",
+        ),
+        pytest.param(
+            window(1),
+            Submit(work("a", 99)),
+            window(2),
+            [Send((work("a", 99),))],
+            id="larger-than-a-message-goes-alone",
+        ),
+    ],
+)
+def test_each_row_of_the_table_holds(
+    state: Window[str], event: Submit[str] | Done, after: Window[str], actions: list[Action[str]]
+) -> None:
+    """At time 5, one event; the next state and the actions are those of the row."""
+    assert step(state, event, 5.0) == (after, actions)
+
+
+def test_an_answer_to_nothing_is_refused() -> None:
+    """A message that comes back without one in flight is a fault of the caller."""
+    with pytest.raises(ValueError, match="never sent"):
+        step(window(0), Done(), 0.0)
+
+
+# Each event: (time that passes, queries and time allowed of new work, or None for an answer).
+events = st.lists(
+    st.tuples(
+        st.floats(0, 3, width=16),
+        st.none() | st.tuples(st.integers(1, 15), st.floats(-1, 6, width=16)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(events, st.integers(1, 4))
+def test_whatever_happens_nothing_is_lost_doubled_or_overtaken(script, limit: int) -> None:
+    """Limits are kept, order too; each work is sent or expired once, and none is sent late."""
+    state: Window[int] = Window(limit, 10)
+    now, submitted = 0.0, []
+    sent: list[int] = []
+    told: list[int] = []
+    for passes, new in script:
+        now += passes
+        if new is None and state.in_flight == 0:
+            continue
+        event: Submit[int] | Done = Done()
+        if new is not None:
+            event = Submit(Work(len(submitted), new[0], now + new[1]))
+            submitted.append(event.work)
+        before = state.in_flight - (new is None)
+        state, actions = step(state, event, now)
+        sends = [a for a in actions if isinstance(a, Send)]
+        assert state.in_flight == before + len(sends) <= limit
+        assert not state.waiting or state.in_flight == limit
+        for action in actions:
+            if isinstance(action, Expire):
+                assert action.work.deadline <= now
+                told.append(action.work.item)
+                continue
+            assert all(w.deadline > now for w in action.works)
+            assert len(action.works) == 1 or sum(w.queries for w in action.works) <= 10
+            sent += [w.item for w in action.works]
+        waiting = [w.item for w in state.waiting]
+        assert all(w.deadline > now for w in state.waiting)
+        assert sorted(sent + told + waiting) == list(range(len(submitted)))
+        assert sent == sorted(sent) and waiting == sorted(waiting)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(st.integers(1, 15), min_size=1, max_size=40), st.integers(1, 4))
+def test_what_waits_leaves_once_enough_answers_came(sizes: list[int], limit: int) -> None:
+    """After as many answers as there were works, nothing waits and nothing is in flight."""
+    state: Window[int] = Window(limit, 10)
+    for item, queries in enumerate(sizes):
+        state, _ = step(state, Submit(Work(item, queries, 9.0)), 0.0)
+    for _ in sizes:
+        if state.in_flight:
+            state, _ = step(state, Done(), 0.0)
+    assert state == Window(limit, 10)
+
+
+def transcript(script: str) -> str:
+    """Runs the commands of a scenario; the text with what really happened.
+
+    Commands: ``window limit=L max_queries=M``, ``submit NAME queries=Q deadline=D``, ``done``,
+    ``at T``. What follows ``----`` is the outcome; a blank line ends it.
+    """
+    out = []
+    state: Window[str] = Window(1, 1)
+    now = 0.0
+    for block in script.strip().split("\n\n"):
+        lines = block.split("\n")
+        if lines[0].startswith("#"):
+            out.append(block)
+            continue
+        said = []
+        commands = lines[: lines.index("----")] if "----" in lines else lines
+        for command in commands:
+            name, *rest = command.split()
+            fields = dict(word.split("=") for word in rest if "=" in word)
+            actions: list[Action[str]] = []
+            if name == "window":
+                state = Window(int(fields["limit"]), int(fields["max_queries"]))
+            elif name == "at":
+                now = float(rest[0])
+            elif name == "submit":
+                new = Work(rest[0], int(fields["queries"]), float(fields["deadline"]))
+                state, actions = step(state, Submit(new), now)
+            else:
+                assert name == "done", command
+                state, actions = step(state, Done(), now)
+            for action in actions:
+                if isinstance(action, Send):
+                    total = sum(w.queries for w in action.works)
+                    said.append(f"send {'+'.join(w.item for w in action.works)} ({total} queries)")
+                else:
+                    said.append(f"expire {action.work.item}")
+        waiting = " ".join(w.item for w in state.waiting) or "nothing"
+        said.append(f"in flight {state.in_flight} of {state.limit}; waiting: {waiting}")
+        out.append("\n".join([*commands, "----", *said]))
+    return "\n\n".join(out) + "\n"
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)
+def test_the_transcript_of_a_scenario_is_what_happens(path: Path) -> None:
+    """With DLM_REWRITE_SCENARIOS=1 the file is written anew: commit only if you understand."""
+    found = transcript(path.read_text(encoding="utf-8"))
+    if os.environ.get(REWRITE):
+        path.write_text(found, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == found
+
+
+def test_there_are_scenarios() -> None:
+    """The transcripts are found where they are looked for."""
+    assert len(SCENARIOS) >= 2

@@ -1,0 +1,322 @@
+"""The low orders on a client: fetched once, resumed, checked, and never used damaged."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from client.scripted import FileServer
+from cluster import ROOT, WAIT_S, ModelFiles, build
+from models import random_model
+
+from dlm.client.lowgrams import LowGrams, fetch
+from dlm.errors import ConfigError, DeadlineExceeded, ProtocolError, ShardDown
+from dlm.index import layout
+from dlm.wire import codec
+from dlm.wire._pb import shard_pb2 as pb
+
+TIMEOUT_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """A small sharded model."""
+    model = random_model(11, order=4, words=40, per_order=200)
+    return build(model, tmp_path_factory.mktemp("low"), 2)
+
+
+@pytest.fixture
+def server(files: ModelFiles) -> FileServer:
+    """Hands out the files of the model."""
+    return FileServer(files.directory, files.manifest)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """Where low orders are kept."""
+    return tmp_path / "cache"
+
+
+def name_of(files: ModelFiles, kind: str) -> str:
+    """Name of a file."""
+    return files.manifest.file(kind).name
+
+
+def damaged(files: ModelFiles, folder: Path) -> FileServer:
+    """A server whose low orders were damaged on its disk; its chunks are well-formed."""
+    shutil.copytree(files.directory, folder)
+    path = folder / name_of(files, "low_orders")
+    data = bytearray(path.read_bytes())
+    data[10] ^= 1
+    path.write_bytes(data)
+    return FileServer(folder, files.manifest, "damaged:1")
+
+
+def check(grams: LowGrams, files: ModelFiles) -> None:
+    """Fails unless `grams` are the model's own."""
+    for kind in ("vocabulary", "low_orders"):
+        name = name_of(files, kind)
+        assert (grams.directory / name).read_bytes() == (files.directory / name).read_bytes()
+    assert grams.vocabulary == files.oracle.vocabulary
+
+
+def test_what_was_downloaded_is_used_again_without_a_server(files, server, cache) -> None:
+    """The first fetch asks for each file once, the second for none."""
+    check(fetch(files.manifest, [server], cache, TIMEOUT_S), files)
+    assert server.offsets == [("vocabulary", 0), ("low_orders", 0)]
+    check(fetch(files.manifest, [], cache, TIMEOUT_S), files)
+    assert sorted(p.name for p in cache.iterdir()) == [
+        files.manifest.shard_set,
+        f"{files.manifest.shard_set}.lock",
+    ]
+
+
+def test_without_a_server_and_without_a_cache_the_error_is_typed(files, cache) -> None:
+    """No connection at all."""
+    with pytest.raises(ShardDown, match="no server"):
+        fetch(files.manifest, [], cache, TIMEOUT_S)
+
+
+@pytest.mark.parametrize("kind", ["vocabulary", "low_orders"])
+def test_an_interrupted_download_goes_on_at_the_byte_where_it_stopped(
+    files, server, cache, kind: str
+) -> None:
+    """The second fetch asks from the end of the last whole chunk."""
+    server.breaks_at, server.fault = 300, DeadlineExceeded("late")
+    if kind == "low_orders":
+        # The vocabulary is fetched already; only the second file breaks.
+        part = cache / f"{files.manifest.shard_set}.part"
+        part.mkdir(parents=True)
+        shutil.copy(files.directory / name_of(files, "vocabulary"), part)
+    with pytest.raises(DeadlineExceeded, match="late"):
+        fetch(files.manifest, [server], cache, TIMEOUT_S)
+    assert not (cache / files.manifest.shard_set).exists()
+    server.breaks_at = None
+    server.offsets.clear()
+    check(fetch(files.manifest, [server], cache, TIMEOUT_S), files)
+    assert (kind, 300) in server.offsets
+    assert (kind, 0) not in server.offsets
+
+
+def test_the_next_server_goes_on_where_the_first_broke_off(files, server, cache) -> None:
+    """One fetch, two servers."""
+    server.breaks_at, server.fault = 200, ShardDown("gone")
+    second = FileServer(files.directory, files.manifest, "files:2")
+    check(fetch(files.manifest, [server, second], cache, TIMEOUT_S), files)
+    assert second.offsets == [("vocabulary", 200), ("low_orders", 200)]
+
+
+def test_a_stream_that_ends_early_is_a_typed_error(files, server, cache) -> None:
+    """No exception from the server, only too few bytes."""
+    server.breaks_at = 100
+    with pytest.raises(ProtocolError, match="stopped at byte 100"):
+        fetch(files.manifest, [server], cache, TIMEOUT_S)
+
+
+def rewritten(chunk: pb.DownloadChunk, **fields) -> pb.DownloadChunk:
+    """The chunk with other fields."""
+    new = pb.DownloadChunk()
+    new.CopyFrom(chunk)
+    for name, value in fields.items():
+        setattr(new, name, value)
+    return new
+
+
+def resealed(chunk: pb.DownloadChunk, data: bytes) -> pb.DownloadChunk:
+    """A well-formed chunk with other bytes."""
+    return codec.encode_chunk(
+        data,
+        shard_set=chunk.shard_set,
+        shard=0,
+        offset=chunk.offset,
+        file_bytes=chunk.file_bytes,
+    )
+
+
+ALTERATIONS = {
+    "another shard set": lambda c: rewritten(c, shard_set=b"x" * 16),
+    "no shard set": lambda c: rewritten(c, shard_set=b""),
+    "another place": lambda c: rewritten(c, offset=c.offset + 1),
+    "another file size": lambda c: rewritten(c, file_bytes=c.file_bytes + 1),
+    "empty for ever": lambda c: resealed(c, b""),
+    "an unknown encoding": lambda c: rewritten(c, encoding=9),
+    "bytes that do not unpack": lambda c: rewritten(
+        c, encoding=pb.CHUNK_ENCODING_ZSTD, data=b"junk"
+    ),
+    "a size that is a lie": lambda c: rewritten(c, raw_bytes=c.raw_bytes - 1),
+    "a size beyond any chunk": lambda c: rewritten(c, raw_bytes=1 << 31),
+    "another checksum": lambda c: rewritten(c, checksum=c.checksum ^ 1),
+    "more than the file": lambda c: resealed(c, bytes(c.file_bytes + 1)),
+    "a gap": lambda c: None if c.offset == 0 else c,
+}
+
+
+@pytest.mark.parametrize("name", ALTERATIONS)
+def test_a_chunk_that_is_not_what_was_asked_is_refused_and_the_next_server_asked(
+    files, server, cache, name: str
+) -> None:
+    """Alone: ProtocolError, and nothing is kept; with another server: its files."""
+    server.alter = ALTERATIONS[name]
+    with pytest.raises(ProtocolError):
+        fetch(files.manifest, [server], cache, TIMEOUT_S)
+    assert not (cache / files.manifest.shard_set).exists()
+    assert server.streams == 0  # a reader that stopped half-way lets go of the stream
+    good = FileServer(files.directory, files.manifest)
+    check(fetch(files.manifest, [server, good], cache, TIMEOUT_S), files)
+
+
+def test_well_formed_chunks_of_a_damaged_file_are_told_by_the_manifest(
+    files, server, cache, tmp_path
+) -> None:
+    """ProtocolError names the server and the command that looks; a good server still serves."""
+    bad = damaged(files, tmp_path / "bad")
+    with pytest.raises(ProtocolError, match=r"damaged:1 .*dlm verify"):
+        fetch(files.manifest, [bad], cache, TIMEOUT_S)
+    assert bad.offsets.count(("low_orders", 0)) == 1
+    check(fetch(files.manifest, [bad, server], cache, TIMEOUT_S), files)
+
+
+def test_the_bad_beginning_of_one_server_does_not_spoil_the_file_of_the_next(
+    files, server, cache, tmp_path
+) -> None:
+    """A damaged server breaks off; the good one is asked for the rest, then for all of it."""
+    bad = damaged(files, tmp_path / "bad")
+    bad.breaks_at, bad.fault = 500, ShardDown("gone")
+    check(fetch(files.manifest, [bad, server], cache, TIMEOUT_S), files)
+    assert server.offsets[-2:] == [("low_orders", 500), ("low_orders", 0)]
+
+
+@pytest.mark.parametrize("left", [b"x" * 350, b"x" * 10_000_000, b""])
+def test_wrong_bytes_left_by_an_earlier_try_are_thrown_away(files, server, cache, left) -> None:
+    """Too long, or wrong: the file is fetched anew, from the same server."""
+    part = cache / f"{files.manifest.shard_set}.part"
+    part.mkdir(parents=True)
+    for kind in ("vocabulary", "low_orders"):
+        (part / name_of(files, kind)).write_bytes(left)
+    check(fetch(files.manifest, [server], cache, TIMEOUT_S), files)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        (kind, how)
+        for kind in ("vocabulary", "low_orders", "manifest")
+        for how in ("flipped", "truncated", "missing", "a folder")
+        if (kind, how) != ("manifest", "a folder")
+    ],
+)
+def test_a_damaged_cache_is_fetched_anew(files, server, cache, kind: str, how: str) -> None:
+    """Whatever happened to a file since it was kept."""
+    kept = fetch(files.manifest, [server], cache, TIMEOUT_S).directory
+    path = kept / (layout.MANIFEST if kind == "manifest" else name_of(files, kind))
+    data = bytearray(path.read_bytes())
+    path.unlink()
+    if how == "flipped":
+        data[len(data) // 2] ^= 4
+        path.write_bytes(data)
+    elif how == "truncated":
+        path.write_bytes(data[:-1])
+    elif how == "a folder":
+        path.mkdir()
+    server.offsets.clear()
+    check(fetch(files.manifest, [server], cache, TIMEOUT_S), files)
+    assert server.offsets == [("vocabulary", 0), ("low_orders", 0)]
+
+
+def test_a_cache_of_another_shard_set_under_this_name_is_not_used(files, server, cache) -> None:
+    """The folder's name is no proof; its manifest is."""
+    other = files.again(3)
+    fetch(
+        other.manifest, [FileServer(other.directory, other.manifest)], cache, TIMEOUT_S
+    ).directory.rename(cache / files.manifest.shard_set)
+    check(fetch(files.manifest, [server], cache, TIMEOUT_S), files)
+
+
+def test_a_cache_folder_that_cannot_be_made_is_a_setting_to_change(files, server, tmp_path) -> None:
+    """The message names the folder and the variable."""
+    (tmp_path / "file").write_bytes(b"")
+    for cache in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match=r"file.*DLM_CACHE_DIR"):
+            fetch(files.manifest, [server], cache, TIMEOUT_S)
+
+
+def test_a_full_disk_is_a_setting_to_change(files, server, cache, monkeypatch) -> None:
+    """Nothing half-written is taken for whole afterwards."""
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(ConfigError, match=r"No space left.*Make room"):
+            fetch(files.manifest, [server], cache, TIMEOUT_S)
+    assert not (cache / files.manifest.shard_set).exists()
+    check(fetch(files.manifest, [server], cache, TIMEOUT_S), files)
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from client.scripted import FileServer
+from dlm.client.lowgrams import fetch
+from dlm.index.layout import read_manifest
+directory, cache = Path(sys.argv[1]), Path(sys.argv[2])
+manifest = read_manifest(directory)
+server = FileServer(directory, manifest)
+print("ready", flush=True)
+fetch(manifest, [server], cache, 10.0)
+print(len(server.offsets), flush=True)
+"""
+
+
+def test_two_processes_at_once_download_once(files, server, cache) -> None:
+    """The second begins while the first is in the middle; it finds everything there."""
+    server.gate.clear()
+    first = threading.Thread(target=fetch, args=(files.manifest, [server], cache, TIMEOUT_S))
+    first.start()
+    assert server.entered.wait(WAIT_S)
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(files.directory), str(cache)],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        server.gate.set()
+        assert child.stdout.readline() == "0\n"
+    first.join(WAIT_S)
+    assert server.offsets == [("vocabulary", 0), ("low_orders", 0)]
+
+
+def test_a_child_forked_during_a_download_does_not_keep_the_lock(files, server, cache) -> None:
+    """The child lives on with the open file; the next who needs the lock gets it."""
+    server.gate.clear()
+    first = threading.Thread(target=fetch, args=(files.manifest, [server], cache, TIMEOUT_S))
+    first.start()
+    assert server.entered.wait(WAIT_S)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)  # until the parent closes its end
+        os._exit(0)
+    try:
+        server.gate.set()
+        first.join(WAIT_S)
+        shutil.rmtree(cache / files.manifest.shard_set)
+        again = threading.Thread(
+            target=fetch, args=(files.manifest, [server], cache, TIMEOUT_S), daemon=True
+        )
+        again.start()
+        again.join(WAIT_S)
+        assert not again.is_alive()
+    finally:
+        os.close(write)
+        os.close(read)
+        os.waitpid(child, 0)

@@ -1,0 +1,244 @@
+"""Grouping, routing, splitting and merging, against plain Python."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dlm.client import kernels, router
+from dlm.client.lowgrams import check_queries
+from dlm.errors import QueryError
+from dlm.ngram.partition import SLOTS, slots_of
+from dlm.ngram.query import QueryGroups
+
+Query = tuple[tuple[int, ...], int]  # a context, most recent word last, and a word
+Plain = list[tuple[tuple[int, ...], list[int]]]  # contexts and what is asked of each
+
+quick = settings(max_examples=60, deadline=None, derandomize=True)
+# Few ids, so that contexts and queries repeat; and now and then the largest there is.
+ids = st.integers(0, 3) | st.just(0xFFFFFFFF)
+queries_of = st.integers(1, 4).flatmap(
+    lambda width: st.tuples(
+        st.just(width),
+        st.lists(st.tuples(st.lists(ids, max_size=width).map(tuple), ids), max_size=40),
+    )
+)
+
+
+def arrays(
+    width: int, queries: list[Query]
+) -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint32]]:
+    """Queries as `group` takes them; unused columns hold what must not be looked at."""
+    contexts = np.full((len(queries), width), 77, np.uint32)
+    for row, (context, _) in enumerate(queries):
+        if context:
+            contexts[row, width - len(context) :] = context
+    lengths = np.array([len(c) for c, _ in queries], np.uint8)
+    return contexts, lengths, np.array([w for _, w in queries], np.uint32)
+
+
+def plain(groups: QueryGroups) -> Plain:
+    """The groups as Python objects."""
+    contexts, words = iter(groups.context_words.tolist()), iter(groups.words.tolist())
+    out = [
+        (tuple(next(contexts) for _ in range(length)), [next(words) for _ in range(count)])
+        for length, count in zip(
+            groups.context_lengths.tolist(), groups.word_counts.tolist(), strict=True
+        )
+    ]
+    assert next(contexts, None) is None and next(words, None) is None
+    return out
+
+
+def flat(groups: QueryGroups) -> list[Query]:
+    """The queries of the groups, in order."""
+    return [(context, word) for context, words in plain(groups) for word in words]
+
+
+def packed(groups: Plain) -> QueryGroups:
+    """The inverse of `plain`."""
+    return QueryGroups(
+        np.array([len(c) for c, _ in groups], np.uint8),
+        np.array([i for c, _ in groups for i in c], np.uint32),
+        np.array([len(w) for _, w in groups], np.uint32),
+        np.array([i for _, w in groups for i in w], np.uint32),
+    )
+
+
+def grouped_plainly(queries: list[Query]) -> Plain:
+    """What `group` must give: contexts, and words within them, by first appearance."""
+    found: dict[tuple[int, ...], dict[int, None]] = {}
+    for context, word in queries:
+        found.setdefault(context, {})[word] = None
+    return [(context, list(words)) for context, words in found.items()]
+
+
+@quick
+@given(queries_of)
+def test_grouping_asks_each_query_once_in_the_order_of_first_appearance(case) -> None:
+    """Groups equal the dictionary's; `place` leads each query back to itself."""
+    width, queries = case
+    grouped = router.group(*arrays(width, queries))
+    assert plain(grouped.groups) == grouped_plainly(queries)
+    asked = flat(grouped.groups)
+    assert len(set(asked)) == len(asked)
+    assert [asked[at] for at in grouped.place.tolist()] == queries
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(queries_of)
+def test_the_kernel_and_its_python_function_agree(case) -> None:
+    """The compiled form and `py_func` return the same arrays, dtypes included."""
+    width, queries = case
+    with np.errstate(over="ignore"):
+        slow = kernels.group_queries.py_func(*arrays(width, queries))
+    for fast, plainly in zip(kernels.group_queries(*arrays(width, queries)), slow, strict=True):
+        assert fast.dtype == plainly.dtype
+        assert fast.tolist() == plainly.tolist()
+
+
+def test_grouping_keeps_apart_contexts_that_only_differ_in_length() -> None:
+    """(0,), (0, 0) and () hash alike at first sight; they are three contexts."""
+    queries = [((0,), 1), ((0, 0), 1), ((), 1), ((0,), 1)]
+    grouped = router.group(*arrays(2, queries))
+    assert plain(grouped.groups) == [((0,), [1]), ((0, 0), [1]), ((), [1])]
+    assert grouped.place.tolist() == [0, 1, 2, 0]
+
+
+def test_grouping_many_queries_fills_the_tables_without_loss() -> None:
+    """50,000 random queries: every place leads back, and nothing is asked twice."""
+    rng = np.random.default_rng(5)
+    contexts = rng.integers(0, 30, (50_000, 3), dtype=np.uint32)
+    lengths = rng.integers(0, 4, 50_000).astype(np.uint8)
+    words = rng.integers(0, 20, 50_000, dtype=np.uint32)
+    grouped = router.group(contexts, lengths, words)
+    asked = flat(grouped.groups)
+    assert len(set(asked)) == len(asked)
+    queries = [
+        (tuple(c[3 - n :]), w)
+        for c, n, w in zip(contexts.tolist(), lengths.tolist(), words.tolist(), strict=True)
+    ]
+    assert set(asked) == set(queries)
+    assert [asked[at] for at in grouped.place.tolist()] == queries
+
+
+groups_of = st.lists(
+    st.tuples(st.lists(ids, max_size=4).map(tuple), st.lists(ids, min_size=1, max_size=6)),
+    max_size=12,
+)
+
+
+@quick
+@given(groups_of, st.data())
+def test_selecting_keeps_the_chosen_groups_and_says_where_their_words_stood(groups, data) -> None:
+    """As a list comprehension would."""
+    chosen = data.draw(st.lists(st.booleans(), min_size=len(groups), max_size=len(groups)))
+    found, places = router.select(packed(groups), np.array(chosen, np.bool_))
+    assert plain(found) == [g for g, take in zip(groups, chosen, strict=True) if take]
+    everything = flat(packed(groups))
+    assert [everything[at] for at in places.tolist()] == flat(found)
+
+
+@quick
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(ids, min_size=2, max_size=4).map(tuple),
+            st.lists(ids, min_size=1, max_size=6),
+            st.booleans(),
+        ),
+        max_size=15,
+    ),
+    st.integers(1, 5),
+    st.integers(1, 9),
+)
+def test_routing_sends_each_remote_query_once_to_the_owner_of_its_context(
+    groups, shards: int, max_queries: int
+) -> None:
+    """Pieces hold contexts of their shard alone, no more queries than allowed, and all of them."""
+    slots = np.random.default_rng(shards).integers(0, shards, SLOTS).astype(np.uint16)
+    whole = packed([(c, w) for c, w, _ in groups])
+    remote = np.array([r for _, _, r in groups], np.bool_)
+    pieces = router.route(whole, remote, slots, max_queries)
+    everything = flat(whole)
+    seen: list[int] = []
+    for piece in pieces:
+        assert 0 < len(piece.groups.words) <= max_queries
+        for context, words in plain(piece.groups):
+            u, v = np.array([context[-2]], np.uint32), np.array([context[-1]], np.uint32)
+            assert slots[slots_of(u, v)[0]] == piece.shard
+            assert words
+        assert [everything[at] for at in piece.at.tolist()] == flat(piece.groups)
+        seen += piece.at.tolist()
+    wanted = np.flatnonzero(np.repeat(remote, whole.word_counts)).tolist()
+    assert sorted(seen) == wanted
+    # No more messages than needed.
+    for shard in {p.shard for p in pieces}:
+        sizes = [len(p.groups.words) for p in pieces if p.shard == shard]
+        assert all(size == max_queries for size in sizes[:-1])
+
+
+@quick
+@given(groups_of, st.integers(1, 10))
+def test_splitting_keeps_order_and_fills_every_message_but_the_last(groups, limit: int) -> None:
+    """The parts, joined, are the whole; each context stands with each of its parts."""
+    whole = packed(groups)
+    parts = list(router.split(whole, limit))
+    assert [q for part, _, _ in parts for q in flat(part)] == flat(whole)
+    total = len(whole.words)
+    assert [(b, e) for _, b, e in parts] == [
+        (b, min(b + limit, total)) for b in range(0, total, limit)
+    ] or (total == 0 and len(parts) == 1)
+    for part, begin, end in parts:
+        assert len(part.words) == end - begin <= limit
+        assert all(words for _, words in plain(part))
+        assert part.word_counts.dtype == np.uint32
+
+
+@quick
+@given(st.lists(groups_of, min_size=1, max_size=5))
+def test_merging_asks_shared_queries_once_and_places_every_answer(parts) -> None:
+    """Several calls as one message; `place` runs over the parts, one after another."""
+    merged = router.merge([packed(part) for part in parts])
+    asked = flat(merged.groups)
+    everything = [q for part in parts for q in flat(packed(part))]
+    assert [asked[at] for at in merged.place.tolist()] == everything
+    if len(parts) > 1:
+        assert plain(merged.groups) == grouped_plainly(everything)
+    assert merged.groups.word_counts.dtype == np.uint32
+
+
+@pytest.mark.parametrize(
+    ("contexts", "lengths", "words", "says"),
+    [
+        pytest.param((2, 2), (2,), (3,), "shape", id="fewer-contexts"),
+        pytest.param((3, 3), (3,), (3,), "shape", id="too-wide"),
+        pytest.param((3, 2), (2,), (3,), "shape", id="fewer-lengths"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(contexts, lengths, words, says: str) -> None:
+    """Before any kernel sees them."""
+    with pytest.raises(QueryError, match=says):
+        check_queries(
+            3,
+            10,
+            np.zeros(contexts, np.uint32),
+            np.zeros(lengths, np.uint8),
+            np.zeros(words, np.uint32),
+        )
+
+
+def test_lengths_and_ids_out_of_range_are_refused() -> None:
+    """The kernel trusts both."""
+    contexts, lengths = np.zeros((1, 2), np.uint32), np.zeros(1, np.uint8)
+    words = np.zeros(1, np.uint32)
+    check_queries(3, 10, contexts, lengths, words)
+    with pytest.raises(QueryError, match="3 words"):
+        check_queries(3, 10, contexts, lengths + np.uint8(3), words)
+    with pytest.raises(QueryError, match="id 10"):
+        check_queries(3, 10, contexts, lengths, words + np.uint32(10))
+    with pytest.raises(QueryError, match="id 10"):
+        check_queries(3, 10, contexts + np.uint32(10), lengths, words)

@@ -1,0 +1,305 @@
+"""Replies that are damaged, exchanged or never read: typed errors, never a score, nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+from client.questions import ask, assert_equal, queries_to, submit
+from client.scripted import Clients, Network, free
+from cluster import WAIT_S, Cluster, ModelFiles, build, until
+from models import random_model
+
+from dlm.client import AsyncClient, Client
+from dlm.client.core import Core
+from dlm.errors import DlmError, ProtocolError, ShardDown
+from dlm.wire import codec
+from dlm.wire._pb import shard_pb2 as pb
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """A model in two shards."""
+    model = random_model(60, order=4, words=40, per_order=300)
+    return build(model, tmp_path_factory.mktemp("model"), 2)
+
+
+@pytest.fixture(scope="module")
+def cluster(files: ModelFiles) -> Iterator[Cluster]:
+    """Its servers."""
+    with Cluster(files) as running:
+        yield running
+
+
+@pytest.fixture
+def network() -> Network:
+    """Stands between the client and the servers."""
+    return Network()
+
+
+@pytest.fixture
+def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+    """Opens clients; closes them with the test."""
+    with Clients(tmp_path_factory.getbasetemp() / "low-orders") as clients:
+        yield clients
+
+
+@pytest.fixture
+def client(cluster: Cluster, network: Network, connect: Clients) -> Client:
+    """A client whose messages pass through `network`, one at a time a shard."""
+    return connect(cluster.addresses, network, window=1)
+
+
+def whole(reply: pb.ScoreReply, **fields: bytes | int) -> bytes:
+    """The reply with other fields, its checksum left as it was."""
+    for name, value in fields.items():
+        setattr(reply, name, value)
+    return reply.SerializeToString()
+
+
+def flipped(data: bytes, at: int, bit: int) -> bytes:
+    """One bit changed."""
+    out = bytearray(data)
+    out[at] ^= 1 << bit
+    return bytes(out)
+
+
+def test_no_flipped_bit_becomes_a_score(client: Client, network: Network, files) -> None:
+    """Every byte of a reply, one bit each, sent to a call of its own."""
+    queries = queries_to(files, 0)[:2]
+    utterance = client.utterance()
+    sizes: list[int] = []
+    network.change = lambda data: sizes.append(len(data)) or data
+    ask(utterance, files.oracle, queries)
+    for at in range(sizes[0]):
+        network.change = lambda data, at=at: flipped(data, at, at % 8)
+        with pytest.raises(ProtocolError):
+            ask(utterance, files.oracle, queries)
+    network.change = None
+    ask(utterance, files.oracle, queries)
+    assert free(client)
+    assert client.stats.failed == sizes[0]
+
+
+def test_no_truncated_reply_becomes_a_score(client: Client, network: Network, files) -> None:
+    """Cut at every length, or with bytes behind it."""
+    queries = queries_to(files, 0)[:2]
+    utterance = client.utterance()
+    sizes: list[int] = []
+    network.change = lambda data: sizes.append(len(data)) or data
+    ask(utterance, files.oracle, queries)
+    for size in range(sizes[0]):
+        network.change = lambda data, size=size: data[:size]
+        with pytest.raises(ProtocolError):
+            ask(utterance, files.oracle, queries)
+    network.change = lambda data: data + b"\x07"
+    with pytest.raises(ProtocolError):
+        ask(utterance, files.oracle, queries)
+    network.change = None
+    ask(utterance, files.oracle, queries)
+
+
+def answers_of(data: bytes, shards: int) -> pb.ScoreReply:
+    """The reply, parsed."""
+    return codec.parse(pb.ScoreReply(), data)
+
+
+FORGERIES: dict[str, Callable[[bytes], bytes | DlmError]] = {
+    "nothing": lambda data: b"",
+    "another shard": lambda data: whole(answers_of(data, 2), shard=1),
+    "another shard set": lambda data: whole(answers_of(data, 2), shard_set=b"x" * 16),
+    "no answers": lambda data: whole(answers_of(data, 2), log10_probs=b""),
+    "a float less": lambda data: whole(
+        answers_of(data, 2), log10_probs=answers_of(data, 2).log10_probs[:-4]
+    ),
+    "half a float less": lambda data: whole(
+        answers_of(data, 2), log10_probs=answers_of(data, 2).log10_probs[:-2]
+    ),
+    "better probabilities": lambda data: whole(
+        answers_of(data, 2), log10_probs=bytes(len(answers_of(data, 2).log10_probs))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_no_forged_reply_becomes_a_score(
+    client: Client, network: Network, files, name: str
+) -> None:
+    """The error says from where it came."""
+    network.change = FORGERIES[name]
+    utterance = client.utterance()
+    with pytest.raises(ProtocolError) as caught:
+        ask(utterance, files.oracle, queries_to(files, 0)[:3])
+    assert any("127.0.0.1" in note for note in caught.value.__notes__)
+    network.change = None
+    ask(utterance, files.oracle, queries_to(files, 0)[:3])
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_the_reply_to_another_request_becomes_no_score(
+    client: Client, network: Network, files, shard: int
+) -> None:
+    """As many answers, from the same shard or another: each request's reply is its own alone."""
+    utterance = client.utterance()
+    kept: list[bytes] = []
+    network.change = lambda data: kept.append(data) or data
+    ask(utterance, files.oracle, queries_to(files, 0)[:3])
+    network.change = lambda data: kept[0]
+    with pytest.raises(ProtocolError):
+        ask(utterance, files.oracle, queries_to(files, shard)[3:6])
+    network.change = None
+    ask(utterance, files.oracle, queries_to(files, shard)[3:6])
+
+
+def test_a_reply_with_too_few_answers_and_the_right_checksum_becomes_no_score(
+    client: Client, network: Network, files
+) -> None:
+    """A server that loses count: the checksum holds, the number does not."""
+
+    def short(data: bytes) -> bytes:
+        (_, request) = network.requests[-1]
+        answers = codec.decode_score_reply(
+            data,
+            shard_set=request.shard_set,
+            shard=request.shard,
+            queries=len(request.groups.words),
+            request_checksum=request.checksum,
+        )
+        fewer = type(answers)(*(getattr(answers, f)[:-1] for f in answers.__slots__))
+        return codec.encode_score_reply(request, fewer)
+
+    network.change = short
+    with pytest.raises(ProtocolError, match="2 values of log10_prob were received, 3 expected"):
+        ask(client.utterance(), files.oracle, queries_to(files, 0)[:3])
+    network.change = None
+    ask(client.utterance(), files.oracle, queries_to(files, 0)[:3])
+
+
+def test_callers_who_share_a_message_each_get_an_error_of_their_own(
+    client: Client, network: Network, files
+) -> None:
+    """One object raised in several threads would mix their traces and grow for ever."""
+    utterance = client.utterance()
+    with network.held():
+        futures = [submit(utterance, [query]) for query in queries_to(files, 0)[:10]]
+        network.change = lambda data: data[:-1]
+    errors = [future.exception(WAIT_S) for future in futures]
+    assert len(network.requests) == 2
+    assert all(isinstance(e, ProtocolError) for e in errors)
+    assert len(set(map(id, errors))) == len(errors)
+    assert len({id(e.__notes__) for e in errors}) == len(errors)
+    assert all(len(e.__notes__) == 1 for e in errors)
+    assert all(e.__traceback__ is None for e in errors[1:])
+
+
+@pytest.mark.parametrize("fault", [ShardDown("gone"), RuntimeError("a fault in the program")])
+def test_a_long_queue_that_fails_at_once_takes_no_stack(
+    cluster: Cluster, network: Network, connect: Clients, files, fault: Exception
+) -> None:
+    """2,000 messages wait, then each fails while it is sent; every caller is told, in order."""
+    client = connect(cluster.addresses, network, window=1, max_queries=1)
+    utterance = client.utterance()
+    queries = queries_to(files, 0)
+    with network.held():
+        futures = [submit(utterance, [queries[i % len(queries)]]) for i in range(2000)]
+        network.instant = fault
+    assert_equal(futures[0].result(WAIT_S), [files.oracle.score(*queries[0])])
+    for future in futures[1:]:
+        error = future.exception(WAIT_S)
+        assert isinstance(error, DlmError)
+        assert str(fault) in str(error)
+    until(lambda: free(client))
+    network.instant = None
+    ask(utterance, files.oracle, queries)
+
+
+class Broken:
+    """A fallback that is broken itself."""
+
+    def answer(self, groups: object, error: DlmError) -> None:
+        """Raises what no fallback should."""
+        raise KeyError("broken")
+
+
+def test_a_broken_fallback_leaves_nobody_waiting(
+    cluster: Cluster, network: Network, client: Client, files
+) -> None:
+    """The first error reaches the caller, with a note."""
+    core = Core(
+        client._core._endpoints,
+        client._core.config,
+        connect=network.connect,
+        fallback=Broken(),  # type: ignore[arg-type]
+    )
+    with Client(core) as other:
+        network.change = lambda data: b""
+        with pytest.raises(ProtocolError) as caught:
+            ask(other.utterance(), files.oracle, queries_to(files, 0)[:3])
+        assert any("broken" in note for note in caught.value.__notes__)
+        assert free(other)
+
+
+# ---------------------------------------------------------------- callers who give up
+
+
+def test_cancelled_calls_leak_nothing_and_what_waited_is_never_sent(
+    cluster: Cluster, network: Network, connect: Clients, files
+) -> None:
+    """One call in flight and five that wait are cancelled; the sixth that waits is answered."""
+    config = connect(cluster.addresses, network, window=1)._core.config
+    queries = queries_to(files, 0)[:7]
+    oracle = files.oracle
+
+    async def run() -> None:
+        core = Core(connect.opened[0]._core._endpoints, config, connect=network.connect)
+        async with AsyncClient(core) as client:
+            core.snapshot()
+            utterance = client.utterance()
+            with network.held():
+                tasks = [asyncio.create_task(utterance.score([c], [w])) for c, w in queries]
+                await asyncio.sleep(0)  # each runs up to where it waits
+                for task in tasks[:6]:
+                    task.cancel()
+                ended = await asyncio.gather(*tasks[:6], return_exceptions=True)
+                assert all(isinstance(e, asyncio.CancelledError) for e in ended)
+            assert_equal(await tasks[6], [oracle.score(*queries[6])])
+            asked = [len(request.groups.words) for _, request in network.requests]
+            assert asked == [1, 1]
+            until(lambda: free(client))  # type: ignore[arg-type]
+            answers = await utterance.score([c for c, _ in queries], [w for _, w in queries])
+            assert_equal(answers, [oracle.score(c, w) for c, w in queries])
+
+    asyncio.run(run())
+
+
+def test_an_event_loop_that_closed_before_the_answer_came_harms_nobody(
+    cluster: Cluster, network: Network, client: Client, files
+) -> None:
+    """The reply arrives when its loop is gone; the client goes on, on another loop and without."""
+    query = queries_to(files, 0)[0]
+
+    async def abandon() -> None:
+        utterance = AsyncClient(client._core).utterance()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(utterance.score([query[0]], [query[1]]), 0.01)
+
+    with network.held():
+        asyncio.run(abandon())
+    until(lambda: free(client))
+    ask(client.utterance(), files.oracle, [query])
+
+
+def test_a_call_that_failed_in_one_part_sends_no_more_of_the_others(
+    cluster: Cluster, network: Network, connect: Clients, files
+) -> None:
+    """Ten messages of one call, a window of 1: after the first failure nothing more is sent."""
+    client = connect(cluster.addresses, network, window=1, max_queries=5)
+    network.change = lambda data: b""
+    with network.held():
+        future = submit(client.utterance(), queries_to(files, 0)[:50])
+    assert isinstance(future.exception(WAIT_S), ProtocolError)
+    until(lambda: free(client))
+    assert len(network.requests) == 1
+    network.change = None
+    ask(client.utterance(), files.oracle, queries_to(files, 0)[:50])

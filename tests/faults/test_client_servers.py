@@ -1,0 +1,239 @@
+"""Servers that stall, die, come back and move; and a client that forks meanwhile."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from client.questions import ask, assert_equal, queries_to, random_queries, submit
+from client.scripted import Clients, free
+from cluster import ROOT, WAIT_S, Cluster, ModelFiles, ProcessServer, build, until
+from models import random_model
+
+from dlm.client import Client
+from dlm.errors import DeadlineExceeded, ShardDown, UnavailableError
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """A random model of order 4 in two shards."""
+    model = random_model(17, order=4, words=40, per_order=300)
+    return build(model, tmp_path_factory.mktemp("model"), 2)
+
+
+@pytest.fixture(scope="module")
+def cluster(files: ModelFiles) -> Iterator[Cluster]:
+    """A process for each shard; a test that ends one starts another in its place."""
+    with Cluster(files, kind=ProcessServer) as running:
+        yield running
+
+
+@pytest.fixture
+def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+    """Opens clients; closes them with the test."""
+    with Clients(tmp_path_factory.getbasetemp() / "low-orders") as clients:
+        yield clients
+
+
+def answers_again(client: Client, files: ModelFiles, queries) -> bool:
+    """Whether the client answers now; rightly, if so."""
+    try:
+        ask(client.utterance(), files.oracle, queries, deadline_s=2.0)
+    except UnavailableError:
+        return False
+    return True
+
+
+def test_a_stopped_server_costs_its_callers_the_deadline_and_no_more(
+    files, cluster, connect
+) -> None:
+    """DeadlineExceeded in time, the other shard answers on; then right answers again."""
+    client = connect(cluster, window=2)
+    silent, alive = queries_to(files, 0), queries_to(files, 1)
+    ask(client.utterance(), files.oracle, silent + alive)
+    cluster.servers[0].pause()
+    try:
+        for _ in range(4):  # more than the window holds
+            begun = time.monotonic()
+            with pytest.raises(DeadlineExceeded):
+                ask(client.utterance(), files.oracle, silent, deadline_s=0.3)
+            assert time.monotonic() - begun < 0.3 + 0.5
+        ask(client.utterance(), files.oracle, alive, deadline_s=5.0)
+    finally:
+        cluster.servers[0].resume()
+    until(lambda: answers_again(client, files, silent + alive))
+    until(lambda: free(client))
+
+
+def test_a_server_that_takes_connections_and_is_silent_is_late_not_down(
+    files, cluster, connect, tmp_path
+) -> None:
+    """A new connection to a stopped server: its handshake is waited for as long as the call may."""
+    silent, alive = queries_to(files, 0), queries_to(files, 1)
+    cluster.servers[0].pause()
+    try:
+        client = connect(cluster.write(tmp_path / "cluster.toml"), connect_s=0.5)
+        ask(client.utterance(), files.oracle, alive)
+        with pytest.raises(DeadlineExceeded):
+            ask(client.utterance(), files.oracle, silent, deadline_s=0.5)
+    finally:
+        cluster.servers[0].resume()
+    until(lambda: answers_again(client, files, silent + alive))
+
+
+def test_many_callers_of_a_stopped_server_leave_nothing_behind(files, cluster, connect) -> None:
+    """A full window and a queue behind it: all are told, and neither queue nor window leaks."""
+    client = connect(cluster, window=1)
+    silent = queries_to(files, 0)
+    utterance = client.utterance()
+    cluster.servers[0].pause()
+    try:
+        futures = [submit(utterance, [query], 0.4) for query in silent[:20]]
+        for future in futures:
+            assert isinstance(future.exception(WAIT_S), DeadlineExceeded)
+        until(lambda: free(client))
+    finally:
+        cluster.servers[0].resume()
+    until(lambda: answers_again(client, files, silent))
+
+
+def test_a_killed_server_is_told_at_once_and_found_again_at_its_port(
+    files, cluster, connect
+) -> None:
+    """ShardDown long before the deadline; the same client answers once the server is back."""
+    client = connect(cluster)
+    utterance = client.utterance()
+    dead, alive = queries_to(files, 0), queries_to(files, 1)
+    ask(client.utterance(), files.oracle, dead + alive)
+    port = cluster.servers[0].port
+    cluster.servers[0].end()
+    begun = time.monotonic()
+    with pytest.raises(ShardDown, match=str(port)):
+        utterance.score([c for c, _ in dead], [w for _, w in dead], deadline_s=WAIT_S)
+    assert time.monotonic() - begun < 5
+    ask(client.utterance(), files.oracle, alive)
+    # Some queries of the call are answered, one is not: the call fails as a whole.
+    with pytest.raises(ShardDown):
+        ask(client.utterance(), files.oracle, dead + alive)
+    cluster.servers[0] = ProcessServer(files.directory, 0, port).ready()
+    until(lambda: answers_again(client, files, dead + alive))
+    answers = utterance.score([c for c, _ in dead], [w for _, w in dead])
+    assert_equal(answers, [files.oracle.score(c, w) for c, w in dead])
+
+
+def test_a_server_that_moved_is_found_through_the_cluster_file(
+    files, cluster, connect, tmp_path
+) -> None:
+    """cluster.toml is written anew; the same client reads it without being opened again."""
+    path = cluster.write(tmp_path / "cluster.toml")
+    client = connect(path)
+    dead, alive = queries_to(files, 1), queries_to(files, 0)
+    ask(client.utterance(), files.oracle, dead + alive)
+    cluster.servers[1].end()
+    with pytest.raises(ShardDown):
+        ask(client.utterance(), files.oracle, dead)
+    cluster.servers[1] = ProcessServer(files.directory, 1).ready()
+    cluster.write(path)
+    until(lambda: answers_again(client, files, dead + alive))
+
+
+@pytest.mark.parametrize("listed", ["addresses", "cluster.toml"])
+def test_a_client_connects_while_a_shard_is_down(
+    files, cluster, connect, tmp_path, listed: str
+) -> None:
+    """Queries of that shard fail, all others are answered; when it comes, so are these."""
+    dead, alive = queries_to(files, 0), queries_to(files, 1)
+    port = cluster.servers[0].port
+    where = cluster.addresses if listed == "addresses" else cluster.write(tmp_path / "cluster.toml")
+    cluster.servers[0].end()
+    client = connect(where)
+    ask(client.utterance(), files.oracle, alive)
+    looked = client.stats.refreshes
+    for _ in range(50):
+        with pytest.raises(ShardDown):
+            ask(client.utterance(), files.oracle, dead)
+    assert client.stats.refreshes - looked < 10  # the servers are not asked for every failure
+    ask(client.utterance(), files.oracle, alive)
+    cluster.servers[0] = ProcessServer(files.directory, 0, port).ready()
+    until(lambda: answers_again(client, files, dead + alive))
+
+
+FORKING = """
+import multiprocessing, os, pickle, sys, threading
+from pathlib import Path
+from dlm.client import Client, ClientConfig
+
+contexts, words, bits = pickle.loads(Path(sys.argv[1]).read_bytes())
+client = Client.connect(sys.argv[3:], ClientConfig(deadline_s=30, cache_dir=Path(sys.argv[2])))
+utterance = client.utterance()
+
+def right(_=None):
+    return utterance.score(contexts, words).log10_prob.tobytes() == bits
+
+def work(stop):
+    while not stop.is_set():
+        if not right():
+            os._exit(3)
+
+assert right()
+stop = threading.Event()
+threads = [threading.Thread(target=work, args=(stop,), daemon=True) for _ in range(3)]
+for thread in threads:
+    thread.start()
+asked = client.stats.messages
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        fresh = client.stats.messages == 0
+        grandchild = os.fork()
+        if grandchild == 0:
+            os._exit(0 if right() else 1)
+        both = right() and os.waitpid(grandchild, 0)[1] == 0
+        client.close()
+        os._exit(0 if both and fresh else 1)
+    status = os.waitpid(child, 0)[1]
+    assert status == 0, status
+    assert right()
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    assert all(pool.map(right, range(8)))
+stop.set()
+for thread in threads:
+    thread.join()
+assert right() and client.stats.messages > asked
+client.close()
+print("done")
+"""
+
+
+def test_a_client_survives_fork_while_calls_are_in_flight(
+    files, cluster, connect, tmp_path: Path
+) -> None:
+    """Threads ask without end; children, a grandchild and a pool get right answers, so do they."""
+    queries = random_queries(files.oracle, 40, 60)
+    bits = np.array([files.oracle.score(c, w).log10_prob for c, w in queries], np.float32).tobytes()
+    (tmp_path / "queries").write_bytes(
+        pickle.dumps(([c for c, _ in queries], [w for _, w in queries], bits))
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            FORKING,
+            str(tmp_path / "queries"),
+            str(tmp_path / "cache"),
+            *cluster.addresses,
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr

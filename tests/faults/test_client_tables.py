@@ -1,0 +1,300 @@
+"""Servers whose shards, shard set or model change: right answers or typed errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from client.questions import ask, assert_equal, queries_to, random_queries, submit
+from client.scripted import Clients, Network, free
+from cluster import WAIT_S, Cluster, ModelFiles, build, until
+from models import random_model
+
+from dlm.client import Client, Utterance
+from dlm.client.core import MAX_REROUTES
+from dlm.client.topology import Endpoint, write_cluster_file
+from dlm.errors import DlmError, FamilyMismatch, ShardDown, StaleShardSet, UnavailableError
+from dlm.wire.status import Reason
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """A model in two shards."""
+    model = random_model(50, order=4, words=40, per_order=300)
+    return build(model, tmp_path_factory.mktemp("model"), 2)
+
+
+@pytest.fixture(scope="module")
+def another_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """Another model, larger, in three shards."""
+    model = random_model(51, order=4, words=50, per_order=300)
+    return build(model, tmp_path_factory.mktemp("another"), 3)
+
+
+@pytest.fixture(scope="module")
+def old(two: ModelFiles) -> Iterator[Cluster]:
+    """The servers at first."""
+    with Cluster(two) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def new(two: ModelFiles) -> Iterator[Cluster]:
+    """The same model in three shards, slots elsewhere."""
+    with Cluster(two.again(3, seed=9)) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def foreign(another_model: ModelFiles) -> Iterator[Cluster]:
+    """Servers of the other model."""
+    with Cluster(another_model) as cluster:
+        yield cluster
+
+
+@dataclass
+class Site:
+    """A client of `old`, whose addresses come to lead elsewhere."""
+
+    old: Cluster
+    path: Path
+    network: Network
+    client: Client
+    utterance: Utterance
+
+    def becomes(self, cluster: Cluster) -> None:
+        """From now on the addresses of `old`, and more where needed, lead to `cluster`."""
+        here = self.old.addresses
+        there = cluster.addresses
+        listed = [*here, *there[len(here) :]]
+        endpoints = [Endpoint(address, shard) for shard, address in enumerate(listed)]
+        write_cluster_file(self.path, endpoints, shard_set=cluster.manifest.shard_set)
+        self.network.moved = dict(zip(here, there, strict=False))
+
+    def again(self) -> None:
+        """As at first."""
+        self.old.write(self.path)
+        self.network.moved = {}
+
+
+@pytest.fixture
+def site(old: Cluster, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Iterator[Site]:
+    """A connected client with an utterance begun; it has asked every shard once."""
+    path = old.write(tmp_path / "cluster.toml")
+    network = Network()
+    with Clients(tmp_path_factory.getbasetemp() / "low-orders") as connect:
+        client = connect(path, network)
+        utterance = client.utterance()
+        ask(utterance, old.files.oracle, random_queries(old.files.oracle, 1, 50))
+        yield Site(old, path, network, client, utterance)
+
+
+def test_another_sharding_is_taken_up_within_the_call(site: Site, old, new) -> None:
+    """One refusal a shard, one fresh table, right answers; the utterance and its states go on."""
+    oracle = old.files.oracle
+    state = site.utterance.extend([site.utterance.begin()], [3]).states[0, 0]
+    family = site.utterance.family
+    site.becomes(new)
+    ask(site.utterance, oracle, random_queries(oracle, 2, 200))
+    assert site.client.stats.refreshes == 1
+    assert site.client.manifest.shards == 3
+    assert site.utterance.family == family
+    extension = site.utterance.extend([state], [4, 5])
+    for w, word in enumerate((4, 5)):
+        expected = oracle.score([oracle.vocabulary.begin_id, 3], word)
+        assert extension.log10_prob[0, w].tobytes() == expected.log10_prob.tobytes()
+    site.again()
+    ask(site.utterance, oracle, random_queries(oracle, 3, 200))
+    assert site.client.stats.refreshes == 2
+    assert site.client.manifest.shards == 2
+
+
+def test_shards_that_changed_places_are_found(site: Site, old) -> None:
+    """The same shard set, each server where the other was."""
+    a, b = old.addresses
+    site.network.moved = {a: b, b: a}
+    ask(site.utterance, old.files.oracle, random_queries(old.files.oracle, 4, 200))
+    assert site.client.stats.refreshes == 1
+
+
+def test_what_waits_while_the_table_changes_is_routed_anew_without_a_refusal(
+    site: Site, old, new
+) -> None:
+    """A window of 1: the message in flight is refused; what waits behind it never is."""
+    oracle = old.files.oracle
+    with Clients(site.client._core.config.cache_dir) as connect:
+        client = connect(site.path, site.network, window=1)
+        utterance = client.utterance()
+        queries = queries_to(old.files, 0)[:60]
+        with site.network.held():
+            futures = [submit(utterance, [query]) for query in queries]
+            site.becomes(new)
+        for future, (context, word) in zip(futures, queries, strict=True):
+            assert_equal(future.result(WAIT_S), [oracle.score(context, word)])
+        assert (client.stats.failed, client.stats.refreshes) == (1, 1)
+        until(lambda: free(client))
+
+
+def test_threads_get_right_answers_while_the_table_goes_back_and_forth(
+    site: Site, old, new
+) -> None:
+    """Whatever each call meets, it ends with the oracle's bits or an UnavailableError."""
+    oracle = old.files.oracle
+
+    def work(seed: int) -> int:
+        right = 0
+        for turn in range(30):
+            queries = random_queries(oracle, 1000 * seed + turn, 20)
+            try:
+                ask(site.utterance, oracle, queries)
+                right += 1
+            except UnavailableError:
+                pass
+        return right
+
+    with ThreadPoolExecutor(5) as pool:
+        workers = [pool.submit(work, seed) for seed in range(4)]
+        while not all(worker.done() for worker in workers):
+            site.becomes(new)
+            ask(site.client.utterance(), oracle, random_queries(oracle, 5, 5))
+            site.again()
+            ask(site.client.utterance(), oracle, random_queries(oracle, 6, 5))
+        assert sum(worker.result() for worker in workers) > 60
+    ask(site.utterance, oracle, random_queries(oracle, 7, 50))
+    until(lambda: free(site.client))
+
+
+def test_another_model_never_answers_an_old_utterance(site: Site, old, foreign) -> None:
+    """StaleShardSet from the first call on, low orders included; a new utterance works."""
+    queries = random_queries(old.files.oracle, 8, 100)
+    state = site.utterance.begin()
+    site.becomes(foreign)
+    for _ in range(3):
+        with pytest.raises(StaleShardSet, match="Open a new utterance"):
+            ask(site.utterance, old.files.oracle, queries)
+    with pytest.raises(StaleShardSet):
+        site.utterance.score([[]], [1])
+    fresh = site.client.utterance()
+    oracle = foreign.files.oracle
+    ask(fresh, oracle, random_queries(oracle, 9, 100))
+    with pytest.raises(FamilyMismatch):
+        fresh.extend([state], [1])
+    assert site.client.vocabulary == oracle.vocabulary
+    assert site.client.stats.refreshes == 1
+
+
+def test_threads_never_get_scores_of_the_model_that_came(site: Site, old, foreign) -> None:
+    """Utterances of both models ask while the servers change for good."""
+    first, second = old.files.oracle, foreign.files.oracle
+
+    def work(seed: int) -> list[bool]:
+        ended = []
+        for turn in range(40):
+            try:
+                ask(site.utterance, first, random_queries(first, 100 * seed + turn, 20))
+                ended.append(True)
+            except UnavailableError:
+                ended.append(False)
+        return ended
+
+    with ThreadPoolExecutor(4) as pool:
+        workers = [pool.submit(work, seed) for seed in range(4)]
+        until(lambda: len(site.network.requests) > 20)
+        site.becomes(foreign)
+        for worker in workers:
+            ended = worker.result()
+            assert ended == sorted(ended, reverse=True)  # right up to a point, then never again
+    ask(site.client.utterance(), second, random_queries(second, 10, 50))
+    until(lambda: free(site.client))
+
+
+def test_a_cluster_half_old_half_new_answers_what_it_can(site: Site, old, new) -> None:
+    """Typed errors for the shards that are gone, no wrong score, and no endless asking."""
+    oracle = old.files.oracle
+    kept, gone = queries_to(old.files, 0), queries_to(old.files, 1)
+    site.network.moved = {old.addresses[1]: new.addresses[1]}
+    described = site.network.described
+    for _ in range(20):
+        ask(site.utterance, oracle, kept)
+        with pytest.raises(UnavailableError):
+            ask(site.utterance, oracle, gone, deadline_s=5.0)
+    assert site.network.described - described <= 2 * (MAX_REROUTES + 2)
+    with Clients(site.client._core.config.cache_dir) as connect:
+        late = connect(site.path, site.network)
+        for queries in (kept, gone):
+            try:
+                ask(late.utterance(), oracle, queries)
+            except UnavailableError:
+                continue
+    site.again()
+    until(lambda: _answers(site.utterance, oracle, kept + gone))
+    until(lambda: free(site.client))
+
+
+def _answers(utterance: Utterance, oracle, queries) -> bool:
+    try:
+        ask(utterance, oracle, queries)
+    except UnavailableError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("reason", [Reason.WRONG_SHARD_SET, Reason.SLOT_NOT_OWNED, None])
+def test_servers_that_refuse_for_ever_are_asked_a_few_times_only(
+    site: Site, old, reason: Reason | None
+) -> None:
+    """They describe what they then refuse: the call ends as StaleShardSet; later calls work."""
+
+    def refuse(_: bytes) -> DlmError:
+        error = StaleShardSet("refused")
+        error.reason = reason  # type: ignore[attr-defined]
+        return error
+
+    queries = queries_to(old.files, 0)[:5]
+    site.network.change = refuse
+    sent = len(site.network.requests)
+    with pytest.raises(StaleShardSet, match="refused"):
+        ask(site.utterance, old.files.oracle, queries)
+    assert len(site.network.requests) - sent == MAX_REROUTES + 1
+    site.network.change = None
+    ask(site.utterance, old.files.oracle, queries)
+    until(lambda: free(site.client))
+
+
+def test_a_table_that_cannot_be_read_again_is_noted_in_the_error(site: Site, old, new) -> None:
+    """The servers refuse and the cluster file is gone: the refusal, and why it stayed."""
+    site.becomes(new)
+    site.path.unlink()
+    queries = queries_to(old.files, 0)[:5]
+    with pytest.raises(StaleShardSet) as caught:
+        ask(site.utterance, old.files.oracle, queries)
+    assert any("cluster.toml" in note for note in caught.value.__notes__)
+    old.write(site.path)
+    site.becomes(new)
+    ask(site.utterance, old.files.oracle, queries)
+
+
+@pytest.mark.parametrize("same_ports", [True, False])
+def test_servers_that_really_restart_with_another_sharding(
+    two: ModelFiles, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, same_ports: bool
+) -> None:
+    """Sockets closed and opened: calls may fail in between, and only in between."""
+    path = tmp_path / "cluster.toml"
+    queries = random_queries(two.oracle, 11, 100)
+    with Clients(tmp_path_factory.getbasetemp() / "low-orders") as connect:
+        first = Cluster(two)
+        client = connect(first.write(path) and path)
+        utterance = client.utterance()
+        ask(utterance, two.oracle, queries)
+        ports = first.ports if same_ports else []
+        first.end()
+        with pytest.raises(ShardDown):
+            ask(utterance, two.oracle, queries)
+        with Cluster(two.again(3), ports=ports) as second:
+            second.write(path)
+            until(lambda: _answers(utterance, two.oracle, queries))
+            assert client.manifest.shards == 3
+            ask(utterance, two.oracle, random_queries(two.oracle, 12, 100))

@@ -1,0 +1,290 @@
+"""One list of expectations over every way to ask: dictionary, shards, servers, client.
+
+The numbers are summed by hand from the models in `models.py`; all are exact in float32. On random
+models the four must agree with each other bit for bit.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from client.questions import random_queries
+from cluster import WAIT_S, Cluster, build
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import HAND_MADE, PlainModel, random_model
+
+from dlm.client import Client, ClientConfig
+from dlm.index.local import LocalModel
+from dlm.ngram.backoff import DictModel, Score
+from dlm.ngram.partition import slots_of
+from dlm.ngram.query import Answers, QueryGroups
+from dlm.wire import codec
+
+Query = tuple[tuple[int, ...], int]
+# A way to ask: queries in; a score for each, or None where it takes no such query.
+Way = Callable[[Sequence[Query]], list[Score | None]]
+
+# Model -> (context, word, log10 probability, order of the longest n-gram found).
+EXPECTATIONS: dict[str, list[tuple[str, str, float, int]]] = {
+    "weight_without_continuation": [
+        ("a b c", "d", -0.1875, 4),
+        ("a b c", "a", -0.75 + 0 - 0.0625 - 1.0, 1),
+        ("a b c", "never-seen", -0.75 + 0 - 0.0625 - 2.0, 1),
+        ("a b", "c", -0.25, 3),
+        ("a b", "d", -0.125 - 0.375 - 1.375, 1),
+        ("b c", "d", 0 - 0.6875, 2),
+        ("d", "a", 0 - 1.0, 1),
+        ("a b c d", "</s>", 0 + 0 - 1.5, 1),
+        ("d d a b c", "d", -0.1875, 4),
+        ("", "<unk>", -2.0, 1),
+    ],
+    "blank_pair_with_weight": [
+        ("a b c", "d", -0.1875, 4),
+        ("a b c", "a", -0.75 - 0.0625 - 1.0, 1),
+        ("b c", "d", -0.0625 - 1.375, 1),
+        ("a", "b", -0.5, 2),
+        ("b", "c", -0.375 - 1.25, 1),
+    ],
+    "weight_only_at_the_end": [
+        ("a b c", "d", -0.75 + 0 - 0.0625 - 1.375, 1),
+        ("a b", "c", -0.25, 3),
+        ("d b", "c", -0.625, 2),
+    ],
+    "missing_suffixes": [
+        ("a b c", "d", -0.1875, 4),
+        ("d a b", "c", 0 - 0.25, 3),
+        ("d a", "c", -0.03125 - 0.5 - 1.25, 1),
+        ("c d", "a", -0.875, 2),
+        ("b c", "d", -0.0625 - 1.375, 1),
+        ("a b c", "a", -0.75 - 0.0625 - 1.0, 1),
+    ],
+    "five_grams_deep_suffixes_missing": [
+        ("a b c d", "a", -0.0625, 5),
+        ("a b c d", "b", -0.125 + 0 - 1.125, 1),
+        ("<s> a b", "c", -0.0625 - 0.25, 3),
+        ("<s> a", "b", -0.28125, 3),
+        ("<s>", "b", -0.25 - 1.125, 1),
+        ("c d", "a", -0.3125, 2),
+        ("a b c", "a", 0 - 0.0625 - 1.0, 1),
+    ],
+    "empty_top_orders": [
+        ("c a b", "d", -0.25 - 0.375 - 1.375, 1),
+        ("d a", "b", -0.5, 2),
+    ],
+    "empty_order_two_and_up": [("a b", "c", -0.375 - 1.25, 1), ("<s>", "</s>", -0.25 - 1.5, 1)],
+    "unigrams_only": [("a b", "c", -1.25, 1), ("", "</s>", -1.5, 1), ("a", "never-seen", -2.0, 1)],
+    "bigrams_only": [
+        ("c a", "b", -0.5, 2),
+        ("<s>", "a", -0.25, 2),
+        ("<s>", "b", -0.25 - 1.125, 1),
+        ("a", "d", -0.5 - 1.375, 1),
+    ],
+    "no_unknown_word": [
+        ("a b", "c", -0.125, 3),
+        ("a b", "d", -0.25 - 0.375 - 1.375, 1),
+        ("a b", "never-seen", -0.25 - 0.375 - 100.0, 1),
+        ("never-seen", "a", -1.0, 1),
+        ("a never-seen", "b", -1.125, 1),
+    ],
+    "unknown_word_in_longer_ngrams": [
+        ("a", "never-seen", -0.5, 2),
+        ("a never-seen", "b", -0.125, 3),
+        ("never-seen", "b", -0.4375, 2),
+        ("a never-seen", "c", -0.25 - 0.875 - 1.25, 1),
+        ("never-seen never-seen", "b", -0.4375, 2),
+        ("never-seen b", "d", -0.5 - 0.375 - 1.375, 1),
+    ],
+}
+
+
+def scores(answers: Answers) -> list[Score | None]:
+    """One score an answer."""
+    return [
+        Score(np.float32(p), int(m), int(n), int(s))
+        for p, m, n, s in zip(
+            answers.log10_prob,
+            answers.matched_order,
+            answers.ngram_length,
+            answers.state_length,
+            strict=True,
+        )
+    ]
+
+
+def by_dictionary(oracle: DictModel) -> Way:
+    """The plain recursion."""
+    return lambda queries: [oracle.score(context, word) for context, word in queries]
+
+
+def by_shards(directory: Path) -> Way:
+    """The kernels, over the files, in this process."""
+    model = LocalModel.open(directory)
+
+    def ask(queries: Sequence[Query]) -> list[Score | None]:
+        width = max(model.order - 1, 0)
+        contexts = np.zeros((len(queries), width), np.uint32)
+        lengths = np.zeros(len(queries), np.uint8)
+        for row, (context, _) in enumerate(queries):
+            kept = context[max(len(context) - width, 0) :] if width else ()
+            lengths[row] = len(kept)
+            contexts[row, width - len(kept) :] = kept
+        return scores(model.score(contexts, lengths, np.array([w for _, w in queries], np.uint32)))
+
+    return ask
+
+
+@contextmanager
+def by_servers(cluster: Cluster) -> Iterator[Way]:
+    """Bytes over gRPC to the owner of each context; shorter contexts no server answers."""
+    manifest = cluster.manifest
+    channels = [grpc.insecure_channel(address) for address in cluster.addresses]
+    calls = [channel.unary_unary("/dlm.v1.Shard/Score") for channel in channels]
+
+    def ask(queries: Sequence[Query]) -> list[Score | None]:
+        out: list[Score | None] = [None] * len(queries)
+        of_shard: dict[int, list[int]] = defaultdict(list)
+        for at, (context, _) in enumerate(queries):
+            if len(context) >= 2 and manifest.order > 2:
+                u, v = (np.array([i], np.uint32) for i in context[-2:])
+                of_shard[int(manifest.slots[slots_of(u, v)[0]])].append(at)
+        for shard, places in of_shard.items():
+            kept = [queries[at][0][-(manifest.order - 1) :] for at in places]
+            groups = QueryGroups(
+                np.array([len(c) for c in kept], np.uint8),
+                np.array([i for c in kept for i in c], np.uint32),
+                np.ones(len(kept), np.uint32),
+                np.array([queries[at][1] for at in places], np.uint32),
+            )
+            data, checksum = codec.encode_score_request(manifest.shard_set_bytes, shard, groups)
+            answers = codec.decode_score_reply(
+                calls[shard](data, timeout=WAIT_S),
+                shard_set=manifest.shard_set_bytes,
+                shard=shard,
+                queries=len(places),
+                request_checksum=checksum,
+            )
+            for at, score in zip(places, scores(answers), strict=True):
+                out[at] = score
+        return out
+
+    try:
+        yield ask
+    finally:
+        for channel in channels:
+            channel.close()
+
+
+@contextmanager
+def by_client(cluster: Cluster, cache_dir: Path) -> Iterator[Way]:
+    """Low orders from the client's cache, the rest from the servers."""
+    config = ClientConfig(deadline_s=WAIT_S, cache_dir=cache_dir)
+    with Client.connect(cluster.addresses, config) as client:
+        utterance = client.utterance()
+        yield lambda queries: scores(
+            utterance.score([c for c, _ in queries], [w for _, w in queries])
+        )
+
+
+@contextmanager
+def every_way(model: PlainModel, folder: Path) -> Iterator[tuple[DictModel, dict[str, Way]]]:
+    """The model's oracle, and all four ways to ask it; two shards, two servers."""
+    files = build(model, folder, 2)
+    with ExitStack() as stack:
+        cluster = stack.enter_context(Cluster(files))
+        yield (
+            files.oracle,
+            {
+                "dict": by_dictionary(files.oracle),
+                "shard": by_shards(files.directory),
+                "server": stack.enter_context(by_servers(cluster)),
+                "client": stack.enter_context(by_client(cluster, folder / "cache")),
+            },
+        )
+
+
+@pytest.fixture(scope="module", params=sorted(HAND_MADE))
+def hand_made(request, tmp_path_factory):
+    """Each model made by hand, served."""
+    with every_way(HAND_MADE[request.param], tmp_path_factory.mktemp("hand")) as (oracle, ways):
+        yield request.param, oracle, ways
+
+
+def test_every_model_made_by_hand_has_expectations() -> None:
+    """A model added to models.py is added here."""
+    assert sorted(EXPECTATIONS) == sorted(HAND_MADE)
+
+
+@pytest.mark.parametrize("way", ["dict", "shard", "server", "client"])
+def test_every_way_gives_the_scores_summed_by_hand(hand_made, way: str) -> None:
+    """Exactly; a server is asked what servers answer, which the dictionary says for the rest."""
+    name, oracle, ways = hand_made
+    ids = oracle.vocabulary.id_of
+    expected = EXPECTATIONS[name]
+    queries = [(tuple(map(ids, context.split())), ids(word)) for context, word, _, _ in expected]
+    answered = 0
+    for (context, word, log10_prob, order), score in zip(expected, ways[way](queries), strict=True):
+        if score is not None:
+            answered += 1
+            assert (score.log10_prob, score.matched_order) == (np.float32(log10_prob), order), (
+                f"{word} after {context!r}"
+            )
+    assert answered == len(expected) or way == "server"
+    servers_answer = oracle.order > 2 and any(len(context) > 1 for context, _ in queries)
+    assert (answered > 0) == (way != "server" or servers_answer)
+
+
+def assert_all_agree(ways: dict[str, Way], queries: Sequence[Query]) -> None:
+    """Every field of every answer, log10 probabilities as bits."""
+    expected = ways["dict"](queries)
+    for name, way in ways.items():
+        for query, score, other in zip(queries, way(queries), expected, strict=True):
+            if score is None:
+                assert name == "server"
+                continue
+            assert other is not None
+            assert score.log10_prob.tobytes() == other.log10_prob.tobytes(), (name, query)
+            assert score == other, (name, query)
+
+
+def test_every_way_agrees_on_all_short_queries(hand_made) -> None:
+    """Every context of up to two words, and the model's own n-grams, with every word."""
+    _, oracle, ways = hand_made
+    size = len(oracle.vocabulary)
+    contexts = (
+        {()} | {(u,) for u in range(size)} | {(u, v) for u in range(size) for v in range(size)}
+    )
+    contexts |= set(oracle.ngrams)
+    assert_all_agree(ways, [(c, w) for c in sorted(contexts) for w in range(size)])
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 1 << 20),
+    order=st.integers(2, 6),
+    words=st.integers(2, 12),
+    per_order=st.integers(5, 80),
+    missing_suffixes=st.booleans(),
+    unk=st.booleans(),
+)
+def test_every_way_agrees_on_random_models(
+    seed: int, order: int, words: int, per_order: int, missing_suffixes: bool, unk: bool
+) -> None:
+    """Suffixes missing, weights zero, no unknown word: whatever the model, the same bits."""
+    model = random_model(
+        seed,
+        order=order,
+        words=words,
+        per_order=per_order,
+        missing_suffixes=missing_suffixes,
+        unk=unk,
+    )
+    with tempfile.TemporaryDirectory() as folder, every_way(model, Path(folder)) as (oracle, ways):
+        assert_all_agree(ways, random_queries(oracle, seed, 300))
