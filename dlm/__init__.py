@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 
 def _can_write(folder: Path) -> bool:
-    """Whether a file can be made in `folder`: permissions alone do not tell for every file system."""
+    """Whether a file can be made in `folder`; permissions alone do not always tell."""
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError:

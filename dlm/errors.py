@@ -11,7 +11,7 @@
     ├── PrivacyError           a privacy guarantee cannot be given
     ├── QueryError             the caller asked something that has no answer
     │   └── FamilyMismatch     a state of one model was given to another
-    ├── UnavailableError       no answer could be had in time (`retryable` says if trying again helps)
+    ├── UnavailableError       no answer in time (`retryable`: trying again may help)
     │   ├── ShardDown          ... the shard server is not there
     │   ├── DeadlineExceeded   ... the deadline passed
     │   ├── Overloaded         ... the server refused for load

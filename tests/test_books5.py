@@ -94,7 +94,8 @@ def test_ten_thousand_sentences_equal_the_oracle(
     with capsys.disabled():
         print(
             f"\n{SENTENCES} sentences, {tokens} tokens equal; answered with no message "
-            f"{zero / tokens:.1%}; in batches {before[0]} messages with {before[1]} distinct queries; "
+            f"{zero / tokens:.1%}; in batches {before[0]} messages with {before[1]} distinct "
+            f"queries; "
             f"one at a time {asked} queries, {after[0] - before[0]} messages (servers' count)"
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 SCRIPT = """
 import tempfile
@@ -26,7 +27,7 @@ def test_a_private_cache_folder_is_used_and_removed_where_no_other_can_be_writte
     )
     there, folder = out.stdout.split()
     assert there == "True"
-    assert not os.path.exists(folder)
+    assert not Path(folder).exists()
 
 
 def test_numbas_own_cache_is_used_where_it_can_be_written() -> None:

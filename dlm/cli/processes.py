@@ -62,7 +62,7 @@ def running_servers(
                         command,
                         stdin=subprocess.DEVNULL,
                         start_new_session=True,  # Ctrl-C reaches the parent, which stops them
-                        preexec_fn=_end_with_parent,  # noqa: PLW1509 - no threads yet
+                        preexec_fn=_end_with_parent,
                     )
                 )
             yield _wait_ready(processes, ready)

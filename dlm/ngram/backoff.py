@@ -74,8 +74,8 @@ class DictModel:
         for ngram, (_, log10_backoff) in self.ngrams.items():
             if log10_backoff != 0 and len(ngram) < self.order:
                 self.extended.add(ngram)
-        # KenLM keeps the unknown word in its states where the model lacks it; so do we, to recombine
-        # exactly when it does.
+        # KenLM keeps the unknown word in its states where the model lacks it; so do we, to
+        # recombine exactly when it does.
         if not self.vocabulary.unk_in_model and self.order > 1:
             self.extended.add((UNK_ID,))
 

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from models import random_model
 
 from dlm.index.build import build_shard_set
 from dlm.index.verify import verify
+from models import random_model
 
 KILLS = 8
 SHARDS = 6

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from models import assert_equals_oracle, build, queries, random_model, seal
 
 from dlm.errors import ShardFormatError
 from dlm.index import layout
 from dlm.index.local import LocalModel
 from dlm.index.verify import verify
 from dlm.ngram.backoff import DictModel
+from models import assert_equals_oracle, build, queries, random_model, seal
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models import BASE, HAND_MADE, PlainModel, build, random_model
 
 from dlm.errors import ArpaError, ConfigError
 from dlm.index.build import build_shard_set
@@ -17,6 +16,7 @@ from dlm.index.layout import read_manifest
 from dlm.index.local import LocalModel
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.partition import SLOTS, imbalance
+from models import BASE, HAND_MADE, PlainModel, build, random_model
 
 
 def contents(folder: Path) -> dict[str, bytes]:

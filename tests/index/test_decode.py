@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models import HAND_MADE, PlainModel, build, changed, random_model
 
 from dlm.errors import ShardFormatError
 from dlm.index.decode import DecodedModel, decode, export_arpa
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.backoff import DictModel
+from models import HAND_MADE, PlainModel, build, changed, random_model
 
 MODELS = HAND_MADE | {
     f"random {seed}": random_model(seed, order=2 + seed % 5, per_order=50, unk=bool(seed % 3))

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import HAND_MADE, PlainModel, assert_equals_oracle, build, queries, random_model
 
 from dlm.index import kernels
 from dlm.index.local import LocalModel
 from dlm.ngram.backoff import DictModel
+from models import HAND_MADE, PlainModel, assert_equals_oracle, build, queries, random_model
 
 
 def compare(model: PlainModel, folder: Path, shards: int, count: int) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models import HAND_MADE, assert_equals_oracle, build, changed, queries, random_model
 
 from dlm.errors import QueryError
 from dlm.index import layout
@@ -16,6 +15,7 @@ from dlm.index.shard import Shard, check_groups, empty_tree, run_kernel
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
+from models import HAND_MADE, assert_equals_oracle, build, changed, queries, random_model
 
 SHARDS = 4
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models import HAND_MADE, Change, PlainModel, build, changed, random_model, seal
 
 from dlm.errors import ArpaError, ShardFormatError
 from dlm.index import layout
 from dlm.index.verify import Report, verify
+from models import HAND_MADE, Change, PlainModel, build, changed, random_model, seal
 
 Files = dict[str, dict[str, Any]]
 

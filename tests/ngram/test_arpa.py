@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlm.errors import ArpaError
-from dlm.ngram import arpa
+from dlm.ngram import _arpa_write, arpa
 from dlm.ngram.arpa import ArpaReader, ArpaWarning, NgramBatch, write_arpa
 from dlm.ngram.vocab import Vocabulary
 
@@ -153,7 +153,7 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Switches the bulk path off for the rest of the test."""
-    return lambda: monkeypatch.setattr(arpa, "_split_rows", lambda *_: None)
+    return lambda: monkeypatch.setattr(arpa, "split_rows", lambda *_: None)
 
 
 # ------------------------------------------------------------------------------- content
@@ -943,7 +943,7 @@ def test_bulk_and_careful_reading_agree(
     path = saved(tmp_path, text + b"\\end\\\n")
     quick = outcome(path, batch)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arpa, "_split_rows", lambda *_: None)
+        patch.setattr(arpa, "split_rows", lambda *_: None)
         careful = outcome(path, batch)
     assert quick[1] == careful[1]
     if quick[0] is not None:
@@ -1021,7 +1021,7 @@ def test_reading_and_writing_again_gives_the_same_bytes(tmp_path: Path) -> None:
     write_arpa(one, vocabulary, sections)
     again = read(one)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arpa, "_WRITE_ROWS", 2)
+        patch.setattr(_arpa_write, "_WRITE_ROWS", 2)
         write_arpa(two, *again)
     assert two.getvalue() == one.read_bytes()
     assert not two.closed
@@ -1049,7 +1049,7 @@ def test_written_numbers_are_the_shortest(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     bits = rng.integers(0, 0x7F800000, 3000, dtype=np.uint32)
     numbers = -bits.view(np.float32)
-    texts = arpa._number_texts(numbers).to_pylist()
+    texts = _arpa_write._number_texts(numbers).to_pylist()
     for number, text in zip(numbers, texts, strict=True):
         digits = text.decode().split("e")[0].replace("-", "").replace(".", "").strip("0")
         assert np.float32(text.decode()) == number

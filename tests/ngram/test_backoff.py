@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models import BASE, HAND_MADE, PlainModel, random_model
 
 from dlm.errors import ArpaError
 from dlm.ngram.backoff import DictModel
+from models import BASE, HAND_MADE, PlainModel, random_model
 
 
 def oracle_of(model: PlainModel, folder: Path) -> DictModel:

@@ -6,12 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from models import random_model
-from server.running import WAIT_S, Caller, GatedShard, Questions, ServerProcess, ThreadServer
 
 from dlm.index.build import build_shard_set
 from dlm.index.shard import Shard
 from dlm.ngram.backoff import DictModel
+from models import random_model
+from server.running import WAIT_S, Caller, GatedShard, Questions, ServerProcess, ThreadServer
 
 SHARDS = 3
 

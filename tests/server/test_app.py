@@ -10,6 +10,15 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from dlm.errors import ConfigError, ShardFormatError
+from dlm.index.shard import Shard
+from dlm.server.app import open_shard, serve, warm_up_messages
+from dlm.server.config import ServerConfig
+from dlm.server.health import Event
+from dlm.server.service import ShardService
+from dlm.wire import codec
+from dlm.wire.status import Reason
 from server.running import (
     WAIT_S,
     Asked,
@@ -21,15 +30,6 @@ from server.running import (
     outcome_of,
     until,
 )
-
-from dlm.errors import ConfigError, ShardFormatError
-from dlm.index.shard import Shard
-from dlm.server.app import open_shard, serve, warm_up_messages
-from dlm.server.config import ServerConfig
-from dlm.server.health import Event
-from dlm.server.service import ShardService
-from dlm.wire import codec
-from dlm.wire.status import Reason
 
 OK = grpc.StatusCode.OK
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE

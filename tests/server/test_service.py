@@ -13,8 +13,6 @@ import grpc
 import numpy as np
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from models import HAND_MADE
-from server.running import WAIT_S, Asked, Caller, forget, outcome, outcome_of, pack, seal, until
 
 from dlm import __version__
 from dlm.errors import ProtocolError
@@ -23,6 +21,8 @@ from dlm.server.config import ServerConfig
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import CODE_OF, Reason
+from models import HAND_MADE
+from server.running import WAIT_S, Asked, Caller, forget, outcome, outcome_of, pack, seal, until
 
 OK = grpc.StatusCode.OK
 

@@ -1,0 +1,244 @@
+"""The writer of ARPA files; `dlm.ngram.arpa` is where to import it from."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from dlm.errors import ArpaError
+from dlm.ngram._arpa_rows import MAX_LINE_BYTES, NgramBatch, Section, shown
+from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, Vocabulary
+
+_WRITE_ROWS = 1 << 17
+
+
+def write_arpa(
+    path_or_file: str | os.PathLike[str] | IO[bytes],
+    vocabulary: Vocabulary,
+    sections: Sequence[Section],
+    *,
+    comments: Iterable[str] = (),
+) -> None:
+    """Write a model as an ARPA file.
+
+    Args
+        path_or_file  a path, compressed by its suffix (.gz, .zst, .xz, else plain), or an open
+                      binary file, which gets plain text and stays open
+        vocabulary    the words of the ids
+        sections      the n-grams of order 1, 2, ..., as (ids, log10_prob, log10_backoff) or as
+                      NgramBatch; a backoff of None leaves the column out, and so does the
+                      highest order. Memory-mapped arrays are read a slice at a time
+        comments      lines to put before the model, as in ArpaReader.comments
+    Shapes
+        ids            (n, order)  uint32   oldest word first
+        log10_prob     (n,)        float32
+        log10_backoff  (n,)        float32
+    Raises
+        ArpaError   the model cannot be said in ARPA: a word with a space in it, a positive log
+                    probability, a weight that is not finite, no `<s>`
+        ValueError  arrays of the wrong shape or type
+        OSError     the disk failed
+    Guarantees
+        ArpaReader reads back the same words, bits and order, -0.0 becoming 0.0; a number has
+        the fewest digits that do so. A path has either its old content or all of the new one,
+        on disk: the text is written beside it, synced, and renamed
+    Edge cases
+        the row of id 0 is left out of order 1 where the vocabulary has no unknown word
+    Trusts
+        no n-gram stands twice, and order 1 has every word once, in the order of the ids
+    """
+    columns = [_checked_section(section, i + 1) for i, section in enumerate(sections)]
+    if not columns:
+        raise ValueError("a model has at least the section of order 1")
+    if columns[-1][2] is not None:
+        if bool(columns[-1][2].any()):
+            raise _unwritable("a backoff weight other than 0 at the highest order", len(columns))
+        columns[-1] = (*columns[-1][:2], None)
+    if not vocabulary.unk_in_model:
+        ids, probs, backoffs = columns[0]
+        keep = ids[:, 0] != 0
+        columns[0] = ids[keep], probs[keep], None if backoffs is None else backoffs[keep]
+    for word in (BEGIN_SENTENCE, END_SENTENCE):
+        if vocabulary.ids.get(word, 0) == 0:
+            raise _unwritable(f"the vocabulary lacks {word.decode()}", 1)
+    for word in vocabulary.words:
+        if not word or any(separator in word for separator in (b" ", b"\t", b"\n", b"\r")):
+            raise _unwritable(f"the word {shown(word)} is empty or holds a space or line end", 1)
+
+    if not isinstance(path_or_file, (str, os.PathLike)):
+        _write_text(path_or_file, vocabulary, columns, comments)
+        return
+    path = Path(path_or_file)
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:  # a pipe or a device cannot be renamed over
+            _write_compressed(file, path.suffix, vocabulary, columns, comments)
+        return
+    beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.building")
+    try:
+        with beside.open("xb") as file:
+            _write_compressed(file, path.suffix, vocabulary, columns, comments)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+_WritableColumns: TypeAlias = tuple[
+    NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32] | None
+]
+
+
+def _unwritable(message: str, order: int) -> ArpaError:
+    return ArpaError(f"cannot be written as ARPA: {message}", order=order)
+
+
+def _checked_section(section: Section, order: int) -> _WritableColumns:
+    """The three arrays of a section; ValueError where they do not fit each other."""
+    backoffs: NDArray[np.float32] | None
+    if isinstance(section, NgramBatch):
+        ids, probs, backoffs = section.ids, section.log10_prob, section.log10_backoff
+        if section.order != order:
+            raise ValueError(f"a batch of order {section.order} in the place of order {order}")
+    else:
+        ids, probs, backoffs = section
+    if ids.dtype != np.uint32 or ids.ndim != 2 or ids.shape[1] != order:
+        raise ValueError(
+            f"ids of order {order} must be uint32 of shape (n, {order}), "
+            f"not {ids.dtype} {ids.shape}"
+        )
+    floats: list[tuple[str, NDArray[np.float32] | None]]
+    floats = [("log10_prob", probs), ("log10_backoff", backoffs)]
+    for name, column in floats:
+        if column is not None and (column.dtype != np.float32 or column.shape != (len(ids),)):
+            raise ValueError(
+                f"{name} of order {order} must be float32 of shape ({len(ids)},), "
+                f"not {column.dtype} {column.shape}"
+            )
+    return ids, probs, backoffs
+
+
+class _KeepOpen:
+    """A file that pyarrow may close without closing it for its owner."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _write_compressed(
+    file: IO[bytes],
+    suffix: str,
+    vocabulary: Vocabulary,
+    columns: Sequence[_WritableColumns],
+    comments: Iterable[str],
+) -> None:
+    match suffix.lower():
+        case ".gz":
+            # No name and no time in the header: the same model gives the same bytes.
+            with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+                _write_text(packed, vocabulary, columns, comments)
+        case ".xz":
+            # Higher presets cost two to eight times the time for a tenth of the size.
+            with lzma.LZMAFile(file, "wb", preset=0) as packed:
+                _write_text(packed, vocabulary, columns, comments)
+        case ".zst":
+            with pa.CompressedOutputStream(
+                pa.PythonFile(_KeepOpen(file), mode="w"), "zstd"
+            ) as packed:
+                _write_text(packed, vocabulary, columns, comments)
+        case _:
+            _write_text(file, vocabulary, columns, comments)
+
+
+def _write_text(
+    file: Any,
+    vocabulary: Vocabulary,
+    columns: Sequence[_WritableColumns],
+    comments: Iterable[str],
+) -> None:
+    for comment in comments:
+        for line in comment.split("\n"):
+            file.write(b"# " + line.encode("utf-8", "surrogateescape") + b"\n")
+    file.write(b"\\data\\\n")
+    for order, (ids, _, _) in enumerate(columns, start=1):
+        file.write(b"ngram %d=%d\n" % (order, len(ids)))
+    words = pa.array(vocabulary.words, pa.large_binary())
+    for order, (ids, probs, backoffs) in enumerate(columns, start=1):
+        file.write(b"\n\\%d-grams:\n" % order)
+        for start in range(0, len(ids), _WRITE_ROWS):
+            rows = slice(start, start + _WRITE_ROWS)
+            file.write(
+                _rows_text(
+                    order,
+                    vocabulary,
+                    words,
+                    ids[rows],
+                    probs[rows],
+                    None if backoffs is None else backoffs[rows],
+                )
+            )
+    file.write(b"\n\\end\\\n")
+
+
+def _rows_text(
+    order: int,
+    vocabulary: Vocabulary,
+    words: Any,
+    ids: NDArray[np.uint32],
+    probs: NDArray[np.float32],
+    backoffs: NDArray[np.float32] | None,
+) -> memoryview:
+    """The lines of some rows, ends included."""
+    if int(ids.max()) >= len(vocabulary) or (not vocabulary.unk_in_model and not ids.all()):
+        raise _unwritable(f"an id that is no word of the vocabulary, among {int(ids.max())}", order)
+    if not bool((probs <= 0).all()):  # also false for NaN
+        raise _unwritable("a log10 probability that is positive or NaN", order)
+    space, tab, newline, empty = (
+        pa.scalar(text, pa.large_binary()) for text in (b" ", b"\t", b"\n", b"")
+    )
+    lines = [words.take(pa.array(ids[:, i])) for i in range(order)]
+    fields = [_number_texts(probs), pc.binary_join_element_wise(*lines, space)]
+    if backoffs is not None:
+        if not bool(np.isfinite(backoffs).all()):
+            raise _unwritable("a log10 backoff weight that is not finite", order)
+        fields.append(_number_texts(backoffs))
+    # The last field is joined with an empty one by the line end, which puts it after the field.
+    fields[-1] = pc.binary_join_element_wise(fields[-1], empty, newline)
+    text = pc.binary_join_element_wise(*fields, tab)
+    ends = np.frombuffer(text.buffers()[1], np.int64)[: len(ids) + 1]
+    if int(np.diff(ends).max()) > MAX_LINE_BYTES:
+        raise _unwritable(f"a row longer than {MAX_LINE_BYTES} bytes", order)
+    return memoryview(text.buffers()[2])[int(ends[0]) : int(ends[-1])]
+
+
+def _number_texts(numbers: NDArray[np.float32]) -> Any:
+    """The shortest decimal text that reads back as each float32 (Arrow's cast gives just that)."""
+    texts = pc.cast(pa.array(numbers + np.float32(0.0)), pa.large_string())
+    return pc.cast(texts, pa.large_binary())
