@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from models import PlainModel
 
 from dlm.client.topology import Endpoint, write_cluster_file
 from dlm.client.transport import GrpcConnection
@@ -35,6 +34,7 @@ from dlm.server.app import Ready, ShardServer
 from dlm.server.config import ServerConfig
 from dlm.server.health import Event
 from dlm.wire._pb import shard_pb2 as pb
+from models import PlainModel
 
 ROOT = Path(__file__).resolve().parents[1]
 WAIT_S = 60.0  # far above what anything here takes: only a hang meets it

@@ -15,18 +15,18 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from client.questions import random_queries
-from cluster import WAIT_S, Cluster, build
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import HAND_MADE, PlainModel, random_model
 
+from client.questions import random_queries
+from cluster import WAIT_S, Cluster, build
 from dlm.client import Client, ClientConfig
 from dlm.index.local import LocalModel
 from dlm.ngram.backoff import DictModel, Score
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.wire import codec
+from models import HAND_MADE, PlainModel, random_model
 
 Query = tuple[tuple[int, ...], int]
 # A way to ask: queries in; a score for each, or None where it takes no such query.

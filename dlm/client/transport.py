@@ -113,10 +113,12 @@ class GrpcConnection:
 
     def score(self, request: bytes, timeout_s: float, reply: Reply) -> None:
         """See `Connection.score`."""
-        caller = threading.get_ident()
+        caller, process = threading.get_ident(), os.getpid()
         call = self._start(self._score.future, request, timeout_s)
 
         def finished(done: grpc.Future) -> None:
+            if os.getpid() != process:
+                return  # gRPC ends the parent's calls in a forked child; nobody waits there
             if threading.get_ident() != caller:
                 _threads.of_grpc = True
             try:

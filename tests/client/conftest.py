@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from client.scripted import Clients
 from cluster import Cluster, ModelFiles, build
-from models import random_model
-
 from dlm.client import Client
+from models import random_model
 
 
 @pytest.fixture(scope="session")

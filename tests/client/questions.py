@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from cluster import ModelFiles
 
+from cluster import ModelFiles
 from dlm.client import SentenceScore, Utterance
 from dlm.ngram.backoff import DictModel, Score
 from dlm.ngram.partition import slots_of

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from cluster import Cluster
-
 from dlm.client import Client, ClientConfig
 from dlm.client.core import ClusterFile, Core, FixedEndpoints
 from dlm.client.topology import Endpoint

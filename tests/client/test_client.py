@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+
 from client.questions import (
     assert_equal,
     assert_sentence,
@@ -21,10 +22,9 @@ from client.questions import (
 )
 from client.scripted import Network, free
 from cluster import WAIT_S, Cluster, build, until
-from models import HAND_MADE, random_model
-
 from dlm.client import AsyncClient, Client, ClientConfig
 from dlm.errors import ConfigError, DlmError, FamilyMismatch, QueryError, ShardDown
+from models import HAND_MADE, random_model
 
 MODELS = {
     **{f"hand_made_{name}": model for name, model in HAND_MADE.items()},

@@ -10,15 +10,15 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from client.scripted import FileServer
 from cluster import ROOT, WAIT_S, ModelFiles, build
-from models import random_model
-
 from dlm.client.lowgrams import LowGrams, fetch
 from dlm.errors import ConfigError, DeadlineExceeded, ProtocolError, ShardDown
 from dlm.index import layout
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
+from models import random_model
 
 TIMEOUT_S = 10.0
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cluster import ModelFiles
 
+from cluster import ModelFiles
 from dlm.client.topology import (
     NO_LIMIT,
     Endpoint,

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
+
 from client.questions import ask, assert_equal, queries_to, submit
 from client.scripted import Clients, Network, free
 from cluster import WAIT_S, Cluster, ModelFiles, build, until
-from models import random_model
-
 from dlm.client import AsyncClient, Client
 from dlm.client.core import Core
 from dlm.errors import DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
+from models import random_model
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -12,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from client.questions import ask, assert_equal, queries_to, random_queries, submit
 from client.scripted import Clients, free
 from cluster import ROOT, WAIT_S, Cluster, ModelFiles, ProcessServer, build, until
-from models import random_model
-
 from dlm.client import Client
 from dlm.errors import DeadlineExceeded, ShardDown, UnavailableError
+from models import random_model
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +222,7 @@ def test_a_client_survives_fork_while_calls_are_in_flight(
     (tmp_path / "queries").write_bytes(
         pickle.dumps(([c for c, _ in queries], [w for _, w in queries], bits))
     )
-    done = subprocess.run(
+    process = subprocess.Popen(
         [
             sys.executable,
             "-c",
@@ -231,9 +232,15 @@ def test_a_client_survives_fork_while_calls_are_in_flight(
             *cluster.addresses,
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=WAIT_S,
-        check=False,
+        start_new_session=True,
     )
-    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
+    try:
+        said, errors = process.communicate(timeout=WAIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # its children as well
+        process.communicate()
+        raise
+    assert (said, process.returncode, errors) == ("done\n", 0, "")

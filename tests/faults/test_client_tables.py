@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from client.questions import ask, assert_equal, queries_to, random_queries, submit
 from client.scripted import Clients, Network, free
 from cluster import WAIT_S, Cluster, ModelFiles, build, until
-from models import random_model
-
 from dlm.client import Client, Utterance
 from dlm.client.core import MAX_REROUTES
 from dlm.client.topology import Endpoint, write_cluster_file
 from dlm.errors import DlmError, FamilyMismatch, ShardDown, StaleShardSet, UnavailableError
 from dlm.wire.status import Reason
+from models import random_model
 
 
 @pytest.fixture(scope="module")
