@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import re
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -51,35 +52,53 @@ def shard_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_ten_thousand_sentences_equal_the_oracle(
-    shard_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Every token, at no more than one message a query by the servers' own count."""
-    text = sentences()
-    assert len(text) == SENTENCES
+@pytest.fixture(scope="module")
+def served(
+    shard_set: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Client, list[str]]]:
+    """A client of the four shards behind real servers, and the servers' addresses."""
     with running_servers(shard_set, SHARDS) as servers:
         addresses = [s.endpoint.address for s in servers]
-        config = ClientConfig(deadline_s=60, cache_dir=tmp_path / "cache")
+        config = ClientConfig(deadline_s=60, cache_dir=tmp_path_factory.mktemp("cache"))
         with Client.connect(addresses, config) as client:
-            utterance = client.utterance()
-            scores = []
-            for begin in range(0, SENTENCES, 200):
-                scores += utterance.score_sentences(text[begin : begin + 200])
-            zero = client.stats.zero_message
-            # One query a message cannot be beaten down by batching: count it alone.
-            before = _served(client, addresses)
-            asked = 0
-            for line in text[:20]:
-                words = line.split()
-                for end in range(len(words)):
-                    utterance.score([words[:end]], [words[end]])
-                    asked += 1
-            after = _served(client, addresses)
-    assert after[0] - before[0] <= asked
-    assert after[0] - before[0] == after[1] - before[1], "one query in each of these messages"
+            yield client, addresses
+
+
+def test_ten_thousand_sentences_equal_the_oracle(
+    served: tuple[Client, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every token, at no more than one message a query by the servers' own count."""
+    client, addresses = served
+    text = sentences()
+    assert len(text) == SENTENCES
+    utterance = client.utterance()
+    begin_counts, begin_stats = _served(client, addresses), client.stats
+    scores = []
+    for begin in range(0, SENTENCES, 200):
+        scores += utterance.score_sentences(text[begin : begin + 200])
+    batched = _less(_served(client, addresses), begin_counts)
+    stats = client.stats
+    tokens = sum(score.tokens for score in scores)
+    zero = stats.zero_message - begin_stats.zero_message
+    remote = tokens - zero
+    assert stats.queries - begin_stats.queries == tokens
+    assert batched[0] == stats.messages - begin_stats.messages <= remote
+    assert batched[1] == stats.sent_queries - begin_stats.sent_queries <= remote
+
+    # Batching hides what one query costs: ask some alone, with their whole history.
+    alone = _served(client, addresses)
+    asked = 0
+    for line in text[:20]:
+        words = line.split()
+        for end in range(len(words)):
+            before = _served(client, addresses)[0]
+            utterance.score([words[:end]], [words[end]])
+            assert _served(client, addresses)[0] - before <= 1
+            asked += 1
+    alone = _less(_served(client, addresses), alone)
+    assert alone[0] == alone[1] <= asked, "one query in each message"
 
     oracle = DictModel.from_arpa(ARPA)
-    tokens = 0
     for line, result in zip(text, scores, strict=True):
         for want, prob, order in zip(
             oracle.score_sentence(line.split()),
@@ -87,30 +106,28 @@ def test_ten_thousand_sentences_equal_the_oracle(
             result.token_matched_order,
             strict=True,
         ):
-            tokens += 1
             assert want.log10_prob.tobytes() == prob.tobytes(), line
             assert want.matched_order == order, line
     del oracle
     with capsys.disabled():
         print(
-            f"\n{SENTENCES} sentences, {tokens} tokens equal; answered with no message "
-            f"{zero / tokens:.1%}; in batches {before[0]} messages with {before[1]} distinct "
-            f"queries; "
-            f"one at a time {asked} queries, {after[0] - before[0]} messages (servers' count)"
+            f"\n{SENTENCES} sentences, {tokens} tokens equal; with no message {zero / tokens:.1%}; "
+            f"in batches {batched[0]} messages with {batched[1]} distinct queries; "
+            f"one at a time {asked} queries, {alone[0]} messages (servers' count)"
         )
 
 
-def test_ten_thousand_sentences_agree_with_kenlm(shard_set: Path, tmp_path: Path) -> None:
+def test_ten_thousand_sentences_agree_with_kenlm(
+    served: tuple[Client, list[str]], tmp_path: Path
+) -> None:
     """Every token within 1e-5 relative of KenLM, unknown words and sentence ends included."""
     kenlm = pytest.importorskip("kenlm", reason="kenlm is not installed (pip install 'dlm[peers]')")
-    from dlm.client.local import LocalClient
-
     plain = tmp_path / "books5.arpa"
     with pa.CompressedInputStream(pa.OSFile(str(ARPA)), "zstd") as stream, plain.open("wb") as out:
         while block := stream.read(1 << 20):
             out.write(block)
     model = kenlm.LanguageModel(str(plain))
-    utterance = LocalClient.open(shard_set).utterance()
+    utterance = served[0].utterance()
     text = sentences()
     for begin in range(0, SENTENCES, 500):
         part = text[begin : begin + 500]
@@ -122,6 +139,37 @@ def test_ten_thousand_sentences_agree_with_kenlm(shard_set: Path, tmp_path: Path
             ):
                 assert abs(want - float(prob)) <= 1e-5 * abs(want), line
                 assert bool(oov) == bool(ours), line
+
+
+def test_states_of_a_real_model_are_equal_exactly_when_kenlms_are(
+    served: tuple[Client, list[str]], tmp_path: Path
+) -> None:
+    """Word by word through real sentences: the served states partition as KenLM's do."""
+    kenlm = pytest.importorskip("kenlm", reason="kenlm is not installed (pip install 'dlm[peers]')")
+    plain = tmp_path / "books5.arpa"
+    with pa.CompressedInputStream(pa.OSFile(str(ARPA)), "zstd") as stream, plain.open("wb") as out:
+        while block := stream.read(1 << 20):
+            out.write(block)
+    model = kenlm.LanguageModel(str(plain))
+    utterance = served[0].utterance()
+    ours, theirs = [], []
+    for line in sentences()[:300]:
+        state, their = utterance.begin(), kenlm.State()
+        model.BeginSentenceWrite(their)
+        for word in line.decode().split():
+            state = utterance.extend([state], [word]).states[0][0]
+            after = kenlm.State()
+            model.BaseScore(their, word, after)
+            their = after
+            ours.append(state)
+            theirs.append(their)
+    assert len(ours) > 3000
+    pairs = set(zip(ours, theirs, strict=True))
+    assert len(pairs) == len(set(ours)) == len(set(theirs))
+
+
+def _less(after: tuple[int, int], before: tuple[int, int]) -> tuple[int, int]:
+    return after[0] - before[0], after[1] - before[1]
 
 
 def _served(client: Client, addresses: list[str]) -> tuple[int, int]:

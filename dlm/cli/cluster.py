@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -10,6 +12,27 @@ from types import FrameType
 from typing import Annotated
 
 import typer
+
+
+def check_free(cluster_file: Path) -> None:
+    """Raises `ConfigError` unless `cluster_file` is free, or was left by a cluster that is gone."""
+    from dlm.client.topology import WRITTEN_BY, read_cluster_file
+    from dlm.errors import ConfigError
+
+    if not cluster_file.exists():
+        return
+    if not cluster_file.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN_BY):
+        raise ConfigError(
+            f"{cluster_file} exists and was not written by dlm cluster; "
+            "give another --cluster, or remove it first"
+        )
+    for endpoint in read_cluster_file(cluster_file):
+        host, port = endpoint.address.rsplit(":", 1)
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
+            raise ConfigError(
+                f"{cluster_file} names a cluster that runs ({endpoint.address} listens); "
+                "stop it, give another --cluster, or start this one in another folder"
+            )
 
 
 def cluster(
@@ -38,6 +61,7 @@ def cluster(
         )
     if not cluster_file.absolute().parent.is_dir():
         raise ConfigError(f"{cluster_file}: its folder does not exist")
+    check_free(cluster_file)
     stopping = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -113,7 +113,7 @@ def verify(
     for violation in report.violations:
         print(f"violation: {violation}")
     if report.violations:
-        print(f"{directory}: {len(report.violations)} violations")
+        print(f"{directory}: broken rules: {len(report.violations)}")
         raise typer.Exit(1)
     compared = "" if arpa is None else f", every n-gram as in {arpa}"
     print(f"{directory}: whole{compared}")
@@ -125,11 +125,17 @@ def export(
         Path | None,
         typer.Option("--output", "-o", help="ARPA file to write, .gz, .zst or .xz; else stdout."),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
 ) -> None:
     """Write the ARPA model that a shard set holds, n-gram for n-gram.
 
     Example: dlm export shards/model --output model.arpa.zst
     """
+    from dlm.errors import ConfigError
     from dlm.index.decode import export_arpa
 
+    if output is not None and output.exists() and not force:
+        raise ConfigError(f"{output} exists; give another --output, or --force to replace it")
+    if output is not None and output.suffix in (".bz2", ".lz4", ".lzma", ".zip", ".7z", ".Z"):
+        raise ConfigError(f"{output}: .gz, .zst and .xz can be written, not {output.suffix}")
     export_arpa(directory, sys.stdout.buffer if output is None else output)

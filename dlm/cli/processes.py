@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dlm.client.topology import Endpoint
@@ -31,10 +32,12 @@ class Server:
     endpoint: Endpoint
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """In the child: no server outlives the command that started it, however that ended."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
 
 
 @contextlib.contextmanager
@@ -62,7 +65,7 @@ def running_servers(
                         command,
                         stdin=subprocess.DEVNULL,
                         start_new_session=True,  # Ctrl-C reaches the parent, which stops them
-                        preexec_fn=_end_with_parent,
+                        preexec_fn=partial(_end_with_parent, os.getpid()),
                     )
                 )
             yield _wait_ready(processes, ready)

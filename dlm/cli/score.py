@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -91,6 +92,8 @@ def score(
 
     if cluster is not None and local is not None:
         raise ConfigError("--cluster and --local were both given; one of them is expected")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # words are bytes
     with _input(file) as stream:
         client: Any
         if local is not None:
@@ -134,8 +137,7 @@ def _lines(stream: BinaryIO) -> Iterator[bytes]:
 def _tokens(sentence: list[bytes], count: int) -> list[str]:
     from dlm.ngram.vocab import END_SENTENCE, as_text
 
-    names = [as_text(w).encode("utf-8", "backslashreplace").decode() for w in sentence]
-    return [*names, END_SENTENCE.decode()][:count]
+    return [*map(as_text, sentence), END_SENTENCE.decode()][:count]
 
 
 def _print(sentence: list[bytes], result: SentenceScore, *, words: bool, as_json: bool) -> None:

@@ -9,11 +9,17 @@ event      while                             then
 =========  ================================  ==========================================
 Submit     in_flight < limit                 Send it alone
 Submit     in_flight == limit                it waits
+Submit     max_waiting wait already          Refuse it
 Done       nothing waits                     in_flight falls
 Done       something waits                   Send what waits, in as many messages as the
                                              window has room for
 any        something is past its deadline    Expire it first
+any        a lease has run out               in_flight falls first
 =========  ================================  ==========================================
+
+A place in the window is a lease: it ends with its message, or `LEASE_GRACE_S` after the message's
+deadline if nobody said that it ended. So nothing that can happen to a thread or a process between
+the two (an exception from a signal handler, say) takes a place for good.
 
 Paper: DLM 3.3 merges the messages of one utterance's position; gathering across utterances is ours.
 """
@@ -25,6 +31,8 @@ from math import inf
 from typing import Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
+
+LEASE_GRACE_S = 2.0  # seconds: a transport that ends calls at their deadline is never this late
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +53,17 @@ class Submit(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A message came back, well or badly."""
+    """A message came back, well or badly; one whose lease has run out counts for nothing."""
+
+    message: int
 
 
 @dataclass(frozen=True, slots=True)
 class Send(Generic[T]):
-    """Action: send these in one message."""
+    """Action: send these in one message, which `Done` then names."""
 
     works: tuple[Work[T], ...]
+    message: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,52 +73,75 @@ class Expire(Generic[T]):
     work: Work[T]
 
 
-Action: TypeAlias = Send[T] | Expire[T]
+@dataclass(frozen=True, slots=True)
+class Refuse(Generic[T]):
+    """Action: too much waits already; tell its caller."""
+
+    work: Work[T]
+
+
+Action: TypeAlias = Send[T] | Expire[T] | Refuse[T]
 
 
 @dataclass(frozen=True, slots=True)
 class Window(Generic[T]):
     """State of one shard's queue.
 
+    leases    (message, until) of what is in flight, oldest first
     earliest  no work that waits has a deadline before this
     Guarantees  0 <= in_flight <= limit; something waits only while in_flight == limit
     """
 
     limit: int
     max_queries: int
-    in_flight: int = 0
+    leases: tuple[tuple[int, float], ...] = ()
     waiting: tuple[Work[T], ...] = ()
     earliest: float = field(default=inf, compare=False)
+    next_message: int = field(default=0, compare=False)
+    max_waiting: int = 4096
+
+    @property
+    def in_flight(self) -> int:
+        """Messages on their way."""
+        return len(self.leases)
 
 
 def step(
     state: Window[T], event: Submit[T] | Done, now: float
 ) -> tuple[Window[T], list[Action[T]]]:
     """The next state and what to do, in order; see the table above."""
-    in_flight, waiting, earliest = state.in_flight, state.waiting, state.earliest
-    if isinstance(event, Submit):
-        waiting = (*waiting, event.work)
-        earliest = min(earliest, event.work.deadline)
-    else:
-        if in_flight == 0:
-            raise ValueError("a message came back that was never sent")
-        in_flight -= 1
+    leases, waiting, earliest = state.leases, state.waiting, state.earliest
+    if isinstance(event, Done):
+        leases = tuple(lease for lease in leases if lease[0] != event.message)
+    leases = tuple(lease for lease in leases if lease[1] > now)
     actions: list[Action[T]] = []
     if earliest <= now:
         actions += [Expire(w) for w in waiting if w.deadline <= now]
         waiting = tuple(w for w in waiting if w.deadline > now)
         earliest = min((w.deadline for w in waiting), default=inf)
-    taken = 0
-    while taken < len(waiting) and in_flight < state.limit:
+    if isinstance(event, Submit):
+        if event.work.deadline <= now:
+            actions.append(Expire(event.work))
+        elif len(waiting) >= state.max_waiting and len(leases) >= state.limit:
+            actions.append(Refuse(event.work))
+        else:
+            waiting = (*waiting, event.work)
+            earliest = min(earliest, event.work.deadline)
+    taken, message = 0, state.next_message
+    while taken < len(waiting) and len(leases) < state.limit:
         first, queries = taken, 0
         while taken < len(waiting) and (
             taken == first or queries + waiting[taken].queries <= state.max_queries
         ):
             queries += waiting[taken].queries
             taken += 1
-        actions.append(Send(waiting[first:taken]))
-        in_flight += 1
+        works = waiting[first:taken]
+        actions.append(Send(works, message))
+        leases = (*leases, (message, max(w.deadline for w in works) + LEASE_GRACE_S))
+        message += 1
     waiting = waiting[taken:]
     if not waiting:
         earliest = inf
-    return replace(state, in_flight=in_flight, waiting=waiting, earliest=earliest), actions
+    return replace(
+        state, leases=leases, waiting=waiting, earliest=earliest, next_message=message
+    ), actions

@@ -39,11 +39,14 @@ class ClientConfig:
     cache_dir: Path = field(default_factory=default_cache_dir)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "cache_dir", Path(self.cache_dir))
         for name in ("deadline_s", "connect_s"):
             if not 0 < getattr(self, name) < 1e6:
                 raise ConfigError(
                     f"client.{name} is {getattr(self, name)}; seconds above 0 are expected"
                 )
         for name in ("window", "max_queries"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"client.{name} is {getattr(self, name)}; at least 1 is expected")
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ConfigError(
+                    f"client.{name} is {getattr(self, name)}; a whole number from 1 is expected"
+                )

@@ -32,7 +32,7 @@ from dlm.client.config import ClientConfig
 from dlm.client.lowgrams import LowGrams, check_queries, fetch
 from dlm.client.topology import Connect, Endpoint, Topology, discover, read_cluster_file
 from dlm.client.transport import Connection, GrpcConnection
-from dlm.errors import DeadlineExceeded, DlmError, ShardDown, StaleShardSet
+from dlm.errors import DeadlineExceeded, DlmError, Overloaded, ShardDown, StaleShardSet
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.wire import codec
 
@@ -126,6 +126,12 @@ class _Call:
 _ANSWER_FIELDS = tuple(f.name for f in fields(Answers))
 
 
+def _closed() -> ShardDown:
+    error = ShardDown(CLOSED)
+    error.retryable = False  # this client never comes back
+    return error
+
+
 def _own(error: DlmError) -> DlmError:
     """A copy for one caller: an exception raised in several threads would mix their traces."""
     mine = copy.copy(error)
@@ -151,13 +157,17 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """Items that share a message to `address` (None: nobody is known to hold the shard)."""
+    """Items that share message `number` of a window.
+
+    address  None where nobody is known to hold the shard
+    """
 
     snapshot: Snapshot
     shard: int
     items: list[_Item]
     merged: router.Grouped
     address: str | None
+    number: int
 
 
 class _Runtime:
@@ -242,12 +252,14 @@ class Core:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ShardDown(CLOSED)
+            raise _closed()
 
     @property
     def stats(self) -> Stats:
-        """The counters of this process."""
-        return self._runtime.stats
+        """The counters of this process, as they stand now."""
+        runtime = self._runtime
+        with runtime.lock:
+            return replace(runtime.stats)
 
     def snapshot(self) -> Snapshot:
         """The shard set in use; found and fetched at the first call.
@@ -267,7 +279,7 @@ class Core:
             waiting = [work for w in runtime.windows.values() for work in w.waiting]
             runtime.windows.clear()
         for work in waiting:
-            work.item.call.fail(ShardDown(CLOSED))
+            work.item.call.fail(_closed())
         for connection in connections:
             connection.close()
         runtime.helper.shutdown(wait=False)
@@ -346,7 +358,7 @@ class Core:
         if stale is not None and stale.model == manifest.model:
             grams = stale.grams  # another sharding of the same model: words and low orders stand
         else:
-            sources = [self.connection(a) for _, a in sorted(topology.addresses.items())]
+            sources = [(s, self.connection(a)) for s, a in sorted(topology.addresses.items())]
             grams = fetch(manifest, sources, self.config.cache_dir, self.config.connect_s)
         runtime = self._runtime
         with runtime.lock:
@@ -464,27 +476,31 @@ class Core:
         runtime = self._runtime
         snapshot = self.snapshot()
         with runtime.lock:
+            limit = self._max_queries(snapshot)
+            window = runtime.windows.get(shard) or batcher.Window(self.config.window, limit)
+            window = replace(window, max_queries=limit)
             if self._closed:
                 actions: list[batcher.Action[_Item]] = []
             else:
-                limit = self._max_queries(snapshot)
-                window = runtime.windows.get(shard) or batcher.Window(self.config.window, limit)
-                window = replace(window, max_queries=limit)
                 runtime.windows[shard], actions = batcher.step(window, event, self._clock())
         if self._closed and isinstance(event, batcher.Submit):
-            event.work.item.call.fail(ShardDown(CLOSED))
+            event.work.item.call.fail(_closed())
         for action in actions:
             if isinstance(action, batcher.Expire):
                 action.work.item.call.fail(
-                    DeadlineExceeded(
-                        f"shard {shard}: the deadline passed before the message was sent, while "
-                        f"{self.config.window} others were in flight"
+                    DeadlineExceeded(f"shard {shard}: the deadline passed before the message left")
+                )
+            elif isinstance(action, batcher.Refuse):
+                action.work.item.call.fail(
+                    Overloaded(
+                        f"shard {shard}: {self.config.window} messages are in flight and "
+                        f"{window.max_waiting} pieces wait behind them; ask less at once, or later"
                     )
                 )
             else:
-                self._send(shard, [work.item for work in action.works])
+                self._send(shard, [work.item for work in action.works], action.message)
 
-    def _send(self, shard: int, items: list[_Item]) -> None:
+    def _send(self, shard: int, items: list[_Item], number: int) -> None:
         """One message for all of `items` that still want it."""
         snapshot = self.snapshot()
         wanted = []
@@ -500,7 +516,7 @@ class Core:
             else:
                 wanted.append(item)
         if not wanted:
-            self._step(shard, batcher.Done())
+            self._step(shard, batcher.Done(number))
             return
         message = _Message(
             snapshot,
@@ -508,6 +524,7 @@ class Core:
             wanted,
             router.merge([item.piece.groups for item in wanted]),
             snapshot.topology.addresses.get(shard),
+            number,
         )
         try:
             self._transmit(message)
@@ -555,7 +572,7 @@ class Core:
                 runtime.stats.bytes_received += len(data or b"")
                 runtime.stats.failed += error is not None
             if error is None:
-                self._step(shard, batcher.Done())
+                self._step(shard, batcher.Done(message.number))
             else:
                 self._settle(message, error)
 
@@ -580,7 +597,7 @@ class Core:
 
     def _end(self, message: _Message, error: DlmError) -> None:
         self._fail(message.items, message.merged, error)
-        self._step(message.shard, batcher.Done())
+        self._step(message.shard, batcher.Done(message.number))
 
     def _look_quietly(self, snapshot: Snapshot) -> None:
         try:
@@ -609,7 +626,7 @@ class Core:
             error.add_note(f"and no fresh table could be had: {exc}")
             self._end(message, error)
             return
-        self._step(message.shard, batcher.Done())
+        self._step(message.shard, batcher.Done(message.number))
         tired = [item for item in message.items if item.reroutes >= MAX_REROUTES]
         if tired:
             self._fail(tired, router.merge([item.piece.groups for item in tired]), error)

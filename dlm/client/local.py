@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,13 @@ class _LocalCore(Core):
         self.model = model
         grams = LowGrams(directory, model.manifest, model.low, model.vocabulary)
         self._snapshot = Snapshot(Topology(model.manifest, {}, {}), grams)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"directory": self.snapshot().grams.directory.absolute()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        directory = state["directory"]
+        _LocalCore.__init__(self, LocalModel.open(directory), directory)
 
     def submit(
         self,

@@ -11,16 +11,29 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import shutil
+import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client.transport import Connection
-from dlm.errors import ConfigError, ProtocolError, QueryError, ShardDown, ShardFormatError
+from dlm.errors import (
+    ConfigError,
+    DlmError,
+    Overloaded,
+    ProtocolError,
+    QueryError,
+    ShardDown,
+    ShardFormatError,
+    UnavailableError,
+)
 from dlm.index import layout
 from dlm.index.layout import Manifest
 from dlm.index.shard import LowOrders, empty_tree, open_vocabulary, run_kernel
@@ -33,6 +46,11 @@ FILES = {
     "vocabulary": pb.DOWNLOAD_FILE_VOCABULARY,
     "low_orders": pb.DOWNLOAD_FILE_LOW_ORDERS,
 }
+
+Source: TypeAlias = tuple[int, Connection]
+
+LOCK_POLL_S = 0.05
+RETRY_S = 0.1  # seconds before all servers are tried again; doubled each time, up to 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,16 +101,31 @@ def check_queries(
 
 
 def fetch(
-    manifest: Manifest, connections: list[Connection], cache_dir: Path, timeout_s: float
+    manifest: Manifest,
+    sources: Sequence[Source],
+    cache_dir: Path,
+    timeout_s: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    shuffle: Callable[[list[Source]], None] = random.shuffle,
 ) -> LowGrams:
     """The low orders of `manifest`, from the cache or else from any of the servers.
 
+    Args
+        sources    (shard, connection) of each server; `shuffle` puts them in the order in which
+                   they are asked, so that clients that start together do not all ask one
+        timeout_s  for a turn of the lock, and for a server that has time: after that, and a second
+                   for every megabyte, the last error is raised
     Raises
         ConfigError       the cache folder cannot be written
         UnavailableError  no server gave them in time
         ProtocolError     what they gave is not what the manifest says
     """
     home = cache_dir / manifest.shard_set
+    sources = list(sources)
+    shuffle(sources)
+    until = clock() + timeout_s
     try:
         try:
             return LowGrams.open(home, manifest)
@@ -100,12 +133,19 @@ def fetch(
             pass  # not there, or damaged: fetched below, under the lock
         cache_dir.mkdir(parents=True, exist_ok=True)
         with (cache_dir / f"{manifest.shard_set}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            while not (locked := _try_lock(lock)) and clock() < until:
+                sleep(LOCK_POLL_S)
+            # A process that holds the lock and does nothing keeps nobody out: this one then
+            # fetches into a folder of its own.
+            part = home.with_name(home.name + (".part" if locked else f".part-{os.getpid()}"))
             try:
-                return _fetch_locked(manifest, connections, home, timeout_s)
+                return _fetch_into(part, manifest, sources, home, timeout_s, clock, sleep)
             finally:
-                # Closing is not enough: a child forked meanwhile holds the same open file.
-                fcntl.flock(lock, fcntl.LOCK_UN)
+                if locked:
+                    # Closing is not enough: a child forked meanwhile holds the same open file.
+                    fcntl.flock(lock, fcntl.LOCK_UN)
+                else:
+                    shutil.rmtree(part, ignore_errors=True)
     except OSError as exc:
         raise ConfigError(
             f"the low orders cannot be kept in {cache_dir}: {exc}. Make room there, "
@@ -113,48 +153,83 @@ def fetch(
         ) from exc
 
 
-def _fetch_locked(
-    manifest: Manifest, connections: list[Connection], home: Path, timeout_s: float
+def _try_lock(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _fetch_into(
+    part: Path,
+    manifest: Manifest,
+    sources: Sequence[Source],
+    home: Path,
+    timeout_s: float,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
 ) -> LowGrams:
     try:
         return LowGrams.open(home, manifest)  # another process was faster
     except ShardFormatError:
         shutil.rmtree(home, ignore_errors=True)
-    part = home.with_name(home.name + ".part")
     part.mkdir(exist_ok=True)
+    until = clock() + timeout_s
     for kind in FILES:
-        _fetch_file(manifest, kind, connections, part, timeout_s)
+        until += manifest.file(kind).bytes / 1e6
+        pause_s = RETRY_S
+        while True:
+            try:
+                _fetch_file(manifest, kind, sources, part, max(until - clock(), 0.1))
+                break
+            except UnavailableError as exc:
+                # Servers let few clients download at once, and say so: come again.
+                if not exc.retryable or clock() + pause_s >= until:
+                    raise
+                sleep(pause_s * (0.5 + random.random()))
+                pause_s = min(2 * pause_s, 2.0)
     with (part / layout.MANIFEST).open("wb") as out:
         out.write(manifest.text)
         out.flush()
         os.fsync(out.fileno())
     layout.sync_directory(part)
-    part.rename(home)
+    try:
+        part.rename(home)
+    except OSError:
+        if not home.exists():
+            raise  # else another process put its copy there meanwhile
     return LowGrams.open(home, manifest)
 
 
 def _fetch_file(
-    manifest: Manifest, kind: str, connections: list[Connection], part: Path, timeout_s: float
+    manifest: Manifest,
+    kind: str,
+    sources: Sequence[Source],
+    part: Path,
+    timeout_s: float,
 ) -> None:
     """Fetches one file, from where an earlier try stopped; a server that fails is passed over."""
     entry = manifest.file(kind)
     path = part / entry.name
-    last: Exception = ShardDown(f"no server of shard set {manifest.shard_set} is known")
+    last: DlmError = ShardDown(f"no server of shard set {manifest.shard_set} is known")
+    if path.exists() and _is_whole(path, entry):
+        return
     # Each server twice: a stream that breaks goes on where it stopped, and where the beginning that
     # another left turns out to be wrong, the same server is asked for all of it.
-    for connection in connections:
+    for shard, connection in sources:
         for _ in range(2):
             if path.exists() and path.stat().st_size > entry.bytes:
                 path.unlink()
             resumed = path.exists() and path.stat().st_size > 0
             try:
-                _receive(manifest, kind, connection, path, timeout_s)
-            except OSError:
-                raise
-            except Exception as exc:  # noqa: BLE001 - any server may fail; the last error is raised
-                last = exc
+                _receive(manifest, kind, shard, connection, path, timeout_s)
+            except DlmError as exc:
+                # One that may do better later decides: whether to come again depends on it.
+                if not (isinstance(last, Overloaded) and isinstance(exc, UnavailableError)):
+                    last = exc
                 continue
-            if layout.file_checksum(path) == entry.xxh3_128:
+            if _is_whole(path, entry):
                 return
             path.unlink()
             last = ProtocolError(
@@ -166,22 +241,31 @@ def _fetch_file(
     raise last
 
 
+def _is_whole(path: Path, entry: layout.FileEntry) -> bool:
+    return path.stat().st_size == entry.bytes and layout.file_checksum(path) == entry.xxh3_128
+
+
 def _receive(
-    manifest: Manifest, kind: str, connection: Connection, path: Path, timeout_s: float
+    manifest: Manifest,
+    kind: str,
+    shard: int,
+    connection: Connection,
+    path: Path,
+    timeout_s: float,
 ) -> None:
+    """Appends to `path` what it lacks of the file."""
     entry = manifest.file(kind)
     with path.open("ab") as out:
         offset = out.tell()
         request = pb.DownloadRequest(
-            shard_set=manifest.shard_set_bytes, file=FILES[kind], offset=offset
+            shard_set=manifest.shard_set_bytes, shard=shard, file=FILES[kind], offset=offset
         )
-        # The deadline is for the whole stream; a slow line gets a second for every megabyte more.
-        allowed = timeout_s + entry.bytes / 1e6
-        with closing(connection.download(request, allowed)) as chunks:
+        with closing(connection.download(request, timeout_s)) as chunks:
             for chunk in chunks:
                 data = codec.decode_chunk(
                     chunk,
                     shard_set=manifest.shard_set_bytes,
+                    shard=shard,
                     offset=offset,
                     file_bytes=entry.bytes,
                 )

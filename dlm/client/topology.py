@@ -17,11 +17,12 @@ from dlm.wire._pb import shard_pb2 as pb
 
 Connect = Callable[[str], Connection]
 NO_LIMIT = 1 << 32
+WRITTEN_BY = "# Written by dlm cluster"
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address, and the shard it is said to hold (None: ask it)."""
+    """An address, and the shard it is said to hold: a hint, for while the server is silent."""
 
     address: str
     shard: int | None = None
@@ -81,7 +82,7 @@ def _endpoint(path: Path, server: Mapping[str, Any]) -> Endpoint:
 
 def write_cluster_file(path: Path, endpoints: Sequence[Endpoint], *, shard_set: str) -> None:
     """Writes a cluster.toml whole or not at all."""
-    lines = [f"# Servers of shard set {shard_set}, written by dlm cluster."]
+    lines = [f"{WRITTEN_BY} for shard set {shard_set}."]
     for endpoint in endpoints:
         lines += ["", "[[server]]", f'address = "{endpoint.address}"']
         if endpoint.shard is not None:

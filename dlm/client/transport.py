@@ -47,11 +47,35 @@ Chunks = Generator[pb.DownloadChunk, None, None]
 
 # A child can use gRPC only if no thread was inside it when the process forked. gRPC stops its own
 # threads for that; the gate keeps ours out. What they do inside never waits for the network.
-_gate = threading.Lock()
+#
+# Reentrant, since a signal handler may fork while its own thread is inside; and waited for as long
+# as gRPC itself waits, since a process that cannot use gRPC in its child is better than one that
+# never gets there.
+_gate = threading.RLock()
+_GATE_S = 5.0
 _threads = threading.local()
 
+
+def _before_fork() -> None:
+    _threads.forks_with = _gate if _gate.acquire(timeout=_GATE_S) else None
+
+
+def _after_fork_in_parent() -> None:
+    gate, _threads.forks_with = getattr(_threads, "forks_with", None), None
+    if gate is not None:
+        gate.release()
+
+
+def _after_fork_in_child() -> None:
+    global _gate
+    _gate = threading.RLock()
+    _threads.forks_with = None
+
+
 os.register_at_fork(
-    before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_gate.release
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
 )
 
 
@@ -61,7 +85,8 @@ def _inside() -> Iterator[None]:
     if getattr(_threads, "of_grpc", False):
         yield
     else:
-        with _gate:
+        gate = _gate
+        with gate:
             yield
 
 
@@ -113,13 +138,14 @@ class GrpcConnection:
 
     def score(self, request: bytes, timeout_s: float, reply: Reply) -> None:
         """See `Connection.score`."""
-        caller, process = threading.get_ident(), os.getpid()
+        # The thread itself, not its ident: that may belong to one of gRPC's own by then.
+        caller, process = threading.current_thread(), os.getpid()
         call = self._start(self._score.future, request, timeout_s)
 
         def finished(done: grpc.Future) -> None:
             if os.getpid() != process:
                 return  # gRPC ends the parent's calls in a forked child; nobody waits there
-            if threading.get_ident() != caller:
+            if threading.current_thread() is not caller:
                 _threads.of_grpc = True
             try:
                 data = done.result()

@@ -35,6 +35,7 @@ _SPACES = re.compile(rb"[ \t\r\n]+")
 # A caller's wait ends this long after the deadline at the latest, in seconds: the transport ends
 # calls at the deadline by itself, and its own error says more.
 GRACE_S = 0.25
+MAX_DEADLINE_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +367,10 @@ class _Handle:
         """The call's future, and how long to wait for it."""
         limit = self._deadline_s if deadline_s is None else deadline_s
         limit = self._core.config.deadline_s if limit is None else limit
+        if not isinstance(limit, (int, float)) or not 0 < limit < MAX_DEADLINE_S:
+            raise QueryError(
+                f"a deadline of {limit!r}; seconds above 0 and below {MAX_DEADLINE_S:g} are expected"
+            )
         future = self._core.submit(
             self.family.model, queries.contexts, queries.lengths, queries.words, limit
         )

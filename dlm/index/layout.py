@@ -11,10 +11,11 @@ import json
 import mmap
 import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -322,11 +323,16 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        size = path.stat().st_size
-        if size > MAX_MANIFEST_BYTES:
-            raise ShardFormatError(f"{path} has {size} bytes; no manifest is that large")
-        text = path.read_bytes()
+        with _open_regular(path) as file:
+            text = file.read(MAX_MANIFEST_BYTES + 1)
+        if len(text) > MAX_MANIFEST_BYTES:
+            raise ShardFormatError(f"{path} is too large; no manifest has {len(text)} bytes")
     except (FileNotFoundError, NotADirectoryError) as exc:
+        if not directory.is_dir():
+            found = "is a file" if directory.exists() else "does not exist"
+            raise ShardFormatError(
+                f"{directory} {found}; the folder of a shard set is expected, with {MANIFEST} in it"
+            ) from exc
         raise ShardFormatError(
             f"{directory} is no shard set: it has no {MANIFEST}. "
             "Make one with: dlm shard MODEL.arpa --shards B --output DIR "
@@ -360,6 +366,28 @@ def write_columns(path: Path, kind: str, arrays: Mapping[str, NDArray[Any]]) -> 
     return path.stat().st_size, file_checksum(path)
 
 
+def _open_regular(path: Path) -> IO[bytes]:
+    """The file at `path`, open for reading.
+
+    Raises
+        FileNotFoundError, NotADirectoryError  it is not there
+        ShardFormatError  it is no regular file (opening a pipe must not wait for a writer), or it
+                          cannot be opened
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as exc:
+        raise ShardFormatError(f"{path} cannot be opened: {exc.strerror}") from exc
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise ShardFormatError(
+            f"{path} is no regular file. Fetch it again, or build the shards again"
+        )
+    return os.fdopen(fd, "rb")
+
+
 def file_checksum(path: Path) -> str:
     """XXH3-128 of a file, in hex."""
     digest = xxhash.xxh3_128()
@@ -389,7 +417,7 @@ def map_columns(path: Path, entry: FileEntry, *, verify: bool = True) -> Arrays:
         ShardFormatError  the file is missing, has another size or checksum, or other columns
     """
     try:
-        with path.open("rb") as file:
+        with _open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size != entry.bytes or size == 0:
                 raise ShardFormatError(
@@ -397,9 +425,9 @@ def map_columns(path: Path, entry: FileEntry, *, verify: bool = True) -> Arrays:
                     "of another build. Fetch it again, or build the shards again"
                 )
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (FileNotFoundError, IsADirectoryError) as exc:
+    except FileNotFoundError as exc:
         raise ShardFormatError(
-            f"{path} is missing or no file; the manifest beside it lists {entry.bytes} bytes under "
+            f"{path} is missing; the manifest beside it lists {entry.bytes} bytes under "
             "that name. Fetch it again, or build the shards again"
         ) from exc
     if verify:

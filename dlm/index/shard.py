@@ -1,7 +1,7 @@
 """One shard, mapped and ready to answer; and the low orders that every machine holds.
 
-Opening checks the checksum of each file and then every offset and key in it, so that neither damage
-nor a hostile file can make a kernel read where it should not.
+Opening checks the checksum of each file and then every offset, key and value in it, so that neither
+damage nor a hostile file can make a kernel read where it should not, or become a score.
 """
 
 from __future__ import annotations
@@ -81,6 +81,14 @@ def _check_meta(meta: NDArray[np.uint8], flags: int, longest: int, path: Path, n
     )
 
 
+def _check_values(
+    log10_prob: NDArray[np.float32], backoff: NDArray[np.float32], path: Path, name: str
+) -> None:
+    """Values that no ARPA file can have must not become a score; a comparison with NaN is false."""
+    _require(bool((log10_prob <= 0).all()), path, f"{name}: log10 probabilities are 0 or less")
+    _require(bool(np.isfinite(backoff).all()), path, f"{name}: back-off weights are finite")
+
+
 @dataclass(frozen=True, eq=False)
 class LowOrders:
     """1- and 2-grams, with the bit that says whether anything is stored under a pair.
@@ -112,6 +120,8 @@ class LowOrders:
         _check_meta(a["unigram_meta"], layout.BLANK, min(longest, 1), path, "unigram_meta")
         flags = layout.BLANK | layout.STORED
         _check_meta(a["bigram_meta"], flags, min(longest, 2), path, "bigram_meta")
+        for name in ("unigram", "bigram"):
+            _check_values(a[f"{name}_log10_prob"], a[f"{name}_backoff"], path, name)
         return cls(manifest, tuple(a[name] for name in layout.LOW_ORDER_COLUMNS))
 
     @property
@@ -167,7 +177,8 @@ class Shard:
         """Maps shard `index` of the shard set in `directory`.
 
         Args
-            verify         check the checksum of each file; offsets and keys are checked regardless
+            verify         check the checksum of each file; offsets, keys and values are checked
+                           regardless
             manifest, low  those of the same set, where already open
         Raises
             ShardFormatError  a file is missing, damaged or contradicts the manifest
@@ -179,6 +190,7 @@ class Shard:
         path = directory / entry.name
         arrays = map_columns(path, entry, verify=verify)
         _check_tree(arrays, manifest, entry, low, path)
+        _check_values(arrays["gram_log10_prob"], arrays["node_backoff"], path, "gram and node")
         return cls(directory, manifest, index, low, arrays)
 
     @cached_property

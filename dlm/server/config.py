@@ -82,8 +82,8 @@ class ServerConfig:
         if not self.allow_remote and not is_loopback(self.host):
             raise ConfigError(
                 f"server.host is {self.host!r}, which other machines may reach, and this version "
-                "has no authentication. Use 127.0.0.1, or set allow_remote=true on a network where "
-                "every machine may read the model"
+                "has no authentication. Use 127.0.0.1, or set allow_remote (--allow-remote) on a "
+                "network where every machine may read the model"
             )
         _within("port", self.port, 0, 65_535, "")
         _within("max_queries", self.max_queries, 1, 1 << 22, "queries")

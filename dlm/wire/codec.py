@@ -268,18 +268,19 @@ def _chunk_checksum(shard_set: bytes, shard: int, offset: int, file_bytes: int, 
 
 
 def decode_chunk(
-    chunk: pb.DownloadChunk, *, shard_set: bytes, offset: int, file_bytes: int
+    chunk: pb.DownloadChunk, *, shard_set: bytes, shard: int, offset: int, file_bytes: int
 ) -> bytes:
     """The bytes of a chunk that must begin at `offset` of a file of `file_bytes`.
 
     Raises
-        ProtocolError  the chunk is of another shard set, stands elsewhere, is larger than
+        ProtocolError  the chunk is of another shard or shard set, stands elsewhere, is larger than
                        `CHUNK_BYTES`, passes the end of the file, does not decode, or was damaged
                        on the way
     """
-    if chunk.shard_set != shard_set:
+    if chunk.shard_set != shard_set or chunk.shard != shard:
         raise ProtocolError(
-            f"a chunk of shard set {chunk.shard_set.hex()} came, {shard_set.hex()} was asked"
+            f"a chunk from shard {chunk.shard} of shard set {chunk.shard_set.hex()} came, "
+            f"shard {shard} of {shard_set.hex()} was asked"
         )
     if chunk.offset != offset or chunk.file_bytes != file_bytes:
         raise ProtocolError(

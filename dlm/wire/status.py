@@ -90,4 +90,6 @@ def error_from_rpc(error: grpc.RpcError, *, where: str) -> DlmError:
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     kind = ERROR_OF.get(code, ProtocolError)
     details = error.details() if hasattr(error, "details") else str(error)
-    return kind(f"{where} answered {code.name}: {details}")
+    # A server of ours names its reason; without one, gRPC speaks, and maybe nobody was there.
+    said = "answered" if reason_of(error) else "gave no answer:"
+    return kind(f"{where} {said} {code.name}: {details}")

@@ -75,6 +75,8 @@ def test_words_shows_every_token_with_its_matched_order(run: Run, folder: Path) 
     assert lines[4][:2] == ["zzz", "1"]
     assert lines[4][3] == "OOV"
     assert lines[5][0] == "</s>"
+    raw = run("score", "--local", folder / "shards", "--words", text=b"caf\xe9 a\n")
+    assert raw.stdout.startswith(b"caf\xe9\t1\t")
 
 
 def test_no_text_has_no_perplexity(run: Run, folder: Path) -> None:
@@ -126,6 +128,8 @@ def test_export_gives_the_model_back(run: Run, folder: Path) -> None:
     again = DictModel.from_arpa(folder / "again.arpa")
     assert first.ngrams == again.ngrams
     assert run("export", folder / "shards", "-o", folder / "again.arpa.gz").returncode == 0
+    assert run("export", folder / "shards", "-o", folder / "again.arpa.gz").returncode == 1
+    assert run("export", folder / "shards", "-o", folder / "again.arpa.bz2").returncode == 1
     assert DictModel.from_arpa(folder / "again.arpa.gz").ngrams == first.ngrams
 
 
@@ -135,7 +139,8 @@ def test_export_gives_the_model_back(run: Run, folder: Path) -> None:
         (["shard", "absent.arpa", "--shards", "2", "-o", "out"], b"absent.arpa"),
         (["shard", "model.arpa", "--shards", "0", "-o", "out"], b"1 to 4096"),
         (["shard", "model.arpa", "--shards", "2", "-o", "shards"], b"not an empty folder"),
-        (["info", "absent"], b"dlm shard MODEL.arpa"),
+        (["info", "absent"], b"does not exist"),
+        (["info", "model.arpa"], b"is a file"),
         (["verify", "."], b"manifest.json"),
         (["serve", "shards", "--shard", "7"], b"0 to 1"),
         (["serve", "shards", "--shard", "0", "--host", "0.0.0.0"], b"allow_remote"),

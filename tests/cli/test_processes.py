@@ -73,6 +73,35 @@ def test_a_server_that_dies_stops_the_cluster_with_its_name(
     assert not (tmp_path / "cluster.toml").exists()
 
 
+def test_a_second_cluster_does_not_take_the_file_of_the_first(
+    folder: Path, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """Refused while the first runs; the file of one that was killed is replaced."""
+    process = _start(folder, tmp_path, environ)
+    written = (tmp_path / "cluster.toml").read_bytes()
+    second = subprocess.run(
+        command("cluster", folder / "shards"),
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        timeout=120,
+    )
+    assert second.returncode == 1
+    assert b"names a cluster that runs" in second.stderr
+    assert (tmp_path / "cluster.toml").read_bytes() == written
+    servers = _children(process.pid)
+    process.kill()
+    process.wait()
+    _wait_gone(servers)
+    assert (tmp_path / "cluster.toml").exists()
+    again = subprocess.Popen(
+        command("cluster", folder / "shards"), cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL
+    )
+    wait_for(lambda: (tmp_path / "cluster.toml").read_bytes() != written, again)
+    again.terminate()
+    assert again.wait(30) == 0
+
+
 def test_no_server_outlives_a_cluster_that_was_killed(
     folder: Path, tmp_path: Path, environ: dict[str, str]
 ) -> None:

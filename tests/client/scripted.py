@@ -220,7 +220,7 @@ class FileServer:
                 chunk = codec.encode_chunk(
                     piece,
                     shard_set=self.manifest.shard_set_bytes,
-                    shard=0,
+                    shard=request.shard,
                     offset=offset,
                     file_bytes=len(data),
                 )

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlm.client.batcher import Action, Done, Expire, Send, Submit, Window, Work, step
+from dlm.client.batcher import (
+    LEASE_GRACE_S,
+    Action,
+    Done,
+    Expire,
+    Refuse,
+    Send,
+    Submit,
+    Window,
+    Work,
+    step,
+)
 
 SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios").glob("batcher_*.txt"))
 REWRITE = "DLM_REWRITE_SCENARIOS"
@@ -22,8 +35,15 @@ def work(item: str, queries: int = 1, deadline: float = 100.0) -> Work[str]:
 
 
 def window(in_flight: int = 0, *waiting: Work[str], limit: int = 2) -> Window[str]:
-    """A window of at most 10 queries a message."""
-    return Window(limit, 10, in_flight, waiting, min((w.deadline for w in waiting), default=inf))
+    """A window of at most 10 queries a message, and at most 3 works that wait."""
+    leases = tuple((message, inf) for message in range(in_flight))
+    earliest = min((w.deadline for w in waiting), default=inf)
+    return Window(limit, 10, leases, waiting, earliest, in_flight, max_waiting=3)
+
+
+def oldest(state: Window[Any]) -> Done:
+    """The oldest message in flight comes back."""
+    return Done(state.leases[0][0])
 
 
 @pytest.mark.parametrize(
@@ -33,24 +53,24 @@ def window(in_flight: int = 0, *waiting: Work[str], limit: int = 2) -> Window[st
             window(1), Submit(work("a")), window(2), [Send((work("a"),))], id="room-sends-alone"
         ),
         pytest.param(window(2), Submit(work("a")), window(2, work("a")), [], id="full-waits"),
-        pytest.param(window(2), Done(), window(1), [], id="nothing-waits"),
+        pytest.param(window(2), Done(0), window(1), [], id="nothing-waits"),
         pytest.param(
             window(2, work("a"), work("b")),
-            Done(),
+            Done(0),
             window(2),
             [Send((work("a"), work("b")))],
             id="all-that-gathered-leaves-together",
         ),
         pytest.param(
             window(2, work("a", 6), work("b", 6), work("c", 4)),
-            Done(),
+            Done(0),
             window(2, work("b", 6), work("c", 4)),
             [Send((work("a", 6),))],
             id="what-does-not-fit-waits-on",
         ),
         pytest.param(
             window(2, work("a", 3, 5.0), work("b")),
-            Done(),
+            Done(0),
             window(2),
             [Expire(work("a", 3, 5.0)), Send((work("b"),))],
             id="the-late-are-told-first",
@@ -76,19 +96,34 @@ def window(in_flight: int = 0, *waiting: Work[str], limit: int = 2) -> Window[st
             [Send((work("a", 99),))],
             id="larger-than-a-message-goes-alone",
         ),
+        pytest.param(
+            window(2, work("a"), work("b"), work("c")),
+            Submit(work("d")),
+            window(2, work("a"), work("b"), work("c")),
+            [Refuse(work("d"))],
+            id="too-much-waits",
+        ),
+        pytest.param(window(1), Done(7), window(1), [], id="an-answer-nobody-waits-for"),
     ],
 )
 def test_each_row_of_the_table_holds(
     state: Window[str], event: Submit[str] | Done, after: Window[str], actions: list[Action[str]]
 ) -> None:
     """At time 5, one event; the next state and the actions are those of the row."""
-    assert step(state, event, 5.0) == (after, actions)
+    found, did = step(state, event, 5.0)
+    assert (found.in_flight, found.waiting, did) == (after.in_flight, after.waiting, actions)
 
 
-def test_an_answer_to_nothing_is_refused() -> None:
-    """A message that comes back without one in flight is a fault of the caller."""
-    with pytest.raises(ValueError, match="never sent"):
-        step(window(0), Done(), 0.0)
+def test_a_place_whose_message_is_never_heard_of_again_is_free_after_its_lease() -> None:
+    """The lease ends LEASE_GRACE_S after the message's last deadline; a late Done is nothing."""
+    state, (sent,) = step(window(0, limit=1), Submit(work("lost", 1, 5.0)), 0.0)
+    assert isinstance(sent, Send)
+    state, _ = step(state, Submit(work("next", 1, 100.0)), 5.0 + LEASE_GRACE_S - 0.1)
+    assert (state.in_flight, len(state.waiting)) == (1, 1)
+    state, actions = step(state, Submit(work("more", 1, 100.0)), 5.0 + LEASE_GRACE_S)
+    assert [w.item for a in actions if isinstance(a, Send) for w in a.works] == ["next", "more"]
+    after, actions = step(state, Done(sent.message), 9.0)
+    assert (after, actions) == (state, [])
 
 
 # Each event: (time that passes, queries and time allowed of new work, or None for an answer).
@@ -111,9 +146,10 @@ def test_whatever_happens_nothing_is_lost_doubled_or_overtaken(script, limit: in
     told: list[int] = []
     for passes, new in script:
         now += passes
+        state = replace(state, leases=tuple((m, inf) for m, _ in state.leases))
         if new is None and state.in_flight == 0:
             continue
-        event: Submit[int] | Done = Done()
+        event: Submit[int] | Done = Done(-1) if new is not None else oldest(state)
         if new is not None:
             event = Submit(Work(len(submitted), new[0], now + new[1]))
             submitted.append(event.work)
@@ -145,7 +181,7 @@ def test_what_waits_leaves_once_enough_answers_came(sizes: list[int], limit: int
         state, _ = step(state, Submit(Work(item, queries, 9.0)), 0.0)
     for _ in sizes:
         if state.in_flight:
-            state, _ = step(state, Done(), 0.0)
+            state, _ = step(state, oldest(state), 0.0)
     assert state == Window(limit, 10)
 
 
@@ -178,7 +214,7 @@ def transcript(script: str) -> str:
                 state, actions = step(state, Submit(new), now)
             else:
                 assert name == "done", command
-                state, actions = step(state, Done(), now)
+                state, actions = step(state, oldest(state), now)
             for action in actions:
                 if isinstance(action, Send):
                     total = sum(w.queries for w in action.works)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from client.scripted import FileServer
 from cluster import ROOT, WAIT_S, ModelFiles, build
 from dlm.client.lowgrams import LowGrams, fetch
-from dlm.errors import ConfigError, DeadlineExceeded, ProtocolError, ShardDown
+from dlm.errors import ConfigError, DeadlineExceeded, Overloaded, ProtocolError, ShardDown
 from dlm.index import layout
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
@@ -57,6 +58,24 @@ def damaged(files: ModelFiles, folder: Path) -> FileServer:
     return FileServer(folder, files.manifest, "damaged:1")
 
 
+def fetched(manifest: layout.Manifest, servers: list[FileServer], cache: Path) -> LowGrams:
+    """`fetch` from the servers in this order, on a clock that runs only while it sleeps."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    return fetch(
+        manifest,
+        list(enumerate(servers)),
+        cache,
+        TIMEOUT_S,
+        clock=lambda: now[0],
+        sleep=sleep,
+        shuffle=lambda sources: None,
+    )
+
+
 def check(grams: LowGrams, files: ModelFiles) -> None:
     """Fails unless `grams` are the model's own."""
     for kind in ("vocabulary", "low_orders"):
@@ -67,9 +86,9 @@ def check(grams: LowGrams, files: ModelFiles) -> None:
 
 def test_what_was_downloaded_is_used_again_without_a_server(files, server, cache) -> None:
     """The first fetch asks for each file once, the second for none."""
-    check(fetch(files.manifest, [server], cache, TIMEOUT_S), files)
+    check(fetched(files.manifest, [server], cache), files)
     assert server.offsets == [("vocabulary", 0), ("low_orders", 0)]
-    check(fetch(files.manifest, [], cache, TIMEOUT_S), files)
+    check(fetched(files.manifest, [], cache), files)
     assert sorted(p.name for p in cache.iterdir()) == [
         files.manifest.shard_set,
         f"{files.manifest.shard_set}.lock",
@@ -79,7 +98,7 @@ def test_what_was_downloaded_is_used_again_without_a_server(files, server, cache
 def test_without_a_server_and_without_a_cache_the_error_is_typed(files, cache) -> None:
     """No connection at all."""
     with pytest.raises(ShardDown, match="no server"):
-        fetch(files.manifest, [], cache, TIMEOUT_S)
+        fetched(files.manifest, [], cache)
 
 
 @pytest.mark.parametrize("kind", ["vocabulary", "low_orders"])
@@ -94,11 +113,11 @@ def test_an_interrupted_download_goes_on_at_the_byte_where_it_stopped(
         part.mkdir(parents=True)
         shutil.copy(files.directory / name_of(files, "vocabulary"), part)
     with pytest.raises(DeadlineExceeded, match="late"):
-        fetch(files.manifest, [server], cache, TIMEOUT_S)
+        fetched(files.manifest, [server], cache)
     assert not (cache / files.manifest.shard_set).exists()
     server.breaks_at = None
     server.offsets.clear()
-    check(fetch(files.manifest, [server], cache, TIMEOUT_S), files)
+    check(fetched(files.manifest, [server], cache), files)
     assert (kind, 300) in server.offsets
     assert (kind, 0) not in server.offsets
 
@@ -107,7 +126,7 @@ def test_the_next_server_goes_on_where_the_first_broke_off(files, server, cache)
     """One fetch, two servers."""
     server.breaks_at, server.fault = 200, ShardDown("gone")
     second = FileServer(files.directory, files.manifest, "files:2")
-    check(fetch(files.manifest, [server, second], cache, TIMEOUT_S), files)
+    check(fetched(files.manifest, [server, second], cache), files)
     assert second.offsets == [("vocabulary", 200), ("low_orders", 200)]
 
 
@@ -115,7 +134,7 @@ def test_a_stream_that_ends_early_is_a_typed_error(files, server, cache) -> None
     """No exception from the server, only too few bytes."""
     server.breaks_at = 100
     with pytest.raises(ProtocolError, match="stopped at byte 100"):
-        fetch(files.manifest, [server], cache, TIMEOUT_S)
+        fetched(files.manifest, [server], cache)
 
 
 def rewritten(chunk: pb.DownloadChunk, **fields) -> pb.DownloadChunk:
@@ -163,11 +182,11 @@ def test_a_chunk_that_is_not_what_was_asked_is_refused_and_the_next_server_asked
     """Alone: ProtocolError, and nothing is kept; with another server: its files."""
     server.alter = ALTERATIONS[name]
     with pytest.raises(ProtocolError):
-        fetch(files.manifest, [server], cache, TIMEOUT_S)
+        fetched(files.manifest, [server], cache)
     assert not (cache / files.manifest.shard_set).exists()
     assert server.streams == 0  # a reader that stopped half-way lets go of the stream
     good = FileServer(files.directory, files.manifest)
-    check(fetch(files.manifest, [server, good], cache, TIMEOUT_S), files)
+    check(fetched(files.manifest, [server, good], cache), files)
 
 
 def test_well_formed_chunks_of_a_damaged_file_are_told_by_the_manifest(
@@ -176,9 +195,9 @@ def test_well_formed_chunks_of_a_damaged_file_are_told_by_the_manifest(
     """ProtocolError names the server and the command that looks; a good server still serves."""
     bad = damaged(files, tmp_path / "bad")
     with pytest.raises(ProtocolError, match=r"damaged:1 .*dlm verify"):
-        fetch(files.manifest, [bad], cache, TIMEOUT_S)
+        fetched(files.manifest, [bad], cache)
     assert bad.offsets.count(("low_orders", 0)) == 1
-    check(fetch(files.manifest, [bad, server], cache, TIMEOUT_S), files)
+    check(fetched(files.manifest, [bad, server], cache), files)
 
 
 def test_the_bad_beginning_of_one_server_does_not_spoil_the_file_of_the_next(
@@ -187,7 +206,7 @@ def test_the_bad_beginning_of_one_server_does_not_spoil_the_file_of_the_next(
     """A damaged server breaks off; the good one is asked for the rest, then for all of it."""
     bad = damaged(files, tmp_path / "bad")
     bad.breaks_at, bad.fault = 500, ShardDown("gone")
-    check(fetch(files.manifest, [bad, server], cache, TIMEOUT_S), files)
+    check(fetched(files.manifest, [bad, server], cache), files)
     assert server.offsets[-2:] == [("low_orders", 500), ("low_orders", 0)]
 
 
@@ -198,7 +217,7 @@ def test_wrong_bytes_left_by_an_earlier_try_are_thrown_away(files, server, cache
     part.mkdir(parents=True)
     for kind in ("vocabulary", "low_orders"):
         (part / name_of(files, kind)).write_bytes(left)
-    check(fetch(files.manifest, [server], cache, TIMEOUT_S), files)
+    check(fetched(files.manifest, [server], cache), files)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +231,7 @@ def test_wrong_bytes_left_by_an_earlier_try_are_thrown_away(files, server, cache
 )
 def test_a_damaged_cache_is_fetched_anew(files, server, cache, kind: str, how: str) -> None:
     """Whatever happened to a file since it was kept."""
-    kept = fetch(files.manifest, [server], cache, TIMEOUT_S).directory
+    kept = fetched(files.manifest, [server], cache).directory
     path = kept / (layout.MANIFEST if kind == "manifest" else name_of(files, kind))
     data = bytearray(path.read_bytes())
     path.unlink()
@@ -224,17 +243,17 @@ def test_a_damaged_cache_is_fetched_anew(files, server, cache, kind: str, how: s
     elif how == "a folder":
         path.mkdir()
     server.offsets.clear()
-    check(fetch(files.manifest, [server], cache, TIMEOUT_S), files)
+    check(fetched(files.manifest, [server], cache), files)
     assert server.offsets == [("vocabulary", 0), ("low_orders", 0)]
 
 
 def test_a_cache_of_another_shard_set_under_this_name_is_not_used(files, server, cache) -> None:
     """The folder's name is no proof; its manifest is."""
     other = files.again(3)
-    fetch(
-        other.manifest, [FileServer(other.directory, other.manifest)], cache, TIMEOUT_S
-    ).directory.rename(cache / files.manifest.shard_set)
-    check(fetch(files.manifest, [server], cache, TIMEOUT_S), files)
+    fetched(other.manifest, [FileServer(other.directory, other.manifest)], cache).directory.rename(
+        cache / files.manifest.shard_set
+    )
+    check(fetched(files.manifest, [server], cache), files)
 
 
 def test_a_cache_folder_that_cannot_be_made_is_a_setting_to_change(files, server, tmp_path) -> None:
@@ -242,7 +261,7 @@ def test_a_cache_folder_that_cannot_be_made_is_a_setting_to_change(files, server
     (tmp_path / "file").write_bytes(b"")
     for cache in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ConfigError, match=r"file.*DLM_CACHE_DIR"):
-            fetch(files.manifest, [server], cache, TIMEOUT_S)
+            fetched(files.manifest, [server], cache)
 
 
 def test_a_full_disk_is_a_setting_to_change(files, server, cache, monkeypatch) -> None:
@@ -254,9 +273,9 @@ def test_a_full_disk_is_a_setting_to_change(files, server, cache, monkeypatch) -
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(ConfigError, match=r"No space left.*Make room"):
-            fetch(files.manifest, [server], cache, TIMEOUT_S)
+            fetched(files.manifest, [server], cache)
     assert not (cache / files.manifest.shard_set).exists()
-    check(fetch(files.manifest, [server], cache, TIMEOUT_S), files)
+    check(fetched(files.manifest, [server], cache), files)
 
 
 CHILD = """
@@ -269,7 +288,7 @@ directory, cache = Path(sys.argv[1]), Path(sys.argv[2])
 manifest = read_manifest(directory)
 server = FileServer(directory, manifest)
 print("ready", flush=True)
-fetch(manifest, [server], cache, 10.0)
+fetch(manifest, [(0, server)], cache, 10.0)
 print(len(server.offsets), flush=True)
 """
 
@@ -277,7 +296,7 @@ print(len(server.offsets), flush=True)
 def test_two_processes_at_once_download_once(files, server, cache) -> None:
     """The second begins while the first is in the middle; it finds everything there."""
     server.gate.clear()
-    first = threading.Thread(target=fetch, args=(files.manifest, [server], cache, TIMEOUT_S))
+    first = threading.Thread(target=fetch, args=(files.manifest, [(0, server)], cache, TIMEOUT_S))
     first.start()
     assert server.entered.wait(WAIT_S)
     with subprocess.Popen(
@@ -297,7 +316,7 @@ def test_two_processes_at_once_download_once(files, server, cache) -> None:
 def test_a_child_forked_during_a_download_does_not_keep_the_lock(files, server, cache) -> None:
     """The child lives on with the open file; the next who needs the lock gets it."""
     server.gate.clear()
-    first = threading.Thread(target=fetch, args=(files.manifest, [server], cache, TIMEOUT_S))
+    first = threading.Thread(target=fetch, args=(files.manifest, [(0, server)], cache, TIMEOUT_S))
     first.start()
     assert server.entered.wait(WAIT_S)
     read, write = os.pipe()
@@ -311,7 +330,7 @@ def test_a_child_forked_during_a_download_does_not_keep_the_lock(files, server, 
         first.join(WAIT_S)
         shutil.rmtree(cache / files.manifest.shard_set)
         again = threading.Thread(
-            target=fetch, args=(files.manifest, [server], cache, TIMEOUT_S), daemon=True
+            target=fetch, args=(files.manifest, [(0, server)], cache, TIMEOUT_S), daemon=True
         )
         again.start()
         again.join(WAIT_S)
@@ -320,3 +339,44 @@ def test_a_child_forked_during_a_download_does_not_keep_the_lock(files, server, 
         os.close(write)
         os.close(read)
         os.waitpid(child, 0)
+
+
+def test_each_server_is_asked_as_the_shard_it_is(files, server, cache) -> None:
+    """A server refuses a download meant for another shard; the request names the right one."""
+    asked = []
+    original = server.download
+
+    def download(request: pb.DownloadRequest, timeout_s: float):
+        asked.append(request.shard)
+        return original(request, timeout_s)
+
+    server.download = download
+    grams = fetch(files.manifest, [(3, server)], cache, TIMEOUT_S)
+    check(grams, files)
+    assert asked == [3, 3]
+
+
+def test_servers_that_have_no_time_are_asked_again_later(files, server, cache) -> None:
+    """An Overloaded server is not given up before the time is over."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 3:
+            server.breaks_at = None
+
+    server.breaks_at, server.fault = 0, Overloaded("4 downloads are running")
+    grams = fetch(
+        files.manifest, [(0, server)], cache, TIMEOUT_S, clock=lambda: now[0], sleep=sleep
+    )
+    check(grams, files)
+    assert 3 < now[0] < TIMEOUT_S
+
+
+def test_a_process_that_sits_on_the_lock_keeps_nobody_out(files, server, cache) -> None:
+    """After its time the second fetches into a folder of its own."""
+    cache.mkdir()
+    with (cache / f"{files.manifest.shard_set}.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        check(fetched(files.manifest, [server], cache), files)
+    assert not list(cache.glob("*.part*"))

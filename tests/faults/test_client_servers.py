@@ -65,7 +65,7 @@ def test_a_stopped_server_costs_its_callers_the_deadline_and_no_more(
             begun = time.monotonic()
             with pytest.raises(DeadlineExceeded):
                 ask(client.utterance(), files.oracle, silent, deadline_s=0.3)
-            assert time.monotonic() - begun < 0.3 + 0.5
+            assert time.monotonic() - begun < 0.3 + 5.0
         ask(client.utterance(), files.oracle, alive, deadline_s=5.0)
     finally:
         cluster.servers[0].resume()
@@ -118,7 +118,7 @@ def test_a_killed_server_is_told_at_once_and_found_again_at_its_port(
     begun = time.monotonic()
     with pytest.raises(ShardDown, match=str(port)):
         utterance.score([c for c, _ in dead], [w for _, w in dead], deadline_s=WAIT_S)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < WAIT_S / 2
     ask(client.utterance(), files.oracle, alive)
     # Some queries of the call are answered, one is not: the call fails as a whole.
     with pytest.raises(ShardDown):
@@ -164,6 +164,20 @@ def test_a_client_connects_while_a_shard_is_down(
     ask(client.utterance(), files.oracle, alive)
     cluster.servers[0] = ProcessServer(files.directory, 0, port).ready()
     until(lambda: answers_again(client, files, dead + alive))
+
+
+def test_a_client_with_an_empty_cache_starts_from_whichever_shard_answers(
+    files, cluster, tmp_path
+) -> None:
+    """Shard 0 is down; the low orders come from another server."""
+    port = cluster.servers[0].port
+    addresses = cluster.addresses
+    cluster.servers[0].end()
+    try:
+        with Clients(tmp_path / "cold") as cold:
+            ask(cold(addresses).utterance(), files.oracle, queries_to(files, 1))
+    finally:
+        cluster.servers[0] = ProcessServer(files.directory, 0, port).ready()
 
 
 FORKING = """

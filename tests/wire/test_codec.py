@@ -256,7 +256,7 @@ def chunk_of(raw: bytes, offset: int = 0, file_bytes: int | None = None) -> pb.D
 def read(chunk: pb.DownloadChunk, offset: int = 0, file_bytes: int | None = None) -> bytes:
     """`decode_chunk` for a chunk of `chunk_of`."""
     size = chunk.file_bytes if file_bytes is None else file_bytes
-    return codec.decode_chunk(chunk, shard_set=SHARD_SET, offset=offset, file_bytes=size)
+    return codec.decode_chunk(chunk, shard_set=SHARD_SET, shard=2, offset=offset, file_bytes=size)
 
 
 @settings(max_examples=100, deadline=None)
