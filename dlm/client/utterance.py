@@ -369,7 +369,7 @@ class _Handle:
         limit = self._core.config.deadline_s if limit is None else limit
         if not isinstance(limit, (int, float)) or not 0 < limit < MAX_DEADLINE_S:
             raise QueryError(
-                f"a deadline of {limit!r}; seconds above 0 and below {MAX_DEADLINE_S:g} are expected"
+                f"a deadline of {limit!r}; seconds above 0, below {MAX_DEADLINE_S:g}, are expected"
             )
         future = self._core.submit(
             self.family.model, queries.contexts, queries.lengths, queries.words, limit

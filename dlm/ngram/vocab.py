@@ -28,8 +28,8 @@ def is_unk_spelling(word: bytes) -> bool:
 def as_bytes(word: str | bytes) -> bytes:
     """The bytes of `word`; a str is UTF-8, with surrogate escapes for bytes that are not.
 
-    Other lone surrogates, which broken JSON can hold, stand for no byte: they are encoded as if they
-    were characters, which no well-formed text is, so such a word is an unknown word and not an error.
+    Other lone surrogates, which broken JSON can hold, stand for no byte: they are encoded as if
+    they were characters, which no well-formed text holds, so such a word is an unknown word.
     """
     if isinstance(word, bytes):
         return word

@@ -73,3 +73,10 @@ def test_vocabularies_are_equal_by_words_and_by_the_unknown_word() -> None:
     with pytest.raises(TypeError):
         hash(one)
     assert "6 words" in repr(one)
+
+
+def test_a_lone_surrogate_is_an_unknown_word_and_no_error() -> None:
+    """Broken JSON can hold one; bytes that are not UTF-8 keep their own escapes."""
+    vocabulary = Vocabulary([b"<unk>", b"<s>", b"</s>", b"caf\xe9"], unk_in_model=True)
+    assert vocabulary.id_of("\ud800") == 0
+    assert vocabulary.id_of("caf\udce9") == 3
