@@ -14,7 +14,7 @@ Done       nothing waits                     in_flight falls
 Done       something waits                   Send what waits, in as many messages as the
                                              window has room for
 any        something is past its deadline    Expire it first
-any        a lease has run out               in_flight falls first
+any        a lease has run out               in_flight falls first: Lost
 =========  ================================  ==========================================
 
 A place in the window is a lease: it ends with its message, or `LEASE_GRACE_S` after the message's
@@ -80,7 +80,14 @@ class Refuse(Generic[T]):
     work: Work[T]
 
 
-Action: TypeAlias = Send[T] | Expire[T] | Refuse[T]
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Action: the transport never said how this message ended; do not trust its connection."""
+
+    message: int
+
+
+Action: TypeAlias = Send[T] | Expire[T] | Refuse[T] | Lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +120,8 @@ def step(
     leases, waiting, earliest = state.leases, state.waiting, state.earliest
     if isinstance(event, Done):
         leases = tuple(lease for lease in leases if lease[0] != event.message)
+    actions: list[Action[T]] = [Lost(message) for message, until in leases if until <= now]
     leases = tuple(lease for lease in leases if lease[1] > now)
-    actions: list[Action[T]] = []
     if earliest <= now:
         actions += [Expire(w) for w in waiting if w.deadline <= now]
         waiting = tuple(w for w in waiting if w.deadline > now)

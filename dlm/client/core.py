@@ -187,6 +187,7 @@ class _Runtime:
 # Runtimes of a parent process: never touched in a child, and never collected there either, since
 # closing their channels would wait for threads that a fork does not copy.
 _INHERITED: list[_Runtime] = []
+_ABANDONED: list[Connection] = []  # likewise, by `Core._abandon`
 _making = threading.Lock()
 
 
@@ -311,6 +312,19 @@ class Core:
                 found = runtime.connections[address] = self._connect(address)
             return found
 
+    def _abandon(self, address: str | None) -> None:
+        """Forgets a connection that lost a message; the next message makes a new one.
+
+        It is not closed: an exception from a signal handler inside gRPC leaves its locks as they
+        were, and whoever touches it again may wait for ever.
+        """
+        runtime = self._runtime
+        with runtime.lock:
+            found = runtime.connections.pop(address or "", None)
+        if found is not None:
+            _ABANDONED.append(found)
+            log.warning("client.connection.abandoned", extra={"address": address})
+
     # -- the table ----------------------------------------------------------------------------
 
     def _refresh(self) -> Snapshot:
@@ -403,6 +417,9 @@ class Core:
             in the future: UnavailableError, ProtocolError
         """
         self._check_open()
+        # A call begins outside of any turn. An exception from a signal handler may have cut off the
+        # last one of this thread just where nothing could clear it.
+        _turn.events = None
         snapshot = self.snapshot()
         if snapshot.model != model:
             raise _other_model(snapshot.model, model)
@@ -490,6 +507,8 @@ class Core:
                 action.work.item.call.fail(
                     DeadlineExceeded(f"shard {shard}: the deadline passed before the message left")
                 )
+            elif isinstance(action, batcher.Lost):
+                self._abandon(snapshot.topology.addresses.get(shard))
             elif isinstance(action, batcher.Refuse):
                 action.work.item.call.fail(
                     Overloaded(

@@ -17,6 +17,7 @@ from dlm.client.batcher import (
     Action,
     Done,
     Expire,
+    Lost,
     Refuse,
     Send,
     Submit,
@@ -121,6 +122,7 @@ def test_a_place_whose_message_is_never_heard_of_again_is_free_after_its_lease()
     state, _ = step(state, Submit(work("next", 1, 100.0)), 5.0 + LEASE_GRACE_S - 0.1)
     assert (state.in_flight, len(state.waiting)) == (1, 1)
     state, actions = step(state, Submit(work("more", 1, 100.0)), 5.0 + LEASE_GRACE_S)
+    assert actions[0] == Lost(sent.message)
     assert [w.item for a in actions if isinstance(a, Send) for w in a.works] == ["next", "more"]
     after, actions = step(state, Done(sent.message), 9.0)
     assert (after, actions) == (state, [])
@@ -219,8 +221,10 @@ def transcript(script: str) -> str:
                 if isinstance(action, Send):
                     total = sum(w.queries for w in action.works)
                     said.append(f"send {'+'.join(w.item for w in action.works)} ({total} queries)")
-                else:
+                elif isinstance(action, Expire):
                     said.append(f"expire {action.work.item}")
+                elif isinstance(action, Lost):
+                    said.append("lost one")
         waiting = " ".join(w.item for w in state.waiting) or "nothing"
         said.append(f"in flight {state.in_flight} of {state.limit}; waiting: {waiting}")
         out.append("\n".join([*commands, "----", *said]))
