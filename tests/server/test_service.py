@@ -467,7 +467,7 @@ def fetch(sharded, caller, file, offset=0) -> bytes:
         out += codec.decode_chunk(
             chunk,
             shard_set=sharded.manifest.shard_set_bytes,
-            shard=download_request(sharded, file).shard,
+            shard=0,
             offset=offset + len(out),
             file_bytes=size,
         )
@@ -503,7 +503,7 @@ def test_download_that_breaks_resumes_where_it_stopped(sharded, gated, monkeypat
         out += codec.decode_chunk(
             codec.parse(pb.DownloadChunk(), next(call)),
             shard_set=sharded.manifest.shard_set_bytes,
-            shard=download_request(sharded, file).shard,
+            shard=0,
             offset=len(out),
             file_bytes=len(expected),
         )
