@@ -100,8 +100,15 @@ class LowOrders:
     columns: Columns
 
     @classmethod
-    def open(cls, directory: Path, manifest: Manifest, *, verify: bool = True) -> LowOrders:
-        """Maps the file in `directory`; raises `ShardFormatError` where it is damaged."""
+    def open(
+        cls, directory: Path, manifest: Manifest, *, verify: bool = True, values: bool = True
+    ) -> LowOrders:
+        """Maps the file in `directory`; raises `ShardFormatError` where it is damaged.
+
+        Args
+            verify  check its checksum
+            values  check every value too; `verify.verify` does that itself, rule by rule
+        """
         entry = manifest.file("low_orders")
         path = directory / entry.name
         a = map_columns(path, entry, verify=verify)
@@ -120,7 +127,7 @@ class LowOrders:
         _check_meta(a["unigram_meta"], layout.BLANK, min(longest, 1), path, "unigram_meta")
         flags = layout.BLANK | layout.STORED
         _check_meta(a["bigram_meta"], flags, min(longest, 2), path, "bigram_meta")
-        for name in ("unigram", "bigram"):
+        for name in ("unigram", "bigram") if values else ():
             _check_values(a[f"{name}_log10_prob"], a[f"{name}_backoff"], path, name)
         return cls(manifest, tuple(a[name] for name in layout.LOW_ORDER_COLUMNS))
 
@@ -173,12 +180,13 @@ class Shard:
         verify: bool = True,
         manifest: Manifest | None = None,
         low: LowOrders | None = None,
+        values: bool = True,
     ) -> Shard:
         """Maps shard `index` of the shard set in `directory`.
 
         Args
-            verify         check the checksum of each file; offsets, keys and values are checked
-                           regardless
+            verify         check the checksum of each file; offsets and keys are checked regardless
+            values         check every value too, as `LowOrders.open`
             manifest, low  those of the same set, where already open
         Raises
             ShardFormatError  a file is missing, damaged or contradicts the manifest
@@ -190,7 +198,8 @@ class Shard:
         path = directory / entry.name
         arrays = map_columns(path, entry, verify=verify)
         _check_tree(arrays, manifest, entry, low, path)
-        _check_values(arrays["gram_log10_prob"], arrays["node_backoff"], path, "gram and node")
+        if values:
+            _check_values(arrays["gram_log10_prob"], arrays["node_backoff"], path, "gram and node")
         return cls(directory, manifest, index, low, arrays)
 
     @cached_property

@@ -139,7 +139,7 @@ def _open(report: Report, manifest: Manifest) -> ShardSet | None:
     except ShardFormatError as exc:
         report.add("file", layout.file_name("vocabulary"), str(exc))
     try:
-        low = LowOrders.open(directory, manifest)
+        low = LowOrders.open(directory, manifest, values=False)
     except ShardFormatError as exc:
         report.add("file", layout.file_name("low_orders"), str(exc))
     shards = []
@@ -148,7 +148,11 @@ def _open(report: Report, manifest: Manifest) -> ShardSet | None:
             if low is None:  # its keys cannot be checked then, but damage shows
                 layout.map_columns(directory / entry.name, entry)
             else:
-                shards.append(Shard.open(directory, entry.index or 0, manifest=manifest, low=low))
+                shards.append(
+                    Shard.open(
+                        directory, entry.index or 0, manifest=manifest, low=low, values=False
+                    )
+                )
         except ShardFormatError as exc:
             report.add("file", entry.name, str(exc))
     if vocabulary is None or low is None or len(shards) != manifest.shards:

@@ -14,6 +14,7 @@ import pytest
 
 from dlm.errors import ArpaError, ShardFormatError
 from dlm.index import layout
+from dlm.index.local import LocalModel
 from dlm.index.verify import Report, verify
 from models import HAND_MADE, Change, PlainModel, build, changed, random_model, seal
 
@@ -361,6 +362,19 @@ def test_a_planted_violation_is_told_by_its_rule(planted: str, good: Path, tmp_p
     assert not report.ok
     with pytest.raises(ShardFormatError, match=rf"\[{rule}\]"):
         report.require_ok()
+
+
+@pytest.mark.parametrize(
+    "planted", [name for name in PLANTED if "number" in name or "above" in name]
+)
+def test_values_no_model_has_are_refused_where_they_would_be_served(
+    planted: str, good: Path, tmp_path: Path
+) -> None:
+    """Opening to serve looks at every value: a NaN must not become a score."""
+    rule, change = PLANTED[planted]
+    bad = changed(good, tmp_path / "bad", change)
+    with pytest.raises(ShardFormatError, match=r"0 or less|finite"):
+        LocalModel.open(bad)
 
 
 def test_a_change_of_nothing_is_told_by_no_rule(good: Path, tmp_path: Path) -> None:
