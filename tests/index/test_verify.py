@@ -371,7 +371,7 @@ def test_values_no_model_has_are_refused_where_they_would_be_served(
     planted: str, good: Path, tmp_path: Path
 ) -> None:
     """Opening to serve looks at every value: a NaN must not become a score."""
-    rule, change = PLANTED[planted]
+    _, change = PLANTED[planted]
     bad = changed(good, tmp_path / "bad", change)
     with pytest.raises(ShardFormatError, match=r"0 or less|finite"):
         LocalModel.open(bad)
