@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -62,6 +63,17 @@ def served(
         config = ClientConfig(deadline_s=60, cache_dir=tmp_path_factory.mktemp("cache"))
         with Client.connect(addresses, config) as client:
             yield client, addresses
+
+
+@pytest.fixture(scope="module")
+def kenlm_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """The package and its model of the same ARPA file, which it reads only when plain."""
+    kenlm = pytest.importorskip("kenlm", reason="kenlm is not installed (pip install 'dlm[peers]')")
+    plain = tmp_path_factory.mktemp("plain") / "books5.arpa"
+    with pa.CompressedInputStream(pa.OSFile(str(ARPA)), "zstd") as stream, plain.open("wb") as out:
+        while block := stream.read(1 << 20):
+            out.write(block)
+    return kenlm, kenlm.LanguageModel(str(plain))
 
 
 def test_ten_thousand_sentences_equal_the_oracle(
@@ -118,15 +130,10 @@ def test_ten_thousand_sentences_equal_the_oracle(
 
 
 def test_ten_thousand_sentences_agree_with_kenlm(
-    served: tuple[Client, list[str]], tmp_path: Path
+    served: tuple[Client, list[str]], kenlm_model: tuple[Any, Any]
 ) -> None:
     """Every token within 1e-5 relative of KenLM, unknown words and sentence ends included."""
-    kenlm = pytest.importorskip("kenlm", reason="kenlm is not installed (pip install 'dlm[peers]')")
-    plain = tmp_path / "books5.arpa"
-    with pa.CompressedInputStream(pa.OSFile(str(ARPA)), "zstd") as stream, plain.open("wb") as out:
-        while block := stream.read(1 << 20):
-            out.write(block)
-    model = kenlm.LanguageModel(str(plain))
+    _, model = kenlm_model
     utterance = served[0].utterance()
     text = sentences()
     for begin in range(0, SENTENCES, 500):
@@ -142,15 +149,10 @@ def test_ten_thousand_sentences_agree_with_kenlm(
 
 
 def test_states_of_a_real_model_are_equal_exactly_when_kenlms_are(
-    served: tuple[Client, list[str]], tmp_path: Path
+    served: tuple[Client, list[str]], kenlm_model: tuple[Any, Any]
 ) -> None:
     """Word by word through real sentences: the served states partition as KenLM's do."""
-    kenlm = pytest.importorskip("kenlm", reason="kenlm is not installed (pip install 'dlm[peers]')")
-    plain = tmp_path / "books5.arpa"
-    with pa.CompressedInputStream(pa.OSFile(str(ARPA)), "zstd") as stream, plain.open("wb") as out:
-        while block := stream.read(1 << 20):
-            out.write(block)
-    model = kenlm.LanguageModel(str(plain))
+    kenlm, model = kenlm_model
     utterance = served[0].utterance()
     ours, theirs = [], []
     for line in sentences()[:300]:
