@@ -265,7 +265,7 @@ def test_every_way_agrees_on_all_short_queries(hand_made) -> None:
     assert_all_agree(ways, [(c, w) for c in sorted(contexts) for w in range(size)])
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 1 << 20),
     order=st.integers(2, 6),

@@ -7,7 +7,8 @@ out. Space and tab separate the fields and nothing else does.
 
 The reader is here, with what it says of faults, which is most of it; rows are taken apart in
 `_arpa_rows.py`, streams opened and other formats recognised in `_arpa_open.py`, and
-`_arpa_write.py` is the writer.
+`_arpa_write.py` is the writer. It stays one file past 500 lines: the place in the text (line, byte,
+section) belongs to every fault, and is kept by the same methods that move through it.
 """
 
 from __future__ import annotations

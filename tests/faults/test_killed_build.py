@@ -73,21 +73,33 @@ def test_a_killed_build_leaves_no_set_or_a_whole_one(model: Path, tmp_path: Path
     assert died >= KILLS // 2
 
 
+KILLS_ITSELF = """
+import os, signal, sys
+from dlm.index.build import build_shard_set
+
+def progress(line):
+    if line.startswith("writing shard-0000"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+build_shard_set(sys.argv[1], sys.argv[2], int(sys.argv[3]), progress=progress)
+"""
+
+
 def test_the_leftovers_of_a_killed_build_are_no_shard_set(model: Path, tmp_path: Path) -> None:
     """The folder it wrote in has no manifest, and verify says that the build did not finish."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(model), str(tmp_path / "set"), "5", str(SHARDS)],
-        stdout=subprocess.PIPE,
+    done = subprocess.run(
+        [sys.executable, "-c", KILLS_ITSELF, str(model), str(tmp_path / "set"), str(SHARDS)],
+        check=False,
     )
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"here\n"
-    child.kill()
-    child.communicate()
-    if (tmp_path / "set.building").exists() and not (tmp_path / "set").exists():
-        report = verify(tmp_path / "set.building")
-        assert [v.rule for v in report.violations] == ["manifest"]
-        assert "interrupted" in report.violations[0].message
-    build_shard_set(model, tmp_path / "other", SHARDS)
+    assert done.returncode == -signal.SIGKILL
+    assert not (tmp_path / "set").exists()
+    left = tmp_path / "set.building"
+    assert (left / "low_orders.arrow").exists()
+    report = verify(left)
+    assert [v.rule for v in report.violations] == ["manifest"]
+    assert "interrupted" in report.violations[0].message
+    build_shard_set(model, tmp_path / "set", SHARDS)
+    assert not left.exists()
 
 
 DISK_FULL = """

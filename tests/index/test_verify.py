@@ -1,4 +1,7 @@
-"""`verify` passes what the builder makes, and tells each way in which a set can be wrong."""
+"""`verify` passes what the builder makes, and tells each way in which a set can be wrong.
+
+Long, since every rule of the format has its planted violation in the one table here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The ARPA reader and writer: every malformed kind, every compression, exact numbers."""
+"""The ARPA reader and writer: every malformed kind, every compression, exact numbers.
+
+Long, since each way in which a file can be wrong is a case with its order, line and byte.
+"""
 
 from __future__ import annotations
 

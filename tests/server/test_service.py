@@ -1,4 +1,7 @@
-"""dlm.server.service over the wire: right answers, or refusals with a code and a reason."""
+"""dlm.server.service over the wire: right answers, or refusals with a code and a reason.
+
+Long, since every refusal of the contract's table stands here, against the same running servers.
+"""
 
 from __future__ import annotations
 
