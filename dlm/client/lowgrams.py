@@ -36,7 +36,7 @@ from dlm.errors import (
 )
 from dlm.index import layout
 from dlm.index.layout import Manifest
-from dlm.index.shard import LowOrders, empty_tree, open_vocabulary, run_kernel
+from dlm.index.shard import LowOrders, open_vocabulary, run_kernel
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.ngram.vocab import Vocabulary
 from dlm.wire import codec
@@ -75,7 +75,7 @@ class LowGrams:
 
     def score(self, groups: QueryGroups) -> tuple[Answers, NDArray[np.bool_]]:
         """Answers from the low orders; and for each context whether they are not enough."""
-        answers, needs_shard = run_kernel(self.low, empty_tree(), self.manifest.order, groups)
+        answers, needs_shard = run_kernel(self.low.view, self.manifest.order, groups)
         return answers, needs_shard.astype(np.bool_)
 
 

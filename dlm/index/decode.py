@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from dlm.errors import ShardFormatError
 from dlm.index import layout
 from dlm.index.layout import Manifest, read_manifest
-from dlm.index.ngrams import NgramTables, OrderTable, Raw, pack_keys
+from dlm.index.ngrams import NgramTables, OrderTable, Raw
+from dlm.index.packed.low import BLANK, EXTENDED, STORED, LowPlain, ids_of, key_bits_of
+from dlm.index.plain import begins_of
 from dlm.index.shard import LowOrders, Shard, open_vocabulary
 from dlm.ngram.arpa import write_arpa
-from dlm.ngram.vocab import Vocabulary
+from dlm.ngram.vocab import UNK_ID, Vocabulary
 
 I64 = np.int64
 F32 = np.float32
@@ -60,12 +62,14 @@ class Tables:
     """Everything that a shard set holds, by n-gram.
 
     Shapes
-        meta   by order: (n,) uint8    the meta byte of each row of `model.tables[order - 1]`
+        extended  by order: (n,) bool  what is said of each row of `model.tables[order - 1]`
+        stored    (2-grams,) bool
         nodes  by context length from 2: (m,) int64  ranks of the contexts that are nodes, ascending
     """
 
     model: NgramTables
-    meta: list[NDArray[np.uint8]]
+    extended: list[NDArray[np.bool_]]
+    stored: NDArray[np.bool_]
     nodes: list[NDArray[np.int64]]
 
 
@@ -97,8 +101,10 @@ def decode(directory: str | os.PathLike[str], *, verify: bool = True) -> Decoded
     model = decode_tables(opened).model
     orders: Raw = []
     for table in model.tables:
-        keep = ~table.blank
-        orders.append((table.rows[keep], table.log10_prob[keep], table.log10_backoff[keep]))
+        # Inside an order the tables are sorted by keys; people expect ids.
+        place = np.lexsort(table.rows.T[::-1])
+        place = place[~table.blank[place]]
+        orders.append((table.rows[place], table.log10_prob[place], table.log10_backoff[place]))
     return DecodedModel(opened.manifest, opened.vocabulary, orders)
 
 
@@ -129,7 +135,7 @@ def export_arpa(
 
 
 def decode_tables(opened: ShardSet, fault: Fault | None = None) -> Tables:
-    """Every n-gram and blank, with its meta byte, and the contexts that are nodes.
+    """Every n-gram and blank, what is said of each, and the contexts that are nodes.
 
     Args
         fault  called where the files do not fit each other; what cannot be placed is then left out.
@@ -138,59 +144,56 @@ def decode_tables(opened: ShardSet, fault: Fault | None = None) -> Tables:
         ShardFormatError  without `fault`
     """
     tell = _raise if fault is None else fault
-    one, two = _low_tables(opened)
-    model = NgramTables(opened.vocabulary, [one[0]])
-    meta, nodes = [one[1]], []
+    low = opened.low.plain
+    model = NgramTables(opened.vocabulary, [_words(opened, low)])
+    extended = [low.extended]
     if opened.manifest.order > 1:
-        model.tables.append(two[0])
-        meta.append(two[1])
+        model.tables.append(_pairs(opened, low))
+        extended.append((low.pair_flags & EXTENDED) != 0)
     trees = [_Tree(shard) for shard in opened.shards]
+    nodes = []
     for k in range(3, opened.manifest.order + 1):
         found = [tree.level(k - 3, model, tell) for tree in trees]
         nodes.append(np.sort(np.concatenate([f.node_rank[f.node_rank >= 0] for f in found])))
-        if k > 3:  # weights of contexts of two words stand in the bigram table
+        if k > 3:  # weights of contexts of two words stand with their pairs
             for level in found:
                 placed = level.node_rank >= 0
                 model.tables[k - 2].log10_backoff[level.node_rank[placed]] = level.backoff[placed]
-        table, bits = _joined(found, model.tables[k - 2].rows, tell)
+        table, flags = _joined(found, model, tell)
         model.tables.append(table)
-        meta.append(bits)
-    return Tables(model, meta, nodes)
+        extended.append(flags)
+    return Tables(model, extended, (low.pair_flags & STORED) != 0, nodes)
 
 
 def _raise(rule: str, file: str, message: str) -> None:
     raise ShardFormatError(f"{file} breaks the format ({rule}): {message}")
 
 
-def _low_tables(
-    opened: ShardSet,
-) -> tuple[tuple[OrderTable, NDArray[np.uint8]], tuple[OrderTable, NDArray[np.uint8]]]:
-    """Orders 1 and 2, which stand together."""
-    uni_prob, uni_backoff, uni_meta, begin, word, prob, backoff, meta = opened.low.columns
-    size = len(uni_prob)
-    ids = np.arange(size, dtype=U32)
-    one = OrderTable(
-        ids[:, None],
-        uni_prob,
-        uni_backoff,
-        (uni_meta & layout.BLANK) != 0,
+def _words(opened: ShardSet, low: LowPlain) -> OrderTable:
+    """Order 1; the unknown word is a blank where the model lacks it."""
+    size = len(low.log10_prob)
+    blank = np.zeros(size, np.bool_)
+    blank[UNK_ID] = not opened.manifest.unk_in_model
+    return OrderTable(
+        np.arange(size, dtype=U32)[:, None],
+        low.log10_prob,
+        low.log10_backoff,
+        blank,
         np.zeros(size, I64),
     )
-    first = np.repeat(ids, _sizes(begin))
-    two = OrderTable(
-        np.column_stack([first, word]),
-        prob,
-        backoff,
-        (meta & layout.BLANK) != 0,
+
+
+def _pairs(opened: ShardSet, low: LowPlain) -> OrderTable:
+    """Order 2."""
+    size = len(low.log10_prob)
+    first = np.repeat(np.arange(size, dtype=U32), np.diff(low.begin))
+    return OrderTable(
+        np.column_stack([first, ids_of(low.key, key_bits_of(size))]),
+        low.pair_log10_prob,
+        low.pair_log10_backoff,
+        (low.pair_flags & BLANK) != 0,
         first.astype(I64),
     )
-    return (one, uni_meta), (two, meta)
-
-
-def _sizes(begins: NDArray[Any]) -> NDArray[np.int64]:
-    """How many lie between each begin and the next."""
-    at = begins.astype(I64)
-    return at[1:] - at[:-1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,30 +209,38 @@ class _Level:
     prefix: NDArray[np.int64]
     word: NDArray[np.uint32]
     log10_prob: NDArray[np.float32]
-    meta: NDArray[np.uint8]
+    extended: NDArray[np.bool_]
+    blank: NDArray[np.bool_]
 
 
 class _Tree:
     """The tree of one shard, read level by level; `rows` are the contexts of the level at hand."""
 
     def __init__(self, shard: Shard) -> None:
-        self.arrays = shard.arrays
+        self.levels = shard.plain()
         self.file = layout.file_name("shard", shard.index)
-        self.begin = shard.arrays["level_begin"].astype(I64)
         self.rows = np.zeros((0, 0), U32)
+        # Of the level above: its words, and where those of each node begin.
+        self.words = np.zeros(0, U32)
+        self.begin = np.zeros(1, I64)
 
     def level(self, depth: int, model: NgramTables, tell: Fault) -> _Level:
         """Level `depth`, whose contexts have depth + 2 words; to be called for 0, 1, 2, ..."""
-        a = self.arrays
-        first, end = int(self.begin[depth]), int(self.begin[depth + 1])
-        key = a["node_key"][first:end]
+        a = self.levels[depth]
         if depth == 0:
-            node_rank = key.astype(I64)
-            self.rows = model.tables[1].rows[node_rank]
+            node_rank = a.key.astype(I64)
+            two = model.tables[1]
+            self.rows = two.rows[node_rank]
+            # The list of the shorter context: the pairs that begin with the last word.
+            self.words = two.rows[:, 1]
+            size = len(model.vocabulary)
+            parent_begin = begins_of(two.prefix, size)[self.rows[:, 1]]
         else:
-            children = _sizes(a["node_child"][int(self.begin[depth - 1]) : first + 1])
-            parent = np.repeat(np.arange(len(self.rows)), children)
-            self.rows = np.column_stack([key, self.rows[parent]])
+            above = self.levels[depth - 1]
+            parent = np.repeat(np.arange(len(self.rows)), np.diff(above.child))
+            ids = ids_of(a.key, key_bits_of(len(model.vocabulary)))
+            self.rows = np.column_stack([ids, self.rows[parent]])
+            parent_begin = self.begin[parent]
             node_rank = model.ranks(self.rows)
             lost = np.flatnonzero(node_rank < 0)
             if len(lost):
@@ -239,31 +250,29 @@ class _Tree:
                     f"the context {spell(model.vocabulary, self.rows[lost[0]])} is a node but no "
                     f"{depth + 2}-gram or blank ({len(lost)} such)",
                 )
-        gram = a["node_gram"][first : end + 1].astype(I64)
-        stretch = slice(int(gram[0]), int(gram[-1]))
+        sizes = np.diff(a.begin)
+        word = self.words[np.repeat(parent_begin, sizes) + a.rank]
+        self.words, self.begin = word, a.begin[:-1]
+        prefix = np.repeat(node_rank, sizes)
         return _Level(
-            self.file,
-            node_rank,
-            a["node_backoff"][first:end],
-            np.repeat(node_rank, _sizes(gram)),
-            a["gram_word"][stretch],
-            a["gram_log10_prob"][stretch],
-            a["gram_meta"][stretch],
+            self.file, node_rank, a.log10_backoff, prefix, word, a.log10_prob, a.extended, a.blank
         )
 
 
 def _joined(
-    levels: list[_Level], contexts: NDArray[np.uint32], tell: Fault
-) -> tuple[OrderTable, NDArray[np.uint8]]:
+    levels: list[_Level], model: NgramTables, tell: Fault
+) -> tuple[OrderTable, NDArray[np.bool_]]:
     """One level of all shards as a table; n-grams of lost contexts and repeated ones left out."""
+    contexts = model.tables[-1].rows
     prefix = np.concatenate([level.prefix for level in levels])
     word = np.concatenate([level.word for level in levels])
     prob = np.concatenate([level.log10_prob for level in levels])
-    meta = np.concatenate([level.meta for level in levels])
-    place = np.argsort(pack_keys(prefix, word), kind="stable")
+    extended = np.concatenate([level.extended for level in levels])
+    blank = np.concatenate([level.blank for level in levels])
+    keys = model.sort_keys(np.maximum(prefix, 0), word)
+    place = np.argsort(keys, kind="stable")
     place = place[prefix[place] >= 0]
-    keys = pack_keys(prefix[place], word[place])
-    again = np.flatnonzero(keys[1:] == keys[:-1]) + 1
+    again = np.flatnonzero(keys[place][1:] == keys[place][:-1]) + 1
     if len(again):
         ends = np.cumsum([len(level.word) for level in levels])
         file = levels[int(np.searchsorted(ends, place[again[0]], side="right"))].file
@@ -279,10 +288,10 @@ def _joined(
             np.column_stack([contexts[prefix], word]),
             prob[place],
             np.zeros(len(place), F32),
-            (meta[place] & layout.BLANK) != 0,
+            blank[place],
             prefix,
         ),
-        meta[place],
+        extended[place],
     )
 
 

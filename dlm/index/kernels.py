@@ -1,7 +1,11 @@
 """The search itself: arrays in, arrays out, no Python object, no GIL.
 
-Nothing here checks an index; numba reads out of range without a word. The callers named under
-`Trusts` check first.
+Nothing here checks an index: a view holds bare addresses. The callers named under `Trusts` check
+first.
+
+A block of contexts, then of words, goes through the stages together, and each stage asks for the
+cache lines that the next will read: a model is far larger than the caches, and one search alone
+would wait for memory at every step.
 """
 
 # mypy: disable-error-code="assignment"
@@ -10,39 +14,132 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from dlm.index.layout import BLANK, STATE_LENGTH_MASK, STORED
+from dlm.index import view as at
+from dlm.index.packed.kernels import (
+    as_float32,
+    directory_bits,
+    field,
+    find_key,
+    get,
+    load_float32,
+    mask_of,
+    offset_at,
+    prefetch,
+    rank_bits,
+    read_head,
+)
 
-_MASK = np.uint8(STATE_LENGTH_MASK)
-_STORED = np.uint8(STORED)
-_BLANK = np.uint8(BLANK)
+CONTEXTS = 32  # of a block
+WORDS = 64
+DEPTHS = 16  # of arrays by context length: the largest order + 1
+
+_0, _1, _3 = np.int64(0), np.int64(1), np.int64(3)
+_SIGN = np.int64(1 << 31)
 
 
-@njit(cache=True, nogil=True)
-def find(sorted_keys, begin, end, key):  # type: ignore[no-untyped-def]
-    """Place of `key` in sorted_keys[begin:end], -1 where it is not.
+@njit(inline="always")
+def log10_prob_of(code, table):  # type: ignore[no-untyped-def]
+    """The probability with this code; see `packed.columns`."""
+    if table:
+        return load_float32(table + (code << np.int64(2)))
+    return as_float32(code | _SIGN)
 
-    Shapes
-        sorted_keys  (n,) uint32, ascending between begin and end
-        begin, end   int64;  key uint32
+
+@njit(inline="always")
+def log10_backoff_of(code, table):  # type: ignore[no-untyped-def]
+    """The weight with this code."""
+    if table:
+        return load_float32(table + (code << np.int64(2)))
+    return as_float32(code)
+
+
+@njit(inline="always")
+def ask_offset(address, base_bits, delta_bits, i):  # type: ignore[no-untyped-def]
+    """Prefetches the block of offset i."""
+    stride = base_bits + _1 + np.int64(15) * delta_bits
+    prefetch(address + (((i >> np.int64(4)) * stride) >> _3))
+
+
+@njit(inline="always")
+def open_list(bit, size, key_bits):  # type: ignore[no-untyped-def]
+    """Bits of a directory entry of a list (0: it has none), where its keys begin, their bits.
+
+    See `packed.kernels.put_list`.
     """
-    low = np.int64(begin)
-    last = np.int64(end)  # offsets may be unsigned, which numba compares with int64 as floats
-    high = last
-    while low < high:
-        middle = (low + high) >> 1
-        if sorted_keys[middle] < key:
-            low = middle + 1
+    leading = directory_bits(size)
+    if leading == 0:
+        return _0, bit, key_bits
+    step = leading + _3
+    return step, bit + ((_1 << leading) + _1) * step, key_bits - leading
+
+
+@njit(inline="always")
+def ask_node(view, level, node):  # type: ignore[no-untyped-def]
+    """Prefetches where the list and the children of a node begin."""
+    ask_offset(
+        view[level + at.N_PLACE],
+        view[level + at.N_PLACE_BASE],
+        view[level + at.N_PLACE_DELTA],
+        node,
+    )
+    ask_offset(
+        view[level + at.N_CHILD],
+        view[level + at.N_CHILD_BASE],
+        view[level + at.N_CHILD_DELTA],
+        node,
+    )
+
+
+@njit(inline="always")
+def child_at(view, level, node):  # type: ignore[no-untyped-def]
+    """The first child of a node."""
+    return offset_at(
+        view[level + at.N_CHILD],
+        view[level + at.N_CHILD_BASE],
+        view[level + at.N_CHILD_DELTA],
+        view[level + at.N_CHILD_WIDE],
+        node,
+    )
+
+
+@njit(inline="always")
+def find_near(keys, width, low, high, guess, target):  # type: ignore[no-untyped-def]
+    """Place of `target` among the rising keys low .. high - 1, -1 where it is not.
+
+    Keys are spread evenly, so that `guess` is near; the search gallops away from it.
+    """
+    step = np.int64(2)
+    if field(keys + guess * width, width) <= target:
+        low = guess
+        while low + step < high:
+            if field(keys + (low + step) * width, width) <= target:
+                low += step
+                step += step
+            else:
+                high = low + step
+                break
+    else:
+        high = guess
+        while high - step > low:
+            if field(keys + (high - step) * width, width) > target:
+                high -= step
+                step += step
+            else:
+                low = high - step
+                break
+    # The key, if it is there, is in low .. high - 1.
+    while high - low > 6:
+        middle = (low + high) >> _1
+        if field(keys + middle * width, width) <= target:
+            low = middle
         else:
             high = middle
-    if low < last and sorted_keys[low] == key:
-        return low
-    return np.int64(-1)
+    return find_key(keys, width, low, high, target)
 
 
 @njit(cache=True, nogil=True)
 def score_groups(  # type: ignore[no-untyped-def]
-    low,
-    tree,
+    view,
     order,
     context_begin,
     context_words,
@@ -57,10 +154,7 @@ def score_groups(  # type: ignore[no-untyped-def]
     """Scores groups of words that share a context; the back-off is done whole.
 
     Shapes
-        low            the columns of the low orders: unigram (log10_prob, backoff, meta), bigram
-                       (begin, word, log10_prob, backoff, meta)
-        tree           the columns of a shard: level_begin, node (key, backoff, child, gram), gram
-                       (word, log10_prob, meta); with no roots, only the low orders answer
+        view           int64             view.low_view or view.tree_view
         order          int   N
         context_begin  (C + 1,)  int64   where each context begins in context_words
         context_words  uint32            word ids, most recent last, at most N - 1 a context
@@ -68,14 +162,11 @@ def score_groups(  # type: ignore[no-untyped-def]
         words          (Q,)      uint32
         log10_prob     (Q,)      float32 filled, like the four after it
         matched_order, ngram_length, state_length  (Q,) uint8
-        needs_shard    (C,)      uint8   1 where the bigram table says that something is stored
-                       under the context's last two words: the low orders alone cannot answer
+        needs_shard    (C,)      uint8   1 where the low orders say that something is stored
+                       under the context's last two words: they alone cannot answer
     Guarantees
         equals ngram.backoff.score bit for bit: the back-off weights are added to 0 in float32 from
         the longest context to the shortest, then the probability
-    Cost
-        a context: one walk, order - 1 binary searches; a word: one search a level until it is
-        missing
     Trusts
         ids below the vocabulary's size, lengths below the order, begins in order: checked in
         shard.Shard.check and by the callers of shard.run_kernel; the columns: checked when they
@@ -84,71 +175,421 @@ def score_groups(  # type: ignore[no-untyped-def]
         DLM Algorithm 4, the word searched from the shallow end: with blanks in place of missing
         suffixes, a word that is absent at one depth is absent below it
     """
-    uni_prob, uni_backoff, uni_meta, bi_begin, bi_word, bi_prob, bi_backoff, bi_meta = low
-    level_begin, node_key, node_backoff, node_child, node_gram, gram_word, gram_prob, gram_meta = (
-        tree
-    )
-    roots = np.int64(level_begin[1]) if len(level_begin) > 1 else np.int64(0)
-    backoff = np.zeros(order + 1, np.float32)  # of the context's last k words, at k
-    path = np.zeros(order + 1, np.int64)  # node of the context's last k words, at k
-    for c in range(len(context_begin) - 1):
-        first = np.int64(context_begin[c])
-        end = np.int64(context_begin[c + 1])
-        length = end - first
-        for k in range(order + 1):
-            backoff[k] = np.float32(0.0)
-        deepest = np.int64(1)  # words of the longest context that is a node
-        needs_shard[c] = np.uint8(0)
-        v = np.uint32(0)
-        if length >= 1:
-            v = context_words[end - 1]
-            backoff[1] = uni_backoff[v]
-        if length >= 2:
-            u = context_words[end - 2]
-            pair = find(bi_word, bi_begin[u], bi_begin[u + 1], v)
-            if pair >= 0:
-                backoff[2] = bi_backoff[pair]
-                if order > 2 and bi_meta[pair] & _STORED:
-                    needs_shard[c] = np.uint8(1)
-                    node = find(node_key, 0, roots, np.uint32(pair))
-                    k = np.int64(2)
-                    while node >= 0:
-                        path[k] = node
-                        deepest = k
-                        backoff[k] = node_backoff[node]
-                        k += 1
-                        if k > length:
-                            break
-                        node = find(
-                            node_key, node_child[node], node_child[node + 1], context_words[end - k]
-                        )
-        for q in range(np.int64(word_begin[c]), np.int64(word_begin[c + 1])):
-            word = words[q]
-            best = uni_prob[word]
-            matched = np.int64(1)
-            found = np.int64(1)
-            state = uni_meta[word] & _MASK
+    key_bits = view[at.KEY_BITS]
+    key_mask = mask_of(key_bits)
+    multiplier = view[at.MULTIPLIER]
+    word_value = view[at.WORD_VALUE]
+    word_bits = view[at.WORD_PROB_BITS] + _1
+    word_table = view[at.WORD_PROB_TABLE]
+    list_bit = view[at.LIST] << _3
+    pair_prob_bits = view[at.PAIR_PROB_BITS]
+    pair_backoff_bits = view[at.PAIR_BACKOFF_BITS]
+    near_bits = pair_prob_bits + _3
+    value_bits = near_bits + pair_backoff_bits
+    pair_table = view[at.PAIR_PROB_TABLE]
+    begin_at, begin_base, begin_delta, begin_wide = (
+        view[at.BEGIN], view[at.BEGIN_BASE], view[at.BEGIN_DELTA], view[at.BEGIN_WIDE],
+    )  # fmt: skip
+    place_at, place_base, place_delta, place_wide = (
+        view[at.PLACE], view[at.PLACE_BASE], view[at.PLACE_DELTA], view[at.PLACE_WIDE],
+    )  # fmt: skip
+    roots = view[at.ROOTS] if len(view) > at.LEVEL else _0
+    root_key_bits = view[at.ROOT_KEY_BITS]
+    bucket_bits = view[at.ROOT_BUCKET_BITS]
+    root_bucket = view[at.ROOT_BUCKET]
+    root_key = view[at.ROOT_KEY]
+    word_backoff = view[at.WORD_BACKOFF]
+    word_backoff_bits = view[at.WORD_BACKOFF_BITS]
+
+    # By context and length k: the weights added from the longest context down to k words, and the
+    # list of the words that follow: see `open_list`.
+    total = np.empty(CONTEXTS * DEPTHS, np.float32)
+    list_at = np.empty(CONTEXTS * DEPTHS, np.int64)
+    list_size = np.empty(CONTEXTS * DEPTHS, np.int64)
+    list_step = np.empty(CONTEXTS * DEPTHS, np.int64)  # bits of a directory entry; 0: no directory
+    list_keys = np.empty(CONTEXTS * DEPTHS, np.int64)
+    list_rest = np.empty(CONTEXTS * DEPTHS, np.int64)  # bits of a key beyond its bucket
+    list_values = np.empty(CONTEXTS * DEPTHS, np.int64)
+    deepest = np.empty(CONTEXTS, np.int64)
+    low_at = np.empty(CONTEXTS, np.int64)
+    high_at = np.empty(CONTEXTS, np.int64)
+    pair_of = np.empty(CONTEXTS, np.int64)
+    active = np.empty(CONTEXTS, np.int64)
+
+    q_at = np.empty(WORDS, np.int64)
+    q_rank = np.empty(WORDS, np.int64)
+    q_key = np.empty(WORDS, np.int64)
+    q_live = np.empty(WORDS, np.int64)
+    q_row = np.empty(WORDS, np.int64)
+    q_best = np.empty(WORDS, np.float32)
+    q_matched = np.empty(WORDS, np.int64)
+    q_found = np.empty(WORDS, np.int64)
+    q_state = np.empty(WORDS, np.int64)
+
+    contexts = np.int64(len(context_begin) - 1)
+    block = _0
+    while block < contexts:
+        here = min(contexts - block, np.int64(CONTEXTS))
+        # --- the walk: 1. ask for what stands beside the last two words
+        for c in range(here):
+            end = context_begin[block + c + 1]
+            length = end - context_begin[block + c]
             if length >= 1:
-                at = find(bi_word, bi_begin[v], bi_begin[v + 1], word)
-                if at >= 0:
-                    found = np.int64(2)
-                    state = bi_meta[at] & _MASK
-                    if bi_meta[at] & _BLANK == 0:
-                        best = bi_prob[at]
-                        matched = np.int64(2)
-                    for k in range(2, deepest + 1):
-                        at = find(gram_word, node_gram[path[k]], node_gram[path[k] + 1], word)
-                        if at < 0:
-                            break
-                        found = k + 1
-                        state = gram_meta[at] & _MASK
-                        if gram_meta[at] & _BLANK == 0:
-                            best = gram_prob[at]
-                            matched = k + 1
-            total = np.float32(0.0)
-            for k in range(length, matched - 1, -1):
-                total = np.float32(total + backoff[k])
-            log10_prob[q] = np.float32(total + best)
-            matched_order[q] = matched
-            ngram_length[q] = found
-            state_length[q] = state
+                v = np.int64(context_words[end - 1])
+                ask_offset(begin_at, begin_base, begin_delta, v)
+                ask_offset(place_at, place_base, place_delta, v)
+                prefetch(word_backoff + ((v * word_backoff_bits) >> _3))
+            if length >= 2:
+                u = np.int64(context_words[end - 2])
+                ask_offset(begin_at, begin_base, begin_delta, u)
+                ask_offset(place_at, place_base, place_delta, u)
+        # --- 2. the list of the last word; where the pair of the last two should be
+        pairs = _0
+        for c in range(here):
+            end = context_begin[block + c + 1]
+            length = end - context_begin[block + c]
+            needs_shard[block + c] = np.uint8(0)
+            row = np.int64(c) * DEPTHS
+            deepest[c] = _1
+            if length == 0:
+                deepest[c] = _0
+                total[row + 1] = np.float32(0.0)
+                continue
+            for k in range(2, length + 2):
+                total[row + k] = np.float32(0.0)
+            v = np.int64(context_words[end - 1])
+            code = get(word_backoff, v * word_backoff_bits, word_backoff_bits)
+            total[row + 1] = log10_backoff_of(code, view[at.WORD_BACKOFF_TABLE])
+            first = offset_at(begin_at, begin_base, begin_delta, begin_wide, v)
+            size = offset_at(begin_at, begin_base, begin_delta, begin_wide, v + _1) - first
+            bit = list_bit + offset_at(place_at, place_base, place_delta, place_wide, v)
+            step, keys, rest = open_list(bit, size, key_bits)
+            list_at[row + 1] = bit
+            list_size[row + 1] = size
+            list_step[row + 1] = step
+            list_keys[row + 1] = keys
+            list_rest[row + 1] = rest
+            list_values[row + 1] = keys + size * rest
+            if length < 2:
+                continue
+            u = np.int64(context_words[end - 2])
+            first = offset_at(begin_at, begin_base, begin_delta, begin_wide, u)
+            size = offset_at(begin_at, begin_base, begin_delta, begin_wide, u + _1) - first
+            if size == 0:
+                continue
+            bit = list_bit + offset_at(place_at, place_base, place_delta, place_wide, u)
+            step, keys, rest = open_list(bit, size, key_bits)
+            pair_of[c] = first
+            # The list of u takes the place of that of three words until it is used.
+            list_size[row + 3] = size
+            list_step[row + 3] = step
+            list_keys[row + 3] = keys
+            list_rest[row + 3] = rest
+            low_at[c] = bit + (((v * multiplier) & key_mask) >> rest) * step
+            prefetch(low_at[c] >> _3)
+            active[pairs] = c
+            pairs += _1
+        # --- 3. the bucket
+        for i in range(pairs):
+            c = active[i]
+            row = c * DEPTHS
+            step = list_step[row + 3]
+            if step:
+                bit = low_at[c]
+                low_at[c] = field(bit, step)
+                high_at[c] = field(bit + step, step)
+            else:
+                low_at[c] = _0
+                high_at[c] = list_size[row + 3]
+            prefetch((list_keys[row + 3] + low_at[c] * list_rest[row + 3]) >> _3)
+        # --- 4. the pair
+        kept = _0
+        for i in range(pairs):
+            c = active[i]
+            row = c * DEPTHS
+            v = np.int64(context_words[context_begin[block + c + 1] - 1])
+            rest = list_rest[row + 3]
+            target = (v * multiplier) & key_mask & mask_of(rest)
+            place = find_key(list_keys[row + 3], rest, low_at[c], high_at[c], target)
+            if place >= 0:
+                low_at[c] = list_keys[row + 3] + list_size[row + 3] * rest + place * value_bits
+                pair_of[c] += place
+                prefetch(low_at[c] >> _3)
+                if roots:
+                    bucket = pair_of[c] >> root_key_bits
+                    prefetch(root_bucket + ((bucket * bucket_bits) >> _3))
+                active[kept] = c
+                kept += _1
+        # --- 5. its weight, and where its root should be
+        pairs = kept
+        kept = _0
+        for i in range(pairs):
+            c = active[i]
+            bit = low_at[c]
+            code = field(bit + near_bits, pair_backoff_bits)
+            total[c * DEPTHS + 2] = log10_backoff_of(code, view[at.PAIR_BACKOFF_TABLE])
+            if order > 2 and field(bit, _3) & np.int64(2):
+                needs_shard[block + c] = np.uint8(1)
+                if roots:
+                    bucket = pair_of[c] >> root_key_bits
+                    low_at[c] = get(root_bucket, bucket * bucket_bits, bucket_bits)
+                    high_at[c] = get(root_bucket, (bucket + _1) * bucket_bits, bucket_bits)
+                    prefetch(root_key + ((low_at[c] * root_key_bits) >> _3))
+                    active[kept] = c
+                    kept += _1
+        # --- 6. the root
+        pairs = kept
+        kept = _0
+        level = np.int64(at.LEVEL)
+        for i in range(pairs):
+            c = active[i]
+            target = pair_of[c] & mask_of(root_key_bits)
+            node = find_key(root_key << _3, root_key_bits, low_at[c], high_at[c], target)
+            if node >= 0:
+                low_at[c] = node
+                ask_node(view, level, node)
+                active[kept] = c
+                kept += _1
+        # --- 7. down the tree, a level at a time; low_at[c] is the node
+        k = np.int64(2)
+        while kept:
+            nodes = kept
+            kept = _0
+            below = level + at.LEVEL_PLACES
+            for i in range(nodes):
+                c = active[i]
+                row = c * DEPTHS
+                node = low_at[c]
+                deepest[c] = k
+                if k > 2:
+                    bits = view[level + at.N_BACKOFF_BITS]
+                    code = get(view[level + at.N_BACKOFF], node * bits, bits)
+                    total[row + k] = log10_backoff_of(code, view[level + at.N_BACKOFF_TABLE])
+                bit = (view[level + at.N_LIST] << _3) + offset_at(
+                    view[level + at.N_PLACE],
+                    view[level + at.N_PLACE_BASE],
+                    view[level + at.N_PLACE_DELTA],
+                    view[level + at.N_PLACE_WIDE],
+                    node,
+                )
+                list_at[row + k] = bit
+                prefetch(bit >> _3)
+                end = context_begin[block + c + 1]
+                if k < end - context_begin[block + c]:
+                    first = child_at(view, level, node)
+                    last = child_at(view, level, node + _1)
+                    if last > first:
+                        low_at[c] = first
+                        high_at[c] = last
+                        target = (np.int64(context_words[end - k - _1]) * multiplier) & key_mask
+                        guess = first + ((target * (last - first)) >> key_bits)
+                        pair_of[c] = guess
+                        prefetch(view[below + at.N_KEY] + ((guess * key_bits) >> _3))
+                        active[kept] = c
+                        kept += _1
+            level = below
+            nodes = kept
+            kept = _0
+            k += _1
+            for i in range(nodes):
+                c = active[i]
+                older = np.int64(context_words[context_begin[block + c + 1] - k])
+                target = (older * multiplier) & key_mask
+                node = find_near(
+                    view[level + at.N_KEY] << _3,
+                    key_bits,
+                    low_at[c],
+                    high_at[c],
+                    pair_of[c],
+                    target,
+                )
+                if node >= 0:
+                    low_at[c] = node
+                    prefetch(
+                        view[level + at.N_BACKOFF]
+                        + ((node * view[level + at.N_BACKOFF_BITS]) >> _3)
+                    )
+                    ask_node(view, level, node)
+                    active[kept] = c
+                    kept += _1
+        # --- 8. the lists of the nodes; the sums of the weights
+        for c in range(here):
+            row = c * DEPTHS
+            level = np.int64(at.LEVEL)
+            for k in range(2, deepest[c] + 1):
+                bit = list_at[row + k]
+                shorter = list_size[row + k - 1]
+                size, head = read_head(bit, shorter)
+                bit += head
+                width = rank_bits(size, shorter)
+                if (width == 0 and size > 1) or size == shorter:
+                    # All words of the shorter context follow: ranks are places.
+                    step, keys, rest = _0, bit, _0
+                else:
+                    step, keys, rest = open_list(bit, size, width)
+                list_at[row + k] = bit
+                list_size[row + k] = size
+                list_step[row + k] = step
+                list_keys[row + k] = keys
+                list_rest[row + k] = rest
+                list_values[row + k] = keys + size * rest
+                level += at.LEVEL_PLACES
+            length = context_begin[block + c + 1] - context_begin[block + c]
+            added = np.float32(0.0)
+            for k in range(length, 0, -1):
+                added = np.float32(added + total[row + k])
+                total[row + k] = added
+            total[row + length + 1] = np.float32(0.0)
+
+        # --- the words of these contexts
+        context = _0
+        first_query = word_begin[block]
+        last_query = word_begin[block + here]
+        while first_query < last_query:
+            asked = min(last_query - first_query, np.int64(WORDS))
+            # --- 1. ask for the 1-gram, and for where the word should be in the list
+            i = _0
+            while i < asked:
+                while word_begin[block + context + 1] <= first_query + i:
+                    context += _1
+                until = min(word_begin[block + context + 1] - first_query, asked)
+                row = context * DEPTHS
+                if deepest[context] and list_size[row + 1]:
+                    bit = list_at[row + 1]
+                    step = list_step[row + 1]
+                    rest = list_rest[row + 1]
+                    while i < until:
+                        word = np.int64(words[first_query + i])
+                        prefetch(word_value + ((word * word_bits) >> _3))
+                        key = (word * multiplier) & key_mask
+                        place = bit + (key >> rest) * step
+                        prefetch(place >> _3)
+                        q_key[i] = key
+                        q_at[i] = place
+                        q_row[i] = row
+                        i += _1
+                else:
+                    while i < until:
+                        word = np.int64(words[first_query + i])
+                        prefetch(word_value + ((word * word_bits) >> _3))
+                        q_row[i] = row
+                        q_at[i] = np.int64(-1)
+                        i += _1
+            # --- 2. the bucket
+            for i in range(asked):
+                place = q_at[i]
+                q_rank[i] = _0
+                if place >= 0:
+                    row = q_row[i]
+                    step = list_step[row + 1]
+                    if step:
+                        low = field(place, step)
+                        q_rank[i] = low
+                        q_at[i] = field(place + step, step)
+                        prefetch((list_keys[row + 1] + low * list_rest[row + 1]) >> _3)
+                    else:
+                        q_at[i] = list_size[row + 1]
+                else:
+                    q_at[i] = _0
+            # --- 3. the 1-gram, and the word in the list of the last word
+            live = _0
+            for i in range(asked):
+                word = np.int64(words[first_query + i])
+                value = get(word_value, word * word_bits, word_bits)
+                q_best[i] = log10_prob_of(value >> _1, word_table)
+                q_matched[i] = _1
+                q_found[i] = _1
+                q_state[i] = value & _1
+                if q_at[i] > q_rank[i]:
+                    row = q_row[i]
+                    rest = list_rest[row + 1]
+                    place = find_key(
+                        list_keys[row + 1], rest, q_rank[i], q_at[i], q_key[i] & mask_of(rest)
+                    )
+                    if place >= 0:
+                        q_rank[i] = place
+                        q_at[i] = list_values[row + 1] + place * value_bits
+                        prefetch(q_at[i] >> _3)
+                        q_live[live] = i
+                        live += _1
+            # --- 4. the 2-grams found
+            alive = live
+            live = _0
+            for j in range(alive):
+                i = q_live[j]
+                value = field(q_at[i], near_bits)
+                q_found[i] = np.int64(2)
+                if value & _1:
+                    q_state[i] = np.int64(2)
+                if value & np.int64(4) == 0:
+                    q_best[i] = log10_prob_of(value >> _3, pair_table)
+                    q_matched[i] = np.int64(2)
+                row = q_row[i]
+                if deepest[row >> np.int64(4)] >= 2 and list_size[row + 2]:
+                    place = (
+                        list_at[row + 2] + (q_rank[i] >> list_rest[row + 2]) * list_step[row + 2]
+                    )
+                    prefetch(place >> _3)
+                    q_at[i] = place
+                    q_live[live] = i
+                    live += _1
+            # --- 5. down the nodes of the context
+            k = np.int64(2)
+            level = np.int64(at.LEVEL)
+            while live:
+                alive = live
+                live = _0
+                flag_bits = view[level + at.N_FLAG_BITS]
+                record = view[level + at.N_PROB_BITS] + flag_bits
+                for j in range(alive):
+                    i = q_live[j]
+                    row = q_row[i] + k
+                    rank = q_rank[i]
+                    rest = list_rest[row]
+                    size = list_size[row]
+                    if size == list_size[row - 1]:
+                        place = rank
+                    else:
+                        low, high = _0, size
+                        step = list_step[row]
+                        if step:
+                            low = field(q_at[i], step)
+                            high = field(q_at[i] + step, step)
+                        place = find_key(list_keys[row], rest, low, high, rank & mask_of(rest))
+                    if place >= 0:
+                        q_rank[i] = place
+                        q_at[i] = list_values[row] + place * record
+                        prefetch(q_at[i] >> _3)
+                        q_live[live] = i
+                        live += _1
+                alive = live
+                live = _0
+                table = view[level + at.N_PROB_TABLE]
+                for j in range(alive):
+                    i = q_live[j]
+                    value = field(q_at[i], record)
+                    q_found[i] = k + _1
+                    if flag_bits and value & _1:
+                        q_state[i] = k + _1
+                    if flag_bits < 2 or value & np.int64(2) == 0:
+                        q_best[i] = log10_prob_of(value >> flag_bits, table)
+                        q_matched[i] = k + _1
+                    row = q_row[i] + k + _1
+                    if deepest[q_row[i] >> np.int64(4)] > k and list_size[row]:
+                        place = list_at[row] + (q_rank[i] >> list_rest[row]) * list_step[row]
+                        prefetch(place >> _3)
+                        q_at[i] = place
+                        q_live[live] = i
+                        live += _1
+                k += _1
+                level += at.LEVEL_PLACES
+            # --- 6. the answers
+            for i in range(asked):
+                q = first_query + i
+                matched = q_matched[i]
+                log10_prob[q] = np.float32(total[q_row[i] + matched] + q_best[i])
+                matched_order[q] = np.uint8(matched)
+                ngram_length[q] = np.uint8(q_found[i])
+                state_length[q] = np.uint8(q_state[i])
+            first_query += asked
+        block += here

@@ -26,42 +26,46 @@ from dlm.errors import ShardFormatError
 from dlm.ngram.partition import MAX_SHARDS, SLOTS
 
 FORMAT_NAME = "dlm shard set"  # DO NOT CHANGE: on disk
-FORMAT_VERSION = 1  # DO NOT CHANGE: FORMAT.md says when this number grows
+FORMAT_VERSION = 2  # DO NOT CHANGE: FORMAT.md says when this number grows
 FEATURES: frozenset[str] = frozenset()  # feature flags that this version can read
-ENCODINGS = frozenset({"exact"})
+ENCODINGS = frozenset({"exact", "compact"})
 MANIFEST = "manifest.json"
-MAX_ORDER = 15  # DO NOT CHANGE: a state length is four bits on disk
+MAX_ORDER = 15  # DO NOT CHANGE: a state length is four bits on the wire
 MAX_MANIFEST_BYTES = 64 << 20
-
-# Bits of a `meta` byte. DO NOT CHANGE: on disk.
-STATE_LENGTH_MASK = 0x0F
-STORED = 0x40  # of a 2-gram: something is stored under this pair in its shard
-BLANK = 0x80  # no n-gram of the model: a place-holder without a probability
 
 U8, U32, U64, F32 = (np.dtype(x) for x in ("<u1", "<u4", "<u8", "<f4"))
 Arrays = dict[str, NDArray[Any]]
+Columns = dict[str, tuple[np.dtype[Any], ...]]
 
-# Column -> dtypes it may have, per kind of file. Offsets are 32-bit where they fit.
-VOCABULARY_COLUMNS = {"word_begin": (U32, U64), "word_bytes": (U8,)}
-LOW_ORDER_COLUMNS = {
-    "unigram_log10_prob": (F32,),
-    "unigram_backoff": (F32,),
-    "unigram_meta": (U8,),
-    "bigram_begin": (U32, U64),
-    "bigram_word": (U32,),
-    "bigram_log10_prob": (F32,),
-    "bigram_backoff": (F32,),
-    "bigram_meta": (U8,),
+# Column -> dtypes it may have, per kind of file; shards/FORMAT.md says what each holds.
+VOCABULARY_COLUMNS: Columns = {"word_begin": (U32, U64), "word_bytes": (U8,)}
+LOW_ORDER_COLUMNS: Columns = {
+    "shape": (U64,),
+    "word_value": (U64,),
+    "word_backoff": (U64,),
+    "begin": (U64,),
+    "begin_wide": (U64,),
+    "place": (U64,),
+    "place_wide": (U64,),
+    "list": (U64,),
+    "word_prob_table": (F32,),
+    "word_backoff_table": (F32,),
+    "pair_prob_table": (F32,),
+    "pair_backoff_table": (F32,),
 }
-SHARD_COLUMNS = {
-    "level_begin": (U64,),
-    "node_key": (U32,),
-    "node_backoff": (F32,),
-    "node_child": (U32, U64),
-    "node_gram": (U32, U64),
-    "gram_word": (U32,),
-    "gram_log10_prob": (F32,),
-    "gram_meta": (U8,),
+SHARD_COLUMNS: Columns = {
+    "shape": (U64,),
+    "root_bucket": (U64,),
+    "root_key": (U64,),
+    "node_key": (U64,),
+    "node_backoff": (U64,),
+    "child": (U64,),
+    "child_wide": (U64,),
+    "place": (U64,),
+    "place_wide": (U64,),
+    "list": (U64,),
+    "prob_table": (F32,),
+    "backoff_table": (F32,),
 }
 COLUMNS = {
     "vocabulary": VOCABULARY_COLUMNS,
@@ -152,15 +156,27 @@ def canonical_text(content: Mapping[str, Any]) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode("ascii")
 
 
+# Fields that the shard-set id leaves out: one model, sharded alike, is one set, whatever its file
+# was called and whoever built it.
+_ABOUT = frozenset({"shard_set", "check", "provenance"})
+
+
 def shard_set_id(content: Mapping[str, Any]) -> str:
-    """XXH3-128, in hex, of the canonical text of `content` without its field `shard_set`."""
-    rest = {key: value for key, value in content.items() if key != "shard_set"}
+    """XXH3-128, in hex, of the canonical text of what is served: `content` without `_ABOUT`."""
+    rest = {key: value for key, value in content.items() if key not in _ABOUT}
+    return str(xxhash.xxh3_128_hexdigest(canonical_text(rest)))
+
+
+def manifest_check(content: Mapping[str, Any]) -> str:
+    """XXH3-128, in hex, of the canonical text of `content` without its field `check`."""
+    rest = {key: value for key, value in content.items() if key != "check"}
     return str(xxhash.xxh3_128_hexdigest(canonical_text(rest)))
 
 
 def make_manifest(content: Mapping[str, Any]) -> Manifest:
     """The manifest with this content and the shard-set id that follows from it."""
-    return parse_manifest(canonical_text({**content, "shard_set": shard_set_id(content)}))
+    named = {**content, "shard_set": shard_set_id(content)}
+    return parse_manifest(canonical_text({**named, "check": manifest_check(named)}))
 
 
 def parse_manifest(text: bytes, where: str = MANIFEST) -> Manifest:
@@ -175,6 +191,7 @@ def parse_manifest(text: bytes, where: str = MANIFEST) -> Manifest:
         if not isinstance(content, dict) or content.get("format") != FORMAT_NAME:
             raise ValueError(f"it does not say that it is a {FORMAT_NAME!r}")
         canonical, expected = canonical_text(content), shard_set_id(content)
+        check = manifest_check(content)
     except (ValueError, RecursionError) as exc:
         raise ShardFormatError(
             f"{where} is no manifest: {exc}. Build the shards again, or fetch a whole copy"
@@ -196,10 +213,11 @@ def parse_manifest(text: bytes, where: str = MANIFEST) -> Manifest:
             f"{where} needs features that this dlm does not know: {', '.join(unknown)}. "
             "Use a newer dlm"
         )
-    if content.get("shard_set") != expected or canonical != text:
+    if content.get("check") != check or content.get("shard_set") != expected or canonical != text:
         raise ShardFormatError(
-            f"{where} says it is shard set {content.get('shard_set')!r:.80}, but its content gives "
-            f"{expected}: it is damaged or was edited. "
+            f"{where} says it is shard set {content.get('shard_set')!r:.80} with check "
+            f"{content.get('check')!r:.80}, but its content gives {expected} with {check}: "
+            "it is damaged or was edited. "
             "Build the shards again, or fetch a whole copy"
         )
     try:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dlm.errors import QueryError
 from dlm.index.decode import ShardSet
 from dlm.index.layout import Manifest
-from dlm.index.shard import LowOrders, Shard, empty_tree, run_kernel
+from dlm.index.shard import LowOrders, Shard, run_kernel
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.ngram.vocab import Vocabulary
@@ -68,7 +68,7 @@ class LocalModel:
         """
         self._check(contexts, lengths, words)
         groups = _one_each(contexts, lengths, words)
-        answers, needs_shard = run_kernel(self.low, empty_tree(), self.order, groups)
+        answers, needs_shard = run_kernel(self.low.view, self.order, groups)
         rest = np.flatnonzero(needs_shard)
         if not len(rest):
             return answers

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from dlm.errors import ArpaError
 from dlm.index.layout import MAX_ORDER
+from dlm.index.packed import kernels
+from dlm.index.packed.low import key_bits_of, keys_of
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.backoff import Ngram
 from dlm.ngram.backoff import score as score_over_dict
@@ -32,10 +34,12 @@ _MOST_NGRAMS = (1 << 32) - 1  # of one order: a rank is half of a sort key
 
 @dataclass
 class OrderTable:
-    """The n-grams of one order, sorted by their words, oldest first.
+    """The n-grams of one order, sorted by their prefix, then by the key of their last word.
+
+    1-grams are sorted by their ids.
 
     Shapes
-        rows     (n, order) uint32
+        rows     (n, order) uint32  word ids, oldest first
         log10_prob, log10_backoff (n,) float32; 0 for blanks and where the model has none
         blank    (n,)  bool    put in to close the set under suffixes; no n-gram of the model
         prefix   (n,)  int64   rank of the prefix one order down (0 for 1-grams)
@@ -71,6 +75,10 @@ class NgramTables:
         """Blanks by order."""
         return tuple(int(t.blank.sum()) for t in self.tables)
 
+    def sort_keys(self, prefix: NDArray[np.int64], word: NDArray[np.uint32]) -> NDArray[np.uint64]:
+        """What the n-grams of an order above 1 are sorted by: see `pack_keys`."""
+        return pack_keys(prefix, keys_of(word, key_bits_of(len(self.vocabulary))))
+
     def ranks(self, rows: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Rank of each row among the n-grams of its length, -1 where there is none.
 
@@ -82,14 +90,17 @@ class NgramTables:
         for k in range(2, rows.shape[1] + 1):
             table = self.tables[k - 1]
             ranks = find_keys(
-                pack_keys(table.prefix, table.rows[:, -1]), pack_keys(ranks, rows[:, k - 1]), ranks
+                self.sort_keys(table.prefix, table.rows[:, -1]),
+                self.sort_keys(ranks, rows[:, k - 1]),
+                ranks,
             )
         return ranks
 
     def model_id(self) -> str:
         """XXH3-128, in hex, of the words and of every n-gram of the model with its values.
 
-        The same for the same model, however its file was written or sharded.
+        The same for the same model, however its file was written or sharded: the n-grams of an
+        order are hashed each for itself and the hashes added (`packed.kernels.hash_ngrams`).
         """
         digest = xxhash.xxh3_128()
         for word in self.vocabulary.words:
@@ -97,15 +108,19 @@ class NgramTables:
         digest.update(bytes([self.order, self.vocabulary.unk_in_model]))
         for table in self.tables:
             keep = ~table.blank
-            digest.update(int(keep.sum()).to_bytes(8, "little"))
-            for array in (table.rows, table.log10_prob, table.log10_backoff):
-                digest.update(np.ascontiguousarray(array[keep]).data)
+            sums = kernels.hash_ngrams(
+                table.rows[keep],
+                table.log10_prob[keep].view(np.uint32),
+                table.log10_backoff[keep].view(np.uint32),
+            )
+            for number in (int(keep.sum()), *sums.tolist()):
+                digest.update(int(number).to_bytes(8, "little"))
         return str(digest.hexdigest())
 
 
-def pack_keys(prefix: NDArray[np.int64], word: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Sort keys: rank of the prefix, then the last word."""
-    return (prefix.astype(np.uint64) << _WORD_BITS) | word.astype(np.uint64)
+def pack_keys(prefix: NDArray[np.int64], key: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """Sort keys: rank of the prefix, then the key of the last word."""
+    return (prefix.astype(np.uint64) << _WORD_BITS) | key.astype(np.uint64)
 
 
 def find_keys(
@@ -204,7 +219,7 @@ def sorted_tables(
                 row,
                 "Add the missing n-grams with --repair, which changes no score beyond its last bit",
             )
-        keys = pack_keys(prefix, ids[:, -1])
+        keys = tables.sort_keys(prefix, ids[:, -1])
         place = np.argsort(keys, kind="stable")
         twice = np.flatnonzero(keys[place][1:] == keys[place][:-1])
         if len(twice):
@@ -275,7 +290,7 @@ def close_under_suffixes(model: NgramTables) -> None:
         all_rows = np.concatenate([table.rows, rows])
         # Ranks one order down may have moved, so the keys are made anew even where nothing came.
         prefix = model.ranks(all_rows[:, :-1])
-        place = np.argsort(pack_keys(prefix, all_rows[:, -1]), kind="stable")
+        place = np.argsort(model.sort_keys(prefix, all_rows[:, -1]), kind="stable")
         model.tables[k - 1] = OrderTable(
             all_rows[place],
             np.concatenate([table.log10_prob, np.zeros(size, F32)])[place],

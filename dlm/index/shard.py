@@ -6,6 +6,8 @@ damage nor a hostile file can make a kernel read where it should not, or become 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -16,26 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.errors import QueryError, ShardFormatError
-from dlm.index import kernels, layout
+from dlm.index import kernels
 from dlm.index.layout import Arrays, Manifest, map_columns, read_manifest
+from dlm.index.packed.check import check_low, check_tree
+from dlm.index.packed.low import LowPlain, ids_of, key_bits_of, unpack_low
+from dlm.index.packed.tree import LevelPlain, unpack_tree
+from dlm.index.view import low_view, tree_view
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.ngram.vocab import Vocabulary
-
-Columns = tuple[NDArray[Any], ...]
-
-
-def empty_tree() -> Columns:
-    """The columns of a shard that holds nothing."""
-    return (
-        np.zeros(1, np.uint64),
-        np.zeros(0, np.uint32),
-        np.zeros(0, np.float32),
-        np.zeros(1, np.uint32),
-        np.zeros(1, np.uint32),
-        np.zeros(0, np.uint32),
-        np.zeros(0, np.float32),
-        np.zeros(0, np.uint8),
-    )
 
 
 def _require(holds: bool | np.bool_, path: Path, rule: str) -> None:
@@ -52,89 +42,57 @@ def _check_begins(begins: NDArray[Any], parents: int, total: int, path: Path, na
     _require(bool((begins[1:] >= begins[:-1]).all()), path, f"{name} must never fall")
 
 
-def _check_sorted_within(
-    keys: NDArray[np.uint32], begins: NDArray[Any], path: Path, name: str
-) -> None:
-    """Each stretch of `keys` between two begins must rise strictly."""
-    if len(keys) < 2:
-        return
-    rises = keys[1:] > keys[:-1]
-    inner = np.asarray(begins, np.int64)
-    inner = inner[(inner > 0) & (inner < len(keys))]
-    rises[inner - 1] = True
-    _require(bool(rises.all()), path, f"{name} must rise strictly among siblings")
-
-
-def _check_meta(meta: NDArray[np.uint8], flags: int, longest: int, path: Path, name: str) -> None:
-    """No bit but `flags` and the state length, which is at most `longest`."""
-    if not len(meta):
-        return
-    _require(
-        not int(np.bitwise_or.reduce(meta)) & ~(flags | layout.STATE_LENGTH_MASK),
-        path,
-        f"{name} has a reserved bit set",
-    )
-    _require(
-        int((meta & layout.STATE_LENGTH_MASK).max()) <= longest,
-        path,
-        f"{name}: a state has at most {longest} words",
-    )
-
-
-def _check_values(
-    log10_prob: NDArray[np.float32], backoff: NDArray[np.float32], path: Path, name: str
-) -> None:
-    """Values that no ARPA file can have must not become a score; a comparison with NaN is false."""
-    _require(bool((log10_prob <= 0).all()), path, f"{name}: log10 probabilities are 0 or less")
-    _require(bool(np.isfinite(backoff).all()), path, f"{name}: back-off weights are finite")
-
-
 @dataclass(frozen=True, eq=False)
 class LowOrders:
     """1- and 2-grams, with the bit that says whether anything is stored under a pair.
 
-    `columns` is what `kernels.score_groups` takes as `low`.
+    Shapes
+        arrays     the packed columns, mapped; `view` holds their addresses
+        view       int64  what `kernels.score_groups` takes where only the low orders answer
+        pairs      2-grams, blanks included
     """
 
     manifest: Manifest
-    columns: Columns
+    arrays: Arrays
+    view: NDArray[np.int64]
+    pairs: int
 
     @classmethod
-    def open(
-        cls, directory: Path, manifest: Manifest, *, verify: bool = True, values: bool = True
-    ) -> LowOrders:
+    def open(cls, directory: Path, manifest: Manifest, *, verify: bool = True) -> LowOrders:
         """Maps the file in `directory`; raises `ShardFormatError` where it is damaged.
 
         Args
-            verify  check its checksum
-            values  check every value too; `verify.verify` does that itself, rule by rule
+            verify  check its checksum; offsets, keys and values are checked regardless
         """
         entry = manifest.file("low_orders")
         path = directory / entry.name
         a = map_columns(path, entry, verify=verify)
-        size = manifest.vocabulary_size
-        for name in ("unigram_log10_prob", "unigram_backoff", "unigram_meta"):
-            _require(len(a[name]) == size, path, f"{name} must have {size} values")
-        pairs = len(a["bigram_word"])
-        _require(pairs <= 0xFFFFFFFF, path, "2-grams must be numbered in 32 bits")
-        for name in ("bigram_log10_prob", "bigram_backoff", "bigram_meta"):
-            _require(len(a[name]) == pairs, path, f"{name} must have {pairs} values")
-        _check_begins(a["bigram_begin"], size, pairs, path, "bigram_begin")
-        _require(pairs == 0 or int(a["bigram_word"].max()) < size, path, "bigram_word: word ids")
-        _check_sorted_within(a["bigram_word"], a["bigram_begin"], path, "bigram_word")
-        _require(manifest.order > 1 or pairs == 0, path, "a model of order 1 has no 2-grams")
-        longest = manifest.order - 1
-        _check_meta(a["unigram_meta"], layout.BLANK, min(longest, 1), path, "unigram_meta")
-        flags = layout.BLANK | layout.STORED
-        _check_meta(a["bigram_meta"], flags, min(longest, 2), path, "bigram_meta")
-        for name in ("unigram", "bigram") if values else ():
-            _check_values(a[f"{name}_log10_prob"], a[f"{name}_backoff"], path, name)
-        return cls(manifest, tuple(a[name] for name in layout.LOW_ORDER_COLUMNS))
+        with _breaks(path):
+            _, pairs = check_low(a, manifest.vocabulary_size, manifest.order)
+        return cls(manifest, a, low_view(a), pairs)
 
-    @property
-    def pairs(self) -> int:
-        """2-grams, blanks included."""
-        return len(self.columns[4])
+    @cached_property
+    def plain(self) -> LowPlain:
+        """The low orders unpacked."""
+        return unpack_low(self.arrays)
+
+    def sizes_after_pairs(self) -> NDArray[np.int64]:
+        """(pairs,) int64: entries of the list of the second word of each pair."""
+        plain = self.plain
+        ids = ids_of(plain.key, key_bits_of(self.manifest.vocabulary_size))
+        sizes: NDArray[np.int64] = np.diff(plain.begin)[ids]
+        return sizes
+
+
+@contextmanager
+def _breaks(path: Path) -> Iterator[None]:
+    """A ValueError inside becomes the `ShardFormatError` that names the file."""
+    try:
+        yield
+    except ValueError as exc:
+        raise ShardFormatError(
+            f"{path} breaks the format: {exc}. Fetch it again, or build the shards again"
+        ) from exc
 
 
 def open_vocabulary(directory: Path, manifest: Manifest, *, verify: bool = True) -> Vocabulary:
@@ -169,7 +127,7 @@ class Shard:
         self.arrays = arrays
         self.order = manifest.order
         self.vocabulary_size = manifest.vocabulary_size
-        self.columns: Columns = tuple(arrays[name] for name in layout.SHARD_COLUMNS)
+        self.view = tree_view(low.view, arrays)
 
     @classmethod
     def open(
@@ -180,13 +138,12 @@ class Shard:
         verify: bool = True,
         manifest: Manifest | None = None,
         low: LowOrders | None = None,
-        values: bool = True,
     ) -> Shard:
         """Maps shard `index` of the shard set in `directory`.
 
         Args
-            verify         check the checksum of each file; offsets and keys are checked regardless
-            values         check every value too, as `LowOrders.open`
+            verify         check the checksum of each file; offsets, keys and values are checked
+                           regardless
             manifest, low  those of the same set, where already open
         Raises
             ShardFormatError  a file is missing, damaged or contradicts the manifest
@@ -197,10 +154,24 @@ class Shard:
         low = LowOrders.open(directory, manifest, verify=verify) if low is None else low
         path = directory / entry.name
         arrays = map_columns(path, entry, verify=verify)
-        _check_tree(arrays, manifest, entry, low, path)
-        if values:
-            _check_values(arrays["gram_log10_prob"], arrays["node_backoff"], path, "gram and node")
+        with _breaks(path):
+            grams = check_tree(
+                arrays,
+                max(manifest.order - 2, 0),
+                manifest.vocabulary_size,
+                low.pairs,
+                low.sizes_after_pairs(),
+                entry.nodes,
+            )
+            if grams != entry.ngrams + entry.blanks:
+                raise ValueError(
+                    f"the manifest says {entry.ngrams} n-grams and {entry.blanks} blanks"
+                )
         return cls(directory, manifest, index, low, arrays)
+
+    def plain(self) -> list[LevelPlain]:
+        """The levels of the tree unpacked, roots first."""
+        return unpack_tree(self.arrays, self.low.sizes_after_pairs())
 
     @cached_property
     def owned(self) -> NDArray[np.bool_]:
@@ -228,7 +199,7 @@ class Shard:
 
         Trusts  `check` has passed, and the contexts are owned by this shard
         """
-        return run_kernel(self.low, self.columns, self.order, groups)[0]
+        return run_kernel(self.view, self.order, groups)[0]
 
 
 def check_groups(groups: QueryGroups) -> None:
@@ -260,11 +231,12 @@ def check_groups(groups: QueryGroups) -> None:
 
 
 def run_kernel(
-    low: LowOrders, tree: Columns, order: int, groups: QueryGroups
+    view: NDArray[np.int64], order: int, groups: QueryGroups
 ) -> tuple[Answers, NDArray[np.uint8]]:
     """One call of `kernels.score_groups`; the answers, and per context whether a shard is needed.
 
-    Trusts  `groups` was checked: `Shard.check`, `local.LocalModel.score`
+    Trusts  `groups` was checked: `Shard.check`, `local.LocalModel.score`; the columns behind `view`
+            are still mapped
     """
     context_begin = np.zeros(len(groups.context_lengths) + 1, np.int64)
     np.cumsum(groups.context_lengths, out=context_begin[1:])
@@ -273,8 +245,7 @@ def run_kernel(
     answers = Answers.empty(len(groups.words))
     needs_shard = np.empty(len(groups.context_lengths), np.uint8)
     kernels.score_groups(
-        low.columns,
-        tree,
+        view,
         order,
         context_begin,
         groups.context_words,
@@ -287,46 +258,3 @@ def run_kernel(
         needs_shard,
     )
     return answers, needs_shard
-
-
-def _check_tree(
-    a: Arrays, manifest: Manifest, entry: layout.FileEntry, low: LowOrders, path: Path
-) -> None:
-    """What the kernel relies on; `ShardFormatError` where it does not hold."""
-    levels = max(manifest.order - 2, 0)
-    begin = a["level_begin"]
-    nodes, grams, size = len(a["node_key"]), len(a["gram_word"]), manifest.vocabulary_size
-    _check_begins(begin, levels, nodes, path, "level_begin")
-    _require(len(a["node_backoff"]) == nodes, path, f"node_backoff must have {nodes} values")
-    for name in ("gram_log10_prob", "gram_meta"):
-        _require(len(a[name]) == grams, path, f"{name} must have {grams} values")
-    _require(entry.nodes == nodes, path, f"the manifest says {entry.nodes} nodes")
-    _require(
-        entry.ngrams + entry.blanks == grams,
-        path,
-        f"the manifest says {entry.ngrams} n-grams and {entry.blanks} blanks",
-    )
-    _check_begins(a["node_gram"], nodes, grams, path, "node_gram")
-    _check_begins(a["node_child"], nodes, nodes, path, "node_child")
-    _require(grams == 0 or int(a["gram_word"].max()) < size, path, "gram_word: word ids")
-    _check_sorted_within(a["gram_word"], a["node_gram"], path, "gram_word")
-    roots = int(begin[1]) if levels else 0
-    key = a["node_key"]
-    _require(roots == 0 or int(key[:roots].max()) < low.pairs, path, "node_key: 2-grams")
-    _require(roots == nodes or int(key[roots:].max()) < size, path, "node_key: word ids")
-    _check_sorted_within(key[:roots], np.zeros(1, np.int64), path, "node_key")
-    child = a["node_child"]
-    for level in range(levels):
-        first, last = int(begin[level]), int(begin[level + 1])
-        if first == last:
-            continue
-        below = int(begin[min(level + 2, levels)])
-        _require(
-            int(child[first]) == last and int(child[last]) == below,
-            path,
-            f"the children of level {level} must be level {level + 1}",
-        )
-        grams_here = a["gram_meta"][int(a["node_gram"][first]) : int(a["node_gram"][last])]
-        longest = min(level + 3, manifest.order - 1)  # level 0 holds 3-grams
-        _check_meta(grams_here, layout.BLANK, longest, path, "gram_meta")
-    _check_sorted_within(key[roots:], np.asarray(child, np.int64) - roots, path, "node_key")

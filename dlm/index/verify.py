@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 
 from dlm.errors import ShardFormatError
 from dlm.index import build, layout
+from dlm.index.coding import coding_of_set
 from dlm.index.decode import ShardSet, Tables, decode_tables, spell
 from dlm.index.layout import Manifest, read_manifest
 from dlm.index.ngrams import NgramTables, read_raw, sorted_tables
+from dlm.index.plain import extended_flags, place_contexts, place_model
 from dlm.index.shard import LowOrders, Shard, open_vocabulary
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.partition import slots_of
@@ -139,7 +141,7 @@ def _open(report: Report, manifest: Manifest) -> ShardSet | None:
     except ShardFormatError as exc:
         report.add("file", layout.file_name("vocabulary"), str(exc))
     try:
-        low = LowOrders.open(directory, manifest, values=False)
+        low = LowOrders.open(directory, manifest)
     except ShardFormatError as exc:
         report.add("file", layout.file_name("low_orders"), str(exc))
     shards = []
@@ -148,11 +150,7 @@ def _open(report: Report, manifest: Manifest) -> ShardSet | None:
             if low is None:  # its keys cannot be checked then, but damage shows
                 layout.map_columns(directory / entry.name, entry)
             else:
-                shards.append(
-                    Shard.open(
-                        directory, entry.index or 0, manifest=manifest, low=low, values=False
-                    )
-                )
+                shards.append(Shard.open(directory, entry.index or 0, manifest=manifest, low=low))
         except ShardFormatError as exc:
             report.add("file", entry.name, str(exc))
     if vocabulary is None or low is None or len(shards) != manifest.shards:
@@ -170,6 +168,8 @@ class _Rules:
         self.tables = tables
         self.model = tables.model
         self.order = opened.manifest.order
+        self.orders = range(1, self.order + 1)
+        self.trees = [shard.plain() for shard in opened.shards]
 
     def check(self) -> None:
         """All of them; those that need closure only where it holds."""
@@ -183,7 +183,7 @@ class _Rules:
             self.useless_blanks()
             self.nodes()
             self.stored()
-            self.state_lengths()
+            self.extended()
             self.report.complete = True
 
     # ------------------------------------------------------------------ helpers
@@ -206,6 +206,10 @@ class _Rules:
                 f"the {k}-gram {spell(self.opened.vocabulary, ids)} {message} ({len(rows)} such)",
             )
 
+    def suffix_ranks(self, k: int) -> NDArray[np.int64]:
+        """Rank, one order down, of each n-gram of order `k` without its oldest word; -1: none."""
+        return self.model.ranks(self.model.tables[k - 1].rows[:, 1:])
+
     # ------------------------------------------------------------------ rules
 
     def vocabulary(self) -> None:
@@ -221,31 +225,20 @@ class _Rules:
                 self.report.add("word", file, f"the words lack {mark.decode()}")
 
     def roots(self) -> None:
-        """A root lies in the shard that owns its slot, with the weight of its bigram."""
+        """A root lies in the shard that owns its slot."""
         if self.order < 3:
             return
         two = self.model.tables[1]
-        for shard in self.opened.shards:
-            a = shard.arrays
-            key = a["node_key"][: int(a["level_begin"][1])]
-            rows = two.rows[key]
-            file = layout.file_name("shard", shard.index)
-            for rule, broken, what in (
-                (
+        for shard, tree in zip(self.opened.shards, self.trees, strict=True):
+            rows = two.rows[tree[0].key]
+            at = np.flatnonzero(~shard.owned[slots_of(rows[:, 0], rows[:, 1])])
+            if len(at):
+                self.report.add(
                     "slot",
-                    ~shard.owned[slots_of(rows[:, 0], rows[:, 1])],
-                    "is a root of a shard that does not own its slot",
-                ),
-                (
-                    "root-backoff",
-                    _bits(a["node_backoff"][: len(key)]) != _bits(two.log10_backoff[key]),
-                    "has another back-off weight in its root than in the bigram table",
-                ),
-            ):
-                at = np.flatnonzero(broken)
-                if len(at):
-                    pair = spell(self.opened.vocabulary, rows[at[0]])
-                    self.report.add(rule, file, f"the pair {pair} {what} ({len(at)} such)")
+                    layout.file_name("shard", shard.index),
+                    f"the pair {spell(self.opened.vocabulary, rows[at[0]])} is a root of a shard "
+                    f"that does not own its slot ({len(at)} such)",
+                )
 
     def counts(self) -> None:
         """The manifest's numbers, by order and by file."""
@@ -260,8 +253,8 @@ class _Rules:
                     f"it says {count} {k}-grams and {blanks} blanks; "
                     f"the files hold {len(table) - blank} and {blank}",
                 )
-        for shard, entry in zip(self.opened.shards, self.manifest.files[2:], strict=True):
-            blank = int(((shard.arrays["gram_meta"] & layout.BLANK) != 0).sum())
+        for tree, entry in zip(self.trees, self.manifest.files[2:], strict=True):
+            blank = sum(int(level.blank.sum()) for level in tree)
             if blank != entry.blanks:
                 self.report.add(
                     "counts", entry.name, f"the manifest says {entry.blanks} blanks, it has {blank}"
@@ -277,11 +270,6 @@ class _Rules:
             self.bad("negative-zero", k, negative, "has a value of -0.0; zero is written 0.0")
             if k == self.order:
                 self.bad("backoff", k, backoff != 0, "has a back-off weight at the highest order")
-        for shard in self.opened.shards:
-            weight = shard.arrays["node_backoff"]
-            if bool((~np.isfinite(weight) | _negative_zero(weight)).any()):
-                file = layout.file_name("shard", shard.index)
-                self.report.add("backoff", file, "a node's back-off weight is no number, or -0.0")
 
     def blanks(self) -> None:
         """Blanks have no values, and among the 1-grams only a missing unknown word is one."""
@@ -314,7 +302,7 @@ class _Rules:
         """Every n-gram without its oldest word is an n-gram or a blank."""
         holds = True
         for k in range(3, self.order + 1):
-            lost = build.suffix_ranks(self.model, k) < 0
+            lost = self.suffix_ranks(k) < 0
             self.bad("suffix", k, lost, "has neither an n-gram nor a blank for its suffix")
             holds = holds and not bool(lost.any())
         # A node or an n-gram that was left out of the tables leaves a hole that shows as more.
@@ -326,15 +314,15 @@ class _Rules:
             table = self.model.tables[k - 1]
             needed = np.zeros(len(table), np.bool_)
             if k < self.order:
-                needed[build.suffix_ranks(self.model, k + 1)] = True
+                needed[self.suffix_ranks(k + 1)] = True
             self.bad("blank-useless", k, table.blank & ~needed, "is a blank that closes nothing")
 
     def nodes(self) -> None:
         """A node has n-grams, a weight or a child. (One that is needed cannot be missing: what
         needs it is reached through it.)"""
-        for k, (wanted, found) in enumerate(
-            zip(build.place_contexts(self.model), self.tables.nodes, strict=True), 2
-        ):
+        suffix = [self.suffix_ranks(k) if k > 1 else np.zeros(0, np.int64) for k in self.orders]
+        wanted_nodes = place_contexts(self.model, suffix)
+        for k, (wanted, found) in enumerate(zip(wanted_nodes, self.tables.nodes, strict=True), 2):
             size = len(self.model.tables[k - 1])
             useless = np.zeros(size, np.bool_)
             useless[found] = True
@@ -354,25 +342,20 @@ class _Rules:
         """The bit of a pair says whether it is a root."""
         if self.order < 2:
             return
-        said = (self.tables.meta[1] & layout.STORED) != 0
+        said = self.tables.stored
         root = np.zeros(len(said), np.bool_)
         if self.order > 2:
             root[self.tables.nodes[0]] = True
         self.bad("stored", 2, said & ~root, "says that something is stored under it; nothing is")
         self.bad("stored", 2, root & ~said, "says that nothing is stored under it; something is")
 
-    def state_lengths(self) -> None:
-        """The state length beside each n-gram is the one that follows from all of them."""
-        for k, (length, meta) in enumerate(
-            zip(build.state_lengths(self.model), self.tables.meta, strict=True), 1
+    def extended(self) -> None:
+        """What is said of each n-gram, that it matters to the right, follows from all of them."""
+        for k, (wanted, said) in enumerate(
+            zip(extended_flags(self.model), self.tables.extended, strict=True), 1
         ):
-            said = meta & layout.STATE_LENGTH_MASK
-            wrong = said != length
-            first = int(np.argmax(wrong)) if len(wrong) else 0
-            message = (
-                "" if not len(wrong) else f"has state length {said[first]}, not {length[first]}"
-            )
-            self.bad("state-length", k, wrong, message)
+            self.bad("extended", k, said & ~wanted, "is said to matter to the right; it does not")
+            self.bad("extended", k, wanted & ~said, "is said not to matter to the right; it does")
 
 
 def _bits(values: NDArray[np.float32]) -> NDArray[np.uint32]:
@@ -387,12 +370,9 @@ def _negative_zero(values: NDArray[np.float32]) -> Mask:
 def _compare_with_rebuilt(report: Report, opened: ShardSet, model: NgramTables) -> None:
     """The columns are a function of the n-grams and the slot table; here it is computed again."""
     manifest = opened.manifest
-    lengths = build.state_lengths(model)
-    contexts = build.place_contexts(model)
-    stored = np.zeros(len(model.tables[1]) if model.order > 1 else 0, np.bool_)
-    if contexts:
-        stored[contexts[0].rank] = True
-    wanted = [build.vocabulary_arrays(model), build.low_order_arrays(model, lengths, stored)]
+    placed = place_model(model)
+    coding = coding_of_set(manifest.encoding)
+    wanted = [build.vocabulary_arrays(model), build.low_order_arrays(placed, coding)]
     found = [
         layout.map_columns(opened.directory / entry.name, entry, verify=False)
         for entry in manifest.files[:2]
@@ -400,7 +380,7 @@ def _compare_with_rebuilt(report: Report, opened: ShardSet, model: NgramTables) 
     for entry, old, new in zip(manifest.files[:2], found, wanted, strict=True):
         _compare_columns(report, entry.name, old, new)
     for shard, entry in zip(opened.shards, manifest.files[2:], strict=True):
-        arrays = build.shard_arrays(model, contexts, lengths, shard.owned)[0]
+        arrays = build.shard_arrays(placed, shard.owned, coding)[0]
         _compare_columns(report, entry.name, shard.arrays, arrays)
 
 

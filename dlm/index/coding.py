@@ -1,0 +1,121 @@
+"""How values are kept: as they are, or quantised.
+
+Quantised, each order has a codebook for its probabilities and one for its weights, chosen to make
+the sum of squared errors in log10 small: Lloyd's iteration from the quantiles (Lloyd 1982; KenLM
+stops at the quantiles). 0 and -inf keep codes of their own, so that no weight appears or
+disappears: states and the tree stay those of the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import ConfigError
+from dlm.index.ngrams import NgramTables
+
+ANY = 1 << 31  # entries of a table, where only its size counts
+DEFAULT_BITS = 8
+LOSSLESS_BITS = 32
+ROUNDS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """How values become bits.
+
+    name           of the encoding in the manifest
+    bits           of a quantised value; None: values stay as they are
+    prob_table, backoff_table  entries that a table of values may have. The exact encoding keeps
+                   probabilities in place, since a table costs each query a cache line
+    """
+
+    name: str
+    bits: int | None
+    prob_table: int
+    backoff_table: int
+
+
+EXACT = Coding("exact", None, 0, 1 << 16)
+
+
+def coding_of(encoding: str, bits: int | None) -> Coding:
+    """The coding that `--encoding` and `--bits` ask for; raises `ConfigError` for what is none."""
+    if encoding == "exact":
+        if bits not in (None, LOSSLESS_BITS):
+            raise ConfigError(f"--bits {bits} quantises values; say --encoding compact too")
+        return EXACT
+    if encoding != "compact":
+        raise ConfigError(f"encoding {encoding!r} is none of exact, compact")
+    bits = DEFAULT_BITS if bits is None else bits
+    if not (2 <= bits <= 16 or bits == LOSSLESS_BITS):
+        raise ConfigError(f"--bits {bits}: 2 to 16, or 32 to keep values as they are")
+    return Coding("compact", None if bits == LOSSLESS_BITS else bits, ANY, ANY)
+
+
+def coding_of_set(encoding: str) -> Coding:
+    """The coding of a shard set that is built: its values are quantised already."""
+    return coding_of(encoding, None if encoding == "exact" else LOSSLESS_BITS)
+
+
+def quantised(model: NgramTables, bits: int) -> NgramTables:
+    """`model` with at most 2**bits values of each kind an order; its n-grams stay."""
+    tables = []
+    for table in model.tables:
+        prob = table.log10_prob.copy()
+        keep = ~table.blank
+        prob[keep] = quantise(prob[keep], bits)
+        tables.append(
+            replace(table, log10_prob=prob, log10_backoff=quantise(table.log10_backoff, bits))
+        )
+    return NgramTables(model.vocabulary, tables)
+
+
+def quantise(values: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
+    """Each value replaced by the nearest of a codebook of at most 2**bits."""
+    out = values.copy()
+    own = ~((values == 0) | ~np.isfinite(values))
+    specials = len(np.unique(values[~own]))
+    distinct, inverse, counts = np.unique(values[own], return_inverse=True, return_counts=True)
+    room = (1 << bits) - specials
+    if len(distinct) <= room:
+        return out
+    book, code = codebook(distinct.astype(np.float64), counts, room)
+    out[own] = book[code][inverse]
+    return out
+
+
+def codebook(
+    distinct: NDArray[np.float64], counts: NDArray[np.int64], size: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """A codebook for rising values with counts, and the code of each value.
+
+    Guarantees  every code is used; the same for the same values on every machine
+    """
+    weight = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])
+    moment = np.concatenate([[0.0], np.cumsum(counts * distinct)])
+    # Edges: code c takes the values edges[c] .. edges[c + 1] - 1. Each code has one at least.
+    wanted = np.arange(1, size) * weight[-1] / size
+    inner = np.searchsorted(weight[1:], wanted)
+    edges = _spread(np.concatenate([[0], inner, [len(distinct)]]).astype(np.int64))
+    for _ in range(ROUNDS):
+        centre = np.diff(moment[edges]) / np.diff(weight[edges])
+        middle = np.searchsorted(distinct, (centre[1:] + centre[:-1]) / 2)
+        moved = _spread(np.concatenate([[0], middle, [len(distinct)]]).astype(np.int64))
+        if np.array_equal(moved, edges):
+            break
+        edges = moved
+    centre = np.diff(moment[edges]) / np.diff(weight[edges])
+    book = np.clip(centre, distinct[edges[:-1]], distinct[edges[1:] - 1]).astype(np.float32)
+    return book, np.repeat(np.arange(size), np.diff(edges))
+
+
+def _spread(edges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The edges moved as little as need be for each to be above the one before."""
+    places = np.arange(len(edges))
+    risen = np.maximum.accumulate(edges - places) + places
+    most = edges[-1] - places[::-1]
+    out: NDArray[np.int64] = np.minimum(risen, most)
+    return out

@@ -1,0 +1,259 @@
+"""What the kernels trust, checked when a file is opened.
+
+A view holds bare addresses: every offset, key and code that could lead a kernel out of its columns,
+or that no model can have, must be found here. Each function raises ValueError with the rule.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.index.packed import kernels
+from dlm.index.packed.columns import (
+    BACKOFF_BITS,
+    PROB_BITS,
+    Offsets,
+    unpack_fields,
+    unpack_offsets,
+)
+from dlm.index.packed.kernels import OFFSET_BLOCK
+from dlm.index.packed.low import LOW_SHAPE, Arrays, key_bits_of, multiplier_of
+from dlm.index.packed.tree import LEVEL_COLUMNS, TABLES, TreeShape, root_key_bits_of, tree_shape
+
+_INFINITY = 0x7F800000  # bits of the probability 0; above it, magnitudes are no numbers
+_FAULTS = ("", "directory", "keys", "values", "place")
+
+
+def _require(holds: bool, rule: str) -> None:
+    if not holds:
+        raise ValueError(rule)
+
+
+def _words(bits: int) -> int:
+    """Words of a packed column of `bits` bits, the spare one counted."""
+    return (bits + 63) // 64 + 1
+
+
+def _limits(bits: int, table: NDArray[np.float32], is_prob: bool, name: str) -> int:
+    """What codes must stay below (`kernels.good_prob`, `kernels.good_backoff`)."""
+    raw = PROB_BITS if is_prob else BACKOFF_BITS
+    if bits == raw and not len(table):
+        return _INFINITY + 1 if is_prob else 0
+    _require(0 < len(table) <= 1 << bits < 1 << raw, f"{name}: a table that its codes fit")
+    if is_prob:
+        _require(bool((table <= 0).all()), f"{name}: log10 probabilities are 0 or less")
+    else:
+        _require(bool(np.isfinite(table).all()), f"{name}: back-off weights are finite")
+    return len(table)
+
+
+def _offsets(
+    words: NDArray[np.uint64],
+    wide: NDArray[np.uint64],
+    base_bits: int,
+    delta_bits: int,
+    count: int,
+    last: int | None,
+    name: str,
+) -> NDArray[np.int64]:
+    """`count` offsets from 0 to `last`, never falling."""
+    _require(1 <= base_bits <= 48 and delta_bits <= base_bits, f"{name}: widths")
+    blocks = -(-count // OFFSET_BLOCK)
+    stride = base_bits + 1 + (OFFSET_BLOCK - 1) * delta_bits
+    _require(len(words) == _words(blocks * stride), f"{name}: length")
+    head = np.empty(blocks, np.uint64)
+    kernels.get_all(words.ctypes.data, 0, stride, base_bits + 1, head)
+    flagged = (head & np.uint64(1)) != 0
+    wide_blocks = int(flagged.sum())
+    _require(
+        len(wide) == _words(wide_blocks * OFFSET_BLOCK * base_bits)
+        and bool((head[flagged] >> np.uint64(1) == np.arange(wide_blocks)).all()),
+        f"{name}: blocks whose distances do not fit",
+    )
+    offsets = unpack_offsets(Offsets(words, wide, base_bits, delta_bits), count)
+    _require(int(offsets[0]) == 0, f"{name} must begin with 0")
+    _require(bool((offsets[1:] >= offsets[:-1]).all()), f"{name} must never fall")
+    _require(last is None or int(offsets[-1]) == last, f"{name} must end with {last}")
+    return offsets
+
+
+def check_low(a: Arrays, words: int, order: int) -> tuple[NDArray[np.int64], int]:
+    """Checks the low orders of a model of so many words.
+
+    Returns
+        (words + 1,) int64, where the pairs of each word begin; and the number of pairs
+    """
+    _require(len(a["shape"]) == len(LOW_SHAPE), f"shape must have {len(LOW_SHAPE)} values")
+    s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
+    pairs, key_bits = s["pairs"], s["key_bits"]
+    _require(s["words"] == words, f"there must be {words} words")
+    _require(key_bits == key_bits_of(words), "key_bits must be those of the words")
+    _require(pairs < 1 << 32 and (order > 1 or not pairs), "2-grams: too many for the order")
+    for kind, is_prob in (("prob", True), ("backoff", False)):
+        bits = s[f"word_{kind}_bits"]
+        _require(bits <= (PROB_BITS if is_prob else BACKOFF_BITS), f"word_{kind}_bits")
+        limit = _limits(bits, a[f"word_{kind}_table"], is_prob, f"word_{kind}_table")
+        column = a["word_value" if is_prob else "word_backoff"]
+        stride, shift = (bits + 1, 1) if is_prob else (bits, 0)
+        _require(len(column) == _words(words * stride), f"word_{kind}: length")
+        at = kernels.check_values(column.ctypes.data, words, shift, stride, bits, limit, is_prob)
+        _require(at < 0, f"word_{kind}: the value of word {at}")
+    _require(s["pair_prob_bits"] <= PROB_BITS, "pair_prob_bits")
+    _require(s["pair_backoff_bits"] <= BACKOFF_BITS, "pair_backoff_bits")
+    prob_limit = backoff_limit = 1
+    if pairs:
+        prob_limit = _limits(s["pair_prob_bits"], a["pair_prob_table"], True, "pair_prob_table")
+        backoff_limit = _limits(
+            s["pair_backoff_bits"], a["pair_backoff_table"], False, "pair_backoff_table"
+        )
+    begin = _offsets(
+        a["begin"], a["begin_wide"], s["begin_base_bits"], s["begin_delta_bits"], words + 1, pairs,
+        "begin",
+    )  # fmt: skip
+    place = _offsets(
+        a["place"], a["place_wide"], s["place_base_bits"], s["place_delta_bits"], words + 1, None,
+        "place",
+    )  # fmt: skip
+    _require(len(a["list"]) == _words(int(place[-1])), "list: length")
+    value_bits = 3 + s["pair_prob_bits"] + s["pair_backoff_bits"]
+    at, fault = kernels.check_key_lists(
+        a["list"].ctypes.data, place, begin, key_bits, value_bits, 3, s["pair_prob_bits"],
+        prob_limit, backoff_limit,
+    )  # fmt: skip
+    _require(not fault, f"list: {_FAULTS[fault]} of the 2-grams that begin with word {at}")
+    inverse = pow(multiplier_of(key_bits), -1, 1 << key_bits)
+    at = kernels.check_list_ids(a["list"].ctypes.data, place, begin, key_bits, inverse, words)
+    _require(at < 0, f"list: word ids after word {at}")
+    return begin, pairs
+
+
+def check_tree(
+    a: Arrays, levels: int, words: int, pairs: int, sizes_of: NDArray[np.int64], nodes: int
+) -> int:
+    """Checks the tree of a shard beside low orders that passed.
+
+    Args
+        sizes_of  (pairs,) int64: entries of the list of the second word of each pair
+        nodes     how many there should be
+    Returns       n-grams in the shard, blanks included
+    """
+    shape = tree_shape(a["shape"])
+    _require(shape.levels == levels, f"there must be {levels} levels")
+    _require(shape.pairs == pairs, f"there must be {pairs} 2-grams")
+    _require(shape.key_bits == key_bits_of(words), "key_bits must be those of the words")
+    _require(
+        sum(level["nodes"] for level in shape.level) == nodes, f"the manifest says {nodes} nodes"
+    )
+    _parts(a, shape)
+    roots = _roots(a, shape)
+    parent_size = sizes_of[roots]
+    total = 0
+    child = np.zeros(1, np.int64)
+    for depth, s in enumerate(shape.level):
+        where = f"level {depth}"
+        _require(len(parent_size) == s["nodes"], f"{where}: the children of the level above")
+        _require(s["flag_bits"] <= 2 and s["prob_bits"] <= PROB_BITS, f"{where}: widths")
+        _require((s["flag_bits"] == 0) == (depth + 1 == levels), f"{where}: flag_bits")
+        table = _part(a, shape, depth, "prob_table")
+        limit = _limits(s["prob_bits"], table, True, f"{where}: prob_table") if s["grams"] else 1
+        place = _offsets(
+            _part(a, shape, depth, "place"), _part(a, shape, depth, "place_wide"),
+            s["place_base_bits"], s["place_delta_bits"], s["nodes"] + 1, None, f"{where}: place",
+        )  # fmt: skip
+        lists = _part(a, shape, depth, "list")
+        _require(len(lists) == _words(int(place[-1])), f"{where}: list: length")
+        sizes = np.zeros(s["nodes"], np.int64)
+        at, fault = kernels.check_rank_lists(
+            lists.ctypes.data, place, parent_size, s["prob_bits"] + s["flag_bits"], s["flag_bits"],
+            limit, sizes,
+        )  # fmt: skip
+        _require(not fault, f"{where}: list: {_FAULTS[fault]} of node {at}")
+        _require(int(sizes.sum()) == s["grams"], f"{where}: there must be {s['grams']} n-grams")
+        total += s["grams"]
+        if depth:
+            _keys_and_weights(a, shape, depth, words, child)
+        if depth + 1 < levels:
+            child = _offsets(
+                _part(a, shape, depth, "child"), _part(a, shape, depth, "child_wide"),
+                s["child_base_bits"], s["child_delta_bits"], s["nodes"] + 1,
+                shape.level[depth + 1]["nodes"], f"{where}: child",
+            )  # fmt: skip
+            parent_size = np.repeat(sizes, np.diff(child))
+    return total
+
+
+def _part(a: Arrays, shape: TreeShape, depth: int, name: str) -> NDArray[Any]:
+    """The part of a column that belongs to one level."""
+    begin = shape.level[depth][name]
+    end = shape.level[depth + 1][name] if depth + 1 < shape.levels else len(a[name])
+    return a[name][begin:end]
+
+
+def _parts(a: Arrays, shape: TreeShape) -> None:
+    """The parts of the levels follow each other and are the whole column."""
+    for name in LEVEL_COLUMNS:
+        begins = [level[name] for level in shape.level] + [len(a[name])]
+        _require(
+            begins[0] == 0 and all(x <= y for x, y in pairwise(begins)),
+            f"{name}: where the parts of the levels begin",
+        )
+        if not shape.levels:
+            _require(len(a[name]) == 0, f"{name} must be empty")
+    for depth in range(shape.levels):
+        for name in LEVEL_COLUMNS:
+            if name not in TABLES:
+                _require(len(_part(a, shape, depth, name)) > 0, f"{name}: length")
+
+
+def _roots(a: Arrays, shape: TreeShape) -> NDArray[np.int64]:
+    """The pair of each root."""
+    roots = shape.level[0]["nodes"] if shape.levels else 0
+    _require(shape.roots == roots, f"there must be {roots} roots")
+    _require(
+        shape.root_key_bits == root_key_bits_of(shape.pairs, roots)
+        and shape.root_bucket_bits == roots.bit_length(),
+        "the widths of roots",
+    )
+    buckets = (shape.pairs >> shape.root_key_bits) + 1
+    _require(
+        len(a["root_bucket"]) == _words((buckets + 1) * shape.root_bucket_bits)
+        and len(a["root_key"]) == _words(roots * shape.root_key_bits),
+        "root_bucket, root_key: length",
+    )
+    ends = unpack_fields(a["root_bucket"], shape.root_bucket_bits, buckets + 1).astype(np.int64)
+    _require(
+        int(ends[0]) == 0 and int(ends[-1]) == roots and bool((ends[1:] >= ends[:-1]).all()),
+        f"root_bucket must rise from 0 to {roots}",
+    )
+    low = unpack_fields(a["root_key"], shape.root_key_bits, roots).astype(np.int64)
+    pair = (np.repeat(np.arange(buckets), np.diff(ends)) << shape.root_key_bits) | low
+    _require(bool((pair[1:] > pair[:-1]).all()), "root_key must rise strictly in a bucket")
+    _require(roots == 0 or int(pair[-1]) < shape.pairs, "root_key: 2-grams")
+    return pair
+
+
+def _keys_and_weights(
+    a: Arrays, shape: TreeShape, depth: int, words: int, child: NDArray[np.int64]
+) -> None:
+    """Keys and weights of the nodes below the roots."""
+    s, where = shape.level[depth], f"level {depth}"
+    key = _part(a, shape, depth, "node_key")
+    _require(len(key) == _words(s["nodes"] * shape.key_bits), f"{where}: node_key: length")
+    inverse = pow(multiplier_of(shape.key_bits), -1, 1 << shape.key_bits)
+    at = kernels.check_ids(
+        key.ctypes.data, s["nodes"], shape.key_bits, shape.key_bits, child, inverse, words
+    )
+    _require(at < 0, f"{where}: node_key: the children of node {at} of the level above")
+    bits = s["backoff_bits"]
+    _require(bits <= BACKOFF_BITS, f"{where}: backoff_bits")
+    weight = _part(a, shape, depth, "node_backoff")
+    _require(len(weight) == _words(s["nodes"] * bits), f"{where}: node_backoff: length")
+    if s["nodes"]:
+        table = _part(a, shape, depth, "backoff_table")
+        limit = _limits(bits, table, False, f"{where}: backoff_table")
+        at = kernels.check_values(weight.ctypes.data, s["nodes"], 0, bits, bits, limit, False)
+        _require(at < 0, f"{where}: node_backoff: the weight of node {at}")

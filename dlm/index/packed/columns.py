@@ -1,0 +1,147 @@
+"""Packed columns: fixed-width fields, offsets, and values by table.
+
+Everything is chosen from the data alone, so that one model has one packed form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.index.packed import kernels
+from dlm.index.packed.kernels import OFFSET_BLOCK
+
+Words = NDArray[np.uint64]
+
+# A probability is never above 0, so its sign is not stored; a weight has both.
+PROB_BITS = 31
+BACKOFF_BITS = 32
+
+
+def room(bits: int) -> Words:
+    """Zeroed words for `bits` bits and the spare word after them."""
+    return np.zeros((bits + 63) // 64 + 1, np.uint64)
+
+
+def bits_of(largest: int) -> int:
+    """Bits that `largest` needs; 0 for 0."""
+    return int(largest).bit_length()
+
+
+def pack_fields(values: NDArray[Any], width: int) -> Words:
+    """`values`, each in `width` bits."""
+    words = room(len(values) * width)
+    kernels.put_all(words, 0, width, width, values)
+    return words
+
+
+def unpack_fields(words: Words, width: int, count: int) -> NDArray[np.uint64]:
+    """The first `count` fields of `width` bits."""
+    out = np.empty(count, np.uint64)
+    kernels.get_all(words.ctypes.data, 0, width, width, out)
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class Offsets:
+    """A sequence that never falls, in blocks of 16: a base and 15 distances from it.
+
+    A block is the base, in `base_bits`, above one bit that is 0, then the distances of the other 15
+    from it, in `delta_bits` each. Where a distance needs more, the bit is 1, and in place of the
+    base stands the number of the block among those of `exceptions`, where 16 offsets stand whole.
+    """
+
+    words: Words
+    exceptions: Words
+    base_bits: int
+    delta_bits: int
+
+
+def pack_offsets(offsets: NDArray[Any]) -> Offsets:
+    """The fewest bits for `offsets`; the narrower distances where two widths tie."""
+    blocks = -(-len(offsets) // OFFSET_BLOCK)
+    whole = np.full(blocks * OFFSET_BLOCK, offsets[-1], np.uint64)
+    whole[: len(offsets)] = offsets
+    rows = whole.reshape(blocks, OFFSET_BLOCK)
+    base_bits = max(bits_of(int(offsets[-1])), bits_of(blocks))
+    spans = rows[:, -1] - rows[:, 0]
+    # How many spans need each width.
+    widths = np.bincount(
+        np.searchsorted(np.uint64(1) << np.arange(0, 64, dtype=np.uint64), spans, side="right"),
+        minlength=base_bits + 1,
+    )[: base_bits + 1]
+    above = np.cumsum(widths[::-1])[::-1]  # above[i]: spans that need i bits or more
+    costs = [
+        blocks * (OFFSET_BLOCK - 1) * width
+        + (int(above[width + 1]) if width < base_bits else 0) * OFFSET_BLOCK * base_bits
+        for width in range(base_bits + 1)
+    ]
+    delta_bits = int(np.argmin(costs))
+    wide = spans >= np.uint64(1) << np.uint64(delta_bits)
+    stride = base_bits + 1 + (OFFSET_BLOCK - 1) * delta_bits
+    words = room(blocks * stride)
+    head = rows[:, 0] << np.uint64(1)
+    head[wide] = (np.arange(int(wide.sum()), dtype=np.uint64) << np.uint64(1)) | np.uint64(1)
+    kernels.put_all(words, 0, stride, base_bits + 1, head)
+    for j in range(1, OFFSET_BLOCK if delta_bits else 1):
+        delta = np.where(wide, np.uint64(0), rows[:, j] - rows[:, 0])
+        kernels.put_all(words, base_bits + 1 + (j - 1) * delta_bits, stride, delta_bits, delta)
+    return Offsets(words, pack_fields(rows[wide].reshape(-1), base_bits), base_bits, delta_bits)
+
+
+def unpack_offsets(packed: Offsets, count: int) -> NDArray[np.int64]:
+    """The first `count` offsets."""
+    out = np.empty(count, np.int64)
+    kernels.get_offsets(
+        packed.words.ctypes.data,
+        packed.base_bits,
+        packed.delta_bits,
+        packed.exceptions.ctypes.data,
+        out,
+    )
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """float32 values as codes: places in `table`, or the bits themselves where it is empty."""
+
+    codes: NDArray[np.uint64]
+    bits: int
+    table: NDArray[np.float32]
+
+
+def code_values(values: NDArray[np.float32], raw_bits: int, largest_table: int) -> Values:
+    """Codes for `values`: by a table if that takes fewer bits and its size is allowed.
+
+    Args
+        raw_bits       PROB_BITS or BACKOFF_BITS
+        largest_table  entries that a table may have
+    """
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    distinct = np.unique(bits)
+    width = bits_of(max(len(distinct) - 1, 0))
+    by_table = len(values) * width + len(distinct) * 32 < len(values) * raw_bits
+    if by_table and len(distinct) <= largest_table:
+        codes = np.searchsorted(distinct, bits).astype(np.uint64)
+        return Values(codes, width, distinct.view(np.float32))
+    return Values(
+        (bits & np.uint32((1 << raw_bits) - 1)).astype(np.uint64),
+        raw_bits,
+        np.zeros(0, np.float32),
+    )
+
+
+def values_of(
+    codes: NDArray[np.uint64], table: NDArray[np.float32], raw_bits: int
+) -> NDArray[np.float32]:
+    """The inverse of `code_values`."""
+    if len(table):
+        return table[codes]
+    bits = codes.astype(np.uint32)
+    if raw_bits == PROB_BITS:
+        bits |= np.where(bits != 0, np.uint32(1 << 31), np.uint32(0))
+    return bits.view(np.float32)

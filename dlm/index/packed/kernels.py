@@ -1,0 +1,588 @@
+"""Bits in memory: reading and writing them, and the packed lists and offsets made of them.
+
+A packed column is an array of uint64; bit i is bit i % 64 of word i // 64, the lowest first. Every
+packed column ends with a spare word, so that eight bytes can be read from where any field begins.
+A field has at most 57 bits: with a shift of up to seven it still lies in one eight-byte load.
+"""
+
+# mypy: disable-error-code="assignment,misc"
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+# DO NOT CHANGE: on disk.
+OFFSET_BLOCK = 16  # offsets that share a base
+DIRECT = 8  # lists of at most so many keys have no directory
+
+_ONE = np.int64(1)
+
+
+@intrinsic
+def load64(typingctx, address):  # type: ignore[no-untyped-def]
+    """The eight bytes at `address`, aligned or not, as int64."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.load(pointer, align=1)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def load_float32(typingctx, address):  # type: ignore[no-untyped-def]
+    """The float32 at `address`, a multiple of four."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        pointer = builder.inttoptr(args[0], ir.FloatType().as_pointer())
+        return builder.load(pointer, align=4)
+
+    return types.float32(types.int64), codegen
+
+
+@intrinsic
+def prefetch(typingctx, address):  # type: ignore[no-untyped-def]
+    """Asks for the cache line at `address`; harmless at any address."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        byte_pointer = ir.IntType(8).as_pointer()
+        i32 = ir.IntType(32)
+        function_type = ir.FunctionType(ir.VoidType(), [byte_pointer, i32, i32, i32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [byte_pointer], function_type)
+        pointer = builder.inttoptr(args[0], byte_pointer)
+        builder.call(function, [pointer, i32(0), i32(3), i32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
+def as_float32(typingctx, bits):  # type: ignore[no-untyped-def]
+    """The float32 whose bits are the low 32 of `bits`."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        low = builder.trunc(args[0], ir.IntType(32))
+        return builder.bitcast(low, ir.FloatType())
+
+    return types.float32(types.int64), codegen
+
+
+@intrinsic
+def leading_zeros(typingctx, value):  # type: ignore[no-untyped-def]
+    """Zero bits above the highest one of an int64; 64 for 0."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.ctlz(args[0], ir.IntType(1)(0))
+
+    return types.int64(types.int64), codegen
+
+
+@njit(inline="always")
+def mask_of(width):  # type: ignore[no-untyped-def]
+    """`width` ones."""
+    return (_ONE << width) - _ONE
+
+
+@njit(inline="always")
+def get(address, bit, width):  # type: ignore[no-untyped-def]
+    """The field of `width` bits that begins at bit `bit` of the column at `address`."""
+    return (load64(address + (bit >> np.int64(3))) >> (bit & np.int64(7))) & mask_of(width)
+
+
+@njit(inline="always")
+def field(bit, width):  # type: ignore[no-untyped-def]
+    """The field of `width` bits that begins at `bit`, eight times its address."""
+    return (load64(bit >> np.int64(3)) >> (bit & np.int64(7))) & mask_of(width)
+
+
+@njit(inline="always")
+def bit_length(value):  # type: ignore[no-untyped-def]
+    """Bits that `value` >= 0 needs; 0 for 0."""
+    return np.int64(64) - leading_zeros(value)
+
+
+@njit(inline="always")
+def put(words, bit, width, value):  # type: ignore[no-untyped-def]
+    """Writes a field into `words`, whose bits there are 0."""
+    word = bit >> np.int64(6)
+    shift = bit & np.int64(63)
+    words[word] |= np.uint64(value) << np.uint64(shift)
+    if shift + width > 64:
+        words[word + 1] |= np.uint64(value) >> np.uint64(np.int64(64) - shift)
+
+
+@njit(cache=True, nogil=True)
+def put_all(words, first_bit, stride, width, values):  # type: ignore[no-untyped-def]
+    """Writes values[i] at first_bit + i * stride.
+
+    Shapes
+        words (w,) uint64, 0 there;  values (n,) uint64, each below 2**width
+    """
+    bit = np.int64(first_bit)
+    for i in range(len(values)):
+        put(words, bit, width, values[i])
+        bit += stride
+
+
+@njit(cache=True, nogil=True)
+def get_all(address, first_bit, stride, width, out):  # type: ignore[no-untyped-def]
+    """out[i] = the field at first_bit + i * stride."""
+    bit = np.int64(first_bit)
+    for i in range(len(out)):
+        out[i] = get(address, bit, width)
+        bit += stride
+
+
+@njit(inline="always")
+def offset_at(address, base_bits, delta_bits, exceptions, i):  # type: ignore[no-untyped-def]
+    """Offset i of packed offsets; see `packed.offsets`."""
+    j = i & np.int64(OFFSET_BLOCK - 1)
+    at = (i >> np.int64(4)) * (base_bits + np.int64(1) + np.int64(OFFSET_BLOCK - 1) * delta_bits)
+    head = get(address, at, base_bits + np.int64(1))
+    base = head >> np.int64(1)
+    if head & np.int64(1):
+        return get(exceptions, (base * np.int64(OFFSET_BLOCK) + j) * base_bits, base_bits)
+    if j:
+        at += base_bits + np.int64(1) + (j - np.int64(1)) * delta_bits
+        return base + get(address, at, delta_bits)
+    return base
+
+
+@njit(cache=True, nogil=True)
+def get_offsets(address, base_bits, delta_bits, exceptions, out):  # type: ignore[no-untyped-def]
+    """out[i] = offset i."""
+    for i in range(len(out)):
+        out[i] = offset_at(address, base_bits, delta_bits, exceptions, np.int64(i))
+
+
+# By width of a key: how many keys one load holds, ones at their lowest and highest bits, and what
+# turns a bit number into the number of a key (DIVIDE / 2**16 is 1 / width, rounded up).
+_WIDTHS = range(33)
+LANES = np.array([57 // max(w, 1) for w in _WIDTHS], np.int64)
+ONES = np.array([sum(1 << (i * w) for i in range(57 // max(w, 1))) for w in _WIDTHS], np.int64)
+HIGHS = np.array(
+    [sum(1 << (i * w + w - 1) for i in range(57 // w)) if w else 0 for w in _WIDTHS], np.int64
+)
+DIVIDE = np.array([-(-(1 << 16) // max(w, 1)) for w in _WIDTHS], np.int64)
+
+
+@intrinsic
+def trailing_zeros(typingctx, value):  # type: ignore[no-untyped-def]
+    """Zero bits below the lowest one of an int64; 64 for 0."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.cttz(args[0], ir.IntType(1)(0))
+
+    return types.int64(types.int64), codegen
+
+
+@njit(inline="always")
+def directory_bits(entries):  # type: ignore[no-untyped-def]
+    """Leading bits of a key that choose its bucket, in a list of `entries`; 0: no directory."""
+    return bit_length(entries) - np.int64(3) if entries > DIRECT else np.int64(0)
+
+
+@njit(inline="always")
+def list_bits(entries, key_bits, value_bits):  # type: ignore[no-untyped-def]
+    """Bits of a list of keys with values."""
+    leading = directory_bits(entries)
+    directory = np.int64(0)
+    if leading:
+        directory = ((_ONE << leading) + _ONE) * bit_length(entries)
+    return directory + entries * (key_bits - leading + value_bits)
+
+
+@njit(inline="always")
+def find_key(keys, width, low, high, target):  # type: ignore[no-untyped-def]
+    """Place of `target` among the keys low .. high - 1 of `width` bits, from bit `keys`; else -1.
+
+    Several keys are compared at once: in the difference of a word and a word of targets, a key
+    that is equal is a lane of zeros, and subtracting one from each lane borrows at the lowest such
+    lane first (Mycroft 1987).
+    """
+    if width == 0:
+        return low if low < high else np.int64(-1)
+    lanes = LANES[width]
+    ones = ONES[width]
+    highs = HIGHS[width]
+    targets = target * ones
+    bit = keys + low * width
+    while low < high:
+        x = (load64(bit >> np.int64(3)) >> (bit & np.int64(7))) ^ targets
+        equal = (x - ones) & ~x & highs
+        if equal:
+            low += (trailing_zeros(equal) * DIVIDE[width]) >> np.int64(16)
+            return low if low < high else np.int64(-1)
+        low += lanes
+        bit += lanes * width
+    return np.int64(-1)
+
+
+@njit(inline="always")
+def put_list(words, at, key_bits, value_bits, low_bits, keys, low, high, first, n):  # type: ignore[no-untyped-def]
+    """Writes n keys and their values, low | high << low_bits, from `first` on; where it ends."""
+    leading = directory_bits(n)
+    rest = key_bits - leading
+    if leading:
+        size = bit_length(n)
+        j = np.int64(0)
+        for bucket in range((_ONE << leading) + _ONE):
+            while j < n and (np.int64(keys[first + j]) >> rest) < bucket:
+                j += 1
+            put(words, at, size, j)
+            at += size
+    for j in range(n):
+        put(words, at, rest, np.int64(keys[first + j]) & mask_of(rest))
+        at += rest
+    for j in range(n):
+        put(words, at, low_bits, low[first + j])
+        put(words, at + low_bits, value_bits - low_bits, high[first + j])
+        at += value_bits
+    return at
+
+
+@njit(inline="always")
+def get_list(at, key_bits, value_bits, low_bits, keys, low, high, first, n):  # type: ignore[no-untyped-def]
+    """The inverse of `put_list`; `at` is eight times an address."""
+    leading = directory_bits(n)
+    rest = key_bits - leading
+    size = bit_length(n)
+    directory = at
+    if leading:
+        at += ((_ONE << leading) + _ONE) * size
+    bucket = np.int64(0)
+    for j in range(n):
+        if leading:
+            while bucket + 1 < (_ONE << leading) and j >= field(
+                directory + (bucket + 1) * size, size
+            ):
+                bucket += 1
+        keys[first + j] = (bucket << rest) | field(at, rest)
+        at += rest
+    for j in range(n):
+        low[first + j] = field(at, low_bits)
+        high[first + j] = field(at + low_bits, value_bits - low_bits)
+        at += value_bits
+
+
+@njit(cache=True, nogil=True)
+def key_list_bits(begin, key_bits, value_bits, out):  # type: ignore[no-untyped-def]
+    """out[i + 1] - out[i] = bits of key list i, which has begin[i + 1] - begin[i] entries."""
+    total = np.int64(0)
+    out[0] = 0
+    for i in range(len(begin) - 1):
+        total += list_bits(np.int64(begin[i + 1] - begin[i]), np.int64(key_bits), value_bits)
+        out[i + 1] = total
+
+
+@njit(cache=True, nogil=True)
+def put_key_lists(words, bits, begin, key_bits, value_bits, low_bits, keys, low, high):  # type: ignore[no-untyped-def]
+    """Writes the key lists whose places are `bits`."""
+    for i in range(len(begin) - 1):
+        first = np.int64(begin[i])
+        n = np.int64(begin[i + 1]) - first
+        put_list(
+            words, np.int64(bits[i]), np.int64(key_bits), value_bits, low_bits, keys, low, high,
+            first, n,
+        )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def get_key_lists(address, bits, begin, key_bits, value_bits, low_bits, keys, low, high):  # type: ignore[no-untyped-def]
+    """The inverse of `put_key_lists`."""
+    for i in range(len(begin) - 1):
+        first = np.int64(begin[i])
+        n = np.int64(begin[i + 1]) - first
+        get_list(
+            (address << np.int64(3)) + np.int64(bits[i]), np.int64(key_bits), value_bits, low_bits,
+            keys, low, high, first, n,
+        )  # fmt: skip
+
+
+@njit(inline="always")
+def head_bits(entries, parent_size):  # type: ignore[no-untyped-def]
+    """Bits of the head of a rank list."""
+    if entries == parent_size:
+        return _ONE
+    return np.int64(2) * bit_length(entries + _ONE)
+
+
+@njit(inline="always")
+def read_head(bit, parent_size):  # type: ignore[no-untyped-def]
+    """Entries of the rank list at `bit`, and the bits of its head.
+
+    The head is a one where the list is all of its parent's; else a zero and the Elias gamma code of
+    the entries + 1: as many zeros as there are bits after the leading one, that one, those bits.
+    """
+    x = load64(bit >> np.int64(3)) >> (bit & np.int64(7))
+    if x & _ONE:
+        return parent_size, _ONE
+    x = (x >> _ONE) & mask_of(np.int64(56))
+    zeros = trailing_zeros(x)
+    more = (x >> (zeros + _ONE)) & mask_of(zeros)
+    return (_ONE << zeros) + more - _ONE, np.int64(2) * zeros + np.int64(2)
+
+
+@njit(inline="always")
+def rank_bits(entries, parent_size):  # type: ignore[no-untyped-def]
+    """Bits of a rank in a list of `entries`; where it is all of its parent's, ranks are places."""
+    return np.int64(0) if entries == parent_size else bit_length(parent_size - _ONE)
+
+
+@njit(cache=True, nogil=True)
+def rank_list_bits(begin, parent_size, value_bits, out):  # type: ignore[no-untyped-def]
+    """out[i + 1] - out[i] = bits of rank list i, in a list of parent_size[i] entries."""
+    total = np.int64(0)
+    out[0] = 0
+    for i in range(len(begin) - 1):
+        n = np.int64(begin[i + 1] - begin[i])
+        size = np.int64(parent_size[i])
+        total += head_bits(n, size)
+        if n == size:
+            total += n * value_bits
+        else:
+            total += list_bits(n, rank_bits(n, size), value_bits)
+        out[i + 1] = total
+
+
+@njit(cache=True, nogil=True)
+def put_rank_lists(words, bits, begin, parent_size, value_bits, low_bits, ranks, low, high):  # type: ignore[no-untyped-def]
+    """Writes the rank lists whose places are `bits`."""
+    for i in range(len(begin) - 1):
+        first = np.int64(begin[i])
+        n = np.int64(begin[i + 1]) - first
+        size = np.int64(parent_size[i])
+        at = np.int64(bits[i])
+        if n == size:
+            put(words, at, _ONE, _ONE)
+            at += _ONE
+            for j in range(n):
+                put(words, at, low_bits, low[first + j])
+                put(words, at + low_bits, value_bits - low_bits, high[first + j])
+                at += value_bits
+            continue
+        length = bit_length(n + _ONE)
+        put(words, at + length, _ONE, _ONE)
+        put(words, at + length + _ONE, length - _ONE, (n + _ONE) & mask_of(length - _ONE))
+        at += np.int64(2) * length
+        put_list(words, at, rank_bits(n, size), value_bits, low_bits, ranks, low, high, first, n)
+
+
+@njit(cache=True, nogil=True)
+def read_heads(address, bits, parent_size, out):  # type: ignore[no-untyped-def]
+    """out[i] = entries of rank list i."""
+    for i in range(len(out)):
+        n, _ = read_head((address << np.int64(3)) + np.int64(bits[i]), np.int64(parent_size[i]))
+        out[i] = n
+
+
+@njit(cache=True, nogil=True)
+def get_rank_lists(address, bits, begin, parent_size, value_bits, low_bits, ranks, low, high):  # type: ignore[no-untyped-def]
+    """The inverse of `put_rank_lists`."""
+    for i in range(len(begin) - 1):
+        first = np.int64(begin[i])
+        size = np.int64(parent_size[i])
+        at = (address << np.int64(3)) + np.int64(bits[i])
+        n, head = read_head(at, size)
+        at += head
+        if n == size:
+            for j in range(n):
+                ranks[first + j] = j
+                low[first + j] = field(at, low_bits)
+                high[first + j] = field(at + low_bits, value_bits - low_bits)
+                at += value_bits
+        else:
+            get_list(at, rank_bits(n, size), value_bits, low_bits, ranks, low, high, first, n)
+
+
+@njit(inline="always")
+def good_prob(code, limit):  # type: ignore[no-untyped-def]
+    """Whether a probability's code stands for a value; `limit` is above the largest."""
+    return code < limit
+
+
+@njit(inline="always")
+def good_backoff(code, limit):  # type: ignore[no-untyped-def]
+    """The same of a weight; a `limit` of 0 says that codes are bits: finite, and not -0.0."""
+    if limit:
+        return code < limit
+    return (code >> np.int64(23)) & np.int64(255) != 255 and code != np.int64(1 << 31)
+
+
+@njit(cache=True, nogil=True)
+def check_values(address, count, shift, stride, width, limit, is_prob):  # type: ignore[no-untyped-def]
+    """The first of `count` fields at shift + i * stride that is no code; -1: none."""
+    for i in range(count):
+        code = get(address, np.int64(i) * stride + shift, width)
+        if not (good_prob(code, limit) if is_prob else good_backoff(code, limit)):
+            return i
+    return np.int64(-1)
+
+
+@njit(inline="always")
+def check_list(  # type: ignore[no-untyped-def]
+    at, n, key_bits, key_limit, value_bits, flag_bits, prob_bits, prob_limit, backoff_limit
+):
+    """0 where the list of n keys at bit `at` keeps the rules; else the number of one it breaks."""
+    leading = directory_bits(n)
+    rest = key_bits - leading
+    bucket = np.int64(0)
+    directory = at
+    size = bit_length(n)
+    if leading:
+        at += ((_ONE << leading) + _ONE) * size
+        last = np.int64(0)
+        if field(directory, size) != 0 or field(directory + (_ONE << leading) * size, size) != n:
+            return np.int64(1)
+        for bucket in range((_ONE << leading) + _ONE):
+            entry = field(directory + bucket * size, size)
+            if entry < last or entry > n:
+                return np.int64(1)
+            last = entry
+    bucket = np.int64(0)
+    last = np.int64(-1)
+    for j in range(n):
+        if leading:
+            while j >= field(directory + (bucket + _ONE) * size, size):
+                bucket += _ONE
+        key = (bucket << rest) | field(at, rest)
+        if key <= last or key >= key_limit:
+            return np.int64(2)
+        last = key
+        at += rest
+    for _ in range(n):
+        if not good_prob(field(at + flag_bits, prob_bits), prob_limit):
+            return np.int64(3)
+        far = flag_bits + prob_bits
+        if far < value_bits and not good_backoff(field(at + far, value_bits - far), backoff_limit):
+            return np.int64(3)
+        at += value_bits
+    return np.int64(0)
+
+
+@njit(cache=True, nogil=True)
+def check_key_lists(  # type: ignore[no-untyped-def]
+    address, places, begin, key_bits, value_bits, flag_bits, prob_bits, prob_limit, backoff_limit
+):
+    """The first list that breaks a rule and which: 1 directory, 2 keys, 3 values, 4 place."""
+    for i in range(len(begin) - 1):
+        n = np.int64(begin[i + 1]) - np.int64(begin[i])
+        bits = list_bits(n, np.int64(key_bits), np.int64(value_bits))
+        if places[i + 1] - places[i] != bits:
+            return i, np.int64(4)
+        fault = check_list(
+            (address << np.int64(3)) + places[i], n, np.int64(key_bits), _ONE << key_bits,
+            np.int64(value_bits), np.int64(flag_bits), np.int64(prob_bits), prob_limit,
+            backoff_limit,
+        )  # fmt: skip
+        if fault:
+            return i, fault
+    return -1, np.int64(0)
+
+
+@njit(cache=True, nogil=True)
+def check_rank_lists(address, places, parent_size, value_bits, flag_bits, prob_limit, sizes):  # type: ignore[no-untyped-def]
+    """As `check_key_lists`, for rank lists; sizes[i] = entries of list i."""
+    for i in range(len(sizes)):
+        size = np.int64(parent_size[i])
+        at = (address << np.int64(3)) + places[i]
+        bits = places[i + 1] - places[i]
+        n, head = read_head(at, size)
+        if n < 0 or n > size or bits < head:
+            return i, np.int64(4)
+        if n == size:
+            if head != _ONE or bits != head + n * value_bits:
+                return i, np.int64(4)
+            at += head
+            for _ in range(n):
+                if not good_prob(field(at + flag_bits, value_bits - flag_bits), prob_limit):
+                    return i, np.int64(3)
+                at += value_bits
+        else:
+            width = rank_bits(n, size)
+            if bits != head + list_bits(n, width, np.int64(value_bits)):
+                return i, np.int64(4)
+            fault = check_list(
+                at + head, n, width, size, np.int64(value_bits), np.int64(flag_bits),
+                np.int64(value_bits - flag_bits), prob_limit, _ONE,
+            )  # fmt: skip
+            if fault:
+                return i, fault
+        sizes[i] = n
+    return -1, np.int64(0)
+
+
+@njit(cache=True, nogil=True)
+def check_ids(address, count, stride, width, begin, inverse, words):  # type: ignore[no-untyped-def]
+    """The first parent whose keys (fixed fields from `begin`) do not rise or stand for no word."""
+    mask = mask_of(width)
+    for i in range(len(begin) - 1):
+        last = np.int64(-1)
+        for j in range(begin[i], begin[i + 1]):
+            key = get(address, np.int64(j) * stride, width)
+            if key <= last or (key * inverse) & mask >= words:
+                return i
+            last = key
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def check_list_ids(address, places, begin, key_bits, inverse, words):  # type: ignore[no-untyped-def]
+    """The first key list with a key that stands for no word; -1: none."""
+    mask = mask_of(key_bits)
+    for i in range(len(begin) - 1):
+        n = np.int64(begin[i + 1]) - np.int64(begin[i])
+        at = (address << np.int64(3)) + places[i]
+        leading = directory_bits(n)
+        rest = key_bits - leading
+        directory = at
+        size = bit_length(n)
+        if leading:
+            at += ((_ONE << leading) + _ONE) * size
+        bucket = np.int64(0)
+        for j in range(n):
+            if leading:
+                while j >= field(directory + (bucket + _ONE) * size, size):
+                    bucket += _ONE
+            key = (bucket << rest) | field(at, rest)
+            if (key * inverse) & mask >= words:
+                return i
+            at += rest
+    return -1
+
+
+_MIX_1 = np.uint64(0x9E3779B97F4A7C15)
+_MIX_2 = np.uint64(0xC2B2AE3D27D4EB4F)
+_FINAL = np.uint64(0x165667B19E3779F9)
+
+
+@njit(inline="always")
+def mix(state, number, multiplier):  # type: ignore[no-untyped-def]
+    """One step of the hash of an n-gram."""
+    state = (state ^ np.uint64(number)) * multiplier
+    return state ^ (state >> np.uint64(29))
+
+
+@njit(cache=True, nogil=True)
+def hash_ngrams(rows, prob, backoff):  # type: ignore[no-untyped-def]
+    """Two sums modulo 2**64 of hashes of the n-grams: the same in whatever order they stand.
+
+    Shapes
+        rows (n, k) uint32;  prob, backoff (n,) uint32, the bits of the values
+    Returns
+        (2,) uint64. DO NOT CHANGE: on disk; "Model id" in shards/FORMAT.md
+    """
+    sums = np.zeros(2, np.uint64)
+    for i in range(len(rows)):
+        a = _MIX_2
+        b = _FINAL
+        for j in range(rows.shape[1]):
+            a = mix(a, rows[i, j], _MIX_1)
+            b = mix(b, rows[i, j], _MIX_2)
+        a = mix(mix(a, prob[i], _MIX_1), backoff[i], _MIX_1)
+        b = mix(mix(b, prob[i], _MIX_2), backoff[i], _MIX_2)
+        sums[0] += (a ^ (a >> np.uint64(32))) * _FINAL
+        sums[1] += (b ^ (b >> np.uint64(32))) * _FINAL
+    return sums

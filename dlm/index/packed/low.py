@@ -1,0 +1,175 @@
+"""The low orders, packed: 1-grams by id, and for each word a list of the 2-grams it begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.index.packed import kernels
+from dlm.index.packed.columns import (
+    BACKOFF_BITS,
+    PROB_BITS,
+    Offsets,
+    code_values,
+    pack_fields,
+    pack_offsets,
+    room,
+    unpack_fields,
+    unpack_offsets,
+    values_of,
+)
+
+Arrays = dict[str, NDArray[Any]]
+
+# The values of the column `shape`, in this order.
+LOW_SHAPE = (
+    "words",
+    "pairs",
+    "key_bits",
+    "word_prob_bits",
+    "word_backoff_bits",
+    "pair_prob_bits",
+    "pair_backoff_bits",
+    "begin_base_bits",
+    "begin_delta_bits",
+    "place_base_bits",
+    "place_delta_bits",
+)
+# Bits beside a probability, the lowest first: EXTENDED; of a pair also STORED and BLANK.
+EXTENDED, STORED, BLANK = 1, 2, 4
+
+
+@dataclass(frozen=True, eq=False)
+class LowPlain:
+    """1- and 2-grams in plain arrays.
+
+    Shapes, V words and P pairs, blanks included
+        log10_prob, log10_backoff  (V,)      float32
+        extended                   (V,)      bool  whether the word matters to the right of itself
+        begin                      (V + 1,)  int64 pairs that begin with each word
+        key                        (P,)      uint32 key of the second word, rising in each list
+        pair_log10_prob, pair_log10_backoff  (P,)  float32
+        pair_flags                 (P,)      uint8 EXTENDED, STORED, BLANK
+    """
+
+    log10_prob: NDArray[np.float32]
+    log10_backoff: NDArray[np.float32]
+    extended: NDArray[np.bool_]
+    begin: NDArray[np.int64]
+    key: NDArray[np.uint32]
+    pair_log10_prob: NDArray[np.float32]
+    pair_log10_backoff: NDArray[np.float32]
+    pair_flags: NDArray[np.uint8]
+
+
+def key_bits_of(words: int) -> int:
+    """Bits of a key in a model of so many words."""
+    return max((words - 1).bit_length(), 1)
+
+
+def multiplier_of(key_bits: int) -> int:
+    """What ids are multiplied with to make keys: 2**key_bits over the golden ratio, made odd."""
+    return (0x9E3779B97F4A7C15 >> (64 - key_bits)) | 1
+
+
+def keys_of(ids: NDArray[Any], key_bits: int) -> NDArray[np.uint32]:
+    """Keys of word ids.
+
+    Multiplying by an odd number permutes the numbers below 2**key_bits, and this one spreads ids
+    that lie together evenly (Knuth, vol. 3, 6.4): frequent words have neighbouring ids, and would
+    otherwise crowd the first buckets of every list.
+    """
+    product = np.asarray(ids).astype(np.uint64) * np.uint64(multiplier_of(key_bits))
+    return (product & np.uint64((1 << key_bits) - 1)).astype(np.uint32)
+
+
+def ids_of(keys: NDArray[Any], key_bits: int) -> NDArray[np.uint32]:
+    """The inverse of `keys_of`."""
+    inverse = pow(multiplier_of(key_bits), -1, 1 << key_bits)
+    product = np.asarray(keys).astype(np.uint64) * np.uint64(inverse)
+    return (product & np.uint64((1 << key_bits) - 1)).astype(np.uint32)
+
+
+def pack_low(low: LowPlain, prob_table: int, backoff_table: int) -> Arrays:
+    """The columns of `low_orders`.
+
+    Args
+        prob_table, backoff_table  entries that tables of values may have
+    """
+    size = len(low.log10_prob)
+    b = key_bits_of(size)
+    word_prob = code_values(low.log10_prob, PROB_BITS, prob_table)
+    word_backoff = code_values(low.log10_backoff, BACKOFF_BITS, backoff_table)
+    prob = code_values(low.pair_log10_prob, PROB_BITS, prob_table)
+    backoff = code_values(low.pair_log10_backoff, BACKOFF_BITS, backoff_table)
+    value_bits = 3 + prob.bits + backoff.bits
+    place = np.empty(size + 1, np.int64)
+    kernels.key_list_bits(low.begin, b, value_bits, place)
+    lists = room(int(place[-1]))
+    near = (prob.codes << np.uint64(3)) | low.pair_flags.astype(np.uint64)
+    kernels.put_key_lists(
+        lists, place, low.begin, b, value_bits, 3 + prob.bits, low.key, near, backoff.codes
+    )
+    begins, places = pack_offsets(low.begin), pack_offsets(place)
+    near1 = (word_prob.codes << np.uint64(1)) | low.extended.astype(np.uint64)
+    shape = (
+        size,
+        len(low.key),
+        b,
+        word_prob.bits,
+        word_backoff.bits,
+        prob.bits,
+        backoff.bits,
+        begins.base_bits,
+        begins.delta_bits,
+        places.base_bits,
+        places.delta_bits,
+    )
+    return {
+        "shape": np.array(shape, np.uint64),
+        "word_value": pack_fields(near1, word_prob.bits + 1),
+        "word_backoff": pack_fields(word_backoff.codes, word_backoff.bits),
+        "begin": begins.words,
+        "begin_wide": begins.exceptions,
+        "place": places.words,
+        "place_wide": places.exceptions,
+        "list": lists,
+        "word_prob_table": word_prob.table,
+        "word_backoff_table": word_backoff.table,
+        "pair_prob_table": prob.table,
+        "pair_backoff_table": backoff.table,
+    }
+
+
+def unpack_low(a: Arrays) -> LowPlain:
+    """The inverse of `pack_low`."""
+    s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
+    size, pairs = s["words"], s["pairs"]
+    near1 = unpack_fields(a["word_value"], s["word_prob_bits"] + 1, size)
+    far1 = unpack_fields(a["word_backoff"], s["word_backoff_bits"], size)
+    begin = unpack_offsets(
+        Offsets(a["begin"], a["begin_wide"], s["begin_base_bits"], s["begin_delta_bits"]), size + 1
+    )
+    place = unpack_offsets(
+        Offsets(a["place"], a["place_wide"], s["place_base_bits"], s["place_delta_bits"]), size + 1
+    )
+    keys = np.empty(pairs, np.uint32)
+    near, far = np.empty(pairs, np.uint64), np.empty(pairs, np.uint64)
+    low_bits = 3 + s["pair_prob_bits"]
+    value_bits = low_bits + s["pair_backoff_bits"]
+    kernels.get_key_lists(
+        a["list"].ctypes.data, place, begin, s["key_bits"], value_bits, low_bits, keys, near, far
+    )
+    return LowPlain(
+        values_of(near1 >> np.uint64(1), a["word_prob_table"], PROB_BITS),
+        values_of(far1, a["word_backoff_table"], BACKOFF_BITS),
+        (near1 & np.uint64(1)).astype(np.bool_),
+        begin,
+        keys,
+        values_of(near >> np.uint64(3), a["pair_prob_table"], PROB_BITS),
+        values_of(far, a["pair_backoff_table"], BACKOFF_BITS),
+        (near & np.uint64(7)).astype(np.uint8),
+    )

@@ -1,0 +1,261 @@
+"""The tree of one shard, packed level by level."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.index.packed import kernels
+from dlm.index.packed.columns import (
+    BACKOFF_BITS,
+    PROB_BITS,
+    Offsets,
+    bits_of,
+    code_values,
+    pack_fields,
+    pack_offsets,
+    room,
+    unpack_fields,
+    unpack_offsets,
+    values_of,
+)
+from dlm.index.packed.low import Arrays
+
+# The values of the column `shape`: these, then those of each level.
+TREE_SHAPE = ("levels", "pairs", "roots", "key_bits", "root_key_bits", "root_bucket_bits")
+LEVEL_SHAPE = (
+    "nodes",
+    "grams",
+    "flag_bits",
+    "prob_bits",
+    "backoff_bits",
+    "child_base_bits",
+    "child_delta_bits",
+    "place_base_bits",
+    "place_delta_bits",
+    "node_key",  # here begin its parts of the columns with these names
+    "node_backoff",
+    "child",
+    "child_wide",
+    "place",
+    "place_wide",
+    "list",
+    "prob_table",
+    "backoff_table",
+)
+LEVEL_COLUMNS = LEVEL_SHAPE[LEVEL_SHAPE.index("node_key") :]
+TABLES = ("prob_table", "backoff_table")
+ROOTS_A_BUCKET = 8
+
+
+@dataclass(frozen=True, eq=False)
+class LevelPlain:
+    """The contexts of k words that are nodes, and the n-grams that follow them, in plain arrays.
+
+    Shapes, D nodes and G n-grams, blanks included
+        key            (D,)      uint32  of a root its pair's number, else its oldest word's key
+        log10_backoff  (D,)      float32 unused for roots, whose weight stands with the pair
+        child          (D + 1,)  int64   children of each node, counted in the next level
+        begin          (D + 1,)  int64   n-grams that follow each node
+        parent_size    (D,)      int64   entries of the list of the context without its oldest word
+        rank           (G,)      uint32  place of the word in that list, rising in each node
+        log10_prob     (G,)      float32
+        extended, blank (G,)     bool
+    """
+
+    key: NDArray[np.uint32]
+    log10_backoff: NDArray[np.float32]
+    child: NDArray[np.int64]
+    begin: NDArray[np.int64]
+    parent_size: NDArray[np.int64]
+    rank: NDArray[np.uint32]
+    log10_prob: NDArray[np.float32]
+    extended: NDArray[np.bool_]
+    blank: NDArray[np.bool_]
+
+
+def pack_tree(
+    levels: list[LevelPlain], pairs: int, key_bits: int, prob_table: int, backoff_table: int
+) -> Arrays:
+    """The columns of a shard whose levels are these, roots first."""
+    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in LEVEL_COLUMNS}
+    at = dict.fromkeys(LEVEL_COLUMNS, 0)
+    shapes: list[int] = []
+
+    def add(name: str, part: NDArray[Any]) -> int:
+        begin = at[name]
+        parts[name].append(part)
+        at[name] += len(part)
+        return begin
+
+    for depth, level in enumerate(levels):
+        deepest = depth + 1 == len(levels)
+        prob = code_values(level.log10_prob, PROB_BITS, prob_table)
+        flag_bits = int(not deepest) + int(level.blank.any())
+        flags = np.zeros(len(level.rank), np.uint64)
+        if not deepest:
+            flags = level.extended.astype(np.uint64)
+            if flag_bits == 2:
+                flags |= level.blank.astype(np.uint64) << np.uint64(1)
+        value_bits = prob.bits + flag_bits
+        none = np.zeros(len(level.rank), np.uint64)
+        place = np.empty(len(level.key) + 1, np.int64)
+        kernels.rank_list_bits(level.begin, level.parent_size, value_bits, place)
+        lists = room(int(place[-1]))
+        values = (prob.codes << np.uint64(flag_bits)) | flags
+        kernels.put_rank_lists(
+            lists, place, level.begin, level.parent_size, value_bits, value_bits, level.rank,
+            values, none,
+        )  # fmt: skip
+        places = pack_offsets(place)
+        children = pack_offsets(level.child)
+        weights = level.log10_backoff if depth else np.zeros(0, np.float32)
+        backoff = code_values(weights, BACKOFF_BITS, backoff_table)
+        begins = (
+            add("node_key", pack_fields(level.key, key_bits) if depth else room(0)),
+            add("node_backoff", pack_fields(backoff.codes, backoff.bits)),
+            add("child", children.words if not deepest else room(0)),
+            add("child_wide", children.exceptions if not deepest else room(0)),
+            add("place", places.words),
+            add("place_wide", places.exceptions),
+            add("list", lists),
+            add("prob_table", prob.table),
+            add("backoff_table", backoff.table),
+        )
+        shapes += [
+            len(level.key),
+            len(level.rank),
+            flag_bits,
+            prob.bits,
+            backoff.bits,
+            children.base_bits if not deepest else 0,
+            children.delta_bits if not deepest else 0,
+            places.base_bits,
+            places.delta_bits,
+            *begins,
+        ]
+    roots = levels[0].key if levels else np.zeros(0, np.uint32)
+    root_key_bits = root_key_bits_of(pairs, len(roots))
+    bucket_bits = bits_of(len(roots))
+    buckets = (pairs >> root_key_bits) + 1
+    ends = np.searchsorted(
+        roots, np.arange(buckets + 1, dtype=np.uint64) << np.uint64(root_key_bits)
+    )
+    low_part = roots & np.uint32((1 << root_key_bits) - 1)
+    shape = (len(levels), pairs, len(roots), key_bits, root_key_bits, bucket_bits)
+    columns: Arrays = {
+        "shape": np.array([*shape, *shapes], np.uint64),
+        "root_bucket": pack_fields(ends, bucket_bits),
+        "root_key": pack_fields(low_part, root_key_bits),
+    }
+    for name in LEVEL_COLUMNS:
+        dtype = np.float32 if name in TABLES else np.uint64
+        columns[name] = np.concatenate([*parts[name], np.zeros(0, dtype)]).astype(dtype)
+    return columns
+
+
+def root_key_bits_of(pairs: int, roots: int) -> int:
+    """Low bits of a pair's number that its root keeps; the others choose its bucket."""
+    if not roots:
+        return 0
+    return max((ROOTS_A_BUCKET * pairs // roots).bit_length() - 1, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class TreeShape:
+    """The column `shape` of a shard, by name."""
+
+    levels: int
+    pairs: int
+    roots: int
+    key_bits: int
+    root_key_bits: int
+    root_bucket_bits: int
+    level: list[dict[str, int]]
+
+
+def tree_shape(column: NDArray[np.uint64]) -> TreeShape:
+    """Reads the column `shape`; ValueError where it has a wrong length."""
+    numbers = column.tolist()
+    width = len(LEVEL_SHAPE)
+    if len(numbers) < len(TREE_SHAPE) or len(numbers) != len(TREE_SHAPE) + numbers[0] * width:
+        raise ValueError(f"shape has {len(numbers)} values")
+    rest = numbers[len(TREE_SHAPE) :]
+    rows = [rest[i : i + width] for i in range(0, len(rest), width)]
+    levels, pairs, roots, key_bits, root_key_bits, root_bucket_bits = numbers[: len(TREE_SHAPE)]
+    named = [dict(zip(LEVEL_SHAPE, row, strict=True)) for row in rows]
+    return TreeShape(levels, pairs, roots, key_bits, root_key_bits, root_bucket_bits, named)
+
+
+def unpack_tree(a: Arrays, lists_of_pairs: NDArray[np.int64]) -> list[LevelPlain]:
+    """The inverse of `pack_tree`.
+
+    Args
+        lists_of_pairs  (P,) int64: entries of the list of the second word of each pair
+    """
+    shape = tree_shape(a["shape"])
+    out: list[LevelPlain] = []
+    sizes = np.zeros(0, np.int64)
+    parent = np.zeros(0, np.int64)
+    for depth, s in enumerate(shape.level):
+        nodes = s["nodes"]
+
+        def part(name: str, s: dict[str, int] = s) -> NDArray[Any]:
+            return a[name][s[name] :]
+
+        if depth:
+            key = unpack_fields(part("node_key"), shape.key_bits, nodes).astype(np.uint32)
+            codes = unpack_fields(part("node_backoff"), s["backoff_bits"], nodes)
+            table = a["backoff_table"][s["backoff_table"] :]
+            raw = s["backoff_bits"] == BACKOFF_BITS
+            backoff = values_of(codes, table[:0] if raw else table, BACKOFF_BITS)
+            parent_size = sizes[parent]
+        else:
+            low = unpack_fields(a["root_key"], shape.root_key_bits, nodes)
+            buckets = (shape.pairs >> shape.root_key_bits) + 1
+            ends = unpack_fields(a["root_bucket"], shape.root_bucket_bits, buckets + 1)
+            filled: NDArray[np.int64] = np.diff(ends.astype(np.int64))
+            high = np.repeat(np.arange(buckets, dtype=np.uint64), filled)
+            key = ((high << np.uint64(shape.root_key_bits)) | low).astype(np.uint32)
+            backoff = np.zeros(nodes, np.float32)
+            parent_size = lists_of_pairs[key]
+        place = unpack_offsets(
+            Offsets(part("place"), part("place_wide"), s["place_base_bits"], s["place_delta_bits"]),
+            nodes + 1,
+        )
+        value_bits = s["prob_bits"] + s["flag_bits"]
+        sizes = np.empty(nodes, np.int64)
+        kernels.read_heads(part("list").ctypes.data, place, parent_size, sizes)
+        begin = np.zeros(nodes + 1, np.int64)
+        np.cumsum(sizes, out=begin[1:])
+        rank = np.empty(s["grams"], np.uint32)
+        values, none = np.empty(s["grams"], np.uint64), np.empty(s["grams"], np.uint64)
+        kernels.get_rank_lists(
+            part("list").ctypes.data, place, begin, parent_size, value_bits, value_bits, rank,
+            values, none,
+        )  # fmt: skip
+        if depth + 1 < shape.levels:
+            child = unpack_offsets(
+                Offsets(
+                    part("child"), part("child_wide"), s["child_base_bits"], s["child_delta_bits"]
+                ),
+                nodes + 1,
+            )
+            extended = (values & np.uint64(1)).astype(np.bool_)
+            parent = np.repeat(np.arange(nodes), np.diff(child))
+        else:
+            child = np.zeros(nodes + 1, np.int64)
+            extended = np.zeros(len(rank), np.bool_)
+        blank = np.zeros(len(rank), np.bool_)
+        if s["flag_bits"] == 2:
+            blank = (values & np.uint64(2)).astype(np.bool_)
+        table = a["prob_table"][s["prob_table"] :]
+        raw = s["prob_bits"] == PROB_BITS
+        prob = values_of(
+            values >> np.uint64(s["flag_bits"]), table[:0] if raw else table, PROB_BITS
+        )
+        out.append(LevelPlain(key, backoff, child, begin, parent_size, rank, prob, extended, blank))
+    return out

@@ -1,0 +1,137 @@
+"""Where the kernels find the packed columns: addresses and widths in one array of numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.index.packed.columns import BACKOFF_BITS, PROB_BITS
+from dlm.index.packed.low import LOW_SHAPE, Arrays, multiplier_of
+from dlm.index.packed.tree import tree_shape
+
+# Places in a view. The low orders:
+(
+    WORDS,
+    PAIRS,
+    KEY_BITS,
+    MULTIPLIER,
+    WORD_VALUE,
+    WORD_PROB_BITS,
+    WORD_PROB_TABLE,
+    WORD_BACKOFF,
+    WORD_BACKOFF_BITS,
+    WORD_BACKOFF_TABLE,
+    BEGIN,
+    BEGIN_BASE,
+    BEGIN_DELTA,
+    BEGIN_WIDE,
+    PLACE,
+    PLACE_BASE,
+    PLACE_DELTA,
+    PLACE_WIDE,
+    LIST,
+    PAIR_PROB_BITS,
+    PAIR_PROB_TABLE,
+    PAIR_BACKOFF_BITS,
+    PAIR_BACKOFF_TABLE,
+    # the tree of a shard:
+    LEVELS,
+    ROOTS,
+    ROOT_KEY_BITS,
+    ROOT_BUCKET_BITS,
+    ROOT_BUCKET,
+    ROOT_KEY,
+    LEVEL,  # here begin the levels, each with the places below
+) = range(30)
+(
+    N_KEY,
+    N_BACKOFF,
+    N_BACKOFF_BITS,
+    N_BACKOFF_TABLE,
+    N_CHILD,
+    N_CHILD_BASE,
+    N_CHILD_DELTA,
+    N_CHILD_WIDE,
+    N_PLACE,
+    N_PLACE_BASE,
+    N_PLACE_DELTA,
+    N_PLACE_WIDE,
+    N_LIST,
+    N_FLAG_BITS,
+    N_PROB_BITS,
+    N_PROB_TABLE,
+    N_NODES,
+    LEVEL_PLACES,
+) = range(18)
+
+
+def low_view(a: Arrays) -> NDArray[np.int64]:
+    """The view of the low orders, without a tree.
+
+    Trusts  the caller keeps `a` as long as the view is used
+    """
+    s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
+    at = {name: column.ctypes.data for name, column in a.items()}
+    view = np.zeros(LEVEL, np.int64)
+    view[WORDS], view[PAIRS], view[KEY_BITS] = s["words"], s["pairs"], s["key_bits"]
+    view[MULTIPLIER] = multiplier_of(s["key_bits"])
+    view[WORD_VALUE] = at["word_value"]
+    view[WORD_PROB_BITS] = s["word_prob_bits"]
+    view[WORD_BACKOFF] = at["word_backoff"]
+    view[WORD_BACKOFF_BITS] = s["word_backoff_bits"]
+    view[BEGIN : BEGIN_WIDE + 1] = (
+        at["begin"], s["begin_base_bits"], s["begin_delta_bits"], at["begin_wide"],
+    )  # fmt: skip
+    view[PLACE : PLACE_WIDE + 1] = (
+        at["place"], s["place_base_bits"], s["place_delta_bits"], at["place_wide"],
+    )  # fmt: skip
+    view[LIST] = at["list"]
+    view[PAIR_PROB_BITS], view[PAIR_BACKOFF_BITS] = s["pair_prob_bits"], s["pair_backoff_bits"]
+    # A place of 0 says that there is no table: codes are the bits of the values.
+    for place, name, bits, raw in (
+        (WORD_PROB_TABLE, "word_prob_table", s["word_prob_bits"], PROB_BITS),
+        (WORD_BACKOFF_TABLE, "word_backoff_table", s["word_backoff_bits"], BACKOFF_BITS),
+        (PAIR_PROB_TABLE, "pair_prob_table", s["pair_prob_bits"], PROB_BITS),
+        (PAIR_BACKOFF_TABLE, "pair_backoff_table", s["pair_backoff_bits"], BACKOFF_BITS),
+    ):
+        view[place] = 0 if bits == raw else at[name]
+    return view
+
+
+def tree_view(low: NDArray[np.int64], a: Arrays) -> NDArray[np.int64]:
+    """The view of the low orders with the tree of a shard beside them."""
+    s = tree_shape(a["shape"])
+    at = {name: column.ctypes.data for name, column in a.items()}
+    view = np.zeros(LEVEL + s.levels * LEVEL_PLACES, np.int64)
+    view[:LEVEL] = low[:LEVEL]
+    view[LEVELS], view[ROOTS] = s.levels, s.roots
+    view[ROOT_KEY_BITS], view[ROOT_BUCKET_BITS] = s.root_key_bits, s.root_bucket_bits
+    view[ROOT_BUCKET], view[ROOT_KEY] = at["root_bucket"], at["root_key"]
+    for k, level in enumerate(s.level):
+
+        def part(name: str, level: dict[str, int] = level) -> int:
+            return at[name] + level[name] * a[name].itemsize
+
+        raw = level["backoff_bits"] == BACKOFF_BITS
+        raw_prob = level["prob_bits"] == PROB_BITS
+        begin = LEVEL + k * LEVEL_PLACES
+        view[begin : begin + LEVEL_PLACES] = (
+            part("node_key"),
+            part("node_backoff"),
+            level["backoff_bits"],
+            0 if raw else part("backoff_table"),
+            part("child"),
+            level["child_base_bits"],
+            level["child_delta_bits"],
+            part("child_wide"),
+            part("place"),
+            level["place_base_bits"],
+            level["place_delta_bits"],
+            part("place_wide"),
+            part("list"),
+            level["flag_bits"],
+            level["prob_bits"],
+            0 if raw_prob else part("prob_table"),
+            level["nodes"],
+        )
+    return view
