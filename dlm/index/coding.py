@@ -17,7 +17,7 @@ from dlm.errors import ConfigError
 from dlm.index.ngrams import NgramTables
 
 ANY = 1 << 31  # entries of a table, where only its size counts
-DEFAULT_BITS = 8
+DEFAULT_BITS = 6
 LOSSLESS_BITS = 32
 ROUNDS = 50
 
@@ -27,7 +27,7 @@ class Coding:
     """How values become bits.
 
     name           of the encoding in the manifest
-    bits           of a quantised value; None: values stay as they are
+    bits           of a quantised probability (a weight has one fewer); None: values stay
     prob_table, backoff_table  entries that a table of values may have. The exact encoding keeps
                    probabilities in place, since a table costs each query a cache line
     """
@@ -50,8 +50,8 @@ def coding_of(encoding: str, bits: int | None) -> Coding:
     if encoding != "compact":
         raise ConfigError(f"encoding {encoding!r} is none of exact, compact")
     bits = DEFAULT_BITS if bits is None else bits
-    if not (2 <= bits <= 16 or bits == LOSSLESS_BITS):
-        raise ConfigError(f"--bits {bits}: 2 to 16, or 32 to keep values as they are")
+    if not (3 <= bits <= 16 or bits == LOSSLESS_BITS):
+        raise ConfigError(f"--bits {bits}: 3 to 16, or 32 to keep values as they are")
     return Coding("compact", None if bits == LOSSLESS_BITS else bits, ANY, ANY)
 
 
@@ -61,15 +61,18 @@ def coding_of_set(encoding: str) -> Coding:
 
 
 def quantised(model: NgramTables, bits: int) -> NgramTables:
-    """`model` with at most 2**bits values of each kind an order; its n-grams stay."""
-    tables = []
-    for table in model.tables:
+    """`model` with at most 2**bits probabilities and 2**(bits - 1) weights an order.
+
+    Order 1 stays as it is, as in KenLM: it is small, and every back-off ends there. Its n-grams
+    would share codes by their number, while a few frequent words carry most of the text.
+    """
+    tables = model.tables[:1]
+    for table in model.tables[1:]:
         prob = table.log10_prob.copy()
         keep = ~table.blank
         prob[keep] = quantise(prob[keep], bits)
-        tables.append(
-            replace(table, log10_prob=prob, log10_backoff=quantise(table.log10_backoff, bits))
-        )
+        weight = quantise(table.log10_backoff, bits - 1)
+        tables.append(replace(table, log10_prob=prob, log10_backoff=weight))
     return NgramTables(model.vocabulary, tables)
 
 

@@ -19,7 +19,7 @@ from dlm.errors import ShardFormatError
 from dlm.index import layout
 from dlm.index.layout import Manifest, read_manifest
 from dlm.index.ngrams import NgramTables, OrderTable, Raw
-from dlm.index.packed.low import BLANK, EXTENDED, STORED, LowPlain, ids_of, key_bits_of
+from dlm.index.packed.low import BLANK, STATE_LENGTH, STORED, LowPlain, ids_of, key_bits_of
 from dlm.index.plain import begins_of
 from dlm.index.shard import LowOrders, Shard, open_vocabulary
 from dlm.ngram.arpa import write_arpa
@@ -149,7 +149,7 @@ def decode_tables(opened: ShardSet, fault: Fault | None = None) -> Tables:
     extended = [low.extended]
     if opened.manifest.order > 1:
         model.tables.append(_pairs(opened, low))
-        extended.append((low.pair_flags & EXTENDED) != 0)
+        extended.append((low.pair_flags & STATE_LENGTH) == 2)
     trees = [_Tree(shard) for shard in opened.shards]
     nodes = []
     for k in range(3, opened.manifest.order + 1):

@@ -28,6 +28,7 @@ from dlm.index.packed.kernels import (
     rank_bits,
     read_head,
 )
+from dlm.index.packed.low import BLANK, PAIR_FLAG_BITS, STATE_LENGTH, STORED
 
 CONTEXTS = 32  # of a block
 WORDS = 64
@@ -184,22 +185,19 @@ def score_groups(  # type: ignore[no-untyped-def]
     list_bit = view[at.LIST] << _3
     pair_prob_bits = view[at.PAIR_PROB_BITS]
     pair_backoff_bits = view[at.PAIR_BACKOFF_BITS]
-    near_bits = pair_prob_bits + _3
+    near_bits = pair_prob_bits + np.int64(PAIR_FLAG_BITS)
     value_bits = near_bits + pair_backoff_bits
     pair_table = view[at.PAIR_PROB_TABLE]
-    begin_at, begin_base, begin_delta, begin_wide = (
-        view[at.BEGIN], view[at.BEGIN_BASE], view[at.BEGIN_DELTA], view[at.BEGIN_WIDE],
-    )  # fmt: skip
-    place_at, place_base, place_delta, place_wide = (
-        view[at.PLACE], view[at.PLACE_BASE], view[at.PLACE_DELTA], view[at.PLACE_WIDE],
-    )  # fmt: skip
+    word_entry = view[at.WORD_ENTRY] << _3
+    begin_bits = view[at.BEGIN_BITS]
+    place_bits = view[at.PLACE_BITS]
+    word_backoff_bits = view[at.WORD_BACKOFF_BITS]
+    entry_bits = begin_bits + place_bits + word_backoff_bits
     roots = view[at.ROOTS] if len(view) > at.LEVEL else _0
     root_key_bits = view[at.ROOT_KEY_BITS]
     bucket_bits = view[at.ROOT_BUCKET_BITS]
     root_bucket = view[at.ROOT_BUCKET]
     root_key = view[at.ROOT_KEY]
-    word_backoff = view[at.WORD_BACKOFF]
-    word_backoff_bits = view[at.WORD_BACKOFF_BITS]
 
     # By context and length k: the weights added from the longest context down to k words, and the
     # list of the words that follow: see `open_list`.
@@ -209,7 +207,6 @@ def score_groups(  # type: ignore[no-untyped-def]
     list_step = np.empty(CONTEXTS * DEPTHS, np.int64)  # bits of a directory entry; 0: no directory
     list_keys = np.empty(CONTEXTS * DEPTHS, np.int64)
     list_rest = np.empty(CONTEXTS * DEPTHS, np.int64)  # bits of a key beyond its bucket
-    list_values = np.empty(CONTEXTS * DEPTHS, np.int64)
     deepest = np.empty(CONTEXTS, np.int64)
     low_at = np.empty(CONTEXTS, np.int64)
     high_at = np.empty(CONTEXTS, np.int64)
@@ -219,6 +216,9 @@ def score_groups(  # type: ignore[no-untyped-def]
     q_at = np.empty(WORDS, np.int64)
     q_rank = np.empty(WORDS, np.int64)
     q_key = np.empty(WORDS, np.int64)
+    q_low = np.empty(WORDS, np.int64)
+    q_size = np.empty(WORDS, np.int64)
+    q_alone = np.empty(WORDS, np.int64)
     q_live = np.empty(WORDS, np.int64)
     q_row = np.empty(WORDS, np.int64)
     q_best = np.empty(WORDS, np.float32)
@@ -235,14 +235,13 @@ def score_groups(  # type: ignore[no-untyped-def]
             end = context_begin[block + c + 1]
             length = end - context_begin[block + c]
             if length >= 1:
-                v = np.int64(context_words[end - 1])
-                ask_offset(begin_at, begin_base, begin_delta, v)
-                ask_offset(place_at, place_base, place_delta, v)
-                prefetch(word_backoff + ((v * word_backoff_bits) >> _3))
+                bit = word_entry + np.int64(context_words[end - 1]) * entry_bits
+                prefetch(bit >> _3)
+                prefetch((bit + entry_bits + begin_bits) >> _3)
             if length >= 2:
-                u = np.int64(context_words[end - 2])
-                ask_offset(begin_at, begin_base, begin_delta, u)
-                ask_offset(place_at, place_base, place_delta, u)
+                bit = word_entry + np.int64(context_words[end - 2]) * entry_bits
+                prefetch(bit >> _3)
+                prefetch((bit + entry_bits + begin_bits) >> _3)
         # --- 2. the list of the last word; where the pair of the last two should be
         pairs = _0
         for c in range(here):
@@ -251,33 +250,39 @@ def score_groups(  # type: ignore[no-untyped-def]
             needs_shard[block + c] = np.uint8(0)
             row = np.int64(c) * DEPTHS
             deepest[c] = _1
+            list_size[row + 1] = _0
+            list_step[row + 1] = _0
+            list_rest[row + 1] = key_bits
             if length == 0:
-                deepest[c] = _0
+                list_at[row + 1] = word_value << _3  # never read: the list is empty
+                list_keys[row + 1] = list_at[row + 1]
+                list_size[row + 2] = _0
                 total[row + 1] = np.float32(0.0)
+                deepest[c] = _0
                 continue
             for k in range(2, length + 2):
                 total[row + k] = np.float32(0.0)
             v = np.int64(context_words[end - 1])
-            code = get(word_backoff, v * word_backoff_bits, word_backoff_bits)
+            entry = word_entry + v * entry_bits
+            code = field(entry + begin_bits + place_bits, word_backoff_bits)
             total[row + 1] = log10_backoff_of(code, view[at.WORD_BACKOFF_TABLE])
-            first = offset_at(begin_at, begin_base, begin_delta, begin_wide, v)
-            size = offset_at(begin_at, begin_base, begin_delta, begin_wide, v + _1) - first
-            bit = list_bit + offset_at(place_at, place_base, place_delta, place_wide, v)
+            size = field(entry + entry_bits, begin_bits) - field(entry, begin_bits)
+            bit = list_bit + field(entry + begin_bits, place_bits)
             step, keys, rest = open_list(bit, size, key_bits)
             list_at[row + 1] = bit
             list_size[row + 1] = size
             list_step[row + 1] = step
             list_keys[row + 1] = keys
             list_rest[row + 1] = rest
-            list_values[row + 1] = keys + size * rest
             if length < 2:
                 continue
             u = np.int64(context_words[end - 2])
-            first = offset_at(begin_at, begin_base, begin_delta, begin_wide, u)
-            size = offset_at(begin_at, begin_base, begin_delta, begin_wide, u + _1) - first
+            entry = word_entry + u * entry_bits
+            first = field(entry, begin_bits)
+            size = field(entry + entry_bits, begin_bits) - first
             if size == 0:
                 continue
-            bit = list_bit + offset_at(place_at, place_base, place_delta, place_wide, u)
+            bit = list_bit + field(entry + begin_bits, place_bits)
             step, keys, rest = open_list(bit, size, key_bits)
             pair_of[c] = first
             # The list of u takes the place of that of three words until it is used.
@@ -301,7 +306,9 @@ def score_groups(  # type: ignore[no-untyped-def]
             else:
                 low_at[c] = _0
                 high_at[c] = list_size[row + 3]
-            prefetch((list_keys[row + 3] + low_at[c] * list_rest[row + 3]) >> _3)
+            list_at[row + 3] = list_keys[row + 3] + low_at[c] * (list_rest[row + 3] + value_bits)
+            prefetch(list_at[row + 3] >> _3)
+            prefetch((list_at[row + 3] >> _3) + np.int64(64))
         # --- 4. the pair
         kept = _0
         for i in range(pairs):
@@ -310,11 +317,11 @@ def score_groups(  # type: ignore[no-untyped-def]
             v = np.int64(context_words[context_begin[block + c + 1] - 1])
             rest = list_rest[row + 3]
             target = (v * multiplier) & key_mask & mask_of(rest)
-            place = find_key(list_keys[row + 3], rest, low_at[c], high_at[c], target)
+            count = high_at[c] - low_at[c]
+            place = find_key(list_at[row + 3], rest, _0, count, target)
             if place >= 0:
-                low_at[c] = list_keys[row + 3] + list_size[row + 3] * rest + place * value_bits
-                pair_of[c] += place
-                prefetch(low_at[c] >> _3)
+                pair_of[c] += low_at[c] + place
+                low_at[c] = list_at[row + 3] + count * rest + place * value_bits
                 if roots:
                     bucket = pair_of[c] >> root_key_bits
                     prefetch(root_bucket + ((bucket * bucket_bits) >> _3))
@@ -328,7 +335,7 @@ def score_groups(  # type: ignore[no-untyped-def]
             bit = low_at[c]
             code = field(bit + near_bits, pair_backoff_bits)
             total[c * DEPTHS + 2] = log10_backoff_of(code, view[at.PAIR_BACKOFF_TABLE])
-            if order > 2 and field(bit, _3) & np.int64(2):
+            if order > 2 and field(bit, np.int64(PAIR_FLAG_BITS)) & np.int64(STORED):
                 needs_shard[block + c] = np.uint8(1)
                 if roots:
                     bucket = pair_of[c] >> root_key_bits
@@ -432,8 +439,8 @@ def score_groups(  # type: ignore[no-untyped-def]
                 list_step[row + k] = step
                 list_keys[row + k] = keys
                 list_rest[row + k] = rest
-                list_values[row + k] = keys + size * rest
                 level += at.LEVEL_PLACES
+            list_size[row + max(deepest[c], _1) + 1] = _0
             length = context_begin[block + c + 1] - context_begin[block + c]
             added = np.float32(0.0)
             for k in range(length, 0, -1):
@@ -447,92 +454,80 @@ def score_groups(  # type: ignore[no-untyped-def]
         last_query = word_begin[block + here]
         while first_query < last_query:
             asked = min(last_query - first_query, np.int64(WORDS))
-            # --- 1. ask for the 1-gram, and for where the word should be in the list
+            # --- 1. ask for where the word should be in the list
             i = _0
+            alone = _0  # queries that need their 1-gram
             while i < asked:
                 while word_begin[block + context + 1] <= first_query + i:
                     context += _1
                 until = min(word_begin[block + context + 1] - first_query, asked)
                 row = context * DEPTHS
-                if deepest[context] and list_size[row + 1]:
-                    bit = list_at[row + 1]
-                    step = list_step[row + 1]
-                    rest = list_rest[row + 1]
-                    while i < until:
-                        word = np.int64(words[first_query + i])
-                        prefetch(word_value + ((word * word_bits) >> _3))
-                        key = (word * multiplier) & key_mask
-                        place = bit + (key >> rest) * step
-                        prefetch(place >> _3)
-                        q_key[i] = key
-                        q_at[i] = place
-                        q_row[i] = row
-                        i += _1
-                else:
-                    while i < until:
-                        word = np.int64(words[first_query + i])
-                        prefetch(word_value + ((word * word_bits) >> _3))
-                        q_row[i] = row
-                        q_at[i] = np.int64(-1)
-                        i += _1
+                bit = list_at[row + 1]
+                step = list_step[row + 1]
+                rest = list_rest[row + 1]
+                while i < until:
+                    key = (np.int64(words[first_query + i]) * multiplier) & key_mask
+                    place = bit + (key >> rest) * step
+                    prefetch(place >> _3)
+                    q_key[i] = key
+                    q_at[i] = place
+                    q_row[i] = row
+                    i += _1
             # --- 2. the bucket
             for i in range(asked):
-                place = q_at[i]
-                q_rank[i] = _0
-                if place >= 0:
-                    row = q_row[i]
-                    step = list_step[row + 1]
-                    if step:
-                        low = field(place, step)
-                        q_rank[i] = low
-                        q_at[i] = field(place + step, step)
-                        prefetch((list_keys[row + 1] + low * list_rest[row + 1]) >> _3)
-                    else:
-                        q_at[i] = list_size[row + 1]
-                else:
-                    q_at[i] = _0
-            # --- 3. the 1-gram, and the word in the list of the last word
+                row = q_row[i]
+                step = list_step[row + 1]
+                low, high = _0, list_size[row + 1]
+                if step:
+                    bit = q_at[i]
+                    low = field(bit, step)
+                    high = field(bit + step, step)
+                bit = list_keys[row + 1] + low * (list_rest[row + 1] + value_bits)
+                prefetch(bit >> _3)
+                prefetch((bit + (high - low) * (list_rest[row + 1] + value_bits)) >> _3)
+                q_rank[i] = low
+                q_size[i] = high - low
+                q_at[i] = bit
+            # --- 3. the word in the list of the last word
             live = _0
             for i in range(asked):
+                row = q_row[i]
+                size = q_size[i]
+                rest = list_rest[row + 1]
+                place = find_key(q_at[i], rest, _0, size, q_key[i] & mask_of(rest))
+                if place < 0:
+                    q_matched[i] = _1
+                    q_found[i] = _1
+                    q_alone[alone] = i
+                    alone += _1
+                    prefetch(word_value + ((np.int64(words[first_query + i]) * word_bits) >> _3))
+                    continue
+                value = field(q_at[i] + size * rest + place * value_bits, near_bits)
+                q_found[i] = np.int64(2)
+                q_state[i] = value & np.int64(STATE_LENGTH)
+                if value & np.int64(BLANK):
+                    q_matched[i] = _1
+                    q_alone[alone] = i
+                    alone += _1
+                else:
+                    q_best[i] = log10_prob_of(value >> np.int64(PAIR_FLAG_BITS), pair_table)
+                    q_matched[i] = np.int64(2)
+                if list_size[row + 2]:
+                    rank = q_rank[i] + place
+                    bit = list_at[row + 2] + (rank >> list_rest[row + 2]) * list_step[row + 2]
+                    prefetch(bit >> _3)
+                    q_rank[i] = rank
+                    q_at[i] = bit
+                    q_live[live] = i
+                    live += _1
+            # --- 4. the 1-grams of those that have nothing longer yet
+            for j in range(alone):
+                i = q_alone[j]
                 word = np.int64(words[first_query + i])
                 value = get(word_value, word * word_bits, word_bits)
                 q_best[i] = log10_prob_of(value >> _1, word_table)
-                q_matched[i] = _1
-                q_found[i] = _1
-                q_state[i] = value & _1
-                if q_at[i] > q_rank[i]:
-                    row = q_row[i]
-                    rest = list_rest[row + 1]
-                    place = find_key(
-                        list_keys[row + 1], rest, q_rank[i], q_at[i], q_key[i] & mask_of(rest)
-                    )
-                    if place >= 0:
-                        q_rank[i] = place
-                        q_at[i] = list_values[row + 1] + place * value_bits
-                        prefetch(q_at[i] >> _3)
-                        q_live[live] = i
-                        live += _1
-            # --- 4. the 2-grams found
-            alive = live
-            live = _0
-            for j in range(alive):
-                i = q_live[j]
-                value = field(q_at[i], near_bits)
-                q_found[i] = np.int64(2)
-                if value & _1:
-                    q_state[i] = np.int64(2)
-                if value & np.int64(4) == 0:
-                    q_best[i] = log10_prob_of(value >> _3, pair_table)
-                    q_matched[i] = np.int64(2)
-                row = q_row[i]
-                if deepest[row >> np.int64(4)] >= 2 and list_size[row + 2]:
-                    place = (
-                        list_at[row + 2] + (q_rank[i] >> list_rest[row + 2]) * list_step[row + 2]
-                    )
-                    prefetch(place >> _3)
-                    q_at[i] = place
-                    q_live[live] = i
-                    live += _1
+                if q_found[i] == 1:
+                    q_state[i] = value & _1
             # --- 5. down the nodes of the context
             k = np.int64(2)
             level = np.int64(at.LEVEL)
@@ -541,44 +536,47 @@ def score_groups(  # type: ignore[no-untyped-def]
                 live = _0
                 flag_bits = view[level + at.N_FLAG_BITS]
                 record = view[level + at.N_PROB_BITS] + flag_bits
+                table = view[level + at.N_PROB_TABLE]
+                for j in range(alive):
+                    i = q_live[j]
+                    row = q_row[i] + k
+                    rest = list_rest[row]
+                    low, high = _0, list_size[row]
+                    step = list_step[row]
+                    if step:
+                        low = field(q_at[i], step)
+                        high = field(q_at[i] + step, step)
+                    bit = list_keys[row] + low * (rest + record)
+                    prefetch(bit >> _3)
+                    q_size[i] = high - low
+                    q_low[i] = low
+                    q_at[i] = bit
                 for j in range(alive):
                     i = q_live[j]
                     row = q_row[i] + k
                     rank = q_rank[i]
-                    rest = list_rest[row]
-                    size = list_size[row]
-                    if size == list_size[row - 1]:
+                    bit = q_at[i]
+                    if list_size[row] == list_size[row - 1]:
                         place = rank
                     else:
-                        low, high = _0, size
-                        step = list_step[row]
-                        if step:
-                            low = field(q_at[i], step)
-                            high = field(q_at[i] + step, step)
-                        place = find_key(list_keys[row], rest, low, high, rank & mask_of(rest))
-                    if place >= 0:
-                        q_rank[i] = place
-                        q_at[i] = list_values[row] + place * record
-                        prefetch(q_at[i] >> _3)
-                        q_live[live] = i
-                        live += _1
-                alive = live
-                live = _0
-                table = view[level + at.N_PROB_TABLE]
-                for j in range(alive):
-                    i = q_live[j]
-                    value = field(q_at[i], record)
+                        rest = list_rest[row]
+                        place = find_key(bit, rest, _0, q_size[i], rank & mask_of(rest))
+                        bit += q_size[i] * rest
+                    if place < 0:
+                        continue
+                    value = field(bit + place * record, record)
                     q_found[i] = k + _1
                     if flag_bits and value & _1:
                         q_state[i] = k + _1
                     if flag_bits < 2 or value & np.int64(2) == 0:
                         q_best[i] = log10_prob_of(value >> flag_bits, table)
                         q_matched[i] = k + _1
-                    row = q_row[i] + k + _1
-                    if deepest[q_row[i] >> np.int64(4)] > k and list_size[row]:
-                        place = list_at[row] + (q_rank[i] >> list_rest[row]) * list_step[row]
-                        prefetch(place >> _3)
-                        q_at[i] = place
+                    if list_size[row + 1]:
+                        rank = q_low[i] + place
+                        bit = list_at[row + 1] + (rank >> list_rest[row + 1]) * list_step[row + 1]
+                        prefetch(bit >> _3)
+                        q_rank[i] = rank
+                        q_at[i] = bit
                         q_live[live] = i
                         live += _1
                 k += _1

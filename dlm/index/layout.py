@@ -42,11 +42,7 @@ VOCABULARY_COLUMNS: Columns = {"word_begin": (U32, U64), "word_bytes": (U8,)}
 LOW_ORDER_COLUMNS: Columns = {
     "shape": (U64,),
     "word_value": (U64,),
-    "word_backoff": (U64,),
-    "begin": (U64,),
-    "begin_wide": (U64,),
-    "place": (U64,),
-    "place_wide": (U64,),
+    "word_entry": (U64,),
     "list": (U64,),
     "word_prob_table": (F32,),
     "word_backoff_table": (F32,),

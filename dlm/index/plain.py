@@ -3,7 +3,7 @@
 This is the plain form of the builder: whole arrays in memory. What streams must give the same.
 
 Paper: DLM Algorithms 2 and 3, with blanks and with the two bits that the paper does not have:
-EXTENDED and STORED (shards/FORMAT.md says what they are for).
+what is extended and what is stored (shards/FORMAT.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.index.ngrams import NgramTables, pack_keys
-from dlm.index.packed.low import BLANK, EXTENDED, STORED, LowPlain, key_bits_of, keys_of
+from dlm.index.packed.low import BLANK, STORED, LowPlain, key_bits_of, keys_of
 from dlm.index.packed.tree import LevelPlain
 from dlm.ngram.partition import slots_of
 from dlm.ngram.vocab import UNK_ID
@@ -140,7 +140,7 @@ def plain_low(placed: PlacedModel) -> LowPlain:
             np.zeros(0, U8),
         )
     two = model.tables[1]
-    flags = np.where(placed.extended[1], U8(EXTENDED), U8(0))
+    flags = np.where(placed.extended[1], U8(2), placed.extended[0][two.rows[:, 1]].astype(U8))
     flags |= np.where(two.blank, U8(BLANK), U8(0))
     if placed.contexts:
         flags[placed.contexts[0].rank] |= U8(STORED)

@@ -21,6 +21,7 @@ from dlm.index.coding import coding_of_set
 from dlm.index.decode import ShardSet, Tables, decode_tables, spell
 from dlm.index.layout import Manifest, read_manifest
 from dlm.index.ngrams import NgramTables, read_raw, sorted_tables
+from dlm.index.packed.low import STATE_LENGTH
 from dlm.index.plain import extended_flags, place_contexts, place_model
 from dlm.index.shard import LowOrders, Shard, open_vocabulary
 from dlm.ngram.arpa import ArpaReader
@@ -356,6 +357,11 @@ class _Rules:
         ):
             self.bad("extended", k, said & ~wanted, "is said to matter to the right; it does not")
             self.bad("extended", k, wanted & ~said, "is said not to matter to the right; it does")
+        if self.order > 1:  # a pair that does not matter has the state of its second word
+            matters, words = self.tables.extended[1], self.model.tables[1].rows[:, 1]
+            length = np.where(matters, 2, self.tables.extended[0][words])
+            found = self.opened.low.plain.pair_flags & STATE_LENGTH
+            self.bad("extended", 2, ~matters & (found != length), "has a wrong state length")
 
 
 def _bits(values: NDArray[np.float32]) -> NDArray[np.uint32]:

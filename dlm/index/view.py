@@ -18,17 +18,11 @@ from dlm.index.packed.tree import tree_shape
     WORD_VALUE,
     WORD_PROB_BITS,
     WORD_PROB_TABLE,
-    WORD_BACKOFF,
+    WORD_ENTRY,
+    BEGIN_BITS,
+    PLACE_BITS,
     WORD_BACKOFF_BITS,
     WORD_BACKOFF_TABLE,
-    BEGIN,
-    BEGIN_BASE,
-    BEGIN_DELTA,
-    BEGIN_WIDE,
-    PLACE,
-    PLACE_BASE,
-    PLACE_DELTA,
-    PLACE_WIDE,
     LIST,
     PAIR_PROB_BITS,
     PAIR_PROB_TABLE,
@@ -42,7 +36,7 @@ from dlm.index.packed.tree import tree_shape
     ROOT_BUCKET,
     ROOT_KEY,
     LEVEL,  # here begin the levels, each with the places below
-) = range(30)
+) = range(24)
 (
     N_KEY,
     N_BACKOFF,
@@ -77,14 +71,9 @@ def low_view(a: Arrays) -> NDArray[np.int64]:
     view[MULTIPLIER] = multiplier_of(s["key_bits"])
     view[WORD_VALUE] = at["word_value"]
     view[WORD_PROB_BITS] = s["word_prob_bits"]
-    view[WORD_BACKOFF] = at["word_backoff"]
+    view[WORD_ENTRY] = at["word_entry"]
+    view[BEGIN_BITS], view[PLACE_BITS] = s["begin_bits"], s["place_bits"]
     view[WORD_BACKOFF_BITS] = s["word_backoff_bits"]
-    view[BEGIN : BEGIN_WIDE + 1] = (
-        at["begin"], s["begin_base_bits"], s["begin_delta_bits"], at["begin_wide"],
-    )  # fmt: skip
-    view[PLACE : PLACE_WIDE + 1] = (
-        at["place"], s["place_base_bits"], s["place_delta_bits"], at["place_wide"],
-    )  # fmt: skip
     view[LIST] = at["list"]
     view[PAIR_PROB_BITS], view[PAIR_BACKOFF_BITS] = s["pair_prob_bits"], s["pair_backoff_bits"]
     # A place of 0 says that there is no table: codes are the bits of the values.

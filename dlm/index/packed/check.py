@@ -21,7 +21,14 @@ from dlm.index.packed.columns import (
     unpack_offsets,
 )
 from dlm.index.packed.kernels import OFFSET_BLOCK
-from dlm.index.packed.low import LOW_SHAPE, Arrays, key_bits_of, multiplier_of
+from dlm.index.packed.low import (
+    LOW_SHAPE,
+    PAIR_FLAG_BITS,
+    Arrays,
+    key_bits_of,
+    multiplier_of,
+    word_lists,
+)
 from dlm.index.packed.tree import LEVEL_COLUMNS, TABLES, TreeShape, root_key_bits_of, tree_shape
 
 _INFINITY = 0x7F800000  # bits of the probability 0; above it, magnitudes are no numbers
@@ -48,6 +55,8 @@ def _limits(bits: int, table: NDArray[np.float32], is_prob: bool, name: str) -> 
         _require(bool((table <= 0).all()), f"{name}: log10 probabilities are 0 or less")
     else:
         _require(bool(np.isfinite(table).all()), f"{name}: back-off weights are finite")
+    signed = np.signbit(table) & (table == 0)
+    _require(not bool(signed.any()), f"{name}: a value of 0 has no sign")
     return len(table)
 
 
@@ -93,15 +102,24 @@ def check_low(a: Arrays, words: int, order: int) -> tuple[NDArray[np.int64], int
     _require(s["words"] == words, f"there must be {words} words")
     _require(key_bits == key_bits_of(words), "key_bits must be those of the words")
     _require(pairs < 1 << 32 and (order > 1 or not pairs), "2-grams: too many for the order")
-    for kind, is_prob in (("prob", True), ("backoff", False)):
-        bits = s[f"word_{kind}_bits"]
-        _require(bits <= (PROB_BITS if is_prob else BACKOFF_BITS), f"word_{kind}_bits")
-        limit = _limits(bits, a[f"word_{kind}_table"], is_prob, f"word_{kind}_table")
-        column = a["word_value" if is_prob else "word_backoff"]
-        stride, shift = (bits + 1, 1) if is_prob else (bits, 0)
-        _require(len(column) == _words(words * stride), f"word_{kind}: length")
-        at = kernels.check_values(column.ctypes.data, words, shift, stride, bits, limit, is_prob)
-        _require(at < 0, f"word_{kind}: the value of word {at}")
+    _require(
+        s["word_prob_bits"] <= PROB_BITS and s["word_backoff_bits"] <= BACKOFF_BITS, "word bits"
+    )
+    _require(s["begin_bits"] <= 32 and s["place_bits"] <= 48, "begin_bits, place_bits")
+    stride = s["begin_bits"] + s["place_bits"] + s["word_backoff_bits"]
+    _require(len(a["word_entry"]) == _words((words + 1) * stride), "word_entry: length")
+    _require(
+        len(a["word_value"]) == _words(words * (s["word_prob_bits"] + 1)), "word_value: length"
+    )
+    for name, column, shift, width in (
+        ("prob", "word_value", 1, s["word_prob_bits"] + 1),
+        ("backoff", "word_entry", s["begin_bits"] + s["place_bits"], stride),
+    ):
+        bits = s[f"word_{name}_bits"]
+        is_prob = name == "prob"
+        limit = _limits(bits, a[f"word_{name}_table"], is_prob, f"word_{name}_table")
+        at = kernels.check_values(a[column].ctypes.data, words, shift, width, bits, limit, is_prob)
+        _require(at < 0, f"{column}: the {name} of word {at}")
     _require(s["pair_prob_bits"] <= PROB_BITS, "pair_prob_bits")
     _require(s["pair_backoff_bits"] <= BACKOFF_BITS, "pair_backoff_bits")
     prob_limit = backoff_limit = 1
@@ -110,23 +128,26 @@ def check_low(a: Arrays, words: int, order: int) -> tuple[NDArray[np.int64], int
         backoff_limit = _limits(
             s["pair_backoff_bits"], a["pair_backoff_table"], False, "pair_backoff_table"
         )
-    begin = _offsets(
-        a["begin"], a["begin_wide"], s["begin_base_bits"], s["begin_delta_bits"], words + 1, pairs,
-        "begin",
-    )  # fmt: skip
-    place = _offsets(
-        a["place"], a["place_wide"], s["place_base_bits"], s["place_delta_bits"], words + 1, None,
-        "place",
-    )  # fmt: skip
+    begin, place = word_lists(a, s)
+    for name, offsets in (("begin", begin), ("place", place)):
+        _require(
+            int(offsets[0]) == 0 and bool((offsets[1:] >= offsets[:-1]).all()),
+            f"word_entry: {name} must rise from 0",
+        )
+    _require(int(begin[-1]) == pairs, f"word_entry: begin must end with {pairs}")
     _require(len(a["list"]) == _words(int(place[-1])), "list: length")
-    value_bits = 3 + s["pair_prob_bits"] + s["pair_backoff_bits"]
+    _require(int(np.diff(begin).max()) <= words, "begin: a word begins no more pairs than words")
+    value_bits = PAIR_FLAG_BITS + s["pair_prob_bits"] + s["pair_backoff_bits"]
     at, fault = kernels.check_key_lists(
-        a["list"].ctypes.data, place, begin, key_bits, value_bits, 3, s["pair_prob_bits"],
+        a["list"].ctypes.data, place, begin, key_bits, value_bits, PAIR_FLAG_BITS,
+        s["pair_prob_bits"],
         prob_limit, backoff_limit,
     )  # fmt: skip
     _require(not fault, f"list: {_FAULTS[fault]} of the 2-grams that begin with word {at}")
     inverse = pow(multiplier_of(key_bits), -1, 1 << key_bits)
-    at = kernels.check_list_ids(a["list"].ctypes.data, place, begin, key_bits, inverse, words)
+    at = kernels.check_list_ids(
+        a["list"].ctypes.data, place, begin, key_bits, value_bits, inverse, words
+    )
     _require(at < 0, f"list: word ids after word {at}")
     return begin, pairs
 
@@ -182,6 +203,11 @@ def check_tree(
                 s["child_base_bits"], s["child_delta_bits"], s["nodes"] + 1,
                 shape.level[depth + 1]["nodes"], f"{where}: child",
             )  # fmt: skip
+            below = shape.level[depth + 1]["nodes"]
+            keys = _part(a, shape, depth + 1, "node_key")
+            _require(  # before so many are counted out: the number may be anything
+                len(keys) == _words(below * shape.key_bits), f"level {depth + 1}: node_key: length"
+            )
             parent_size = np.repeat(sizes, np.diff(child))
     return total
 

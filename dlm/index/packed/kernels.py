@@ -222,25 +222,37 @@ def find_key(keys, width, low, high, target):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def put_list(words, at, key_bits, value_bits, low_bits, keys, low, high, first, n):  # type: ignore[no-untyped-def]
-    """Writes n keys and their values, low | high << low_bits, from `first` on; where it ends."""
+    """Writes a list of n keys and their values, low | high << low_bits, from `first` on.
+
+    A list of more than DIRECT keys begins with a directory: of each bucket, by the leading bits of
+    a key, the entries before it. Then bucket after bucket: what is left of its keys, then their
+    values, so that one search reads neighbouring cache lines. A short list is one bucket.
+    """
     leading = directory_bits(n)
     rest = key_bits - leading
+    size = bit_length(n)
+    directory = at
     if leading:
-        size = bit_length(n)
-        j = np.int64(0)
-        for bucket in range((_ONE << leading) + _ONE):
-            while j < n and (np.int64(keys[first + j]) >> rest) < bucket:
+        at += ((_ONE << leading) + _ONE) * size
+    j = np.int64(0)
+    for bucket in range(_ONE << leading):
+        begin = j
+        if leading:
+            put(words, directory, size, begin)
+            directory += size
+            while j < n and (np.int64(keys[first + j]) >> rest) == bucket:
                 j += 1
-            put(words, at, size, j)
-            at += size
-    for j in range(n):
-        put(words, at, rest, np.int64(keys[first + j]) & mask_of(rest))
-        at += rest
-    for j in range(n):
-        put(words, at, low_bits, low[first + j])
-        put(words, at + low_bits, value_bits - low_bits, high[first + j])
-        at += value_bits
-    return at
+        else:
+            j = n
+        for i in range(first + begin, first + j):
+            put(words, at, rest, np.int64(keys[i]) & mask_of(rest))
+            at += rest
+        for i in range(first + begin, first + j):
+            put(words, at, low_bits, low[i])
+            put(words, at + low_bits, value_bits - low_bits, high[i])
+            at += value_bits
+    if leading:
+        put(words, directory, size, n)
 
 
 @njit(inline="always")
@@ -252,19 +264,19 @@ def get_list(at, key_bits, value_bits, low_bits, keys, low, high, first, n):  # 
     directory = at
     if leading:
         at += ((_ONE << leading) + _ONE) * size
-    bucket = np.int64(0)
-    for j in range(n):
+    begin, end = np.int64(0), n
+    for bucket in range(_ONE << leading):
         if leading:
-            while bucket + 1 < (_ONE << leading) and j >= field(
-                directory + (bucket + 1) * size, size
-            ):
-                bucket += 1
-        keys[first + j] = (bucket << rest) | field(at, rest)
-        at += rest
-    for j in range(n):
-        low[first + j] = field(at, low_bits)
-        high[first + j] = field(at + low_bits, value_bits - low_bits)
-        at += value_bits
+            begin = field(directory, size)
+            directory += size
+            end = field(directory, size)
+        for i in range(first + begin, first + end):
+            keys[i] = (bucket << rest) | field(at, rest)
+            at += rest
+        for i in range(first + begin, first + end):
+            low[i] = field(at, low_bits)
+            high[i] = field(at + low_bits, value_bits - low_bits)
+            at += value_bits
 
 
 @njit(cache=True, nogil=True)
@@ -428,37 +440,36 @@ def check_list(  # type: ignore[no-untyped-def]
     """0 where the list of n keys at bit `at` keeps the rules; else the number of one it breaks."""
     leading = directory_bits(n)
     rest = key_bits - leading
-    bucket = np.int64(0)
-    directory = at
     size = bit_length(n)
+    directory = at
     if leading:
         at += ((_ONE << leading) + _ONE) * size
-        last = np.int64(0)
         if field(directory, size) != 0 or field(directory + (_ONE << leading) * size, size) != n:
             return np.int64(1)
-        for bucket in range((_ONE << leading) + _ONE):
-            entry = field(directory + bucket * size, size)
-            if entry < last or entry > n:
-                return np.int64(1)
-            last = entry
-    bucket = np.int64(0)
-    last = np.int64(-1)
-    for j in range(n):
+    begin, end = np.int64(0), n
+    for bucket in range(_ONE << leading):
         if leading:
-            while j >= field(directory + (bucket + _ONE) * size, size):
-                bucket += _ONE
-        key = (bucket << rest) | field(at, rest)
-        if key <= last or key >= key_limit:
-            return np.int64(2)
-        last = key
-        at += rest
-    for _ in range(n):
-        if not good_prob(field(at + flag_bits, prob_bits), prob_limit):
-            return np.int64(3)
-        far = flag_bits + prob_bits
-        if far < value_bits and not good_backoff(field(at + far, value_bits - far), backoff_limit):
-            return np.int64(3)
-        at += value_bits
+            begin = field(directory, size)
+            directory += size
+            end = field(directory, size)
+            if end < begin or end > n:
+                return np.int64(1)
+        last = np.int64(-1)
+        for _ in range(begin, end):
+            key = field(at, rest)
+            if key <= last or (bucket << rest) + key >= key_limit:
+                return np.int64(2)
+            last = key
+            at += rest
+        for _ in range(begin, end):
+            if not good_prob(field(at + flag_bits, prob_bits), prob_limit):
+                return np.int64(3)
+            far = flag_bits + prob_bits
+            if far < value_bits and not good_backoff(
+                field(at + far, value_bits - far), backoff_limit
+            ):
+                return np.int64(3)
+            at += value_bits
     return np.int64(0)
 
 
@@ -529,7 +540,7 @@ def check_ids(address, count, stride, width, begin, inverse, words):  # type: ig
 
 
 @njit(cache=True, nogil=True)
-def check_list_ids(address, places, begin, key_bits, inverse, words):  # type: ignore[no-untyped-def]
+def check_list_ids(address, places, begin, key_bits, value_bits, inverse, words):  # type: ignore[no-untyped-def]
     """The first key list with a key that stands for no word; -1: none."""
     mask = mask_of(key_bits)
     for i in range(len(begin) - 1):
@@ -541,15 +552,18 @@ def check_list_ids(address, places, begin, key_bits, inverse, words):  # type: i
         size = bit_length(n)
         if leading:
             at += ((_ONE << leading) + _ONE) * size
-        bucket = np.int64(0)
-        for j in range(n):
+        first, end = np.int64(0), n
+        for bucket in range(_ONE << leading):
             if leading:
-                while j >= field(directory + (bucket + _ONE) * size, size):
-                    bucket += _ONE
-            key = (bucket << rest) | field(at, rest)
-            if (key * inverse) & mask >= words:
-                return i
-            at += rest
+                first = field(directory, size)
+                directory += size
+                end = field(directory, size)
+            for _ in range(first, end):
+                key = (bucket << rest) | field(at, rest)
+                if (key * inverse) & mask >= words:
+                    return i
+                at += rest
+            at += (end - first) * value_bits
     return -1
 
 

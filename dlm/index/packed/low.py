@@ -12,13 +12,11 @@ from dlm.index.packed import kernels
 from dlm.index.packed.columns import (
     BACKOFF_BITS,
     PROB_BITS,
-    Offsets,
+    bits_of,
     code_values,
     pack_fields,
-    pack_offsets,
     room,
     unpack_fields,
-    unpack_offsets,
     values_of,
 )
 
@@ -33,13 +31,12 @@ LOW_SHAPE = (
     "word_backoff_bits",
     "pair_prob_bits",
     "pair_backoff_bits",
-    "begin_base_bits",
-    "begin_delta_bits",
-    "place_base_bits",
-    "place_delta_bits",
+    "begin_bits",
+    "place_bits",
 )
-# Bits beside a probability, the lowest first: EXTENDED; of a pair also STORED and BLANK.
-EXTENDED, STORED, BLANK = 1, 2, 4
+# Bits beside the probability of a pair, the lowest first: two of the state length, then these.
+STATE_LENGTH, STORED, BLANK = 3, 4, 8
+PAIR_FLAG_BITS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +49,7 @@ class LowPlain:
         begin                      (V + 1,)  int64 pairs that begin with each word
         key                        (P,)      uint32 key of the second word, rising in each list
         pair_log10_prob, pair_log10_backoff  (P,)  float32
-        pair_flags                 (P,)      uint8 EXTENDED, STORED, BLANK
+        pair_flags                 (P,)      uint8 state length, STORED, BLANK
     """
 
     log10_prob: NDArray[np.float32]
@@ -105,15 +102,28 @@ def pack_low(low: LowPlain, prob_table: int, backoff_table: int) -> Arrays:
     word_backoff = code_values(low.log10_backoff, BACKOFF_BITS, backoff_table)
     prob = code_values(low.pair_log10_prob, PROB_BITS, prob_table)
     backoff = code_values(low.pair_log10_backoff, BACKOFF_BITS, backoff_table)
-    value_bits = 3 + prob.bits + backoff.bits
+    value_bits = PAIR_FLAG_BITS + prob.bits + backoff.bits
     place = np.empty(size + 1, np.int64)
     kernels.key_list_bits(low.begin, b, value_bits, place)
     lists = room(int(place[-1]))
-    near = (prob.codes << np.uint64(3)) | low.pair_flags.astype(np.uint64)
+    near = (prob.codes << np.uint64(PAIR_FLAG_BITS)) | low.pair_flags.astype(np.uint64)
     kernels.put_key_lists(
-        lists, place, low.begin, b, value_bits, 3 + prob.bits, low.key, near, backoff.codes
+        lists,
+        place,
+        low.begin,
+        b,
+        value_bits,
+        PAIR_FLAG_BITS + prob.bits,
+        low.key,
+        near,
+        backoff.codes,
     )
-    begins, places = pack_offsets(low.begin), pack_offsets(place)
+    begin_bits, place_bits = bits_of(len(low.key)), bits_of(int(place[-1]))
+    stride = begin_bits + place_bits + word_backoff.bits
+    entries = room((size + 1) * stride)
+    kernels.put_all(entries, 0, stride, begin_bits, low.begin)
+    kernels.put_all(entries, begin_bits, stride, place_bits, place)
+    kernels.put_all(entries, begin_bits + place_bits, stride, word_backoff.bits, word_backoff.codes)
     near1 = (word_prob.codes << np.uint64(1)) | low.extended.astype(np.uint64)
     shape = (
         size,
@@ -123,19 +133,13 @@ def pack_low(low: LowPlain, prob_table: int, backoff_table: int) -> Arrays:
         word_backoff.bits,
         prob.bits,
         backoff.bits,
-        begins.base_bits,
-        begins.delta_bits,
-        places.base_bits,
-        places.delta_bits,
+        begin_bits,
+        place_bits,
     )
     return {
         "shape": np.array(shape, np.uint64),
         "word_value": pack_fields(near1, word_prob.bits + 1),
-        "word_backoff": pack_fields(word_backoff.codes, word_backoff.bits),
-        "begin": begins.words,
-        "begin_wide": begins.exceptions,
-        "place": places.words,
-        "place_wide": places.exceptions,
+        "word_entry": entries,
         "list": lists,
         "word_prob_table": word_prob.table,
         "word_backoff_table": word_backoff.table,
@@ -144,21 +148,34 @@ def pack_low(low: LowPlain, prob_table: int, backoff_table: int) -> Arrays:
     }
 
 
+def word_lists(a: Arrays, s: dict[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where the pairs of each word begin among all, and the bit at which its list begins.
+
+    Returns  two arrays (words + 1,) int64
+    """
+    address = a["word_entry"].ctypes.data
+    stride = s["begin_bits"] + s["place_bits"] + s["word_backoff_bits"]
+    begin, place = (np.empty(s["words"] + 1, np.int64) for _ in range(2))
+    kernels.get_all(address, 0, stride, s["begin_bits"], begin)
+    kernels.get_all(address, s["begin_bits"], stride, s["place_bits"], place)
+    return begin, place
+
+
 def unpack_low(a: Arrays) -> LowPlain:
     """The inverse of `pack_low`."""
     s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
     size, pairs = s["words"], s["pairs"]
     near1 = unpack_fields(a["word_value"], s["word_prob_bits"] + 1, size)
-    far1 = unpack_fields(a["word_backoff"], s["word_backoff_bits"], size)
-    begin = unpack_offsets(
-        Offsets(a["begin"], a["begin_wide"], s["begin_base_bits"], s["begin_delta_bits"]), size + 1
-    )
-    place = unpack_offsets(
-        Offsets(a["place"], a["place_wide"], s["place_base_bits"], s["place_delta_bits"]), size + 1
-    )
+    begin, place = word_lists(a, s)
+    far1 = np.empty(size, np.uint64)
+    shift = s["begin_bits"] + s["place_bits"]
+    kernels.get_all(
+        a["word_entry"].ctypes.data, shift, shift + s["word_backoff_bits"],
+        s["word_backoff_bits"], far1,
+    )  # fmt: skip
     keys = np.empty(pairs, np.uint32)
     near, far = np.empty(pairs, np.uint64), np.empty(pairs, np.uint64)
-    low_bits = 3 + s["pair_prob_bits"]
+    low_bits = PAIR_FLAG_BITS + s["pair_prob_bits"]
     value_bits = low_bits + s["pair_backoff_bits"]
     kernels.get_key_lists(
         a["list"].ctypes.data, place, begin, s["key_bits"], value_bits, low_bits, keys, near, far
@@ -169,7 +186,7 @@ def unpack_low(a: Arrays) -> LowPlain:
         (near1 & np.uint64(1)).astype(np.bool_),
         begin,
         keys,
-        values_of(near >> np.uint64(3), a["pair_prob_table"], PROB_BITS),
+        values_of(near >> np.uint64(PAIR_FLAG_BITS), a["pair_prob_table"], PROB_BITS),
         values_of(far, a["pair_backoff_table"], BACKOFF_BITS),
-        (near & np.uint64(7)).astype(np.uint8),
+        (near & np.uint64((1 << PAIR_FLAG_BITS) - 1)).astype(np.uint8),
     )

@@ -217,7 +217,7 @@ def unpack_tree(a: Arrays, lists_of_pairs: NDArray[np.int64]) -> list[LevelPlain
             low = unpack_fields(a["root_key"], shape.root_key_bits, nodes)
             buckets = (shape.pairs >> shape.root_key_bits) + 1
             ends = unpack_fields(a["root_bucket"], shape.root_bucket_bits, buckets + 1)
-            filled: NDArray[np.int64] = np.diff(ends.astype(np.int64))
+            filled = (ends[1:] - ends[:-1]).astype(np.int64)
             high = np.repeat(np.arange(buckets, dtype=np.uint64), filled)
             key = ((high << np.uint64(shape.root_key_bits)) | low).astype(np.uint32)
             backoff = np.zeros(nodes, np.float32)
