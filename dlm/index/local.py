@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -18,9 +19,11 @@ from dlm.errors import QueryError
 from dlm.index.decode import ShardSet
 from dlm.index.layout import Manifest
 from dlm.index.shard import LowOrders, Shard, check_groups, run_kernel
+from dlm.index.text.score import score_text
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import Answers, QueryGroups
-from dlm.ngram.vocab import Vocabulary
+from dlm.ngram.vocab import Vocabulary, as_bytes
+from dlm.ngram.wordtable import WordTable
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +118,27 @@ class LocalModel:
             for column in ("log10_prob", "matched_order", "ngram_length", "state_length"):
                 getattr(answers, column)[queries] = getattr(found, column)
         return answers
+
+    def score_text(
+        self, text: str | bytes, *, bos: bool = True, eos: bool = True
+    ) -> NDArray[np.float64]:
+        """What each line of `text` scores, as KenLM's `Model.score` does for one.
+
+        Args
+            text  sentences, one a line, words between spaces, tabs and CR; UTF-8 if it is a str
+            bos   begin each with `<s>`, which is not scored
+            eos   score `</s>` after each
+        Returns
+            (lines,) float64, log10: the sum of the float32 scores of the words, which equal those
+            of ngram.backoff.score bit for bit. A text that ends in a line feed has an empty last
+            line.
+        """
+        return score_text(self, as_bytes(text), bos=bos, eos=eos)[2]
+
+    @cached_property
+    def word_table(self) -> WordTable:
+        """Ids of many words at once."""
+        return WordTable.from_vocabulary(self.vocabulary)
 
     def _check_groups(self, groups: QueryGroups) -> None:
         check_groups(groups)
