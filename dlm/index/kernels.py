@@ -32,6 +32,12 @@ from dlm.index.packed.low import BLANK, PAIR_FLAG_BITS, STATE_LENGTH, STORED
 
 CONTEXTS = 32  # of a block
 WORDS = 64
+# Columns of the tables that hold the state of a block. One row is one cache line: the same columns
+# as arrays of their own took twice the time, since their lines evict each other.
+L_BIT, L_SIZE, L_STEP, L_KEYS, L_REST = range(5)  # a list: its first bit and what `open_list` says
+W_DEEPEST, W_LOW, W_HIGH, W_PAIR = range(4)  # the walk down a context
+Q_AT, Q_RANK, Q_KEY, Q_LOW, Q_SIZE, Q_ROW, Q_MATCHED, Q_FOUND = range(8)  # a word asked
+COLUMNS = 8
 DEPTHS = 16  # of arrays by context length: the largest order + 1
 
 _0, _1, _3 = np.int64(0), np.int64(1), np.int64(3)
@@ -202,28 +208,14 @@ def score_groups(  # type: ignore[no-untyped-def]
     # By context and length k: the weights added from the longest context down to k words, and the
     # list of the words that follow: see `open_list`.
     total = np.empty(CONTEXTS * DEPTHS, np.float32)
-    list_at = np.empty(CONTEXTS * DEPTHS, np.int64)
-    list_size = np.empty(CONTEXTS * DEPTHS, np.int64)
-    list_step = np.empty(CONTEXTS * DEPTHS, np.int64)  # bits of a directory entry; 0: no directory
-    list_keys = np.empty(CONTEXTS * DEPTHS, np.int64)
-    list_rest = np.empty(CONTEXTS * DEPTHS, np.int64)  # bits of a key beyond its bucket
-    deepest = np.empty(CONTEXTS, np.int64)
-    low_at = np.empty(CONTEXTS, np.int64)
-    high_at = np.empty(CONTEXTS, np.int64)
-    pair_of = np.empty(CONTEXTS, np.int64)
+    lists = np.empty((CONTEXTS * DEPTHS, COLUMNS), np.int64)
+    walk = np.empty((CONTEXTS, COLUMNS), np.int64)
+    query = np.empty((WORDS, COLUMNS), np.int64)
     active = np.empty(CONTEXTS, np.int64)
 
-    q_at = np.empty(WORDS, np.int64)
-    q_rank = np.empty(WORDS, np.int64)
-    q_key = np.empty(WORDS, np.int64)
-    q_low = np.empty(WORDS, np.int64)
-    q_size = np.empty(WORDS, np.int64)
     q_alone = np.empty(WORDS, np.int64)
     q_live = np.empty(WORDS, np.int64)
-    q_row = np.empty(WORDS, np.int64)
     q_best = np.empty(WORDS, np.float32)
-    q_matched = np.empty(WORDS, np.int64)
-    q_found = np.empty(WORDS, np.int64)
     q_state = np.empty(WORDS, np.int64)
 
     contexts = np.int64(len(context_begin) - 1)
@@ -249,16 +241,16 @@ def score_groups(  # type: ignore[no-untyped-def]
             length = end - context_begin[block + c]
             needs_shard[block + c] = np.uint8(0)
             row = np.int64(c) * DEPTHS
-            deepest[c] = _1
-            list_size[row + 1] = _0
-            list_step[row + 1] = _0
-            list_rest[row + 1] = key_bits
+            walk[c, W_DEEPEST] = _1
+            lists[row + 1, L_SIZE] = _0
+            lists[row + 1, L_STEP] = _0
+            lists[row + 1, L_REST] = key_bits
             if length == 0:
-                list_at[row + 1] = word_value << _3  # never read: the list is empty
-                list_keys[row + 1] = list_at[row + 1]
-                list_size[row + 2] = _0
+                lists[row + 1, L_BIT] = word_value << _3  # never read: the list is empty
+                lists[row + 1, L_KEYS] = lists[row + 1, L_BIT]
+                lists[row + 2, L_SIZE] = _0
                 total[row + 1] = np.float32(0.0)
-                deepest[c] = _0
+                walk[c, W_DEEPEST] = _0
                 continue
             for k in range(2, length + 2):
                 total[row + k] = np.float32(0.0)
@@ -269,11 +261,11 @@ def score_groups(  # type: ignore[no-untyped-def]
             size = field(entry + entry_bits, begin_bits) - field(entry, begin_bits)
             bit = list_bit + field(entry + begin_bits, place_bits)
             step, keys, rest = open_list(bit, size, key_bits)
-            list_at[row + 1] = bit
-            list_size[row + 1] = size
-            list_step[row + 1] = step
-            list_keys[row + 1] = keys
-            list_rest[row + 1] = rest
+            lists[row + 1, L_BIT] = bit
+            lists[row + 1, L_SIZE] = size
+            lists[row + 1, L_STEP] = step
+            lists[row + 1, L_KEYS] = keys
+            lists[row + 1, L_REST] = rest
             if length < 2:
                 continue
             u = np.int64(context_words[end - 2])
@@ -284,46 +276,48 @@ def score_groups(  # type: ignore[no-untyped-def]
                 continue
             bit = list_bit + field(entry + begin_bits, place_bits)
             step, keys, rest = open_list(bit, size, key_bits)
-            pair_of[c] = first
+            walk[c, W_PAIR] = first
             # The list of u takes the place of that of three words until it is used.
-            list_size[row + 3] = size
-            list_step[row + 3] = step
-            list_keys[row + 3] = keys
-            list_rest[row + 3] = rest
-            low_at[c] = bit + (((v * multiplier) & key_mask) >> rest) * step
-            prefetch(low_at[c] >> _3)
+            lists[row + 3, L_SIZE] = size
+            lists[row + 3, L_STEP] = step
+            lists[row + 3, L_KEYS] = keys
+            lists[row + 3, L_REST] = rest
+            walk[c, W_LOW] = bit + (((v * multiplier) & key_mask) >> rest) * step
+            prefetch(walk[c, W_LOW] >> _3)
             active[pairs] = c
             pairs += _1
         # --- 3. the bucket
         for i in range(pairs):
             c = active[i]
             row = c * DEPTHS
-            step = list_step[row + 3]
+            step = lists[row + 3, L_STEP]
             if step:
-                bit = low_at[c]
-                low_at[c] = field(bit, step)
-                high_at[c] = field(bit + step, step)
+                bit = walk[c, W_LOW]
+                walk[c, W_LOW] = field(bit, step)
+                walk[c, W_HIGH] = field(bit + step, step)
             else:
-                low_at[c] = _0
-                high_at[c] = list_size[row + 3]
-            list_at[row + 3] = list_keys[row + 3] + low_at[c] * (list_rest[row + 3] + value_bits)
-            prefetch(list_at[row + 3] >> _3)
-            prefetch((list_at[row + 3] >> _3) + np.int64(64))
+                walk[c, W_LOW] = _0
+                walk[c, W_HIGH] = lists[row + 3, L_SIZE]
+            lists[row + 3, L_BIT] = lists[row + 3, L_KEYS] + walk[c, W_LOW] * (
+                lists[row + 3, L_REST] + value_bits
+            )
+            prefetch(lists[row + 3, L_BIT] >> _3)
+            prefetch((lists[row + 3, L_BIT] >> _3) + np.int64(64))
         # --- 4. the pair
         kept = _0
         for i in range(pairs):
             c = active[i]
             row = c * DEPTHS
             v = np.int64(context_words[context_begin[block + c + 1] - 1])
-            rest = list_rest[row + 3]
+            rest = lists[row + 3, L_REST]
             target = (v * multiplier) & key_mask & mask_of(rest)
-            count = high_at[c] - low_at[c]
-            place = find_key(list_at[row + 3], rest, _0, count, target)
+            count = walk[c, W_HIGH] - walk[c, W_LOW]
+            place = find_key(lists[row + 3, L_BIT], rest, _0, count, target)
             if place >= 0:
-                pair_of[c] += low_at[c] + place
-                low_at[c] = list_at[row + 3] + count * rest + place * value_bits
+                walk[c, W_PAIR] += walk[c, W_LOW] + place
+                walk[c, W_LOW] = lists[row + 3, L_BIT] + count * rest + place * value_bits
                 if roots:
-                    bucket = pair_of[c] >> root_key_bits
+                    bucket = walk[c, W_PAIR] >> root_key_bits
                     prefetch(root_bucket + ((bucket * bucket_bits) >> _3))
                 active[kept] = c
                 kept += _1
@@ -332,16 +326,16 @@ def score_groups(  # type: ignore[no-untyped-def]
         kept = _0
         for i in range(pairs):
             c = active[i]
-            bit = low_at[c]
+            bit = walk[c, W_LOW]
             code = field(bit + near_bits, pair_backoff_bits)
             total[c * DEPTHS + 2] = log10_backoff_of(code, view[at.PAIR_BACKOFF_TABLE])
             if order > 2 and field(bit, np.int64(PAIR_FLAG_BITS)) & np.int64(STORED):
                 needs_shard[block + c] = np.uint8(1)
                 if roots:
-                    bucket = pair_of[c] >> root_key_bits
-                    low_at[c] = get(root_bucket, bucket * bucket_bits, bucket_bits)
-                    high_at[c] = get(root_bucket, (bucket + _1) * bucket_bits, bucket_bits)
-                    prefetch(root_key + ((low_at[c] * root_key_bits) >> _3))
+                    bucket = walk[c, W_PAIR] >> root_key_bits
+                    walk[c, W_LOW] = get(root_bucket, bucket * bucket_bits, bucket_bits)
+                    walk[c, W_HIGH] = get(root_bucket, (bucket + _1) * bucket_bits, bucket_bits)
+                    prefetch(root_key + ((walk[c, W_LOW] * root_key_bits) >> _3))
                     active[kept] = c
                     kept += _1
         # --- 6. the root
@@ -350,14 +344,14 @@ def score_groups(  # type: ignore[no-untyped-def]
         level = np.int64(at.LEVEL)
         for i in range(pairs):
             c = active[i]
-            target = pair_of[c] & mask_of(root_key_bits)
-            node = find_key(root_key << _3, root_key_bits, low_at[c], high_at[c], target)
+            target = walk[c, W_PAIR] & mask_of(root_key_bits)
+            node = find_key(root_key << _3, root_key_bits, walk[c, W_LOW], walk[c, W_HIGH], target)
             if node >= 0:
-                low_at[c] = node
+                walk[c, W_LOW] = node
                 ask_node(view, level, node)
                 active[kept] = c
                 kept += _1
-        # --- 7. down the tree, a level at a time; low_at[c] is the node
+        # --- 7. down the tree, a level at a time; walk[c, W_LOW] is the node
         k = np.int64(2)
         while kept:
             nodes = kept
@@ -366,8 +360,8 @@ def score_groups(  # type: ignore[no-untyped-def]
             for i in range(nodes):
                 c = active[i]
                 row = c * DEPTHS
-                node = low_at[c]
-                deepest[c] = k
+                node = walk[c, W_LOW]
+                walk[c, W_DEEPEST] = k
                 if k > 2:
                     bits = view[level + at.N_BACKOFF_BITS]
                     code = get(view[level + at.N_BACKOFF], node * bits, bits)
@@ -379,18 +373,18 @@ def score_groups(  # type: ignore[no-untyped-def]
                     view[level + at.N_PLACE_WIDE],
                     node,
                 )
-                list_at[row + k] = bit
+                lists[row + k, L_BIT] = bit
                 prefetch(bit >> _3)
                 end = context_begin[block + c + 1]
                 if k < end - context_begin[block + c]:
                     first = child_at(view, level, node)
                     last = child_at(view, level, node + _1)
                     if last > first:
-                        low_at[c] = first
-                        high_at[c] = last
+                        walk[c, W_LOW] = first
+                        walk[c, W_HIGH] = last
                         target = (np.int64(context_words[end - k - _1]) * multiplier) & key_mask
                         guess = first + ((target * (last - first)) >> key_bits)
-                        pair_of[c] = guess
+                        walk[c, W_PAIR] = guess
                         prefetch(view[below + at.N_KEY] + ((guess * key_bits) >> _3))
                         active[kept] = c
                         kept += _1
@@ -405,13 +399,13 @@ def score_groups(  # type: ignore[no-untyped-def]
                 node = find_near(
                     view[level + at.N_KEY] << _3,
                     key_bits,
-                    low_at[c],
-                    high_at[c],
-                    pair_of[c],
+                    walk[c, W_LOW],
+                    walk[c, W_HIGH],
+                    walk[c, W_PAIR],
                     target,
                 )
                 if node >= 0:
-                    low_at[c] = node
+                    walk[c, W_LOW] = node
                     prefetch(
                         view[level + at.N_BACKOFF]
                         + ((node * view[level + at.N_BACKOFF_BITS]) >> _3)
@@ -423,9 +417,9 @@ def score_groups(  # type: ignore[no-untyped-def]
         for c in range(here):
             row = c * DEPTHS
             level = np.int64(at.LEVEL)
-            for k in range(2, deepest[c] + 1):
-                bit = list_at[row + k]
-                shorter = list_size[row + k - 1]
+            for k in range(2, walk[c, W_DEEPEST] + 1):
+                bit = lists[row + k, L_BIT]
+                shorter = lists[row + k - 1, L_SIZE]
                 size, head = read_head(bit, shorter)
                 bit += head
                 width = rank_bits(size, shorter)
@@ -434,13 +428,13 @@ def score_groups(  # type: ignore[no-untyped-def]
                     step, keys, rest = _0, bit, _0
                 else:
                     step, keys, rest = open_list(bit, size, width)
-                list_at[row + k] = bit
-                list_size[row + k] = size
-                list_step[row + k] = step
-                list_keys[row + k] = keys
-                list_rest[row + k] = rest
+                lists[row + k, L_BIT] = bit
+                lists[row + k, L_SIZE] = size
+                lists[row + k, L_STEP] = step
+                lists[row + k, L_KEYS] = keys
+                lists[row + k, L_REST] = rest
                 level += at.LEVEL_PLACES
-            list_size[row + max(deepest[c], _1) + 1] = _0
+            lists[row + max(walk[c, W_DEEPEST], _1) + 1, L_SIZE] = _0
             length = context_begin[block + c + 1] - context_begin[block + c]
             added = np.float32(0.0)
             for k in range(length, 0, -1):
@@ -462,62 +456,65 @@ def score_groups(  # type: ignore[no-untyped-def]
                     context += _1
                 until = min(word_begin[block + context + 1] - first_query, asked)
                 row = context * DEPTHS
-                bit = list_at[row + 1]
-                step = list_step[row + 1]
-                rest = list_rest[row + 1]
+                bit = lists[row + 1, L_BIT]
+                step = lists[row + 1, L_STEP]
+                rest = lists[row + 1, L_REST]
                 while i < until:
                     key = (np.int64(words[first_query + i]) * multiplier) & key_mask
                     place = bit + (key >> rest) * step
                     prefetch(place >> _3)
-                    q_key[i] = key
-                    q_at[i] = place
-                    q_row[i] = row
+                    query[i, Q_KEY] = key
+                    query[i, Q_AT] = place
+                    query[i, Q_ROW] = row
                     i += _1
             # --- 2. the bucket
             for i in range(asked):
-                row = q_row[i]
-                step = list_step[row + 1]
-                low, high = _0, list_size[row + 1]
+                row = query[i, Q_ROW]
+                step = lists[row + 1, L_STEP]
+                low, high = _0, lists[row + 1, L_SIZE]
                 if step:
-                    bit = q_at[i]
+                    bit = query[i, Q_AT]
                     low = field(bit, step)
                     high = field(bit + step, step)
-                bit = list_keys[row + 1] + low * (list_rest[row + 1] + value_bits)
+                bit = lists[row + 1, L_KEYS] + low * (lists[row + 1, L_REST] + value_bits)
                 prefetch(bit >> _3)
-                prefetch((bit + (high - low) * (list_rest[row + 1] + value_bits)) >> _3)
-                q_rank[i] = low
-                q_size[i] = high - low
-                q_at[i] = bit
+                prefetch((bit + (high - low) * (lists[row + 1, L_REST] + value_bits)) >> _3)
+                query[i, Q_RANK] = low
+                query[i, Q_SIZE] = high - low
+                query[i, Q_AT] = bit
             # --- 3. the word in the list of the last word
             live = _0
             for i in range(asked):
-                row = q_row[i]
-                size = q_size[i]
-                rest = list_rest[row + 1]
-                place = find_key(q_at[i], rest, _0, size, q_key[i] & mask_of(rest))
+                row = query[i, Q_ROW]
+                size = query[i, Q_SIZE]
+                rest = lists[row + 1, L_REST]
+                place = find_key(query[i, Q_AT], rest, _0, size, query[i, Q_KEY] & mask_of(rest))
                 if place < 0:
-                    q_matched[i] = _1
-                    q_found[i] = _1
+                    query[i, Q_MATCHED] = _1
+                    query[i, Q_FOUND] = _1
                     q_alone[alone] = i
                     alone += _1
                     prefetch(word_value + ((np.int64(words[first_query + i]) * word_bits) >> _3))
                     continue
-                value = field(q_at[i] + size * rest + place * value_bits, near_bits)
-                q_found[i] = np.int64(2)
+                value = field(query[i, Q_AT] + size * rest + place * value_bits, near_bits)
+                query[i, Q_FOUND] = np.int64(2)
                 q_state[i] = value & np.int64(STATE_LENGTH)
                 if value & np.int64(BLANK):
-                    q_matched[i] = _1
+                    query[i, Q_MATCHED] = _1
                     q_alone[alone] = i
                     alone += _1
                 else:
                     q_best[i] = log10_prob_of(value >> np.int64(PAIR_FLAG_BITS), pair_table)
-                    q_matched[i] = np.int64(2)
-                if list_size[row + 2]:
-                    rank = q_rank[i] + place
-                    bit = list_at[row + 2] + (rank >> list_rest[row + 2]) * list_step[row + 2]
+                    query[i, Q_MATCHED] = np.int64(2)
+                if lists[row + 2, L_SIZE]:
+                    rank = query[i, Q_RANK] + place
+                    bit = (
+                        lists[row + 2, L_BIT]
+                        + (rank >> lists[row + 2, L_REST]) * lists[row + 2, L_STEP]
+                    )
                     prefetch(bit >> _3)
-                    q_rank[i] = rank
-                    q_at[i] = bit
+                    query[i, Q_RANK] = rank
+                    query[i, Q_AT] = bit
                     q_live[live] = i
                     live += _1
             # --- 4. the 1-grams of those that have nothing longer yet
@@ -526,7 +523,7 @@ def score_groups(  # type: ignore[no-untyped-def]
                 word = np.int64(words[first_query + i])
                 value = get(word_value, word * word_bits, word_bits)
                 q_best[i] = log10_prob_of(value >> _1, word_table)
-                if q_found[i] == 1:
+                if query[i, Q_FOUND] == 1:
                     q_state[i] = value & _1
             # --- 5. down the nodes of the context
             k = np.int64(2)
@@ -539,44 +536,47 @@ def score_groups(  # type: ignore[no-untyped-def]
                 table = view[level + at.N_PROB_TABLE]
                 for j in range(alive):
                     i = q_live[j]
-                    row = q_row[i] + k
-                    rest = list_rest[row]
-                    low, high = _0, list_size[row]
-                    step = list_step[row]
+                    row = query[i, Q_ROW] + k
+                    rest = lists[row, L_REST]
+                    low, high = _0, lists[row, L_SIZE]
+                    step = lists[row, L_STEP]
                     if step:
-                        low = field(q_at[i], step)
-                        high = field(q_at[i] + step, step)
-                    bit = list_keys[row] + low * (rest + record)
+                        low = field(query[i, Q_AT], step)
+                        high = field(query[i, Q_AT] + step, step)
+                    bit = lists[row, L_KEYS] + low * (rest + record)
                     prefetch(bit >> _3)
-                    q_size[i] = high - low
-                    q_low[i] = low
-                    q_at[i] = bit
+                    query[i, Q_SIZE] = high - low
+                    query[i, Q_LOW] = low
+                    query[i, Q_AT] = bit
                 for j in range(alive):
                     i = q_live[j]
-                    row = q_row[i] + k
-                    rank = q_rank[i]
-                    bit = q_at[i]
-                    if list_size[row] == list_size[row - 1]:
+                    row = query[i, Q_ROW] + k
+                    rank = query[i, Q_RANK]
+                    bit = query[i, Q_AT]
+                    if lists[row, L_SIZE] == lists[row - 1, L_SIZE]:
                         place = rank
                     else:
-                        rest = list_rest[row]
-                        place = find_key(bit, rest, _0, q_size[i], rank & mask_of(rest))
-                        bit += q_size[i] * rest
+                        rest = lists[row, L_REST]
+                        place = find_key(bit, rest, _0, query[i, Q_SIZE], rank & mask_of(rest))
+                        bit += query[i, Q_SIZE] * rest
                     if place < 0:
                         continue
                     value = field(bit + place * record, record)
-                    q_found[i] = k + _1
+                    query[i, Q_FOUND] = k + _1
                     if flag_bits and value & _1:
                         q_state[i] = k + _1
                     if flag_bits < 2 or value & np.int64(2) == 0:
                         q_best[i] = log10_prob_of(value >> flag_bits, table)
-                        q_matched[i] = k + _1
-                    if list_size[row + 1]:
-                        rank = q_low[i] + place
-                        bit = list_at[row + 1] + (rank >> list_rest[row + 1]) * list_step[row + 1]
+                        query[i, Q_MATCHED] = k + _1
+                    if lists[row + 1, L_SIZE]:
+                        rank = query[i, Q_LOW] + place
+                        bit = (
+                            lists[row + 1, L_BIT]
+                            + (rank >> lists[row + 1, L_REST]) * lists[row + 1, L_STEP]
+                        )
                         prefetch(bit >> _3)
-                        q_rank[i] = rank
-                        q_at[i] = bit
+                        query[i, Q_RANK] = rank
+                        query[i, Q_AT] = bit
                         q_live[live] = i
                         live += _1
                 k += _1
@@ -584,10 +584,10 @@ def score_groups(  # type: ignore[no-untyped-def]
             # --- 6. the answers
             for i in range(asked):
                 q = first_query + i
-                matched = q_matched[i]
-                log10_prob[q] = np.float32(total[q_row[i] + matched] + q_best[i])
+                matched = query[i, Q_MATCHED]
+                log10_prob[q] = np.float32(total[query[i, Q_ROW] + matched] + q_best[i])
                 matched_order[q] = np.uint8(matched)
-                ngram_length[q] = np.uint8(q_found[i])
+                ngram_length[q] = np.uint8(query[i, Q_FOUND])
                 state_length[q] = np.uint8(q_state[i])
             first_query += asked
         block += here

@@ -13,7 +13,13 @@ from numba import njit
 
 from dlm.index import view as at
 from dlm.index.kernels import (
+    COLUMNS,
     DEPTHS,
+    L_BIT,
+    L_KEYS,
+    L_REST,
+    L_SIZE,
+    L_STEP,
     ask_node,
     child_at,
     find_near,
@@ -33,7 +39,9 @@ from dlm.index.packed.kernels import (
 )
 from dlm.index.packed.low import BLANK, PAIR_FLAG_BITS, STATE_LENGTH, STORED
 
-TOKENS = 64  # of a block
+TOKENS = 32  # of a block
+# Columns of the table of a block's tokens; see index.kernels.
+T_FIRST_PAIR, T_NODE, T_BIT, T_COUNT, T_LOW, T_RANK, T_FOUND, T_MATCHED = range(COLUMNS)
 
 _0, _1, _3 = np.int64(0), np.int64(1), np.int64(3)
 
@@ -81,23 +89,13 @@ def score_tokens(  # type: ignore[no-untyped-def]
     # Row i + 1 belongs to token i of the block, row 0 to the last one of the block before. By
     # length k of the context that ends in the token: its weight and the list of what follows.
     rows = TOKENS + 1
+    token = np.zeros((rows, COLUMNS), np.int64)
+    lists = np.zeros((rows * DEPTHS, COLUMNS), np.int64)
     weight = np.zeros(rows * DEPTHS, np.float32)
-    list_at = np.zeros(rows * DEPTHS, np.int64)
-    list_size = np.zeros(rows * DEPTHS, np.int64)
-    list_step = np.zeros(rows * DEPTHS, np.int64)
-    list_keys = np.zeros(rows * DEPTHS, np.int64)
-    list_rest = np.zeros(rows * DEPTHS, np.int64)
-    first_pair = np.zeros(rows, np.int64)  # number of the first pair that the token begins
-    node = np.full(rows, np.int64(-1), np.int64)  # of the context at hand
-    bit_of = np.zeros(rows, np.int64)
-    size_of = np.zeros(rows, np.int64)
-    low_of = np.zeros(rows, np.int64)
-    rank = np.zeros(rows, np.int64)
     best = np.zeros(rows, np.float32)
-    matched = np.zeros(rows, np.int64)
-    found = np.zeros(rows, np.int64)
     state = np.zeros(rows, np.int64)
     live = np.zeros(rows, np.int64)
+    nodes = np.zeros(rows, np.int64)
 
     count = np.int64(len(words))
     block = _0
@@ -116,142 +114,149 @@ def score_tokens(  # type: ignore[no-untyped-def]
             bit = list_bit + field(entry + begin_bits, place_bits)
             code = field(entry + begin_bits + place_bits, word_backoff_bits)
             step, keys, rest = open_list(bit, size, key_bits)
-            first_pair[i + 1] = first
+            token[i + 1, T_FIRST_PAIR] = first
             weight[row + 1] = log10_backoff_of(code, view[at.WORD_BACKOFF_TABLE])
-            list_at[row + 1] = bit
-            list_size[row + 1] = size
-            list_step[row + 1] = step
-            list_keys[row + 1] = keys
-            list_rest[row + 1] = rest
+            lists[row + 1, L_BIT] = bit
+            lists[row + 1, L_SIZE] = size
+            lists[row + 1, L_STEP] = step
+            lists[row + 1, L_KEYS] = keys
+            lists[row + 1, L_REST] = rest
             for k in range(2, order + 1):
                 weight[row + k] = np.float32(0.0)
-                list_size[row + k] = _0
+                lists[row + k, L_SIZE] = _0
         # --- 2. where the word should be in the list of the one before
         alive = _0
         for i in range(here):
             before = np.int64(i) * DEPTHS + 1
-            node[i + 1] = np.int64(-1)
-            found[i + 1] = _1
-            matched[i + 1] = _1
-            if reach[block + i] and list_size[before]:
+            token[i + 1, T_NODE] = np.int64(-1)
+            token[i + 1, T_FOUND] = _1
+            token[i + 1, T_MATCHED] = _1
+            if reach[block + i] and lists[before, L_SIZE]:
                 key = (np.int64(words[block + i]) * multiplier) & key_mask
-                bit = list_at[before] + (key >> list_rest[before]) * list_step[before]
+                bit = lists[before, L_BIT] + (key >> lists[before, L_REST]) * lists[before, L_STEP]
                 prefetch(bit >> _3)
-                bit_of[i + 1] = bit
+                token[i + 1, T_BIT] = bit
                 live[alive] = i
                 alive += _1
         # --- 3. the bucket
         for j in range(alive):
             i = live[j]
             before = i * DEPTHS + 1
-            step = list_step[before]
-            low, high = _0, list_size[before]
+            step = lists[before, L_STEP]
+            low, high = _0, lists[before, L_SIZE]
             if step:
-                low = field(bit_of[i + 1], step)
-                high = field(bit_of[i + 1] + step, step)
-            bit = list_keys[before] + low * (list_rest[before] + value_bits)
+                low = field(token[i + 1, T_BIT], step)
+                high = field(token[i + 1, T_BIT] + step, step)
+            bit = lists[before, L_KEYS] + low * (lists[before, L_REST] + value_bits)
             prefetch(bit >> _3)
-            prefetch((bit + (high - low) * (list_rest[before] + value_bits)) >> _3)
-            low_of[i + 1] = low
-            size_of[i + 1] = high - low
-            bit_of[i + 1] = bit
+            prefetch((bit + (high - low) * (lists[before, L_REST] + value_bits)) >> _3)
+            token[i + 1, T_LOW] = low
+            token[i + 1, T_COUNT] = high - low
+            token[i + 1, T_BIT] = bit
         # --- 4. the pair
         kept = _0
         for j in range(alive):
             i = live[j]
-            rest = list_rest[i * DEPTHS + 1]
+            rest = lists[i * DEPTHS + 1, L_REST]
             key = (np.int64(words[block + i]) * multiplier) & key_mask & mask_of(rest)
-            size = size_of[i + 1]
-            place = find_key(bit_of[i + 1], rest, _0, size, key)
+            size = token[i + 1, T_COUNT]
+            place = find_key(token[i + 1, T_BIT], rest, _0, size, key)
             if place < 0:
                 continue
-            bit = bit_of[i + 1] + size * rest + place * value_bits
+            bit = token[i + 1, T_BIT] + size * rest + place * value_bits
             value = field(bit, near_bits)
             code = field(bit + near_bits, pair_backoff_bits)
             weight[(i + 1) * DEPTHS + 2] = log10_backoff_of(code, view[at.PAIR_BACKOFF_TABLE])
-            found[i + 1] = np.int64(2)
+            token[i + 1, T_FOUND] = np.int64(2)
             state[i + 1] = value & np.int64(STATE_LENGTH)
-            rank[i + 1] = low_of[i + 1] + place
+            token[i + 1, T_RANK] = token[i + 1, T_LOW] + place
             if value & np.int64(BLANK) == 0:
                 best[i + 1] = log10_prob_of(value >> np.int64(PAIR_FLAG_BITS), pair_table)
-                matched[i + 1] = np.int64(2)
+                token[i + 1, T_MATCHED] = np.int64(2)
             if roots and value & np.int64(STORED):
-                pair = first_pair[i] + rank[i + 1]
-                bit_of[i + 1] = pair
+                pair = token[i, T_FIRST_PAIR] + token[i + 1, T_RANK]
+                token[i + 1, T_BIT] = pair
                 prefetch(root_bucket + (((pair >> root_key_bits) * bucket_bits) >> _3))
                 live[kept] = i
                 kept += _1
         # --- 5. the 1-grams of words that have nothing longer yet
         for i in range(here):
-            if matched[i + 1] == 1:
+            if token[i + 1, T_MATCHED] == 1:
                 prefetch(word_value + ((np.int64(words[block + i]) * word_bits) >> _3))
         # --- 6. the root that the pair is
         for j in range(kept):
             i = live[j]
-            bucket = bit_of[i + 1] >> root_key_bits
+            bucket = token[i + 1, T_BIT] >> root_key_bits
             low = get(root_bucket, bucket * bucket_bits, bucket_bits)
-            low_of[i + 1] = low
-            size_of[i + 1] = get(root_bucket, (bucket + _1) * bucket_bits, bucket_bits)
+            token[i + 1, T_LOW] = low
+            token[i + 1, T_COUNT] = get(root_bucket, (bucket + _1) * bucket_bits, bucket_bits)
             prefetch(root_key + ((low * root_key_bits) >> _3))
         level = np.int64(at.LEVEL)
+        node_count = _0  # tokens at which a context of k words ends that is a node
         for j in range(kept):
             i = live[j]
-            key = bit_of[i + 1] & mask_of(root_key_bits)
-            place = find_key(root_key << _3, root_key_bits, low_of[i + 1], size_of[i + 1], key)
-            node[i + 1] = place
+            key = token[i + 1, T_BIT] & mask_of(root_key_bits)
+            place = find_key(
+                root_key << _3,
+                root_key_bits,
+                token[i + 1, T_LOW],
+                token[i + 1, T_COUNT],
+                key,
+            )
+            token[i + 1, T_NODE] = place
             if place >= 0:
                 ask_node(view, level, place)
+                nodes[node_count] = i
+                node_count += _1
         for i in range(here):
-            if matched[i + 1] == 1:
+            if token[i + 1, T_MATCHED] == 1:
                 word = np.int64(words[block + i])
                 value = get(word_value, word * word_bits, word_bits)
                 best[i + 1] = log10_prob_of(value >> _1, word_table)
-                if found[i + 1] == 1:
+                if token[i + 1, T_FOUND] == 1:
                     state[i + 1] = value & _1
         # --- 7. longer contexts, a length at a time
         k = np.int64(2)
         while k < order:
             below = level + at.LEVEL_PLACES
-            any_node = False
-            # The list of each context of k words; where its children are.
-            for i in range(here):
-                n = node[i + 1]
-                if n >= 0:
-                    any_node = True
-                    bit = (view[level + at.N_LIST] << _3) + offset_at(
-                        view[level + at.N_PLACE],
-                        view[level + at.N_PLACE_BASE],
-                        view[level + at.N_PLACE_DELTA],
-                        view[level + at.N_PLACE_WIDE],
-                        n,
+            # The list of each context of k words.
+            for j in range(node_count):
+                i = nodes[j]
+                n = token[i + 1, T_NODE]
+                bit = (view[level + at.N_LIST] << _3) + offset_at(
+                    view[level + at.N_PLACE],
+                    view[level + at.N_PLACE_BASE],
+                    view[level + at.N_PLACE_DELTA],
+                    view[level + at.N_PLACE_WIDE],
+                    n,
+                )
+                token[i + 1, T_BIT] = bit
+                prefetch(bit >> _3)
+                if k > 2:
+                    bits = view[level + at.N_BACKOFF_BITS]
+                    code = get(view[level + at.N_BACKOFF], n * bits, bits)
+                    weight[(i + 1) * DEPTHS + k] = log10_backoff_of(
+                        code, view[level + at.N_BACKOFF_TABLE]
                     )
-                    bit_of[i + 1] = bit
-                    prefetch(bit >> _3)
-                    if k > 2:
-                        bits = view[level + at.N_BACKOFF_BITS]
-                        code = get(view[level + at.N_BACKOFF], n * bits, bits)
-                        weight[(i + 1) * DEPTHS + k] = log10_backoff_of(
-                            code, view[level + at.N_BACKOFF_TABLE]
-                        )
-            if not any_node and list_size[k] == 0:
+            if node_count == 0 and lists[k, L_SIZE] == 0:
                 break
-            for i in range(here):
-                if node[i + 1] >= 0:
-                    row = np.int64(i + 1) * DEPTHS + k
-                    bit = bit_of[i + 1]
-                    shorter = list_size[row - 1]
-                    size, head = read_head(bit, shorter)
-                    bit += head
-                    if size == shorter:
-                        # All words of the shorter context follow: ranks are places.
-                        step, keys, rest = _0, bit, _0
-                    else:
-                        step, keys, rest = open_list(bit, size, rank_bits(size, shorter))
-                    list_at[row] = bit
-                    list_size[row] = size
-                    list_step[row] = step
-                    list_keys[row] = keys
-                    list_rest[row] = rest
+            for j in range(node_count):
+                i = nodes[j]
+                row = np.int64(i + 1) * DEPTHS + k
+                bit = token[i + 1, T_BIT]
+                shorter = lists[row - 1, L_SIZE]
+                size, head = read_head(bit, shorter)
+                bit += head
+                if size == shorter:
+                    # All words of the shorter context follow: ranks are places.
+                    step, keys, rest = _0, bit, _0
+                else:
+                    step, keys, rest = open_list(bit, size, rank_bits(size, shorter))
+                lists[row, L_BIT] = bit
+                lists[row, L_SIZE] = size
+                lists[row, L_STEP] = step
+                lists[row, L_KEYS] = keys
+                lists[row, L_REST] = rest
             # The word in the list of the context of k words before it.
             flag_bits = view[level + at.N_FLAG_BITS]
             record = view[level + at.N_PROB_BITS] + flag_bits
@@ -259,103 +264,107 @@ def score_tokens(  # type: ignore[no-untyped-def]
             alive = _0
             for i in range(here):
                 before = np.int64(i) * DEPTHS + k
-                if found[i + 1] == k and reach[block + i] >= k and list_size[before]:
-                    bit = list_at[before] + (rank[i + 1] >> list_rest[before]) * list_step[before]
+                if token[i + 1, T_FOUND] == k and reach[block + i] >= k and lists[before, L_SIZE]:
+                    bit = (
+                        lists[before, L_BIT]
+                        + (token[i + 1, T_RANK] >> lists[before, L_REST]) * lists[before, L_STEP]
+                    )
                     prefetch(bit >> _3)
-                    bit_of[i + 1] = bit
+                    token[i + 1, T_BIT] = bit
                     live[alive] = i
                     alive += _1
             for j in range(alive):
                 i = live[j]
                 before = i * DEPTHS + k
-                step = list_step[before]
-                low, high = _0, list_size[before]
+                step = lists[before, L_STEP]
+                low, high = _0, lists[before, L_SIZE]
                 if step:
-                    low = field(bit_of[i + 1], step)
-                    high = field(bit_of[i + 1] + step, step)
-                bit = list_keys[before] + low * (list_rest[before] + record)
+                    low = field(token[i + 1, T_BIT], step)
+                    high = field(token[i + 1, T_BIT] + step, step)
+                bit = lists[before, L_KEYS] + low * (lists[before, L_REST] + record)
                 prefetch(bit >> _3)
-                low_of[i + 1] = low
-                size_of[i + 1] = high - low
-                bit_of[i + 1] = bit
+                token[i + 1, T_LOW] = low
+                token[i + 1, T_COUNT] = high - low
+                token[i + 1, T_BIT] = bit
             for j in range(alive):
                 i = live[j]
                 before = i * DEPTHS + k
-                bit = bit_of[i + 1]
-                if list_size[before] == list_size[before - 1]:
-                    place = rank[i + 1]
+                bit = token[i + 1, T_BIT]
+                if lists[before, L_SIZE] == lists[before - 1, L_SIZE]:
+                    place = token[i + 1, T_RANK]
                 else:
-                    rest = list_rest[before]
-                    size = size_of[i + 1]
-                    place = find_key(bit, rest, _0, size, rank[i + 1] & mask_of(rest))
+                    rest = lists[before, L_REST]
+                    size = token[i + 1, T_COUNT]
+                    place = find_key(bit, rest, _0, size, token[i + 1, T_RANK] & mask_of(rest))
                     bit += size * rest
                 if place < 0:
                     continue
                 value = field(bit + place * record, record)
-                found[i + 1] = k + _1
-                rank[i + 1] = low_of[i + 1] + place
+                token[i + 1, T_FOUND] = k + _1
+                token[i + 1, T_RANK] = token[i + 1, T_LOW] + place
                 if flag_bits and value & _1:
                     state[i + 1] = k + _1
                 if flag_bits < 2 or value & np.int64(2) == 0:
                     best[i + 1] = log10_prob_of(value >> flag_bits, table)
-                    matched[i + 1] = k + _1
+                    token[i + 1, T_MATCHED] = k + _1
             # Contexts of one word more: only what was found can be one.
             if k + 1 < order:
                 kept = _0
-                for i in range(here):
-                    n = node[i + 1]
-                    if n >= 0 and found[i + 1] == k + 1:
-                        first = child_at(view, level, n)
-                        last = child_at(view, level, n + _1)
-                        if last > first:
-                            key = (np.int64(words[block + i - k]) * multiplier) & key_mask
-                            guess = first + ((key * (last - first)) >> key_bits)
-                            prefetch(view[below + at.N_KEY] + ((guess * key_bits) >> _3))
-                            low_of[i + 1] = first
-                            size_of[i + 1] = last
-                            bit_of[i + 1] = guess
-                            live[kept] = i
-                            kept += _1
-                    node[i + 1] = np.int64(-1)
+                for j in range(node_count):
+                    i = nodes[j]
+                    if token[i + 1, T_FOUND] != k + 1:
+                        continue
+                    n = token[i + 1, T_NODE]
+                    first = child_at(view, level, n)
+                    last = child_at(view, level, n + _1)
+                    if last > first:
+                        key = (np.int64(words[block + i - k]) * multiplier) & key_mask
+                        guess = first + ((key * (last - first)) >> key_bits)
+                        prefetch(view[below + at.N_KEY] + ((guess * key_bits) >> _3))
+                        token[i + 1, T_LOW] = first
+                        token[i + 1, T_COUNT] = last
+                        token[i + 1, T_BIT] = guess
+                        live[kept] = i
+                        kept += _1
+                node_count = _0
                 for j in range(kept):
                     i = live[j]
                     key = (np.int64(words[block + i - k]) * multiplier) & key_mask
                     n = find_near(
                         view[below + at.N_KEY] << _3,
                         key_bits,
-                        low_of[i + 1],
-                        size_of[i + 1],
-                        bit_of[i + 1],
+                        token[i + 1, T_LOW],
+                        token[i + 1, T_COUNT],
+                        token[i + 1, T_BIT],
                         key,
                     )
-                    node[i + 1] = n
                     if n >= 0:
+                        token[i + 1, T_NODE] = n
                         bits = view[below + at.N_BACKOFF_BITS]
                         prefetch(view[below + at.N_BACKOFF] + ((n * bits) >> _3))
                         ask_node(view, below, n)
+                        nodes[node_count] = i
+                        node_count += _1
             level = below
             k += _1
         # --- 8. the answers
         for i in range(here):
             total = np.float32(0.0)
             before = np.int64(i) * DEPTHS
-            for k in range(np.int64(reach[block + i]), matched[i + 1] - 1, -1):
+            for k in range(np.int64(reach[block + i]), token[i + 1, T_MATCHED] - 1, -1):
                 total = np.float32(total + weight[before + k])
             q = block + i
             log10_prob[q] = np.float32(total + best[i + 1])
-            matched_order[q] = np.uint8(matched[i + 1])
-            ngram_length[q] = np.uint8(found[i + 1])
+            matched_order[q] = np.uint8(token[i + 1, T_MATCHED])
+            ngram_length[q] = np.uint8(token[i + 1, T_FOUND])
             state_length[q] = np.uint8(state[i + 1])
         # The last token stands before the next block.
         last = here * DEPTHS
         for k in range(DEPTHS):
             weight[k] = weight[last + k]
-            list_at[k] = list_at[last + k]
-            list_size[k] = list_size[last + k]
-            list_step[k] = list_step[last + k]
-            list_keys[k] = list_keys[last + k]
-            list_rest[k] = list_rest[last + k]
-        first_pair[0] = first_pair[here]
+            for j in range(COLUMNS):
+                lists[k, j] = lists[last + k, j]
+        token[0, T_FIRST_PAIR] = token[here, T_FIRST_PAIR]
         block += here
 
 
