@@ -6,7 +6,8 @@
     ├── ConfigError            a setting is wrong; nothing was attempted
     ├── FormatError            a file is not what it should be
     │   ├── ArpaError          ... an ARPA file
-    │   └── ShardFormatError   ... a shard set, its manifest or one of its files
+    │   ├── ShardFormatError   ... a shard set, its manifest or one of its files
+    │   └── SpillError         ... a sorted run, which a sort writes where memory is short
     ├── EstimationError        a model cannot be estimated from these counts
     ├── PrivacyError           a privacy guarantee cannot be given
     ├── QueryError             the caller asked something that has no answer
@@ -76,6 +77,10 @@ class ArpaError(FormatError):
 
 class ShardFormatError(FormatError):
     """A shard set, its manifest or one of its files is damaged, incomplete or of another format."""
+
+
+class SpillError(FormatError):
+    """A sorted run on disk is damaged or incomplete: the working folder, not a model, is lost."""
 
 
 class EstimationError(DlmError):

@@ -1,0 +1,429 @@
+"""Sorts more rows than memory holds: sorted runs on disk, merged when they are read.
+
+    with Sorter(folder, width=5, key=3, memory_bytes=1 << 30) as sorter:
+        sorter.add(rows)
+        with sorter.finish() as runs:
+            for block in runs.blocks(100_000):
+                ...
+
+A row is `width` numbers of 32 bits; the first `key` of them, compared one after the other as
+unsigned numbers, are what it is sorted by. Other values travel as the bits of a number
+(`float32_column.view(np.uint32)`).
+
+In memory, rows stay where they are: the leading bits of each key are packed into one number above
+the row's place, numpy sorts the numbers, and groups that these bits do not tell apart are sorted by
+the bits after (`kernels.refine`). That needs 8 bytes a row beside the rows and moves each once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from dlm._extsort_files import (
+    ADVICE,
+    FORMAT_NAME,
+    FORMAT_VERSION,
+    RUN_NAME,
+    Run,
+    RunReader,
+    discard,
+    parse_manifest,
+    publish,
+    write_run,
+)
+from dlm._extsort_memory import Packed, Rows, gathered, pages, row_pages, sort_order
+from dlm._extsort_merge import Chunks, ahead, buffers_of_run, merged
+from dlm.errors import ConfigError, SpillError
+
+__all__ = ["MIN_MEMORY_BYTES", "Plan", "Run", "SortedRuns", "Sorter", "discard"]
+
+MIN_MEMORY_BYTES = 8 << 20
+MAX_WIDTH = 1024
+MAX_FAN_IN = 256  # runs merged at once: each is an open file
+BLOCK_BYTES = 256 << 10  # of rows under one checksum, and the least that is read at once
+MAX_CHUNK_BYTES = 8 << 20  # of rows merged before they are handed on
+MAX_READ_BLOCKS = 16  # read ahead of each run, if memory allows
+SLACK_BYTES = 512 << 10  # for what is not arrays: threads, paths, file objects
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many rows of everything fit in the memory given.
+
+    capacity_rows  sorted at once: what a run has before merging
+    block_rows     under one checksum
+    chunk_rows     handed on at once, at most; a multiple of block_rows
+    fan_in         runs merged at once, at least 2
+    """
+
+    capacity_rows: int
+    block_rows: int
+    chunk_rows: int
+    fan_in: int
+
+    @classmethod
+    def of(cls, memory_bytes: int, width: int, threads: int) -> Plan:
+        """The plan for a limit; raises `ConfigError` where that is too low."""
+        if memory_bytes < MIN_MEMORY_BYTES:
+            raise ConfigError(
+                f"sorting was given {memory_bytes:,} bytes of memory and needs at least "
+                f"{MIN_MEMORY_BYTES:,}"
+            )
+        row_bytes = 4 * width
+        block_rows = BLOCK_BYTES // row_bytes
+        block_bytes = block_rows * row_bytes
+        chunk_blocks = max(1, min(memory_bytes // 16, MAX_CHUNK_BYTES) // block_bytes)
+        left = memory_bytes - SLACK_BYTES - 2 * chunk_blocks * block_bytes
+        return cls(
+            capacity_rows=min(left // (row_bytes + 8), 2**32 - 1),
+            block_rows=block_rows,
+            chunk_rows=chunk_blocks * block_rows,
+            fan_in=min(left // (buffers_of_run(threads) * block_bytes), MAX_FAN_IN),
+        )
+
+    def read_blocks(self, runs: int) -> int:
+        """Blocks read at once of each of so many runs: fewer runs have more memory each."""
+        return max(1, min(self.fan_in // max(runs, 1), MAX_READ_BLOCKS))
+
+
+def _check_shape(width: int, key: int, threads: int) -> None:
+    if not 1 <= key <= width <= MAX_WIDTH:
+        raise ConfigError(
+            f"rows of width {width} with a key of {key}; expected 1 <= key <= width <= {MAX_WIDTH}"
+        )
+    if threads < 1:
+        raise ConfigError(f"{threads} threads to sort with; give 1 or more")
+
+
+class Sorter:
+    """Takes rows in any order and gives them back sorted, within a limit of memory.
+
+    Args
+        directory     where runs are written if the rows do not fit; made if missing. One sorter of
+                      one `name` at a time may write there
+        width, key    columns of a row, and how many of them, from the first, are its key
+        memory_bytes  limit, at least 8 MiB; suggested: a quarter of what is free. Counted: the rows
+                      held, the order they are sorted into, every buffer of writing, reading and
+                      merging. Not counted: the interpreter, the code, the arrays of the caller, the
+                      page cache of the system
+        threads       1 or more; with 1, everything is done by the caller's thread
+        name          beginning of the runs' names, to sort several things in one folder
+    Raises            ConfigError (also where the folder has runs of this name already), OSError
+    Guarantees
+        Rows with equal keys keep the order in which they were added.
+        A file under the name of a run is whole and synced; a killed process leaves nothing else
+        than whole runs and files named `*.partial`, which the next sorter of the name removes.
+    Edge cases
+        leaving `with` by an error, or before finish   the runs are removed
+        after finish                                   the runs belong to the SortedRuns
+        an error in add or finish                      only `close` may follow
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        width: int,
+        key: int,
+        memory_bytes: int,
+        threads: int = 2,
+        *,
+        name: str = "rows",
+    ) -> None:
+        _check_shape(width, key, threads)
+        if not RUN_NAME.fullmatch(f"{name}-000000.run"):
+            raise ConfigError(f"{name!r} names no runs; give letters, digits, '_' and '.'")
+        self.directory = Path(directory)
+        self.width = width
+        self.key = key
+        self.threads = threads
+        self.name = name
+        self.plan = Plan.of(memory_bytes, width, threads)
+        self._runs: list[Run] = []
+        self._written = 0
+        self._used = 0
+        self._rows: Rows | None = None
+        self._packed: Packed | None = None
+        self._finished = False
+        self._handed_over = False
+        self._publisher: ThreadPoolExecutor | None = None
+        self._publishing: Future[None] | None = None
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if any(self.directory.glob(f"{name}-*.run")):
+            raise ConfigError(
+                f"{self.directory} has runs named {name}-*.run already; "
+                "open them by their manifest, or remove them with extsort.discard"
+            )
+        discard(self.directory, name)  # what a killed sorter was writing
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def add(self, rows: Rows) -> None:
+        """Copies rows, (n, width) uint32; writes a sorted run whenever the memory is full.
+
+        Raises   OSError, whose text says how much room is needed where a disk is full
+        Cost     a copy; for a full memory, its sort and its writing
+        """
+        if self._finished:
+            raise ValueError("rows were added to a sorter that is finished")
+        if rows.dtype != np.uint32 or rows.ndim != 2 or rows.shape[1] != self.width:
+            raise ValueError(
+                f"rows of {rows.dtype} and shape {rows.shape}; expected uint32, (n, {self.width})"
+            )
+        done = 0
+        while done < len(rows):
+            if self._rows is None or self._packed is None:
+                # Nothing is resident until it is written to, so a small sort stays small.
+                self._rows = row_pages(self.plan.capacity_rows, self.width)
+                self._packed = pages(self.plan.capacity_rows, np.uint64)
+            if self._used == len(self._rows):
+                self._spill()
+            taken = min(len(self._rows) - self._used, len(rows) - done)
+            self._rows[self._used : self._used + taken] = rows[done : done + taken]
+            self._used += taken
+            done += taken
+
+    def finish(self, durable: bool = False) -> SortedRuns:
+        """Sorts what is left, and merges runs until all can be read at once.
+
+        Args
+            durable  write runs even if everything fits in memory, so that there is a manifest
+        Returns      the rows in order; the sorter is done with
+        Raises       as add
+        Cost         for R runs more than the plan's fan-in F, about log_F R times all rows are read
+                     and written, the smallest runs first
+        """
+        if self._finished:
+            raise ValueError("the sorter is finished already")
+        memory: tuple[Rows, Packed, int] | None = None
+        if self._used and (self._runs or durable):
+            self._spill()
+        elif self._used and self._rows is not None and self._packed is not None:
+            rows, packed = self._rows[: self._used], self._packed[: self._used]
+            memory = (rows, packed, sort_order(rows, self.key, packed, self.threads))
+        self._settle()
+        self._rows = self._packed = None  # room for the buffers of merging
+        while len(self._runs) > self.plan.fan_in:
+            self._merge_some()
+        runs = SortedRuns(
+            self.directory, self.width, self.key, self._runs, self.plan, self.threads, memory
+        )
+        self._handed_over = True
+        self.close()
+        return runs
+
+    def close(self) -> None:
+        """Frees the memory; removes the runs that no SortedRuns has taken over."""
+        self._finished = True
+        self._rows = self._packed = None
+        if self._publisher is not None:
+            self._publisher.shutdown(wait=True)
+        self._publisher = self._publishing = None
+        if not self._handed_over:
+            discard(self.directory, self.name)
+            self._handed_over = True
+
+    def _spill(self) -> None:
+        """Sorts the rows held and writes them as a run."""
+        assert self._rows is not None
+        assert self._packed is not None
+        rows, packed = self._rows[: self._used], self._packed[: self._used]
+        place_bits = sort_order(rows, self.key, packed, self.threads)
+        chunks = gathered(rows, packed, place_bits, self.plan.chunk_rows)
+        self._runs.append(self._write(len(rows), chunks))
+        self._used = 0
+
+    def _merge_some(self) -> None:
+        """Replaces the smallest neighbours by one run, as many as are needed and can be read."""
+        count = min(self.plan.fan_in, len(self._runs) - self.plan.fan_in + 1)
+        # Only neighbours may be merged: the order of the runs is that of adding.
+        sizes = np.cumsum([0] + [run.rows for run in self._runs])
+        first = int(np.argmin(sizes[count:] - sizes[:-count]))
+        inputs = self._runs[first : first + count]
+        chunks = merged(
+            self.directory,
+            inputs,
+            self.width,
+            self.key,
+            self.plan.chunk_rows,
+            self.plan.block_rows,
+            self.plan.read_blocks(count),
+            self.threads,
+        )
+        run = self._write(sum(r.rows for r in inputs), chunks)
+        self._settle()
+        self._runs[first : first + count] = [run]
+        for old in inputs:
+            (self.directory / old.name).unlink()
+
+    def _write(self, rows: int, chunks: Chunks) -> Run:
+        """Writes a run; it is synced and gets its name while the next is being made."""
+        path = self.directory / f"{self.name}-{self._written:06d}.run"
+        self._written += 1
+        if self.threads > 1:
+            chunks = ahead(chunks)
+        with contextlib.closing(chunks):
+            run = write_run(path, self.width, self.key, rows, self.plan.block_rows, chunks)
+        self._settle()
+        if self.threads > 1:
+            self._publisher = self._publisher or ThreadPoolExecutor(1)
+            self._publishing = self._publisher.submit(publish, path)
+        else:
+            publish(path)
+        return run
+
+    def _settle(self) -> None:
+        """Waits until the run written last has its name."""
+        publishing, self._publishing = self._publishing, None
+        if publishing is not None:
+            publishing.result()
+
+
+class SortedRuns:
+    """Rows in order, in memory or in runs on disk that can be merged at once.
+
+    Made by `Sorter.finish` or, from a manifest, by `SortedRuns.open`. Leaving `with` closes; the
+    files stay until `remove`.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        width: int,
+        key: int,
+        runs: Sequence[Run],
+        plan: Plan,
+        threads: int,
+        memory: tuple[Rows, Packed, int] | None = None,
+    ) -> None:
+        self.directory = directory
+        self.width = width
+        self.key = key
+        self.runs = tuple(runs)
+        self.rows = sum(run.rows for run in runs) + (len(memory[0]) if memory else 0)
+        self._plan = plan
+        self._threads = threads
+        self._memory = memory
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        manifest: Mapping[str, Any],
+        memory_bytes: int,
+        threads: int = 2,
+    ) -> SortedRuns:
+        """The runs that `manifest` names, as another process left them.
+
+        Raises
+            SpillError   a run is missing, damaged or another one than the manifest's. The rows are
+                         checked while they are read, the header and every checksum here
+            ConfigError  memory_bytes is too little to merge so many runs
+        Cost             reads 8 bytes of every block
+        """
+        folder = Path(directory)
+        width, key, runs = parse_manifest(folder, manifest)
+        _check_shape(width, key, threads)
+        plan = Plan.of(memory_bytes, width, threads)
+        if len(runs) > plan.fan_in:
+            raise ConfigError(
+                f"{memory_bytes:,} bytes of memory are enough to merge {plan.fan_in} runs, and "
+                f"{folder} has {len(runs)}; give what they were written with"
+            )
+        for run in runs:
+            reader = RunReader(folder, run, width, key, plan.block_rows)
+            with contextlib.closing(reader):
+                if (found := reader.digest()) != run.xxh3_64:
+                    raise SpillError(
+                        f"{folder / run.name}, a run of a sort, has checksum {found}, expected "
+                        f"{run.xxh3_64}: it is another run. {ADVICE}"
+                    )
+        return cls(folder, width, key, runs, plan, threads)
+
+    def manifest(self) -> dict[str, Any]:
+        """What `open` needs to find and check the runs; JSON can hold it.
+
+        Raises   ValueError where the rows are in memory: finish(durable=True) writes them
+        """
+        if self._memory is not None:
+            raise ValueError("rows in memory have no manifest; finish(durable=True) writes them")
+        return {
+            "format": FORMAT_NAME,
+            "format_version": FORMAT_VERSION,
+            "width": self.width,
+            "key": self.key,
+            "rows": self.rows,
+            "runs": [asdict(run) for run in self.runs],
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def blocks(self, max_rows: int) -> Chunks:
+        """All rows in order, a block at a time; may be called again, from the start.
+
+        Args
+            max_rows  of a block; blocks are smaller where memory_bytes asks for it, and at the end
+        Returns       an iterator of (n, width) uint32, n >= 1. A block is overwritten when the next
+                      is taken: copy what is to stay
+        Raises        SpillError, when it comes to a block that is damaged
+        Guarantees    equal keys in the order of adding
+        Cost          sequential reads; the next block is merged while the caller uses this one.
+                      Each iterator that is not exhausted or closed holds its own memory_bytes
+        """
+        if self._closed:
+            raise ValueError("the sorted runs are closed")
+        if max_rows < 1:
+            raise ValueError(f"blocks of {max_rows} rows; expected 1 or more")
+        chunk_rows = min(max_rows, self._plan.chunk_rows)
+        if self._memory is not None:
+            chunks = gathered(*self._memory, chunk_rows)
+        else:
+            chunks = merged(
+                self.directory,
+                self.runs,
+                self.width,
+                self.key,
+                chunk_rows,
+                self._plan.block_rows,
+                self._plan.read_blocks(len(self.runs)),
+                self._threads,
+            )
+        return ahead(chunks) if self._threads > 1 else chunks
+
+    def close(self) -> None:
+        """Frees the memory; files stay."""
+        self._closed = True
+        self._memory = None
+
+    def remove(self) -> None:
+        """Closes, and removes the files."""
+        self.close()
+        for run in self.runs:
+            (self.directory / run.name).unlink(missing_ok=True)

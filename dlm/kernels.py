@@ -1,0 +1,247 @@
+"""The kernels of `extsort`: arrays in, arrays out, no Python object, no GIL.
+
+A *packed* number is some bits of a row's key above the row's place: the numbers are all different,
+so any sort of them, stable or not, gives the one order in which equal keys stay as they came.
+
+A key longer than a packed number has room for is cut into *levels*, which `extsort.cut_key` lays
+out as *segments*: consecutive bits of one column.
+"""
+
+# mypy: disable-error-code="assignment"
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+INSERTION = 24  # rows up to which insertion is the fastest sort
+SMALL = 512  # rows up to which a sort here beats a return to the caller and numpy's sort
+
+
+@njit(cache=True, nogil=True)
+def column_range(rows, low, high):  # type: ignore[no-untyped-def]
+    """Smallest and largest value of each of the first len(low) columns.
+
+    Shapes
+        rows       (n, W)  uint32  n >= 1
+        low, high  (K,)    uint32  filled
+    Trusts         K <= W, n >= 1: checked in extsort.Sorter
+    """
+    for j in range(len(low)):
+        low[j] = rows[0, j]
+        high[j] = rows[0, j]
+    for i in range(len(rows)):
+        for j in range(len(low)):
+            value = rows[i, j]
+            if value < low[j]:
+                low[j] = value
+            if value > high[j]:
+                high[j] = value
+
+
+@njit(cache=True, nogil=True)
+def pack(rows, packed, begin, end, first, level, level_begin, segments, place_bits):  # type: ignore[no-untyped-def]
+    """Packs one level of the keys of the rows whose places are in packed[begin:end].
+
+    Shapes
+        rows         (n, W)  uint32
+        packed       (n,)    uint64  places in the low `place_bits` bits; replaced from begin to end
+        first        bool    packed holds nothing yet: the places are begin .. end - 1
+        level_begin  (L + 1,) int64  where each level begins in segments
+        segments     (S, 4)  int64   column, value to subtract, bits to drop, bits to keep
+    Returns          whether the new numbers ascend already
+    Trusts           places below n, level < L: extsort.sort_order made them
+    """
+    place_shift = np.uint64(place_bits)
+    mask = (np.uint64(1) << place_shift) - np.uint64(1)
+    ascending = True
+    before = np.uint64(0)
+    for i in range(begin, end):
+        place = np.uint64(i) if first else packed[i] & mask
+        row = np.int64(place)
+        bits = np.uint64(0)
+        for s in range(level_begin[level], level_begin[level + 1]):
+            value = np.uint64(rows[row, segments[s, 0]]) - np.uint64(segments[s, 1])
+            keep = np.uint64(segments[s, 3])
+            value = (value >> np.uint64(segments[s, 2])) & ((np.uint64(1) << keep) - np.uint64(1))
+            bits = (bits << keep) | value
+        number = (bits << place_shift) | place
+        if number < before:
+            ascending = False
+        before = number
+        packed[i] = number
+    return ascending
+
+
+@njit(cache=True, nogil=True)
+def _sort_small(packed, begin, end):  # type: ignore[no-untyped-def]
+    """Sorts packed[begin:end] in place."""
+    if end - begin > INSERTION:
+        packed[begin:end].sort()
+        return
+    for i in range(begin + 1, end):
+        number = packed[i]
+        j = i
+        while j > begin and packed[j - 1] > number:
+            packed[j] = packed[j - 1]
+            j -= 1
+        packed[j] = number
+
+
+@njit(cache=True, nogil=True)
+def refine(rows, packed, frames, depth, level_begin, segments, place_bits):  # type: ignore[no-untyped-def]
+    """Sorts rows whose first levels are equal by the levels after; stops where a sort is large.
+
+    Shapes
+        rows, level_begin, segments, place_bits  as in `pack`
+        packed  (n,)    uint64  sorted by level d inside the frame of depth d
+        frames  (L, 2)  int64   of each level, the part of packed not looked at yet
+    Args
+        depth   the deepest frame in use; frames[0] covers the caller's part at the first call
+    Returns     (begin, end, depth): the caller sorts packed[begin:end] and calls again; begin is -1
+                when all is done
+    Cost        a packing and a sort of each group of equal rows, a level
+    Trusts      as `pack`; groups do not reach across the first frame's ends: extsort.sort_order
+    """
+    place_shift = np.uint64(place_bits)
+    levels = len(level_begin) - 1
+    while depth >= 0:
+        i = frames[depth, 0]
+        limit = frames[depth, 1]
+        if depth + 1 == levels or i >= limit:
+            depth -= 1
+            continue
+        bits = packed[i] >> place_shift
+        end = i + 1
+        while end < limit and packed[end] >> place_shift == bits:
+            end += 1
+        frames[depth, 0] = end
+        if end - i == 1:
+            continue
+        depth += 1
+        frames[depth, 0] = i
+        frames[depth, 1] = end
+        ascending = pack(rows, packed, i, end, False, depth, level_begin, segments, place_bits)
+        if not ascending:
+            if end - i > SMALL:
+                return i, end, depth
+            _sort_small(packed, i, end)
+    return np.int64(-1), np.int64(-1), np.int64(-1)
+
+
+@njit(cache=True, nogil=True)
+def group_end(packed, at, place_bits):  # type: ignore[no-untyped-def]
+    """The first place from `at` on where a group of equal packed keys begins.
+
+    Shapes   packed  (n,)  uint64, sorted;  at  in 1..n
+    """
+    shift = np.uint64(place_bits)
+    while at < len(packed) and packed[at] >> shift == packed[at - 1] >> shift:
+        at += 1
+    return at
+
+
+@njit(cache=True, nogil=True)
+def gather(rows, packed, place_bits, out):  # type: ignore[no-untyped-def]
+    """Copies the rows at the places in `packed` to `out`, in that order.
+
+    Shapes
+        rows  (n, W) uint32;  packed  (m,) uint64;  out  (m, W) uint32, filled
+    Trusts    places below n: `pack` wrote them
+    """
+    mask = (np.uint64(1) << np.uint64(place_bits)) - np.uint64(1)
+    width = rows.shape[1]
+    for i in range(len(packed)):
+        row = np.int64(packed[i] & mask)
+        for j in range(width):
+            out[i, j] = rows[row, j]
+
+
+@njit(cache=True, nogil=True)
+def _head(rows, row, key):  # type: ignore[no-untyped-def]
+    """The first two columns of a key in one number."""
+    head = np.uint64(rows[row, 0]) << np.uint64(32)
+    if key > 1:
+        head |= np.uint64(rows[row, 1])
+    return head
+
+
+@njit(cache=True, nogil=True)
+def _tie_before(rows, key, run_a, row_a, run_b, row_b):  # type: ignore[no-untyped-def]
+    """Whether a row comes before one of the same head; of equal keys, that of the earlier run."""
+    for j in range(2, key):
+        a = rows[row_a, j]
+        b = rows[row_b, j]
+        if a != b:
+            return a < b
+    return run_a < run_b
+
+
+@njit(cache=True, nogil=True)
+def merge(rows, place, end, key, head, tree, out, filled):  # type: ignore[no-untyped-def]
+    """Merges sorted runs until `out` is full or the buffer of one run is empty.
+
+    Shapes
+        rows        (n, W)  uint32  the buffers of all runs
+        place, end  (k,)    int64   the rows of each run that are not merged yet, runs in the order
+                            of adding; place is moved on
+        head        (k,)    uint64  scratch: the head of each run's next row
+        tree        (k,)    int64   scratch: at i >= 1 the loser of a match whose sides come from
+                            2 i and 2 i + 1; the runs themselves stand at k .. 2 k - 1
+        out         (m, W)  uint32  filled from row `filled` on
+    Returns         (rows of out that are filled, run whose buffer is empty or -1)
+    Guarantees      rows with equal keys come in the order of their runs
+    Cost            log2 k comparisons a row, and 2 k when called
+    Trusts          k >= 1, 0 <= place < end <= n, filled < m: _extsort_merge.merged
+    """
+    runs = len(place)
+    width = rows.shape[1]
+    room = len(out)
+    if runs == 1:
+        copied = min(room - filled, end[0] - place[0])
+        out[filled : filled + copied] = rows[place[0] : place[0] + copied]
+        place[0] += copied
+        return filled + copied, np.int64(0 if place[0] == end[0] else -1)
+    winner = np.int64(-1)
+    for i in range(runs):
+        head[i] = _head(rows, place[i], key)
+        tree[i] = -1
+    for i in range(runs):
+        winner = np.int64(i)
+        node = (winner + runs) >> 1
+        while node >= 1:
+            other = tree[node]
+            if other < 0:  # the match waits for its other side
+                tree[node] = winner
+                break
+            if head[other] < head[winner] or (
+                head[other] == head[winner]
+                and _tie_before(rows, key, other, place[other], winner, place[winner])
+            ):
+                tree[node] = winner
+                winner = other
+            node >>= 1
+    while filled < room:
+        at = place[winner]
+        for j in range(width):
+            out[filled, j] = rows[at, j]
+        filled += 1
+        at += 1
+        place[winner] = at
+        if at == end[winner]:
+            return filled, winner
+        winner_head = _head(rows, at, key)
+        head[winner] = winner_head
+        node = (winner + runs) >> 1
+        while node >= 1:
+            other = tree[node]
+            other_head = head[other]
+            if other_head == winner_head:
+                wins = _tie_before(rows, key, other, place[other], winner, place[winner])
+            else:
+                wins = other_head < winner_head
+            # Who wins cannot be foreseen: selects instead of a branch.
+            tree[node] = winner if wins else other
+            winner = other if wins else winner
+            winner_head = other_head if wins else winner_head
+            node >>= 1
+    return filled, np.int64(-1)

@@ -1,0 +1,319 @@
+"""A sort that is damaged, killed, interrupted or out of room never gives wrong rows."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dlm import _extsort_files
+from dlm.errors import SpillError
+from dlm.extsort import MIN_MEMORY_BYTES, Plan, SortedRuns, Sorter, discard
+
+MEMORY = MIN_MEMORY_BYTES
+WIDTH, KEY = 3, 2
+PLAN = Plan(capacity_rows=100, block_rows=16, chunk_rows=32, fan_in=4)
+
+Rows = NDArray[np.uint32]
+
+
+def make_rows(count: int = 350) -> Rows:
+    """With many equal keys; the last column tells rows apart."""
+    rows = np.random.default_rng(3).integers(0, 9, (count, WIDTH), dtype=np.uint32)
+    rows[:, -1] = np.arange(count)
+    return rows
+
+
+def sort(folder: Path, rows: Rows, threads: int = 2) -> SortedRuns:
+    """Four runs of up to seven blocks."""
+    with Sorter(folder, WIDTH, KEY, MEMORY, threads) as sorter:
+        sorter.plan = PLAN
+        sorter.add(rows)
+        return sorter.finish()
+
+
+def read(runs: SortedRuns) -> list[list[int]]:
+    """Every row, in the order in which they come."""
+    return [row for block in runs.blocks(50) for row in block.tolist()]
+
+
+EXPECTED = sorted(make_rows().tolist(), key=lambda row: row[:KEY])
+
+
+def reopened(folder: Path, manifest: dict[str, Any]) -> list[list[int]]:
+    """What another process reads."""
+    with SortedRuns.open(folder, manifest, MEMORY) as runs:
+        return read(runs)
+
+
+def test_every_byte_of_a_run_is_checked(tmp_path: Path) -> None:
+    """A flipped bit anywhere is found, by who made the runs and by who opens them."""
+    runs = sort(tmp_path, make_rows())
+    path = tmp_path / runs.runs[-1].name  # the shortest
+    whole = path.read_bytes()
+    rng = random.Random(1)
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        for reading in (lambda: read(runs), lambda: reopened(tmp_path, runs.manifest())):
+            with pytest.raises(SpillError, match=r"rows-000003\.run.*build again"):
+                reading()
+    path.write_bytes(whole)
+    assert read(runs) == EXPECTED
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_run_of_another_length_is_refused(tmp_path: Path, threads: int) -> None:
+    """Truncated anywhere, or with something after its end."""
+    runs = sort(tmp_path, make_rows(), threads)
+    path = tmp_path / runs.runs[-1].name
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(SpillError, match=r"bytes, expected|begins with|match its checksum"):
+            read(runs)
+    path.write_bytes(whole + b"\0")
+    with pytest.raises(SpillError, match=f"has {len(whole) + 1:,} bytes, expected {len(whole):,}"):
+        read(runs)
+
+
+def test_a_run_that_shrinks_while_it_is_read_is_found(tmp_path: Path) -> None:
+    """After it was opened and its length compared."""
+    runs = sort(tmp_path, make_rows(), threads=1)
+    path = tmp_path / runs.runs[0].name
+    blocks = runs.blocks(10)
+    next(blocks)
+    os.truncate(path, 400)
+    with pytest.raises(SpillError, match="ends early"):
+        list(blocks)
+
+
+def test_blocks_and_runs_have_their_place(tmp_path: Path) -> None:
+    """Two blocks of a run exchanged, a run in place of another, a run that is gone."""
+    runs = sort(tmp_path, make_rows())
+    first, second = (tmp_path / run.name for run in runs.runs[:2])
+    whole, other = first.read_bytes(), second.read_bytes()
+    header = _extsort_files.HEADER_BYTES
+    block = 16 * 4 * WIDTH + 8
+    a, b = whole[header : header + block], whole[header + block : header + 2 * block]
+    first.write_bytes(whole[:header] + b + a + whole[header + 2 * block :])
+    with pytest.raises(SpillError, match=r"block 0 of 7 \(byte 56\) does not match its checksum"):
+        read(runs)
+    first.write_bytes(other)
+    with pytest.raises(SpillError, match="another run"):
+        reopened(tmp_path, runs.manifest())
+    first.unlink()
+    with pytest.raises(SpillError, match="is missing"):
+        reopened(tmp_path, runs.manifest())
+    first.write_bytes(whole)
+    assert reopened(tmp_path, runs.manifest()) == EXPECTED
+
+
+def test_runs_of_another_shape_are_refused(tmp_path: Path) -> None:
+    """A manifest that names them with another key or width."""
+    runs = sort(tmp_path, make_rows())
+    with pytest.raises(SpillError, match=r"has \(width, key\) \(3, 2\), expected \(3, 1\)"):
+        SortedRuns.open(tmp_path, runs.manifest() | {"key": 1}, MEMORY)
+
+
+CHILD = """
+import json, os, signal, sys
+import numpy as np
+from dlm import _extsort_files
+from dlm.extsort import Plan, Sorter
+
+folder, where, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
+calls = 0
+
+def dying(function):
+    def call(*args, **keywords):
+        global calls
+        calls += 1
+        if calls == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **keywords)
+    return call
+
+class Checksums:
+    xxh3_64 = _extsort_files.xxhash.xxh3_64
+    xxh3_64_intdigest = staticmethod(_extsort_files.xxhash.xxh3_64_intdigest)
+
+_extsort_files.xxhash = Checksums
+if where == "block":
+    Checksums.xxh3_64_intdigest = staticmethod(dying(Checksums.xxh3_64_intdigest))
+elif where != "nowhere":
+    setattr(os, where, dying(getattr(os, where)))
+rows = np.random.default_rng(5).integers(0, 50, (6000, 3), dtype=np.uint32)
+with Sorter(folder, 3, 2, 8 << 20) as sorter:
+    sorter.plan = Plan(capacity_rows=600, block_rows=64, chunk_rows=256, fan_in=4)
+    sorter.add(rows)
+    runs = sorter.finish(durable=True)
+print(json.dumps(runs.manifest()), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+CHILD_ROWS = np.random.default_rng(5).integers(0, 50, (6000, 3), dtype=np.uint32)
+
+
+def run_child(folder: Path, where: str, step: int) -> bytes:
+    """What a sort says before it is killed, at the call numbered `step` of something."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(folder), where, str(step)], stdout=subprocess.PIPE
+    )
+    assert done.returncode == -signal.SIGKILL
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("where", "step", "whole"),
+    [
+        ("block", 8, 0),  # in the first run
+        ("fsync", 1, 0),  # it is written, and has no name
+        ("fsync", 2, 1),  # it has its name
+        ("fsync", 19, 9),  # the last of ten
+        ("fsync", 21, 10),  # the first that is merged from others
+        ("fsync", 22, 11),  # ... which are still there
+        ("fsync", 23, 7),  # the second: four runs have become one
+    ],
+)
+def test_a_killed_sort_leaves_whole_runs_only(
+    tmp_path: Path, where: str, step: int, whole: int
+) -> None:
+    """While runs are written, and while they are merged; the next sort begins anew."""
+    assert run_child(tmp_path, where, step) == b""
+    runs = list(tmp_path.glob("rows-*.run"))
+    assert len(runs) == whole
+    assert all(path.name.endswith((".run", ".run.partial")) for path in tmp_path.iterdir())
+    for path in runs:
+        count = int.from_bytes(path.read_bytes()[24:32], sys.byteorder)
+        run = _extsort_files.Run(path.name, count, "")
+        with closing(_extsort_files.RunReader(tmp_path, run, 3, 2, 64)) as reader:
+            rows = np.empty((count, 3), np.uint32)
+            assert reader.fill(rows) == count
+            assert rows.tolist() == sorted(rows.tolist(), key=lambda row: row[:2])
+    discard(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_finished_sort_survives_its_process(tmp_path: Path) -> None:
+    """Killed with its runs in hand: the manifest, as JSON, is enough to go on."""
+    manifest = json.loads(run_child(tmp_path, "nowhere", 0))
+    names = sorted(run["name"] for run in manifest["runs"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert reopened(tmp_path, manifest) == sorted(CHILD_ROWS.tolist(), key=lambda row: row[:2])
+
+
+FULL = """
+import resource, signal, sys
+import numpy as np
+from dlm.extsort import Sorter
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+with Sorter(sys.argv[1], 4, 2, 8 << 20, int(sys.argv[2])) as sorter:
+    try:
+        for _ in range(100):
+            sorter.add(np.zeros((10_000, 4), np.uint32))
+    except OSError as exc:
+        print(exc.errno, exc)
+    import os
+    print(os.listdir(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_a_file_that_may_not_grow_says_what_it_needs(tmp_path: Path, threads: str) -> None:
+    """The system refuses in the middle of a run; nothing is left."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path), threads],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    message, files = done.stdout.splitlines()
+    assert message.startswith(f"{errno.EFBIG} ")
+    assert f"a sorted run in {tmp_path} needs " in message
+    assert "are free. Free room there" in message
+    assert files == "[]"
+    assert list(tmp_path.iterdir()) == []
+
+
+def fail_at(step: int, error: BaseException) -> Callable[[Any], None]:
+    """An os.fsync that raises once, at a call of that number; files and folders are synced."""
+    calls = 0
+
+    def fsync(fd: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == step:
+            raise error
+
+    return fsync
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("step", range(1, 14))
+def test_a_disk_that_fills_up_late_is_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, threads: int
+) -> None:
+    """Some file systems look for room only when a file is synced; at each of the files."""
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(_extsort_files.os, "fsync", fail_at(step, full))
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        sort(tmp_path, make_rows(600), threads)
+    if step % 2:  # a file; else the folder
+        assert f"a sorted run in {tmp_path} needs " in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_cannot_be_synced_frees_its_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, and not when the sorter is closed."""
+    path = tmp_path / "rows-000000.run"
+    _extsort_files.write_run(path, WIDTH, KEY, 16, 16, [make_rows(16)])
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(_extsort_files.os, "fsync", fail_at(1, full))
+    with pytest.raises(OSError, match="needs 256 bytes"):
+        _extsort_files.publish(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("place", range(1, 40, 3))
+def test_an_interrupt_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int, threads: int
+) -> None:
+    """While a run is written or merged: what is there at that moment is whole or named partial."""
+    checksum = _extsort_files.xxhash.xxh3_64_intdigest
+    calls = 0
+    seen: list[str] = []
+
+    class Interrupting:
+        xxh3_64 = _extsort_files.xxhash.xxh3_64
+
+        @staticmethod
+        def xxh3_64_intdigest(data: Any, seed: int = 0) -> int:
+            nonlocal calls
+            calls += 1
+            if calls == place:
+                seen.extend(path.name for path in tmp_path.iterdir())
+                raise KeyboardInterrupt
+            return int(checksum(data, seed=seed))
+
+    monkeypatch.setattr(_extsort_files, "xxhash", Interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        sort(tmp_path, make_rows(600), threads)
+    assert all(name.endswith((".run", ".partial")) for name in seen)
+    assert list(tmp_path.iterdir()) == []
