@@ -1,11 +1,13 @@
 """Rows of an ARPA file: text to numbers and words, in bulk and one at a time.
 
-Rows are read twice over: in bulk where a whole block is regular, and one at a time where it is not,
-to find and name the faulty line. Both ways must agree; a test holds them to it.
+Rows are read in bulk by the kernels of `kernels.py`, which stop at a row that is irregular; that
+one is read by itself, to be understood or to be named as the fault. Both ways must agree; a test
+holds them to it.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Sequence
@@ -16,11 +18,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.ngram import kernels
+from dlm.ngram.wordtable import WordTable
+
 # The longest line that is read or written; a row of real models is some hundred bytes.
 MAX_LINE_BYTES = 1 << 20
 
 NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\Z")
-NUMBER_BYTES = b"0123456789+-.eE"
 INFINITIES = frozenset((b"inf", b"+inf", b"-inf"))
 
 MIN_NORMAL_FLOAT32 = 2.0**-126
@@ -53,7 +57,126 @@ class NgramBatch:
 Section: TypeAlias = (
     NgramBatch | tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32] | None]
 )
-Columns: TypeAlias = tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]
+
+
+class RowBlock:
+    """Whole lines of text in a section, and the rows that were read of them so far.
+
+    Shapes
+        text           bytes                 `PADDING` follows what is looked at of it
+        begin, end     int                   the lines in it; where they are whole, a newline is
+                                             before `end`
+        offset         int                   of text[0] in the whole text
+        ids            (n, order)   uint32   of n lines, but at most `most`
+        log10_prob     (n,)         float32
+        log10_backoff  (n,)         float32
+    Guarantees
+        the first `filled` rows are read, and `position` is where the line after them begins
+    """
+
+    __slots__ = (
+        "begin", "end", "filled", "ids", "log10_backoff", "log10_prob", "offset", "position", "text"
+    )  # fmt: skip
+
+    def __init__(self, text: bytes, begin: int, end: int, offset: int) -> None:
+        self.text = text
+        self.begin = self.position = begin
+        self.end = end
+        self.offset = offset
+
+    def start(self, order: int, most: int) -> None:
+        """Makes room for the rows, at most `most`, and forgets what was read."""
+        lines = int(kernels.count_newlines(self._chars(), self.begin, self.end))
+        rows = min(lines, most)
+        self.position = self.begin
+        self.filled = 0
+        self.ids = np.empty((rows, order), np.uint32)
+        self.log10_prob = np.empty(rows, np.float32)
+        self.log10_backoff = np.empty(rows, np.float32)
+
+    @property
+    def rows(self) -> int:
+        """How many rows there is room for."""
+        return len(self.log10_prob)
+
+    def put(
+        self, ids: Sequence[int], log10_prob: float, log10_backoff: float, line_bytes: int
+    ) -> None:
+        """Fills in a row that was read by itself."""
+        self.ids[self.filled] = ids
+        self.log10_prob[self.filled] = log10_prob
+        self.log10_backoff[self.filled] = log10_backoff
+        self.filled += 1
+        self.position += line_bytes
+
+    def read_ngrams(self, table: WordTable, top: bool, unk_in_model: bool) -> RowBlock:
+        """Reads on, of an order above 1, up to the first row that is irregular.
+
+        Trusts  `start` was called
+        """
+        self.filled, self.position = kernels.read_ngrams(
+            self._chars(),
+            self.position,
+            self.end,
+            MAX_LINE_BYTES,
+            top,
+            unk_in_model,
+            table.slots,
+            table.word_begin,
+            table.word_bytes,
+            self.ids,
+            self.log10_prob,
+            self.log10_backoff,
+            self.filled,
+        )
+        return self
+
+    def read_words(
+        self, table: WordTable, top: bool, first_row: int, unk_row: int | None
+    ) -> int | None:
+        """Reads on, of order 1, and enters the words into the table.
+
+        Args
+            first_row  row of the section with which the block begins
+            unk_row    row of the unknown word, where it came already
+        Returns
+            unk_row as it is now
+        Trusts
+            `start` was called
+        """
+        table.reserve(self.rows - self.filled, self.end - self.position)
+        state = table.state(unk_row)
+        self.filled, self.position = kernels.read_words(
+            self._chars(),
+            self.position,
+            self.end,
+            MAX_LINE_BYTES,
+            top,
+            first_row,
+            state,
+            table.slots,
+            table.word_begin,
+            table.word_bytes,
+            self.ids,
+            self.log10_prob,
+            self.log10_backoff,
+            self.filled,
+        )
+        return table.settle(state)
+
+    def place_of_row(self, row: int) -> int:
+        """Where the line of a row begins; of the row after the last that was read, too."""
+        if row == self.filled:
+            return self.position
+        ends = np.flatnonzero(self._chars()[self.begin : self.position] == kernels.NEWLINE)
+        return self.begin + (int(ends[row - 1]) + 1 if row else 0)
+
+    def next_line(self) -> bytes:
+        """The line after the rows that were read, without its newline."""
+        return self.text[self.position : self.text.index(b"\n", self.position)]
+
+    def _chars(self) -> NDArray[np.uint8]:
+        return np.frombuffer(self.text, np.uint8)
 
 
 class RowFault(Exception):
@@ -69,51 +192,32 @@ def shown(text: bytes) -> str:
     return '"' + cut.decode("utf-8", "backslashreplace").encode("unicode_escape").decode() + '"'
 
 
-def nearest_float32(doubles: NDArray[np.float64], texts: Sequence[bytes]) -> NDArray[np.float32]:
-    """The float32 nearest to each decimal `texts[i]`, given the double nearest to it.
+def nearest_float32(double: float, text: bytes) -> float:
+    """The value of the float32 nearest to a decimal `text`, given the double nearest to it.
 
     Guarantees
         ties go to even, as in one single rounding. Rounding the double again errs only where the
         double lies exactly between two float32; there the decimal itself is compared with it
     """
-    with np.errstate(over="ignore", under="ignore"):
-        singles = doubles.astype(np.float32)
-    size = np.abs(doubles)
-    between = (doubles.view(np.uint64) & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
-    tiny = size < MIN_NORMAL_FLOAT32
-    if tiny.any():
+    size = abs(double)
+    if size > FLOAT32_OVERFLOW:
+        return math.copysign(math.inf, double)
+    if size < MIN_NORMAL_FLOAT32:
         # Below the normal range float32 are 2**-149 apart, so their midpoints are odd * 2**-150.
-        between[tiny] = np.fmod(size[tiny] * 2.0**150, 2.0) == 1.0
-    between &= size <= FLOAT32_OVERFLOW
-    for i in np.flatnonzero(between).tolist():
-        midpoint = float(doubles[i])
+        between = math.fmod(size * 2.0**150, 2.0) == 1.0
+    else:
+        (bits,) = struct.unpack("<Q", struct.pack("<d", double))
+        between = bits & 0x1FFFFFFF == 0x10000000
+    with np.errstate(over="ignore", under="ignore"):
+        single = np.float32(double)
+    if between:
         # Comparing decimals is exact at any length, and linear in it.
-        text, exact = Decimal(texts[i].decode("ascii")), Decimal(midpoint)
-        single = singles[i]
-        if text > exact and float(single) < midpoint:
-            singles[i] = np.nextafter(single, np.float32(np.inf))
-        elif text < exact and float(single) > midpoint:
-            singles[i] = np.nextafter(single, np.float32(-np.inf))
-    return singles + np.float32(0.0)  # -0.0 becomes 0.0
-
-
-def float32_column(texts: Sequence[bytes]) -> NDArray[np.float32] | None:
-    """`texts` as float32; None where one is no number, or a finite one that overflows."""
-    infinities = 0
-    if b"".join(texts).translate(None, NUMBER_BYTES):
-        for text in texts:
-            if text.translate(None, NUMBER_BYTES):
-                if text.lower() not in INFINITIES:
-                    return None
-                infinities += 1
-    try:
-        doubles = np.fromiter(map(float, texts), dtype=np.float64, count=len(texts))
-    except ValueError:
-        return None
-    singles = nearest_float32(doubles, texts)
-    if np.count_nonzero(np.isinf(singles)) != infinities:
-        return None
-    return singles
+        decimal, midpoint = Decimal(text.decode("ascii")), Decimal(double)
+        if decimal > midpoint and float(single) < double:
+            single = np.nextafter(single, np.float32(np.inf))
+        elif decimal < midpoint and float(single) > double:
+            single = np.nextafter(single, np.float32(-np.inf))
+    return float(single) + 0.0  # -0.0 becomes 0.0
 
 
 def float32_of(text: bytes, what: str) -> float:
@@ -124,15 +228,8 @@ def float32_of(text: bytes, what: str) -> float:
         raise RowFault(f"the {what} is not a number (NaN)", "Estimate the model again")
     if not NUMBER.match(text):
         raise RowFault(f"expected a {what} in decimal digits, found {shown(text)}")
-    double = float(text)
-    if double == 0.0:
-        return 0.0
-    if MIN_NORMAL_FLOAT32 <= abs(double) < FLOAT32_OVERFLOW:
-        (bits,) = struct.unpack("<Q", struct.pack("<d", double))
-        if bits & 0x1FFFFFFF != 0x10000000:
-            return float(struct.unpack("<f", struct.pack("<f", double))[0])
-    single = float(nearest_float32(np.array([double]), [text])[0])
-    if single in (np.inf, -np.inf):
+    single = nearest_float32(float(text), text)
+    if math.isinf(single):
         raise RowFault(f"the {what} {shown(text)} is outside the range of a 32-bit float")
     return single
 
@@ -180,59 +277,3 @@ def split_row(line: bytes, order: int, top: bool) -> tuple[float, list[bytes], f
                 "missing higher order to the header",
             )
     return prob, fields[1 : order + 1], backoff
-
-
-def split_rows(
-    block: bytes, newlines: NDArray[np.int64], order: int, top: bool
-) -> tuple[list[list[bytes]], NDArray[np.float32], NDArray[np.float32]] | None:
-    """All rows of `block` at once, or None where any is irregular or wrong.
-
-    Shapes
-        newlines   (n,)  offsets of the line ends in `block`; the last is its last byte
-    Returns
-        (words by position in the n-gram, probabilities, backoff weights)
-    Guarantees
-        what is returned equals what `split_row` makes of each line
-    """
-    if int(np.diff(newlines, prepend=-1).max()) > MAX_LINE_BYTES + 1:
-        return None
-    # bytes.split() takes these for spaces; here they are word characters, or refused.
-    if b"\v" in block or b"\f" in block:
-        return None
-    if b"\r" in block:
-        block = block.replace(b"\r\n", b"\n")
-        if b"\r" in block:
-            return None
-        newlines = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
-    chars = np.frombuffer(block, np.uint8)
-    between = (chars == 32) | (chars == 9) | (chars == 10)
-    opens_field = ~between
-    opens_field[1:] &= between[:-1]
-    field_starts = np.flatnonzero(opens_field)
-    line_starts = np.concatenate((np.zeros(1, np.int64), newlines[:-1] + 1))
-    first_field = np.searchsorted(field_starts, line_starts)
-    fields_of_line = np.diff(first_field, append=len(field_starts))
-    has_backoff = fields_of_line == order + 2
-    if not (has_backoff | (fields_of_line == order + 1)).all():
-        return None
-    fields = block.split()
-    if has_backoff.all() or not has_backoff.any():
-        stride = int(fields_of_line[0])
-        prob_texts = fields[0::stride]
-        words = [fields[i::stride] for i in range(1, order + 1)]
-        backoff_texts = fields[order + 1 :: stride] if stride == order + 2 else []
-    else:
-        firsts = first_field.tolist()
-        prob_texts = [fields[f] for f in firsts]
-        words = [[fields[f + i] for f in firsts] for i in range(1, order + 1)]
-        backoff_texts = [fields[f + order + 1] for f in first_field[has_backoff].tolist()]
-    probs = float32_column(prob_texts)
-    if probs is None or bool((probs > 0).any()):
-        return None
-    backoffs = np.zeros(len(newlines), np.float32)
-    if backoff_texts:
-        column = float32_column(backoff_texts)
-        if column is None or not bool(np.isfinite(column).all()) or (top and bool(column.any())):
-            return None
-        backoffs[has_backoff] = column
-    return words, probs, backoffs

@@ -6,9 +6,10 @@ log10 probability, K words, and, below the highest order, a log10 backoff weight
 out. Space and tab separate the fields and nothing else does.
 
 The reader is here, with what it says of faults, which is most of it; rows are taken apart in
-`_arpa_rows.py`, streams opened and other formats recognised in `_arpa_open.py`, and
-`_arpa_write.py` is the writer. It stays one file past 500 lines: the place in the text (line, byte,
-section) belongs to every fault, and is kept by the same methods that move through it.
+`_arpa_rows.py` and, in bulk, in `kernels.py`; streams are opened and other formats recognised in
+`_arpa_open.py`, and `_arpa_write.py` is the writer. It stays one file past 500 lines: the place in
+the text (line, byte, section) belongs to every fault, and is kept by the same methods that move
+through it.
 """
 
 from __future__ import annotations
@@ -16,27 +17,28 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import NamedTuple, NoReturn
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from dlm.errors import ArpaError
 from dlm.ngram import _arpa_open
 from dlm.ngram._arpa_rows import (
     MAX_LINE_BYTES,
-    Columns,
     NgramBatch,
+    RowBlock,
     RowFault,
     shown,
     split_row,
-    split_rows,
 )
 from dlm.ngram._arpa_write import write_arpa
-from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, UNK_SPELLINGS, Vocabulary, is_unk_spelling
+from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, UNK_ID, Vocabulary, is_unk_spelling
+from dlm.ngram.wordtable import PADDING, WordTable
 
 __all__ = ["ArpaReader", "ArpaWarning", "NgramBatch", "write_arpa"]
 
@@ -47,9 +49,15 @@ MAX_COUNT = 1 << 40
 # The same for order 1: ids are uint32, and id 0 may have no row.
 MAX_WORDS = (1 << 32) - 2
 
-# Text is read in steps of `_CHUNK_BYTES`, and rows wait for their batch up to `_BUFFER_BYTES`.
-_CHUNK_BYTES = 4 << 20
-_BUFFER_BYTES = 8 << 20
+# So many words are made room for on the word of the header alone; memory untouched costs nothing.
+_BELIEVED_WORDS = 1 << 20
+
+# Text is read in steps of this size; a block of rows is one step, and the line begun before it.
+_CHUNK_BYTES = 2 << 20
+# Blocks of rows in hand at once: one is handed out, the others are parsed or wait.
+_BLOCKS = 4
+# Threads: one reads and decompresses, the others parse.
+_THREADS = 3
 
 _COUNT_LINE = re.compile(rb"ngram[ \t]+(-?\d+)[ \t]*=[ \t]*(-?\d+)\Z")
 
@@ -62,6 +70,12 @@ class _Line(NamedTuple):
     text: bytes  # without the line end, and without spaces and tabs at its end
     number: int  # 1-based
     offset: int  # of its first byte in the decompressed text
+
+
+class _Read(NamedTuple):
+    pieces: list[bytes]
+    ended: bool
+    damage: _arpa_open.DamagedStream | None
 
 
 class ArpaReader:
@@ -93,7 +107,10 @@ class ArpaReader:
         carriage return in a line      refused, except before the line end
         =============================  ==========================================
     Cost
-        memory: the vocabulary, about 20 MiB of text and the arrays of one batch
+        memory: the vocabulary, twice, and at most 64 MiB of text with the arrays read from it; no
+        Python object is made for a row, unless it is an unusual one.
+        While batches are taken, threads read on and parse; they end with the iterator, or by
+        `close`
     """
 
     def __init__(self, path: str | os.PathLike[str], *, batch_ngrams: int = 65536) -> None:
@@ -104,20 +121,20 @@ class ArpaReader:
         self.section_first_line: dict[int, int] = {}
         self._batch_ngrams = batch_ngrams
         self._vocabulary: Vocabulary | None = None
-        self._words: list[bytes] = [b"<unk>"]
-        self._new_ids: dict[bytes, int] = {}
+        self._table = WordTable()
         self._unk_row: int | None = None
         self._hash = xxhash.xxh3_128()
         self._text_bytes = 0
-        self._buffer = b""
-        self._position = 0  # in the buffer
-        self._offset = 0  # of the buffer in the text
-        self._line = 1  # number of the line at the position
-        self._newlines = np.zeros(0, np.int64)  # in the buffer, all of them
-        self._next_newline = 0  # index in _newlines of the first one at or after the position
-        self._at_end = False
+        self._text = RowBlock(PADDING, 0, 0, 0)  # at hand; lines are taken from its position
+        self._line = 1  # number of the line there
+        self._pending: deque[tuple[RowBlock, Future[None] | None]] = deque()  # after it, in order
+        self._returned: deque[RowBlock] = deque()  # text to come before what the source has
+        self._pool: ThreadPoolExecutor | None = None
+        self._ahead: Future[_Read] | None = None
+        self._source_ended = False
         self._damage: _arpa_open.DamagedStream | None = None
         self._finished = False
+        self._closed = False
         self._started = False
         try:
             self._source = _arpa_open.TextSource(self.path)
@@ -147,6 +164,8 @@ class ArpaReader:
 
     def close(self) -> None:
         """Close the file; what was read stays."""
+        self._closed = True
+        self._stop_threads()
         self._source.close()
 
     @property
@@ -191,6 +210,7 @@ class ArpaReader:
         Raises
             ArpaError     the file is not ARPA, is truncated or is damaged
             RuntimeError  called a second time: the file is read once
+            ValueError    the reader was closed before the end
         Edge cases
             a section of no n-grams yields no batch; the end of the file is read, and checked,
             when the iterator is exhausted
@@ -232,51 +252,118 @@ class ArpaReader:
         if not self._finished:
             raise RuntimeError("known after the last batch has been read")
 
-    def _fill(self) -> None:
-        """Drop what was consumed and read some more; sets `_at_end` where there is no more."""
-        pieces = [self._buffer[self._position :]]
+    @property
+    def _at_end(self) -> bool:
+        """Whether nothing follows the text at hand."""
+        return self._source_ended and not self._returned
+
+    def _stop_threads(self) -> None:
+        """Returns when no thread uses the file or the table."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+
+    def _read(self) -> _Read:
+        """The next step of text from the source; in one thread at a time."""
+        pieces: list[bytes] = []
         size = 0
-        while size < _CHUNK_BYTES and not self._at_end:
+        while size < _CHUNK_BYTES:
             try:
                 piece = self._source.read(_CHUNK_BYTES - size)
             except _arpa_open.DamagedStream as exc:
                 # What was decompressed before the damage is still looked at first.
-                self._damage = exc
-                piece = b""
-            self._at_end = not piece
+                return _Read(pieces, True, exc)
+            if not piece:
+                return _Read(pieces, True, None)
             self._hash.update(piece)
             self._text_bytes += len(piece)
             size += len(piece)
             pieces.append(piece)
-        self._offset += self._position
-        self._position = 0
-        self._buffer = b"".join(pieces)
-        self._newlines = np.flatnonzero(np.frombuffer(self._buffer, np.uint8) == 10)
-        self._next_newline = 0
+        return _Read(pieces, False, None)
+
+    def _next_pieces(self) -> list[bytes]:
+        """What the source has next; the step after it is begun.
+
+        Raises
+            OSError  the disk failed; again at each call
+        """
+        if self._source_ended:
+            return []
+        step = self._read() if self._ahead is None else self._ahead.result()
+        self._ahead = None
+        self._source_ended, self._damage = step.ended, step.damage
+        # Nothing else is read ahead: a thread that waits for a pipe cannot be told to stop.
+        if self._pool is not None and not step.ended and _arpa_open.is_reopenable(self.path):
+            self._ahead = self._pool.submit(self._read)
+        return step.pieces
+
+    def _fill(self) -> None:
+        """Puts more text behind what is left at hand."""
+        left = self._text
+        rest = left.text[left.position : left.end]
+        if not self._returned:
+            pieces = self._next_pieces()
+        elif rest:
+            more = self._returned.popleft()
+            pieces = [more.text[more.begin : more.end]]
+        else:
+            self._text = self._returned.popleft()
+            return
+        text = b"".join((rest, *pieces, PADDING))
+        self._text = RowBlock(text, 0, len(text) - len(PADDING), left.offset + left.position)
+
+    def _take_block(self) -> RowBlock | None:
+        """The whole lines at hand, which are then no more at hand.
+
+        None at all means that the text ends before a line does, or that the line is too long.
+        """
+        while True:
+            here = self._text
+            end = here.text.rfind(b"\n", here.position, here.end) + 1
+            if end:
+                break
+            if self._at_end or here.end - here.position > MAX_LINE_BYTES:
+                return None
+            self._fill()
+        rest = here.text[end : here.end] + PADDING
+        self._text = RowBlock(rest, 0, here.end - end, here.offset + end)
+        return RowBlock(here.text, here.position, end, here.offset)
+
+    def _give_back(self, block: RowBlock, position: int) -> None:
+        """Has the text from `position` in `block` on at hand again."""
+        self._returned.appendleft(self._text)
+        while self._pending:
+            # A thread may still be writing to the block, so another stands for its text.
+            later, parsed = self._pending.pop()
+            if parsed is not None:
+                parsed.cancel()
+            self._returned.appendleft(RowBlock(later.text, later.begin, later.end, later.offset))
+        self._text = RowBlock(block.text, position, block.end, block.offset)
 
     def _next_line(self, order: int | None) -> _Line | None:
         """The next line, or None at the end; the last one may lack its line end."""
-        while self._next_newline == len(self._newlines) and not self._at_end:
-            if len(self._buffer) - self._position > MAX_LINE_BYTES:
+        end = self._text.text.find(b"\n", self._text.position, self._text.end)
+        while end < 0 and not self._at_end:
+            searched = self._text.end - self._text.position
+            if searched > MAX_LINE_BYTES:
                 break
             self._fill()
-        if self._next_newline < len(self._newlines):
-            end = int(self._newlines[self._next_newline])
-        else:
-            if self._damage is not None:
+            here = self._text
+            end = here.text.find(b"\n", here.position + searched, here.end)
+        here = self._text
+        following = end + 1
+        if end < 0:
+            if self._damage is not None and self._at_end:
                 self._fail_damaged(order)
-            end = len(self._buffer)
-            if end == self._position:
+            end = following = here.end
+            if end == here.position:
                 return None
-        if end - self._position > MAX_LINE_BYTES:
-            self._fail_long_line(order, self._line, self._offset + self._position)
-        raw = self._buffer[self._position : end]
-        line = _Line(raw.rstrip(b"\r").rstrip(b" \t"), self._line, self._offset + self._position)
-        if end < len(self._buffer):
-            self._next_newline += 1
-            self._line += 1
-            end += 1
-        self._position = end
+        if end - here.position > MAX_LINE_BYTES:
+            self._fail_long_line(order, self._line, here.offset + here.position)
+        raw = here.text[here.position : end]
+        line = _Line(raw.rstrip(b"\r").rstrip(b" \t"), self._line, here.offset + here.position)
+        self._line += following > end
+        here.position = following
         return line
 
     def _offset_of_line(self, line: int) -> int | None:
@@ -313,7 +400,7 @@ class ArpaReader:
             path=self.path,
             order=order,
             line=self._line if at is None else at.number,
-            byte_offset=self._offset + self._position if at is None else at.offset,
+            byte_offset=self._text.offset + self._text.position if at is None else at.offset,
             advice=advice,
         )
 
@@ -340,7 +427,7 @@ class ArpaReader:
     def _fail_truncated(self, order: int, found: int) -> NoReturn:
         if self._damage is not None:
             self._fail_damaged(order)
-        cut = " in the middle of a row" if self._position < len(self._buffer) else ""
+        cut = " in the middle of a row" if self._text.position < self._text.end else ""
         self._fail(
             f"the file ends inside the {order}-gram section{cut}: the header promises "
             f"{self.counts[order - 1]} n-grams, found {found}",
@@ -354,7 +441,7 @@ class ArpaReader:
     def _read_header(self) -> tuple[tuple[int, ...], _Line | None]:
         """The counts, and the first line after them (a section header, or nothing)."""
         self._fill()
-        head = self._buffer
+        head = self._text.text[: self._text.end]
         if not head:
             if self._damage is not None:
                 self._fail_damaged(None)
@@ -434,6 +521,13 @@ class ArpaReader:
     # ------------------------------------------------------------------------ sections
 
     def _batches(self) -> Iterator[NgramBatch]:
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="dlm-arpa")
+        try:
+            yield from self._sections()
+        finally:
+            self._stop_threads()
+
+    def _sections(self) -> Iterator[NgramBatch]:
         marker = self._marker
         for order, count in enumerate(self.counts, start=1):
             header = b"\\%d-grams:" % order
@@ -463,7 +557,7 @@ class ArpaReader:
                 ArpaWarning(
                     f"{self.path} does not end in \\end\\; every count of its header is met"
                 ),
-                stacklevel=2,
+                stacklevel=3,
             )
         elif marker.text != b"\\end\\":
             self._fail(f"expected \\end\\, found {shown(marker.text)}", marker, None)
@@ -539,121 +633,115 @@ class ArpaReader:
     def _section(self, order: int) -> Iterator[NgramBatch]:
         count = self.counts[order - 1]
         done = 0
+        if order == 1:
+            self._table.reserve(min(count, _BELIEVED_WORDS), 0)
         while done < count:
-            block, newlines = self._take_rows(min(self._batch_ngrams, count - done))
-            if not len(newlines):
-                if len(self._buffer) - self._position > MAX_LINE_BYTES:
-                    self._fail_long_line(order, self._line, self._offset + self._position)
+            block = self._next_block(order, count - done)
+            if block is None:
+                if self._text.end - self._text.position > MAX_LINE_BYTES:
+                    place = self._text.offset + self._text.position
+                    self._fail_long_line(order, self._line, place)
                 self._fail_truncated(order, done)
-            columns = self._bulk(block, newlines, order, done)
-            if columns is None:
-                columns = self._one_by_one(block, order, done)
-            self._position += len(block)
-            self._next_newline += len(newlines)
-            self._line += len(newlines)
-            yield NgramBatch(order, done, *columns)
-            done += len(newlines)
+            self._read_block(block, order, done)
+            # Rows of blocks before may not have been counted yet when this one was begun.
+            rows = min(block.filled, count - done)
+            for first in range(0, rows, self._batch_ngrams):
+                piece = slice(first, min(first + self._batch_ngrams, rows))
+                yield NgramBatch(
+                    order,
+                    done + first,
+                    block.ids[piece],
+                    block.log10_prob[piece],
+                    block.log10_backoff[piece],
+                )
+            done += rows
+            self._line += rows
+            if done == count:
+                self._give_back(block, block.place_of_row(rows))
         if order == 1:
             self._finish_vocabulary()
 
-    def _take_rows(self, most: int) -> tuple[bytes, NDArray[np.int64]]:
-        """Up to `most` whole lines at the position, not consumed, and where each one ends.
+    def _next_block(self, order: int, most: int) -> RowBlock | None:
+        """The next whole lines, parsed where that needs nothing of the lines before.
 
-        None at all means that the text ends before a line does, or that the line is too long.
+        None at all means what it means in `_take_block`, after all blocks before it.
         """
-        while not self._at_end:
-            lines = len(self._newlines) - self._next_newline
-            if lines >= most:
-                break
-            if len(self._buffer) - self._position > (_BUFFER_BYTES if lines else MAX_LINE_BYTES):
-                break
-            self._fill()
-        newlines = self._newlines[self._next_newline : self._next_newline + most] - self._position
-        end = int(newlines[-1]) + 1 if len(newlines) else 0
-        return self._buffer[self._position : self._position + end], newlines
-
-    def _bulk(
-        self, block: bytes, newlines: NDArray[np.int64], order: int, first_row: int
-    ) -> Columns | None:
-        """The rows of a regular block; None where it needs a look at each line."""
-        rows = split_rows(block, newlines, order, order == self.order)
-        if rows is None:
-            return None
-        words, probs, backoffs = rows
-        if order == 1:
-            new = self._new_words(words[0], first_row)
-            return None if new is None else (new, probs, backoffs)
-        vocabulary = self.vocabulary
-        ids = np.empty((len(newlines), order), np.uint32)
-        try:
-            for column, texts in enumerate(words):
-                ids[:, column] = np.fromiter(
-                    map(vocabulary.ids.__getitem__, texts), dtype=np.uint32, count=len(texts)
-                )
-        except KeyError:
-            return None
-        if not vocabulary.unk_in_model and not ids.all():
-            return None
-        return ids, probs, backoffs
-
-    def _new_words(self, words: list[bytes], first_row: int) -> NDArray[np.uint32] | None:
-        """Ids for words none of which was there before; None, and no change, if one was."""
-        distinct = set(words)
-        unks = distinct.intersection(UNK_SPELLINGS)
-        if (
-            len(distinct) != len(words)
-            or len(unks) + (self._unk_row is not None) > 1
-            or not self._new_ids.keys().isdisjoint(distinct)
-        ):
-            return None
-        unk_at = words.index(next(iter(unks))) if unks else None
-        if unk_at is not None:
-            self._unk_row = first_row + unk_at
-            self._words[0] = words[unk_at]
-            words = words[:unk_at] + words[unk_at + 1 :]
-        first = len(self._words)
-        self._words.extend(words)
-        self._new_ids.update(zip(words, range(first, first + len(words)), strict=True))
-        ids = np.arange(first, first + len(words), dtype=np.uint32)
-        if unk_at is not None:
-            ids = np.insert(ids, unk_at, 0)
-        return ids[:, np.newaxis]
-
-    def _one_by_one(self, block: bytes, order: int, first_row: int) -> Columns:
-        """The rows of a block, one at a time; raises at the first that is wrong."""
-        lines = block.split(b"\n")[:-1]
-        ids = np.empty((len(lines), order), np.uint32)
-        probs = np.empty(len(lines), np.float32)
-        backoffs = np.empty(len(lines), np.float32)
-        offset = self._offset + self._position
-        for i, line in enumerate(lines):
-            if len(line) > MAX_LINE_BYTES:
-                self._fail_long_line(order, self._line + i, offset)
-            bare = line.removesuffix(b"\r").rstrip(b" \t")
-            if not bare or bare.startswith(b"\\"):
-                at = _Line(bare, self._line + i, offset)
-                # What follows is looked at to tell a blank line from a short section.
-                self._position = offset - self._offset + len(line) + 1
-                self._next_newline += i + 1
-                self._line += i + 1
-                self._fail_too_few(at, order, first_row + i)
+        if self._closed:
+            raise ValueError("the reader is closed")
+        # A word's id depends on the words before it, so 1-grams are read one block at a time.
+        while len(self._pending) < (1 if order == 1 else _BLOCKS):
             try:
-                probs[i], words, backoffs[i] = split_row(line, order, order == self.order)
-                if order == 1:
-                    ids[i, 0] = self._new_word(words[0], first_row + i)
-                else:
-                    ids[i] = [self._known_word(word) for word in words]
-            except RowFault as fault:
-                at = _Line(line, self._line + i, offset)
-                self._fail(fault.message, at, order, fault.advice)
-            offset += len(line) + 1
-        return ids, probs, backoffs
+                block = self._take_block()
+            except OSError:
+                if not self._pending:
+                    raise
+                break  # it is raised again after the rows that were read before it
+            if block is None:
+                break
+            parsed = None
+            if order > 1 and self._pool is not None:
+                parsed = self._pool.submit(self._parse, block, order, most)
+            elif order > 1:
+                self._parse(block, order, most)
+            else:
+                block.start(order, most)
+            self._pending.append((block, parsed))
+        if not self._pending:
+            return None
+        block, parsed = self._pending.popleft()
+        if parsed is not None:
+            parsed.result()
+        return block
+
+    def _parse(self, block: RowBlock, order: int, most: int) -> None:
+        """Reads the rows of a block up to the first that is irregular, in any thread."""
+        block.start(order, most)
+        self._read_on(block, order, 0)
+
+    def _read_on(self, block: RowBlock, order: int, done: int) -> None:
+        top = order == self.order
+        if order == 1:
+            self._unk_row = block.read_words(self._table, top, done, self._unk_row)
+        else:
+            block.read_ngrams(self._table, top, self.vocabulary.unk_in_model)
+
+    def _read_block(self, block: RowBlock, order: int, done: int) -> None:
+        """Reads a block to its end, or to that of the section; raises at the first wrong row."""
+        most = min(block.rows, self.counts[order - 1] - done)
+        if order == 1:
+            self._read_on(block, order, done)
+        while block.filled < most:
+            self._one_by_one(block, order, done)
+            self._read_on(block, order, done)
+
+    def _one_by_one(self, block: RowBlock, order: int, done: int) -> None:
+        """The row of a block at which bulk reading stopped, by itself; raises where it is wrong."""
+        line = block.next_line()
+        offset = block.offset + block.position
+        number = self._line + block.filled
+        if len(line) > MAX_LINE_BYTES:
+            self._fail_long_line(order, number, offset)
+        bare = line.removesuffix(b"\r").rstrip(b" \t")
+        if not bare or bare.startswith(b"\\"):
+            # What follows is looked at to tell a blank line from a short section.
+            self._line = number + 1
+            self._give_back(block, block.position + len(line) + 1)
+            self._fail_too_few(_Line(bare, number, offset), order, done + block.filled)
+        try:
+            prob, words, backoff = split_row(line, order, order == self.order)
+            if order == 1:
+                ids = [self._new_word(words[0], done + block.filled)]
+            else:
+                ids = [self._known_word(word) for word in words]
+        except RowFault as fault:
+            self._fail(fault.message, _Line(line, number, offset), order, fault.advice)
+        block.put(ids, prob, backoff, len(line) + 1)
 
     def _new_word(self, word: bytes, row: int) -> int:
         """The id of a word of the 1-gram section, which must not have been there before."""
         if is_unk_spelling(word):
             if self._unk_row is not None:
-                first, spelling = self._unk_row, self._words[0]
+                first, spelling = self._unk_row, self._table.word(UNK_ID)
                 both = "" if spelling == word else ", which is the unknown word too,"
                 raise RowFault(
                     f"a duplicate word: {shown(word)}; {shown(spelling)}{both} stands on "
@@ -661,11 +749,11 @@ class ArpaReader:
                     "The unknown word is spelled <unk> or <UNK>; keep one of the two rows",
                 )
             self._unk_row = row
-            self._words[0] = word
-            return 0
-        word_id = self._new_ids.setdefault(word, len(self._words))
-        if word_id != len(self._words):
-            first = word_id - 1
+            self._table.spell_unk(word)
+            return UNK_ID
+        known = self._table.find(word)
+        if known is not None:
+            first = known - 1
             if self._unk_row is not None and first >= self._unk_row:
                 first += 1
             raise RowFault(
@@ -673,8 +761,7 @@ class ArpaReader:
                 f"{self.section_first_line[1] + first} already",
                 "Keep one of the two rows and correct the count, or build the file again",
             )
-        self._words.append(word)
-        return word_id
+        return self._table.add(word)
 
     def _known_word(self, word: bytes) -> int:
         """The id of a word of an n-gram, which must be among the 1-grams."""
@@ -689,7 +776,7 @@ class ArpaReader:
         return word_id
 
     def _finish_vocabulary(self) -> None:
-        missing = [w for w in (BEGIN_SENTENCE, END_SENTENCE) if w not in self._new_ids]
+        missing = [w for w in (BEGIN_SENTENCE, END_SENTENCE) if self._table.find(w) is None]
         if missing:
             names = " and ".join(word.decode() for word in missing)
             self._fail(
@@ -699,6 +786,4 @@ class ArpaReader:
                 "A model of sentences has both <s> and </s>: estimate it with sentence "
                 f"boundaries, or add a row `-99 {missing[0].decode()}` and correct the count",
             )
-        self._new_ids = {}
-        self._vocabulary = Vocabulary(self._words, unk_in_model=self._unk_row is not None)
-        self._words = []
+        self._vocabulary = Vocabulary(self._table.words(), unk_in_model=self._unk_row is not None)

@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 
 from dlm.errors import ArpaError
 from dlm.ngram import _arpa_write, arpa
+from dlm.ngram._arpa_rows import RowBlock
 from dlm.ngram.arpa import ArpaReader, ArpaWarning, NgramBatch, write_arpa
 from dlm.ngram.vocab import Vocabulary
 
@@ -156,7 +157,13 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Switches the bulk path off for the rest of the test."""
-    return lambda: monkeypatch.setattr(arpa, "split_rows", lambda *_: None)
+    return lambda: one_by_one(monkeypatch)
+
+
+def one_by_one(patch: pytest.MonkeyPatch) -> None:
+    """Has the bulk path stop before each row."""
+    patch.setattr(RowBlock, "read_ngrams", lambda *_: None)
+    patch.setattr(RowBlock, "read_words", lambda *args: args[-1])
 
 
 # ------------------------------------------------------------------------------- content
@@ -249,7 +256,6 @@ def test_block_edges_change_nothing(
         whole = read(path)
         with monkeypatch.context() as patch:
             patch.setattr(arpa, "_CHUNK_BYTES", chunk)
-            patch.setattr(arpa, "_BUFFER_BYTES", chunk)
             patch.setattr(arpa._arpa_open, "recognise", lambda *_: None)
             assert same(read(path), whole)
 
@@ -870,7 +876,12 @@ def test_disk_error_stays_a_disk_error(
     pack = COMPRESSORS.get(kind, bytes)
     path = saved(tmp_path, b"")
     data = pack(TINY)[:60]
-    monkeypatch.setattr(Path, "open", lambda *_: io.BufferedReader(Failing(data), 16))
+
+    class FailingPath(type(path)):  # type: ignore[misc]
+        def open(self, *_: Any) -> io.BufferedReader:
+            return io.BufferedReader(Failing(data), 16)
+
+    monkeypatch.setattr(arpa._arpa_open, "Path", FailingPath)
     with pytest.raises(OSError, match="Input/output error"):
         read(path)
 
@@ -946,7 +957,7 @@ def test_bulk_and_careful_reading_agree(
     path = saved(tmp_path, text + b"\\end\\\n")
     quick = outcome(path, batch)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arpa, "split_rows", lambda *_: None)
+        one_by_one(patch)
         careful = outcome(path, batch)
     assert quick[1] == careful[1]
     if quick[0] is not None:
@@ -959,6 +970,178 @@ def test_regular_rows_take_the_bulk_path(tmp_path: Path, monkeypatch: pytest.Mon
     text = TINY.replace(b"-99\t", b"-inf\t").replace(b"a <unk>", b"a <UNK>")
     read(saved(tmp_path, text), batch_ngrams=2)
     read(saved(tmp_path, text.replace(b"\n", b"\r\n")))
+
+
+# -------------------------------------------------------------------------------- threads
+
+
+def many_rows(seed: int, odd: bool) -> bytes:
+    """A model of some thousand rows; where `odd`, every tenth is one to be read by itself."""
+    rng = random.Random(seed)
+    words = [b"<s>", b"</s>", b"<unk>", *(b"w%d" % i for i in range(700))]
+    words += [b"word-of-a-length-%d" % i for i in range(300)]
+    unusual = [*midpoint_texts(seed, 20), "-1e-40", "-0.00000000000000000000000000001e-20"]
+
+    def number() -> bytes:
+        if odd and rng.random() < 0.1:
+            return rng.choice(unusual).encode()
+        return b"%.*g" % (rng.randint(1, 12), -rng.random() * 10)
+
+    rows = {1: [b"%b\t%b\t%b" % (number(), w, number()) for w in words]}
+    for k in (2, 3, 4):
+        rows[k] = []
+        for _ in range(1500):
+            row = number() + b"\t" + b" ".join(rng.choices(words, k=k))
+            if k < 4 and rng.random() < 0.6:
+                row += b"\t" + number()
+            rows[k].append(row)
+    text = b"\\data\\\n" + b"".join(b"ngram %d=%d\n" % (k, len(v)) for k, v in rows.items())
+    for k, v in rows.items():
+        text += b"\n\\%d-grams:\n" % k + b"\n".join(v) + b"\n"
+    return text + b"\n\\end\\\n"
+
+
+def reading_threads() -> int:
+    """Threads that a reader started and that are still there."""
+    return sum(thread.name.startswith("dlm-arpa") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("odd", [False, True])
+@pytest.mark.parametrize("chunk", [100, 5000, 40_000])
+def test_blocks_parsed_ahead_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, odd: bool
+) -> None:
+    """Sections end inside blocks, and odd rows stand in them, while later blocks are parsed."""
+    path = saved(tmp_path, many_rows(chunk, odd))
+    with monkeypatch.context() as patch:
+        one_by_one(patch)
+        careful = read(path)
+    monkeypatch.setattr(arpa, "_CHUNK_BYTES", chunk)
+    quick = read(path, batch_ngrams=150)
+    assert same(quick, careful)
+    assert reading_threads() == 0
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_fault_in_a_late_block_is_raised_once_after_the_rows_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: int
+) -> None:
+    """Blocks parsed ahead of it, and faults in them, do not matter."""
+    monkeypatch.setattr(arpa, "_CHUNK_BYTES", 1000)
+    text = many_rows(7, False)
+    lines = text.split(b"\n")
+    first = lines.index(b"\\%d-grams:" % order) + 1
+    for fault in (600, 650):
+        lines[first + fault] = b"-x" + lines[first + fault]
+    path = saved(tmp_path, b"\n".join(lines))
+    rows = 0
+    with ArpaReader(path, batch_ngrams=7) as reader:
+        batches = reader.batches()
+        with pytest.raises(ArpaError, match="expected a log10 probability") as caught:
+            for batch in batches:
+                rows += len(batch) if batch.order == order else 0
+        assert list(batches) == []
+    assert (caught.value.order, caught.value.line) == (order, first + 600 + 1)
+    assert caught.value.byte_offset == sum(len(line) + 1 for line in lines[: first + 600])
+    assert 500 < rows <= 600
+    assert reading_threads() == 0
+
+
+@pytest.mark.parametrize("how", ["close", "drop", "leave"])
+def test_reader_left_early_leaves_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Whether it is closed, forgotten, or left by an exception of the caller."""
+    monkeypatch.setattr(arpa, "_CHUNK_BYTES", 1000)
+    for pack in (bytes, *COMPRESSORS.values()):
+        path = saved(tmp_path, pack(many_rows(8, False)))
+        reader = ArpaReader(path)
+        batches = reader.batches()
+        while next(batches).order < 2:
+            pass
+        assert reading_threads() > 0
+        if how == "close":
+            reader.close()
+            with pytest.raises(ValueError, match="closed"):
+                list(batches)
+        elif how == "drop":
+            del batches
+        else:
+            with pytest.raises(KeyboardInterrupt), reader:
+                raise KeyboardInterrupt
+        assert reading_threads() == 0
+        reader.close()
+
+
+def test_pipe_that_stalls_holds_up_no_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread waits for a pipe: a reader is closed while the writer keeps it open."""
+    monkeypatch.setattr(arpa, "_CHUNK_BYTES", 100)
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    text = many_rows(9, False)
+    written, closed = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with path.open("wb") as file:
+            file.write(text[:20_000])
+            file.flush()
+            written.set()
+            closed.wait()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    reader = ArpaReader(path)
+    batches = reader.batches()
+    assert len(next(batches)) > 0
+    written.wait()
+    reader.close()
+    assert reading_threads() == 0
+    closed.set()
+    writer.join()
+
+
+def test_disk_error_comes_after_the_rows_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading ahead meets the error early; it is raised in its place, as it is."""
+    monkeypatch.setattr(arpa, "_CHUNK_BYTES", 1000)
+    text = many_rows(10, False)
+    good = text.index(b"\\3-grams:")
+    path = saved(tmp_path, text)
+    reader = ArpaReader(path)
+    honest = reader._source.read
+    left = good - len(reader._text.text)
+
+    def read(size: int) -> bytes:
+        nonlocal left
+        if left < size:
+            raise OSError(5, "Input/output error")
+        left -= size
+        return honest(size)
+
+    monkeypatch.setattr(reader._source, "read", read)
+    rows = 0
+    with reader, pytest.raises(OSError, match="Input/output error"):
+        for batch in reader.batches():
+            rows += len(batch) if batch.order == 2 else 0
+    assert rows > 1300
+    assert reading_threads() == 0
+
+
+def test_text_in_flight_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller who takes one batch and waits has the file read no further than some blocks."""
+    monkeypatch.setattr(arpa, "_CHUNK_BYTES", 1000)
+    text = many_rows(11, False)
+    with ArpaReader(saved(tmp_path, text)) as reader:
+        batches = reader.batches()
+        while next(batches).order < 2:
+            pass
+        assert reader._ahead is not None
+        reader._ahead.exception()
+        start = text.index(b"\\2-grams:")
+        assert start < reader._text_bytes < start + (arpa._BLOCKS + 5) * 1000
 
 
 # --------------------------------------------------------------------------------- writer

@@ -1,0 +1,772 @@
+"""Text to words, ids and numbers: arrays in, arrays out, no Python object, no GIL.
+
+Words are found in a hash table with open addressing. A *slot* is two numbers: the *entry*, with a
+tag of the hash, the length and the id of a word, and the first eight bytes of the word, so that a
+word of up to eight bytes is compared without a look elsewhere. Id 0, the unknown word, is in no
+slot, so that an entry of 0 is a free slot; its two spellings are recognised where a search fails.
+
+Eight bytes are read at a time, wherever they begin, so every array of bytes must go on for
+`PAD_BYTES` beyond what is asked of it. Nothing here checks that; numba reads out of range without a
+word. The callers named under `Trusts` see to it.
+"""
+
+# mypy: disable-error-code="assignment"
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+# Bytes of an array of text or words after its last, which are read and mean nothing.
+PAD_BYTES = 8
+
+# A state of `read_words`: words so far with id 0, their bytes, row of the unknown word or -1.
+WORDS, WORD_BYTES, UNK_ROW = 0, 1, 2
+
+# Rows, or words, whose slots are asked for before the first is looked up.
+_AT_ONCE = 16
+
+TAB, NEWLINE, RETURN, SPACE = 9, 10, 13, 32
+
+# Bytes that end a word of an ARPA file. A delimiter is never above a space: `scan_word`.
+ARPA_DELIMITERS = np.zeros(256, np.uint8)
+ARPA_DELIMITERS[[TAB, NEWLINE, RETURN, SPACE]] = 1
+
+_UNK_LOWER = np.uint64(int.from_bytes(b"<unk>", "little"))
+_UNK_UPPER = np.uint64(int.from_bytes(b"<UNK>", "little"))
+
+_ABOVE_SPACE = np.uint64(0x2121212121212121)
+_HIGH_BITS = np.uint64(0x8080808080808080)
+_ALL_BITS = np.uint64(0xFFFFFFFFFFFFFFFF)
+_MULTIPLIER = np.uint64(0xA0761D6478BD642F)
+_LENGTH_MULTIPLIER = np.uint64(0xE7037ED1A0B428DB)
+_ID_MASK = np.uint64(0xFFFFFFFF)
+_TAG_SHIFT = np.uint64(40)
+_LONGEST_IN_ENTRY = np.uint64(255)
+U0, U1, U2, U3, U8, U10, U32 = (np.uint64(n) for n in (0, 1, 2, 3, 8, 10, 32))
+_U48, _U64, _U9 = np.uint64(48), np.uint64(64), np.uint64(9)
+
+_ZEROS = np.uint64(0x3030303030303030)
+_NO_DIGIT = np.uint64(0x7676767676767676)  # added to a byte above 9, sets its high bit
+_WHOLE_BYTES = np.uint64(0x78)
+_PAIRS = np.uint64(0x000000FF000000FF)
+# Pairs are two bytes apart: these put pairs 0 and 2, and 1 and 3, in the upper half.
+_TO_UPPER = np.uint64(100 + (1_000_000 << 32))
+_TO_LOWER = np.uint64(1 + (10_000 << 32))
+_U16 = np.uint64(16)
+_UINT_TENS = 10 ** np.arange(9, dtype=np.uint64)
+# Powers of ten that a double holds exactly.
+_TENS = np.array([float(f"1e{n}") for n in range(23)], np.float64)
+_EXACT_TENS = 22
+# Digits that a uint64 always holds.
+_DIGITS = 19
+# Rounding a double to float32 looks at these bits; at `_HALF` the double is between two float32.
+_ROUNDED_BITS = np.uint64(0x1FFFFFFF)
+_HALF = np.int64(0x10000000)
+# More units in the last place than a double below can be wrong by: half of one for each of the
+# conversion of the digits and up to two steps of scaling, and less than one for digits left out.
+_DOUBT = np.int64(8)
+_MIN_NORMAL_FLOAT32 = np.float64(2.0**-126)
+_MAX_FLOAT32 = np.float64(2.0**128 - 2.0**104)
+_INF_LETTERS = np.uint64(int.from_bytes(b"inf", "little"))
+_THREE_BYTES = np.uint64(0xFFFFFF)
+_LOWER_CASE = np.uint64(0x202020)
+
+
+# ------------------------------------------------------------------------- machine operations
+
+
+def raw(array: Any) -> Any:
+    """`array` as a place in memory, without its length and its owner.
+
+    Functions that are given arrays count their owners up and down, which costs more than what most
+    functions here do. Only for arguments and constants: nothing keeps the array alive.
+    """
+    return array
+
+
+def load64(text: Any, at: Any) -> Any:
+    """Eight bytes of raw `text` from `at` on, as a little-endian number."""
+    return np.uint64(int.from_bytes(text[at : at + 8].tobytes(), "little"))
+
+
+def fold(a: Any, b: Any) -> Any:
+    """The product of two uint64, its upper and lower half xored: mixes all bits of both."""
+    product = int(a) * int(b)
+    return np.uint64((product ^ (product >> 64)) & 0xFFFFFFFFFFFFFFFF)
+
+
+def trailing_zeros(a: Any) -> Any:
+    """Zero bits below the lowest one of a uint64, which must not be 0."""
+    return np.uint64((int(a) & -int(a)).bit_length() - 1)
+
+
+def bits_of(a: Any) -> Any:
+    """The bits of a float64 as uint64."""
+    return np.float64(a).view(np.uint64)
+
+
+def prefetch(slots: Any, at: Any) -> None:
+    """Has place `at` of raw `slots` brought near; changes nothing."""
+
+
+@intrinsic
+def _raw(context, array):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return context.make_array(signature.args[0])(context, builder, args[0]).data
+
+    return types.CPointer(array.dtype)(array), codegen
+
+
+@intrinsic
+def _prefetch(context, slots, at):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        function = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [byte, number, number, number]),
+            "llvm.prefetch.p0i8",
+        )
+        # To be read, soon and again, as data.
+        how = [ir.Constant(number, n) for n in (0, 3, 1)]
+        place = builder.bitcast(builder.gep(args[0], [args[1]]), byte)
+        builder.call(function, [place, *how])
+        return context.get_dummy_value()
+
+    return types.void(slots, types.uint64), codegen
+
+
+@intrinsic
+def _load64(context, text, at):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        place = builder.gep(args[0], [args[1]])
+        return builder.load(builder.bitcast(place, ir.IntType(64).as_pointer()), align=1)
+
+    return types.uint64(text, types.int64), codegen
+
+
+@intrinsic
+def _fold(context, a, b):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        wide = ir.IntType(128)
+        product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
+        upper = builder.lshr(product, ir.Constant(wide, 64))
+        return builder.trunc(builder.xor(product, upper), ir.IntType(64))
+
+    return types.uint64(types.uint64, types.uint64), codegen
+
+
+@intrinsic
+def _trailing_zeros(context, a):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), codegen
+
+
+@intrinsic
+def _bits_of(context, a):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.bitcast(args[0], ir.IntType(64))
+
+    return types.uint64(types.float64), codegen
+
+
+@overload(raw)
+def _compiled_raw(array):  # type: ignore[no-untyped-def]
+    return lambda array: _raw(array)
+
+
+@overload(load64)
+def _compiled_load64(text, at):  # type: ignore[no-untyped-def]
+    return lambda text, at: _load64(text, at)
+
+
+@overload(prefetch)
+def _compiled_prefetch(slots, at):  # type: ignore[no-untyped-def]
+    return lambda slots, at: _prefetch(slots, at)
+
+
+@overload(fold)
+def _compiled_fold(a, b):  # type: ignore[no-untyped-def]
+    return lambda a, b: _fold(a, b)
+
+
+@overload(trailing_zeros)
+def _compiled_trailing_zeros(a):  # type: ignore[no-untyped-def]
+    return lambda a: _trailing_zeros(a)
+
+
+@overload(bits_of)
+def _compiled_bits_of(a):  # type: ignore[no-untyped-def]
+    return lambda a: _bits_of(a)
+
+
+# ------------------------------------------------------------------------------------- words
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def hash_word(text, begin, length, first):  # type: ignore[no-untyped-def]
+    """Hash of text[begin:begin + length], whose `first_bytes` are `first`.
+
+    Cost    a multiplication for each eight bytes
+    Trusts  PAD_BYTES after the word
+    """
+    h = fold(np.uint64(length) * _LENGTH_MULTIPLIER ^ first, _MULTIPLIER)
+    at = np.int64(8)
+    while at < length:
+        h = fold(h ^ bytes_at(text, begin + at, length - at), _MULTIPLIER)
+        at += 8
+    return h
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def bytes_at(text, at, count):  # type: ignore[no-untyped-def]
+    """The next `count` bytes as a number, or eight where there are more; count >= 0."""
+    value = load64(text, at)
+    if count < 8:
+        value &= (U1 << (np.uint64(count) * U8)) - U1
+    return value
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def scan_word(text, at, delimiters):  # type: ignore[no-untyped-def]
+    """End of the word at `at`: where the first delimiter stands.
+
+    Shapes
+        text        (T,)   uint8
+        delimiters  (256,) uint8  not 0 for each delimiter; none is above a space
+    Returns
+        (end, the first bytes as `bytes_at` gives them)
+    Trusts          a delimiter at `at` or after it, and PAD_BYTES after that
+    """
+    begin = at
+    first = load64(text, at)
+    some = first
+    while True:
+        # The lowest high bit that stays marks the first byte not above a space.
+        low = (some - _ABOVE_SPACE) & ~some & _HIGH_BITS
+        if low != U0:
+            end = at + np.int64(trailing_zeros(low) >> U3)
+            while delimiters[text[end]] == 0:  # a control character is part of a word
+                end += 1
+            break
+        at += 8
+        some = load64(text, at)
+    if end - begin < 8:
+        first &= (U1 << (np.uint64(end - begin) * U8)) - U1
+    return end, first
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def find_word(slots, mask, word_begin, word_bytes, text, begin, length, first, h):  # type: ignore[no-untyped-def]
+    """Id of the word text[begin:begin + length], or -1; 0 for both spellings of the unknown word.
+
+    Shapes
+        slots       (2**k,)        uint64  raw; entries, each before its first bytes, and
+                                           at least one of them 0
+        mask        uint64         len(slots) - 2: leaves the place of an entry of a hash
+        word_begin  (n + 1 or more) int64  where each word begins in word_bytes
+        word_bytes  (...)          uint8
+        text        (T,)           uint8
+        first, h    uint64         `bytes_at` and `hash_word` of the word
+    Cost    for a word of up to eight bytes, one look into `slots`
+    Trusts  PAD_BYTES after the word, and after the last of word_bytes: wordtable.WordTable
+    """
+    tag = ((h >> _TAG_SHIFT) << U8) | min(np.uint64(length), _LONGEST_IN_ENTRY)
+    at = h & mask
+    while True:
+        entry = slots[at]
+        if entry == U0:
+            break
+        if entry >> U32 == tag and slots[at + U1] == first:
+            word = np.int64(entry & _ID_MASK)
+            if length <= 8 or same_word(word_begin, word_bytes, word, text, begin, length):
+                return word
+        at = (at + U2) & mask
+    if length == 5 and first in (_UNK_LOWER, _UNK_UPPER):
+        return np.int64(0)
+    return np.int64(-1)
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def same_word(word_begin, word_bytes, word, text, begin, length):  # type: ignore[no-untyped-def]
+    """Whether text[begin:begin + length] is the word of that id."""
+    start = word_begin[word]
+    if word_begin[word + 1] - start != length:
+        return False
+    at = np.int64(0)
+    while at < length:
+        if bytes_at(word_bytes, start + at, length - at) != bytes_at(text, begin + at, length - at):
+            return False
+        at += 8
+    return True
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def put_word(slots, mask, word, h, length, first):  # type: ignore[no-untyped-def]
+    """Enters a word which is not there yet.
+
+    Trusts  a free slot, and that `find_word` did not find it
+    """
+    tag = ((h >> _TAG_SHIFT) << U8) | min(np.uint64(length), _LONGEST_IN_ENTRY)
+    at = h & mask
+    while slots[at] != U0:
+        at = (at + U2) & mask
+    slots[at] = tag << U32 | np.uint64(word)
+    slots[at + U1] = first
+
+
+@njit(cache=True, nogil=True)
+def enter_words(slots, word_begin, word_bytes, begin, end):  # type: ignore[no-untyped-def]
+    """Enters the words of ids begin <= id < end into `slots`, up to the first that is there.
+
+    Returns  the id of that word, the unknown word among them, or `end`
+    Trusts   as `find_word`; begin >= 1; a slot for each word and one more
+    """
+    slots, mask = raw(slots), np.uint64(len(slots) - 2)
+    word_begin, word_bytes = raw(word_begin), raw(word_bytes)
+    for word in range(begin, end):
+        later = word + _AT_ONCE
+        if later < end:
+            start = word_begin[later]
+            length = word_begin[later + 1] - start
+            first = bytes_at(word_bytes, start, length)
+            prefetch(slots, hash_word(word_bytes, start, length, first) & mask)
+        start = word_begin[word]
+        length = word_begin[word + 1] - start
+        first = bytes_at(word_bytes, start, length)
+        h = hash_word(word_bytes, start, length, first)
+        if find_word(slots, mask, word_begin, word_bytes, word_bytes, start, length, first, h) >= 0:
+            return word
+        put_word(slots, mask, word, h, length, first)
+    return end
+
+
+@njit(cache=True, nogil=True)
+def find_words(slots, word_begin, word_bytes, text, begin, end, ids):  # type: ignore[no-untyped-def]
+    """Ids of the words text[begin[i]:end[i]]; 0 where the table lacks one.
+
+    Shapes
+        begin, end  (n,) int64
+        ids         (n,) uint32  filled
+    Trusts  0 <= begin <= end, within `text`, and as `find_word`: wordtable.WordTable
+    """
+    slots, mask = raw(slots), np.uint64(len(slots) - 2)
+    word_begin, word_bytes, text = raw(word_begin), raw(word_bytes), raw(text)
+    for i in range(len(ids)):
+        later = i + _AT_ONCE
+        if later < len(ids):
+            length = end[later] - begin[later]
+            first = bytes_at(text, begin[later], length)
+            prefetch(slots, hash_word(text, begin[later], length, first) & mask)
+        length = end[i] - begin[i]
+        first = bytes_at(text, begin[i], length)
+        h = hash_word(text, begin[i], length, first)
+        word = find_word(slots, mask, word_begin, word_bytes, text, begin[i], length, first, h)
+        ids[i] = max(word, 0)
+
+
+# -------------------------------------------------------------------------------------- text
+
+
+@njit(cache=True, nogil=True)
+def count_newlines(text, begin, end):  # type: ignore[no-untyped-def]
+    """Newlines in text[begin:end]."""
+    count = np.int64(0)
+    for byte in text[begin:end]:
+        count += byte == NEWLINE
+    return count
+
+
+@njit(cache=True, nogil=True)
+def count_tokens(text, end, delimiters):  # type: ignore[no-untyped-def]
+    """Words in text[:end], as `find_tokens` finds them.
+
+    Trusts  as `find_tokens`
+    """
+    count = np.int64(0)
+    before = np.uint8(1)
+    for byte in text[:end]:
+        here = delimiters[byte]
+        count += (before != 0) & (here == 0)
+        before = here
+    return count
+
+
+@njit(cache=True, nogil=True)
+def find_tokens(text, end, delimiters, token_begin, token_end, sentence_begin):  # type: ignore[no-untyped-def]
+    """Where the words of text[:end] begin and end, and which is the first of each line.
+
+    Shapes
+        delimiters      (256,) uint8  not 0 for a newline and each other delimiter; none above space
+        token_begin, token_end  (words,)  int64  filled
+        sentence_begin  (lines + 1,)      int64  filled; the number of words at its end
+    Trusts
+        text[end] is a newline, and PAD_BYTES after it; room for every word and line, of which there
+        is one more than newlines: wordtable.WordTable
+    """
+    text, delimiters = raw(text), raw(delimiters)
+    at = np.int64(0)
+    words = np.int64(0)
+    lines = np.int64(1)
+    sentence_begin[0] = 0
+    while True:
+        byte = text[at]
+        if byte == NEWLINE:
+            sentence_begin[lines] = words
+            lines += 1
+            if at >= end:
+                return words
+            at += 1
+        elif delimiters[byte] != 0:
+            at += 1
+        else:
+            token_begin[words] = at
+            at, _ = scan_word(text, at, delimiters)
+            token_end[words] = at
+            words += 1
+
+
+@njit(cache=True, nogil=True)
+def find_text(slots, word_begin, word_bytes, text, end, delimiters, ids, sentence_begin):  # type: ignore[no-untyped-def]
+    """`find_tokens` and `find_words` in one: the ids of the words of text[:end], line by line.
+
+    Shapes   ids (words,) uint32, filled; the rest as there
+    Returns  the number of words
+    Trusts   as both
+    """
+    slots, mask = raw(slots), np.uint64(len(slots) - 2)
+    word_begin, word_bytes, text = raw(word_begin), raw(word_bytes), raw(text)
+    delimiters = raw(delimiters)
+    at = np.int64(0)
+    words = np.int64(0)
+    lines = np.int64(1)
+    sentence_begin[0] = 0
+    while True:
+        byte = text[at]
+        if byte == NEWLINE:
+            sentence_begin[lines] = words
+            lines += 1
+            if at >= end:
+                return words
+            at += 1
+        elif delimiters[byte] != 0:
+            at += 1
+        else:
+            begin = at
+            at, first = scan_word(text, begin, delimiters)
+            h = hash_word(text, begin, at - begin, first)
+            word = find_word(slots, mask, word_begin, word_bytes, text, begin, at - begin, first, h)
+            ids[words] = max(word, 0)
+            words += 1
+
+
+# ------------------------------------------------------------------------------- rows of ARPA
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def read_number(text, at):  # type: ignore[no-untyped-def]
+    """The float32 nearest to the decimal number at `at`, ties to even; never -0.0.
+
+    Returns
+        (whether it is sure, the number as float32, the place after it)
+    Guarantees
+        a number that is sure equals _arpa_rows.float32_of of the same text; what is no number,
+        overflows, is below the normal range, or lies so near to the middle between two float32
+        that a double does not tell, is not sure
+    Edge cases
+        -inf, in any case of letters, is sure; other infinities are not
+    Trusts
+        a byte that is part of no number after it, and PAD_BYTES after that
+    """
+    unsure = (False, np.float32(0.0), at)
+    negative = text[at] == 45
+    if negative or text[at] == 43:
+        at += 1
+    begin = at
+    value = U0
+    digit = np.uint64(text[at]) - _U48  # what is below "0" wraps around to more than 9
+    while digit <= _U9:
+        value = value * U10 + digit
+        at += 1
+        digit = np.uint64(text[at]) - _U48
+    digits = at - begin
+    scale = np.int64(0)
+    if text[at] == 46:
+        at += 1
+        fraction = at
+        # Up to eight digits at once: two neighbours make a pair, and the four pairs the number.
+        some = load64(text, at) ^ _ZEROS
+        other = ((some + _NO_DIGIT) | some) & _HIGH_BITS
+        count = trailing_zeros(other) & _WHOLE_BYTES if other != U0 else _U64
+        if count != U0:
+            some <<= _U64 - count
+            some = some * U10 + (some >> U8)
+            some = ((some & _PAIRS) * _TO_UPPER + ((some >> _U16) & _PAIRS) * _TO_LOWER) >> U32
+            at += np.int64(count >> U3)
+            value = value * _UINT_TENS[at - fraction] + some
+        digit = np.uint64(text[at]) - _U48
+        while digit <= _U9:
+            value = value * U10 + digit
+            at += 1
+            digit = np.uint64(text[at]) - _U48
+        scale = fraction - at
+        digits -= scale
+    if digits == 0:
+        if (
+            negative
+            and at == begin
+            and (load64(text, at) & _THREE_BYTES) | _LOWER_CASE == _INF_LETTERS
+        ):
+            return True, np.float32(-np.inf), at + 3
+        return unsure
+    if digits > _DIGITS:
+        # Keeps the leading digits; those left out are less than one unit of the last one kept.
+        value = U0
+        kept = np.int64(0)
+        for i in range(begin, at):
+            if text[i] != 46:
+                if kept < _DIGITS:
+                    value = value * U10 + (np.uint64(text[i]) - _U48)
+                    kept += value != U0
+                else:
+                    scale += 1
+    if text[at] | 32 == 101:
+        at += 1
+        down = text[at] == 45
+        if down or text[at] == 43:
+            at += 1
+        begin = at
+        exponent = np.int64(0)
+        digit = np.uint64(text[at]) - _U48
+        while digit <= _U9:
+            exponent = min(exponent * 10 + np.int64(digit), np.int64(100_000))
+            at += 1
+            digit = np.uint64(text[at]) - _U48
+        if at == begin:
+            return unsure
+        scale += -exponent if down else exponent
+    if value == U0:
+        return True, np.float32(0.0), at
+    double = np.float64(value)
+    if scale < 0:
+        if scale < -_EXACT_TENS:
+            if scale < -2 * _EXACT_TENS:
+                return unsure
+            double /= _TENS[_EXACT_TENS]
+            scale += _EXACT_TENS
+        double /= _TENS[-scale]
+    elif scale > 0:
+        if scale > _EXACT_TENS:
+            if scale > 2 * _EXACT_TENS:
+                return unsure
+            double *= _TENS[_EXACT_TENS]
+            scale -= _EXACT_TENS
+        double *= _TENS[scale]
+    if not (_MIN_NORMAL_FLOAT32 <= double <= _MAX_FLOAT32):
+        return unsure
+    beside = np.int64(bits_of(double) & _ROUNDED_BITS) - _HALF
+    if -_DOUBT <= beside <= _DOUBT:
+        return unsure
+    return True, np.float32(-double if negative else double), at
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def skip_spaces(text, at):  # type: ignore[no-untyped-def]
+    """The place of the first byte from `at` on that is neither space nor tab."""
+    while text[at] == SPACE or text[at] == TAB:
+        at += 1
+    return at
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def read_row_end(text, at, top):  # type: ignore[no-untyped-def]
+    """What follows the words of a row: perhaps a back-off weight, and the end of the line.
+
+    Args
+        at   the delimiter after the last word
+        top  whether nothing longer backs off to it, so that only a weight of 0 is regular
+    Returns
+        (whether it is regular, the weight as float32, the place of the newline)
+    Trusts  as `read_number`; a newline at or after `at`
+    """
+    weight = np.float32(0.0)
+    at = skip_spaces(text, at)
+    if text[at] != NEWLINE and text[at] != RETURN:
+        sure, weight, at = read_number(text, at)
+        if not sure or weight == -np.inf or (top and weight != 0):
+            return False, weight, at
+        at = skip_spaces(text, at)
+    if text[at] == RETURN:
+        at += 1
+    return text[at] == NEWLINE, weight, at
+
+
+@njit(cache=True, nogil=True)
+def read_ngrams(  # type: ignore[no-untyped-def]
+    text,
+    begin,
+    end,
+    longest,
+    top,
+    unk_in_model,
+    slots,
+    word_begin,
+    word_bytes,
+    ids,
+    log10_prob,
+    log10_backoff,
+    row,
+):
+    """Rows of n-grams, from text[begin] on, up to the first that is irregular.
+
+    Shapes
+        text            (T,)        uint8
+        begin, end      int64       whole lines: text[end - 1] is a newline
+        longest         int64       bytes of the longest line that is regular
+        top             bool        whether the order is the highest
+        unk_in_model    bool        whether id 0 is regular
+        slots, word_begin, word_bytes   as in `find_word`
+        ids             (n, order)  uint32   filled from `row` on, and so are the two after it
+        log10_prob, log10_backoff  (n,)  float32
+        row             int64
+    Returns
+        (the row after the last that was read, the place of its line), which is `end` at the end
+    Guarantees
+        a row that was read equals what _arpa_rows.split_row makes of its line
+    Cost
+        one pass over the text
+    Trusts
+        PAD_BYTES after `end`: arpa.ArpaReader
+    """
+    order = ids.shape[1]
+    slots, mask = raw(slots), np.uint64(len(slots) - 2)
+    word_begin, word_bytes, text = raw(word_begin), raw(word_bytes), raw(text)
+    delimiters = raw(ARPA_DELIMITERS)
+    line = np.empty(_AT_ONCE + 1, np.int64)
+    word_at = np.empty((_AT_ONCE, order), np.int64)
+    lengths = np.empty((_AT_ONCE, order), np.int64)
+    firsts = np.empty((_AT_ONCE, order), np.uint64)
+    hashes = np.empty((_AT_ONCE, order), np.uint64)
+    regular = True
+    while regular and begin < end and row < len(log10_prob):
+        # Some rows are split and their words' slots asked for before the first is looked up.
+        count = np.int64(0)
+        while count < min(_AT_ONCE, len(log10_prob) - row) and begin < end:
+            line[count] = begin
+            sure, prob, at = read_number(text, skip_spaces(text, begin))
+            # A byte that ends a number without ending the field makes the field no number.
+            regular = sure and prob <= 0 and (text[at] == SPACE or text[at] == TAB)
+            if not regular:
+                break
+            for k in range(order):
+                start = skip_spaces(text, at)
+                at, first = scan_word(text, start, delimiters)
+                h = hash_word(text, start, at - start, first)
+                prefetch(slots, h & mask)
+                word_at[count, k] = start
+                lengths[count, k] = at - start
+                firsts[count, k] = first
+                hashes[count, k] = h
+                regular &= at != start
+            ended, backoff, at = read_row_end(text, at, top)
+            regular &= ended and at - begin <= longest
+            if not regular:
+                break
+            log10_prob[row + count] = prob
+            log10_backoff[row + count] = backoff
+            count += 1
+            begin = at + 1
+        line[count] = begin
+        for i in range(count):
+            for k in range(order):
+                word = find_word(
+                    slots,
+                    mask,
+                    word_begin,
+                    word_bytes,
+                    text,
+                    word_at[i, k],
+                    lengths[i, k],
+                    firsts[i, k],
+                    hashes[i, k],
+                )
+                if word < 0 or (word == 0 and not unk_in_model):
+                    return row + i, line[i]
+                ids[row + i, k] = word
+        row += count
+    return row, begin
+
+
+@njit(cache=True, nogil=True)
+def read_words(  # type: ignore[no-untyped-def]
+    text,
+    begin,
+    end,
+    longest,
+    top,
+    first_row,
+    state,
+    slots,
+    word_begin,
+    word_bytes,
+    ids,
+    log10_prob,
+    log10_backoff,
+    row,
+):
+    """As `read_ngrams`, for 1-grams: their words are entered into the table.
+
+    Shapes
+        first_row  int64        row of the section at which the arrays begin
+        state      (3,)  int64  WORDS, WORD_BYTES and UNK_ROW, brought up to date
+    Returns
+        as `read_ngrams`; a word that is in the table already makes its row irregular
+    Trusts
+        as `read_ngrams`; room for each row in slots and word_begin, and for the text in
+        word_bytes: wordtable.WordTable.reserve
+    """
+    slots, mask = raw(slots), np.uint64(len(slots) - 2)
+    word_begin, word_bytes, text = raw(word_begin), raw(word_bytes), raw(text)
+    delimiters = raw(ARPA_DELIMITERS)
+    rows = len(log10_prob)
+    while begin < end and row < rows:
+        sure, prob, at = read_number(text, skip_spaces(text, begin))
+        if not sure or prob > 0 or (text[at] != SPACE and text[at] != TAB):
+            break
+        start = skip_spaces(text, at)
+        at, first = scan_word(text, start, delimiters)
+        length = at - start
+        h = hash_word(text, start, length, first)
+        found = find_word(slots, mask, word_begin, word_bytes, text, start, length, first, h)
+        regular, backoff, at = read_row_end(text, at, top)
+        if not regular or length == 0 or at - begin > longest:
+            break
+        if found == 0 and state[UNK_ROW] < 0:
+            state[UNK_ROW] = first_row + row
+            # The two spellings have one length, so the one of the file takes its place.
+            for i in range(length):
+                word_bytes[i] = text[start + i]
+            ids[row, 0] = 0
+        elif found >= 0:
+            break
+        else:
+            word = state[WORDS]
+            put_word(slots, mask, word, h, length, first)
+            here = state[WORD_BYTES]
+            for i in range(length):
+                word_bytes[here + i] = text[start + i]
+            state[WORDS] = word + 1
+            state[WORD_BYTES] = here + length
+            word_begin[word + 1] = here + length
+            ids[row, 0] = word
+        log10_prob[row] = prob
+        log10_backoff[row] = backoff
+        row += 1
+        begin = at + 1
+    return row, begin
