@@ -45,6 +45,15 @@ def serve(
         bool | None,
         typer.Option("--allow-remote", help="Allow an address that other machines reach."),
     ] = None,
+    preload: Annotated[
+        bool | None, typer.Option("--preload", help="Map every page before reporting ready.")
+    ] = None,
+    mlock: Annotated[
+        bool | None, typer.Option("--mlock", help="Keep the pages in memory; implies --preload.")
+    ] = None,
+    huge_pages: Annotated[
+        bool | None, typer.Option("--huge-pages", help="Copy the files to huge pages first.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a table [server].")] = None,
     ready_file: Annotated[
         Path | None, typer.Option(help="Written once ready: JSON with port, shard, shard_set, pid.")
@@ -63,6 +72,13 @@ def serve(
     if log_level.lower() not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"--log-level {log_level}: debug, info, warning or error is expected")
     log_to_stderr(log_level)
-    flags = {"port": port, "host": host, "allow_remote": allow_remote}
+    flags = {
+        "port": port,
+        "host": host,
+        "allow_remote": allow_remote,
+        "preload": preload,
+        "mlock": mlock,
+        "huge_pages": huge_pages,
+    }
     settings = resolve(ServerConfig, "server", flags=flags, file=config)
     raise typer.Exit(run(settings, directory, shard, ready_file=ready_file))

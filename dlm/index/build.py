@@ -1,20 +1,25 @@
-"""From the n-grams of a model to the files of a shard set.
+"""From an ARPA file to the files of a shard set.
 
-Paper: DLM Algorithms 2 and 3 (`plain`), packed (`packed`).
+Two forms give the same bytes: `stream`, in bounded memory, and the plain one with the whole model
+in memory (`plain`, packed by `packed`), which is its oracle and repairs models.
+
+Paper: DLM Algorithms 2 and 3.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from dlm import __version__
@@ -26,7 +31,19 @@ from dlm.index.ngrams import NgramTables, read_tables
 from dlm.index.packed.low import key_bits_of, pack_low
 from dlm.index.packed.tree import pack_tree
 from dlm.index.plain import PlacedModel, place_model, plain_low, plain_tree, slot_bytes
-from dlm.ngram.partition import balanced_slot_table, check_shards
+from dlm.index.stream import stages
+from dlm.index.stream.budget import (
+    Budget,
+    available_bytes,
+    check_disk,
+    credible_counts,
+    output_bytes,
+    spill_bytes,
+)
+from dlm.index.stream.builder import build
+from dlm.index.stream.journal import JOURNAL, build_key, describe_input
+from dlm.ngram.arpa import ArpaReader
+from dlm.ngram.partition import SLOTS, balanced_slot_table, check_shards
 
 U8 = np.uint8
 
@@ -42,6 +59,10 @@ def build_shard_set(
     bits: int | None = None,
     slot_load: NDArray[np.int64] | None = None,
     repair: bool = False,
+    whole: bool = False,
+    memory_bytes: int | None = None,
+    spill: str | os.PathLike[str] | None = None,
+    threads: int = 2,
     progress: Progress | None = None,
 ) -> Manifest:
     """Shards the model in an ARPA file.
@@ -51,44 +72,167 @@ def build_shard_set(
         output     folder to make; it must not exist, or be empty
         shards     how many, 1 to 4,096
         encoding   "exact", or "compact": smaller, and its values quantised
-        bits       of a quantised value, 2 to 16, or 32 to keep values as they are; of the compact
-                   encoding only, which takes 8 where none is given
+        bits       of a quantised value, or 32 to keep values as they are; of the compact encoding
+                   only; see `coding.coding_of`
         slot_load  queries recorded for each slot, to balance those instead of the bytes stored
-        repair     see `ngrams.read_tables`
-        progress   called with a line for each stage
+        repair     see `ngrams.read_tables`; takes the whole model into memory
+        whole      take the whole model into memory: the plain form, which streams must equal
+        memory_bytes  limit; None takes half of what is available. What the interpreter takes is
+                   not counted, some 300 MB
+        spill      folder for what does not fit in it; None: beside the output
+        threads    1 or more
+        progress   called with a line for each stage, and every few seconds
     Returns        the manifest
     Raises
         ArpaError, ConfigError, OSError
     Guarantees
         The folder appears whole or not at all: it is written beside, synced, and renamed.
-        The same model and arguments give the same bytes.
+        The same model and arguments give the same bytes, whatever the memory.
+        A build of a file that spills, if it is killed or interrupted, goes on from its last
+        finished stage when it is begun again with the same arguments.
+    Cost
+        memory: a limit that spares the words, 300 bytes each; with `repair` or `whole`, some 90
+        bytes an n-gram
     """
     check_shards(shards)
     coding = coding_of(encoding, bits)
     say = progress or (lambda line: None)
+    if threads < 1:
+        raise ConfigError(f"--threads {threads}: give 1 or more")
+    if slot_load is not None and len(slot_load) != SLOTS:
+        raise ConfigError(f"a load of {len(slot_load)} slots was given, {SLOTS} expected")
     destination = Path(output)
     check_destination(destination)
-    with _building(destination) as folder:
-        say(f"reading {os.fspath(arpa)}")
-        model, reader = read_tables(arpa, repair=repair)
-        say(f"{sum(model.counts()):,} n-grams of order {model.order}; placing them")
-        provenance: dict[str, Any] = {
-            "source": Path(reader.path).name,
-            "text_bytes": reader.text_bytes,
-            "text_xxh3_128": reader.text_xxh3,
-            "comments": list(reader.comments),
-            "builder": f"dlm {__version__}",
-            "repaired": repair,
-        }
-        if coding.bits is not None:
-            say(f"quantising values to {coding.bits} bits")
-            provenance |= {"quantised_from": model.model_id(), "bits": coding.bits}
-            model = quantised(model, coding.bits)
-        manifest = _write(folder, model, shards, coding, slot_load, provenance, say)
+    with _building(destination, spill) as place, _explained(place):
+        if repair or whole:
+            place.clear()
+            content = _whole(place.folder, arpa, shards, coding, slot_load, repair, say)
+        else:
+            memory = available_bytes() // 2 if memory_bytes is None else memory_bytes
+            content = _streamed(place, arpa, shards, coding, slot_load, memory, threads, say)
+        place.clear_all_but_set()
+        manifest = layout.make_manifest(content)
+        with (place.folder / layout.MANIFEST).open("wb") as out:
+            out.write(manifest.text)
+            out.flush()
+            os.fsync(out.fileno())
+        layout.sync_directory(place.folder)
         check_destination(destination)
-        folder.rename(destination)  # takes the place of an empty folder, in one step
+        place.folder.rename(destination)  # takes the place of an empty folder, in one step
         layout.sync_directory(destination.absolute().parent)
     return manifest
+
+
+def _streamed(
+    place: _Place,
+    arpa: str | os.PathLike[str],
+    shards: int,
+    coding: Coding,
+    slot_load: NDArray[np.int64] | None,
+    memory_bytes: int,
+    threads: int,
+    say: Progress,
+) -> dict[str, Any]:
+    """Writes the files of a set in bounded memory; returns the content of its manifest."""
+    with ArpaReader(arpa) as reader:
+        stages.check_header(reader)
+        counts = credible_counts(reader)
+        budget = Budget.of(memory_bytes, counts, threads)
+        key = None
+        source = describe_input(arpa) if budget.durable else None
+        if source is not None:
+            load = None if slot_load is None else xxhash.xxh3_128_hexdigest(slot_load.tobytes())
+            key = build_key(
+                source,
+                {
+                    "shards": shards,
+                    "encoding": coding.name,
+                    "bits": coding.bits,
+                    "slot_load": load,
+                    "memory_bytes": memory_bytes if budget.durable else None,
+                },
+            )
+        place.begin(keep=key is not None)
+        _check_room(place, counts, budget)
+        if budget.durable:
+            say(
+                f"{sum(counts):,} n-grams are more than {memory_bytes:,} bytes of memory hold; "
+                f"spilling to {place.spill}"
+            )
+        found = build(
+            reader.path,
+            place.folder,
+            place.spill,
+            shards,
+            coding,
+            budget,
+            key=key,
+            reader=reader,
+            slot_load=slot_load,
+            say=say,
+        )
+    provenance = _provenance(reader.path, found.pop("source"), coding, found.pop("quantised_from"))
+    return {**_HEAD, **found, "provenance": {**provenance, "repaired": False}}
+
+
+def _check_room(place: _Place, counts: Sequence[int], budget: Budget) -> None:
+    """Raises `ConfigError` where a disk has too little room for what is still to be written."""
+    held = place.held_bytes()
+    output = output_bytes(counts)
+    spilled = spill_bytes(counts) if budget.durable else 0
+    if place.spill.stat().st_dev == place.folder.stat().st_dev:
+        check_disk(place.folder, output + spilled - held, "sharding this model")
+    else:
+        check_disk(place.folder, output - held, "the shard set")
+        check_disk(place.spill, spilled - held, "sorting this model")
+
+
+_HEAD = {
+    "format": layout.FORMAT_NAME,
+    "format_version": layout.FORMAT_VERSION,
+    "features": [],
+}
+
+
+def _provenance(
+    path: str, text: dict[str, Any], coding: Coding, quantised_from: str | None
+) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "source": Path(path).name,
+        **text,
+        "builder": f"dlm {__version__}",
+    }
+    if coding.bits is not None:
+        out |= {"quantised_from": quantised_from, "bits": coding.bits}
+    return out
+
+
+def _whole(
+    folder: Path,
+    arpa: str | os.PathLike[str],
+    shards: int,
+    coding: Coding,
+    slot_load: NDArray[np.int64] | None,
+    repair: bool,
+    say: Progress,
+) -> dict[str, Any]:
+    """As `_streamed`, with the whole model in memory."""
+    say(f"reading {os.fspath(arpa)}")
+    model, reader = read_tables(arpa, repair=repair)
+    say(f"{sum(model.counts()):,} n-grams of order {model.order}; placing them")
+    quantised_from = None
+    if coding.bits is not None:
+        say(f"quantising values to {coding.bits} bits")
+        quantised_from = model.model_id()
+        model = quantised(model, coding.bits)
+    text = {
+        "text_bytes": reader.text_bytes,
+        "text_xxh3_128": reader.text_xxh3,
+        "comments": list(reader.comments),
+    }
+    found = _write(folder, model, shards, coding, slot_load, say)
+    provenance = _provenance(reader.path, text, coding, quantised_from)
+    return {**_HEAD, **found, "provenance": {**provenance, "repaired": repair}}
 
 
 def check_destination(destination: Path) -> None:
@@ -100,24 +244,99 @@ def check_destination(destination: Path) -> None:
         )
 
 
-@contextmanager
-def _building(destination: Path) -> Iterator[Path]:
-    """A folder beside `destination` to write in, locked against a second builder.
+@dataclass
+class _Place:
+    """Where a build writes.
 
-    What a killed build left there is removed; the lock tells a killed build from a running one.
+    folder   the set, and the journal;  spill  everything else
+    keeps    whether what is there may serve a later build
     """
-    destination.absolute().parent.mkdir(parents=True, exist_ok=True)
-    folder = destination.absolute().with_name(destination.name + ".building")
-    lock_path = destination.absolute().with_name(destination.name + ".building.lock")
+
+    folder: Path
+    spill: Path
+    keeps: bool = False
+
+    def begin(self, keep: bool) -> None:
+        """Makes the folders; what an earlier build left is removed unless `keep`."""
+        self.keeps = keep
+        if not keep or not (self.folder / JOURNAL).exists():
+            self.clear()
+        self.spill.mkdir(parents=True, exist_ok=True)
+
+    def clear(self) -> None:
+        """Removes everything, and makes the folder of the set."""
+        self.remove()
+        self.folder.mkdir(exist_ok=True)
+
+    def clear_all_but_set(self) -> None:
+        """Removes what is no part of a finished set."""
+        shutil.rmtree(self.spill, ignore_errors=True)
+        (self.folder / JOURNAL).unlink(missing_ok=True)
+        self.keeps = False
+
+    def remove(self) -> None:
+        """Removes everything."""
+        shutil.rmtree(self.spill, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def held_bytes(self) -> int:
+        """Bytes of the files that an earlier build left."""
+        folders = {self.folder, self.spill}
+        return sum(p.stat().st_size for f in folders for p in f.iterdir() if p.is_file())
+
+
+@contextmanager
+def _building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterator[_Place]:
+    """Folders to write in, the set's beside `destination`, locked against a second builder.
+
+    The lock tells a killed build from a running one. An error removes everything; a signal leaves
+    what a later build can go on with.
+    """
+    whole = destination.absolute()
+    whole.parent.mkdir(parents=True, exist_ok=True)
+    folder = whole.with_name(destination.name + ".building")
+    if spill is None:
+        spilled = folder / "spill"
+    else:
+        name = xxhash.xxh3_64_hexdigest(os.fsencode(whole))
+        spilled = Path(spill).absolute() / f"dlm-{destination.name}-{name}"
+    place = _Place(folder, spilled)
+    lock_path = whole.with_name(destination.name + ".building.lock")
     with lock_path.open("w") as lock:
         _lock(lock, lock_path, destination)
         try:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            yield folder
+            folder.mkdir(exist_ok=True)
+            yield place
+        except Exception:
+            place.keeps = False
+            raise
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            if not place.keeps:
+                place.remove()
             lock_path.unlink(missing_ok=True)
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def _explained(place: _Place) -> Iterator[None]:
+    """Says of a full disk where it is."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno not in _NO_ROOM or exc.filename is not None:
+            raise
+        free = [
+            f"{shutil.disk_usage(f).free:,} in {f}"
+            for f in (place.folder, place.spill)
+            if f.exists()
+        ]
+        raise OSError(
+            exc.errno,
+            f"{exc.strerror}: the build is given up and removed; free were {' and '.join(free)}. "
+            "Free room, or give another place with --output or --tmp",
+        ) from exc
 
 
 def _lock(lock: IO[str], path: Path, destination: Path) -> None:
@@ -144,9 +363,8 @@ def _write(
     shards: int,
     coding: Coding,
     slot_load: NDArray[np.int64] | None,
-    provenance: dict[str, Any],
     say: Progress,
-) -> Manifest:
+) -> dict[str, Any]:
     placed = place_model(model)
     load = slot_bytes(placed)
     table = balanced_slot_table(load if slot_load is None else slot_load, shards)
@@ -169,28 +387,16 @@ def _write(
         arrays, ngrams, blank, nodes = shard_arrays(placed, table == index, coding)
         add("shard", index, arrays, ngrams, blank, nodes)
 
-    manifest = layout.make_manifest(
-        {
-            "format": layout.FORMAT_NAME,
-            "format_version": layout.FORMAT_VERSION,
-            "features": [],
-            "model": model.model_id(),
-            "order": model.order,
-            "counts": list(counts),
-            "blanks": list(blanks),
-            "unk_in_model": model.vocabulary.unk_in_model,
-            "encoding": coding.name,
-            "slots": table.tolist(),
-            "files": [asdict(entry) for entry in files],
-            "provenance": provenance,
-        }
-    )
-    with (folder / layout.MANIFEST).open("wb") as out:
-        out.write(manifest.text)
-        out.flush()
-        os.fsync(out.fileno())
-    layout.sync_directory(folder)
-    return manifest
+    return {
+        "model": model.model_id(),
+        "order": model.order,
+        "counts": list(counts),
+        "blanks": list(blanks),
+        "unk_in_model": model.vocabulary.unk_in_model,
+        "encoding": coding.name,
+        "slots": table.tolist(),
+        "files": [asdict(entry) for entry in files],
+    }
 
 
 def low_order_arrays(placed: PlacedModel, coding: Coding) -> Arrays:

@@ -21,6 +21,7 @@ from dlm.index.layout import Manifest, read_manifest
 from dlm.index.ngrams import NgramTables, OrderTable, Raw
 from dlm.index.packed.low import BLANK, STATE_LENGTH, STORED, LowPlain, ids_of, key_bits_of
 from dlm.index.plain import begins_of
+from dlm.index.residence import MAPPED, Residence
 from dlm.index.shard import LowOrders, Shard, open_vocabulary
 from dlm.ngram.arpa import write_arpa
 from dlm.ngram.vocab import UNK_ID, Vocabulary
@@ -44,14 +45,20 @@ class ShardSet:
     shards: list[Shard]
 
     @classmethod
-    def open(cls, directory: str | os.PathLike[str], *, verify: bool = True) -> ShardSet:
-        """Maps every file; see `shard.Shard.open` for `verify` and what is raised."""
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        verify: bool = True,
+        residence: Residence = MAPPED,
+    ) -> ShardSet:
+        """Maps every file; see `shard.Shard.open` for the arguments and what is raised."""
         path = Path(directory)
         manifest = read_manifest(path)
         vocabulary = open_vocabulary(path, manifest, verify=verify)
-        low = LowOrders.open(path, manifest, verify=verify)
+        low = LowOrders.open(path, manifest, verify=verify, residence=residence)
         shards = [
-            Shard.open(path, index, verify=verify, manifest=manifest, low=low)
+            Shard.open(path, index, verify=verify, manifest=manifest, low=low, residence=residence)
             for index in range(manifest.shards)
         ]
         return cls(path, manifest, vocabulary, low, shards)

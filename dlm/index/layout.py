@@ -8,7 +8,6 @@ row; each column is a list, and its values are mapped from disk without a copy.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import re
 import stat
@@ -23,6 +22,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dlm.errors import ShardFormatError
+from dlm.index.residence import MAPPED, Residence, hold
 from dlm.ngram.partition import MAX_SHARDS, SLOTS
 
 FORMAT_NAME = "dlm shard set"  # DO NOT CHANGE: on disk
@@ -420,14 +420,18 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def map_columns(path: Path, entry: FileEntry, *, verify: bool = True) -> Arrays:
+def map_columns(
+    path: Path, entry: FileEntry, *, verify: bool = True, residence: Residence = MAPPED
+) -> Arrays:
     """The columns of one file as read-only arrays over its memory map.
 
     Args
         entry   what the manifest says of the file
         verify  read the whole file once and compare its checksum; without it, only the size is
                 compared, and damage on disk can become a wrong score
+        residence  whether its pages are loaded, locked or copied first
     Raises
+        ConfigError       they cannot be locked
         ShardFormatError  the file is missing, has another size or checksum, or other columns
     """
     try:
@@ -438,7 +442,7 @@ def map_columns(path: Path, entry: FileEntry, *, verify: bool = True) -> Arrays:
                     f"{path} has {size} bytes, the manifest says {entry.bytes}: it is truncated or "
                     "of another build. Fetch it again, or build the shards again"
                 )
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = hold(file, size, residence)
     except FileNotFoundError as exc:
         raise ShardFormatError(
             f"{path} is missing; the manifest beside it lists {entry.bytes} bytes under "

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from dlm.errors import QueryError
 from dlm.index.decode import ShardSet
 from dlm.index.layout import Manifest
+from dlm.index.residence import MAPPED, Residence
 from dlm.index.shard import LowOrders, Shard, check_groups, run_kernel
 from dlm.index.text.score import score_text
 from dlm.ngram.partition import slots_of
@@ -36,15 +37,21 @@ class LocalModel:
     shards: list[Shard]
 
     @classmethod
-    def open(cls, directory: str | os.PathLike[str], verify: bool = True) -> LocalModel:
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        verify: bool = True,
+        residence: Residence = MAPPED,
+    ) -> LocalModel:
         """Maps every file of the shard set in `directory`.
 
         Args
-            verify  check the checksum of each file; offsets and keys are checked regardless
+            verify     check the checksum of each file; offsets and keys are checked regardless
+            residence  whether pages are loaded, locked or copied to huge pages first
         Raises
             ShardFormatError  a file is missing, damaged or contradicts the manifest
         """
-        opened = ShardSet.open(directory, verify=verify)
+        opened = ShardSet.open(directory, verify=verify, residence=residence)
         return cls(opened.manifest, opened.vocabulary, opened.low, opened.shards)
 
     @property

@@ -23,6 +23,7 @@ from dlm.index.layout import Arrays, Manifest, map_columns, read_manifest
 from dlm.index.packed.check import check_low, check_tree
 from dlm.index.packed.low import LowPlain, ids_of, key_bits_of, unpack_low
 from dlm.index.packed.tree import LevelPlain, unpack_tree
+from dlm.index.residence import MAPPED, Residence
 from dlm.index.view import low_view, tree_view
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.ngram.vocab import Vocabulary
@@ -58,15 +59,23 @@ class LowOrders:
     pairs: int
 
     @classmethod
-    def open(cls, directory: Path, manifest: Manifest, *, verify: bool = True) -> LowOrders:
+    def open(
+        cls,
+        directory: Path,
+        manifest: Manifest,
+        *,
+        verify: bool = True,
+        residence: Residence = MAPPED,
+    ) -> LowOrders:
         """Maps the file in `directory`; raises `ShardFormatError` where it is damaged.
 
         Args
-            verify  check its checksum; offsets, keys and values are checked regardless
+            verify     check its checksum; offsets, keys and values are checked regardless
+            residence  see `layout.map_columns`
         """
         entry = manifest.file("low_orders")
         path = directory / entry.name
-        a = map_columns(path, entry, verify=verify)
+        a = map_columns(path, entry, verify=verify, residence=residence)
         with _breaks(path):
             _, pairs = check_low(a, manifest.vocabulary_size, manifest.order)
         return cls(manifest, a, low_view(a), pairs)
@@ -138,6 +147,7 @@ class Shard:
         verify: bool = True,
         manifest: Manifest | None = None,
         low: LowOrders | None = None,
+        residence: Residence = MAPPED,
     ) -> Shard:
         """Maps shard `index` of the shard set in `directory`.
 
@@ -145,15 +155,18 @@ class Shard:
             verify         check the checksum of each file; offsets, keys and values are checked
                            regardless
             manifest, low  those of the same set, where already open
+            residence      see `layout.map_columns`
         Raises
+            ConfigError       memory cannot be locked
             ShardFormatError  a file is missing, damaged or contradicts the manifest
         """
         directory = Path(directory)
         manifest = read_manifest(directory) if manifest is None else manifest
         entry = manifest.file("shard", index)
-        low = LowOrders.open(directory, manifest, verify=verify) if low is None else low
+        if low is None:
+            low = LowOrders.open(directory, manifest, verify=verify, residence=residence)
         path = directory / entry.name
-        arrays = map_columns(path, entry, verify=verify)
+        arrays = map_columns(path, entry, verify=verify, residence=residence)
         with _breaks(path):
             grams = check_tree(
                 arrays,

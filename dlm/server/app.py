@@ -24,6 +24,7 @@ from grpc_reflection.v1alpha import reflection
 
 from dlm.errors import ConfigError
 from dlm.index.layout import map_columns
+from dlm.index.residence import MAPPED, Residence
 from dlm.index.shard import Shard
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
@@ -70,9 +71,10 @@ def serve(
         0 where everything in flight was answered, 1 where the second signal or drain_s cut it off
     Raises
         ShardFormatError  a file is missing, damaged or contradicts the manifest
-        ConfigError       the port cannot be bound
+        ConfigError       the port cannot be bound, or memory cannot be locked
     """
-    shard = open_shard(directory, index, verify=config.verify)
+    residence = Residence(config.preload, config.mlock, config.huge_pages)
+    shard = open_shard(directory, index, verify=config.verify, residence=residence)
     if ready_file is not None:
         ready_file.unlink(missing_ok=True)
 
@@ -86,10 +88,12 @@ def serve(
     return int(uvloop.run(main()))
 
 
-def open_shard(directory: Path, index: int, *, verify: bool) -> Shard:
+def open_shard(
+    directory: Path, index: int, *, verify: bool, residence: Residence = MAPPED
+) -> Shard:
     """The shard, and proof that the vocabulary it hands out is whole too."""
     begun = time.monotonic()
-    shard = Shard.open(directory, index, verify=verify)
+    shard = Shard.open(directory, index, verify=verify, residence=residence)
     vocabulary = shard.manifest.file("vocabulary")
     map_columns(shard.directory / vocabulary.name, vocabulary, verify=verify)
     logger.info(

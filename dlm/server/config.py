@@ -76,6 +76,18 @@ class ServerConfig:
     # a warm page cache); without it, damage on disk can become a wrong score.
     verify: bool = True
 
+    # Map every page before reporting ready, so that no query waits for the disk. Costs the time of
+    # one read; on where the shard fits in memory. Without it the first queries pay, page by page.
+    preload: bool = False
+
+    # Keep the pages in memory whatever else the machine does (mlock); implies preload. Needs a
+    # limit of locked memory as large as the shard and the low orders.
+    mlock: bool = False
+
+    # Read the files into huge pages of the process's own. A few per cent faster; but servers of one
+    # shard on one host no longer share their memory.
+    huge_pages: bool = False
+
     def __post_init__(self) -> None:
         if not self.host:
             raise ConfigError("server.host is empty; give an address, such as 127.0.0.1")

@@ -179,6 +179,7 @@ def check_tree(
         _require(len(parent_size) == s["nodes"], f"{where}: the children of the level above")
         _require(s["flag_bits"] <= 2 and s["prob_bits"] <= PROB_BITS, f"{where}: widths")
         _require((s["flag_bits"] == 0) == (depth + 1 == levels), f"{where}: flag_bits")
+        _require(s["backoff_bits"] <= BACKOFF_BITS, f"{where}: backoff_bits")
         table = _part(a, shape, depth, "prob_table")
         limit = _limits(s["prob_bits"], table, True, f"{where}: prob_table") if s["grams"] else 1
         place = _offsets(
@@ -209,6 +210,9 @@ def check_tree(
                 len(keys) == _words(below * shape.key_bits), f"level {depth + 1}: node_key: length"
             )
             parent_size = np.repeat(sizes, np.diff(child))
+        else:
+            widths = (s["child_base_bits"], s["child_delta_bits"])
+            _require(widths == (0, 0), f"{where}: child: widths where nothing is below")
     return total
 
 
@@ -230,15 +234,19 @@ def _parts(a: Arrays, shape: TreeShape) -> None:
         if not shape.levels:
             _require(len(a[name]) == 0, f"{name} must be empty")
     for depth in range(shape.levels):
+        empty = [] if depth else ["node_key", "node_backoff"]
+        if depth + 1 == shape.levels:
+            empty += ["child", "child_wide"]
         for name in LEVEL_COLUMNS:
             if name not in TABLES:
-                _require(len(_part(a, shape, depth, name)) > 0, f"{name}: length")
+                words = len(_part(a, shape, depth, name))
+                _require(words == _words(0) if name in empty else words > 0, f"{name}: length")
 
 
 def _roots(a: Arrays, shape: TreeShape) -> NDArray[np.int64]:
     """The pair of each root."""
     roots = shape.level[0]["nodes"] if shape.levels else 0
-    _require(shape.roots == roots, f"there must be {roots} roots")
+    _require(shape.roots == roots <= shape.pairs, f"there must be {roots} roots, each a pair")
     _require(
         shape.root_key_bits == root_key_bits_of(shape.pairs, roots)
         and shape.root_bucket_bits == roots.bit_length(),
@@ -275,7 +283,6 @@ def _keys_and_weights(
     )
     _require(at < 0, f"{where}: node_key: the children of node {at} of the level above")
     bits = s["backoff_bits"]
-    _require(bits <= BACKOFF_BITS, f"{where}: backoff_bits")
     weight = _part(a, shape, depth, "node_backoff")
     _require(len(weight) == _words(s["nodes"] * bits), f"{where}: node_backoff: length")
     if s["nodes"]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlm.errors import ConfigError
-from dlm.extsort import MIN_MEMORY_BYTES, Plan, Sorter
+from dlm.extsort import MIN_MEMORY_BYTES, Plan, SortedRuns, Sorter
+from dlm.ngram.arpa import ArpaReader
 
 MIB = 1 << 20
 PARSER_BYTES = 64 * MIB  # text and arrays of ArpaReader
@@ -30,18 +31,17 @@ def parse_size(text: str) -> int:
 
 def available_bytes() -> int:
     """Memory that this process may still take: the machine's, or that of its control group."""
-    found = []
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) << 10)
+    found = [
+        int(line.split()[1]) << 10
+        for line in _read("/proc/meminfo").splitlines()
+        if line.startswith("MemAvailable:")
+    ]
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if not controllers:
             places = [("/sys/fs/cgroup", "memory.max", "memory.current")]
         elif "memory" in controllers.split(","):
-            places = [
-                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
-            ]
+            places = [("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")]
         else:
             continue
         for root, limit, usage in places:
@@ -101,26 +101,38 @@ class Budget:
         read = max(usable // 10, MIN_MEMORY_BYTES)
         return cls(True, max(usable // 2, MIN_MEMORY_BYTES), read, threads=threads)
 
-    def sorter(self, folder: Path | None, name: str, width: int, key: int, most: int) -> Sorter:
+    def sorter(self, folder: Path, name: str, width: int, key: int, most: int) -> Sorter:
         """A sorter of at most `most` rows, whose runs can be read in read_bytes."""
-        base = folder if folder is not None else Path("/nonexistent")
-        sorter = _Sorter(base, width, key, self.sort_bytes, self.threads, name=name)
-        if not self.durable:
-            sorter.plan = replace(sorter.plan, capacity_rows=min(max(most, 1), 2**32 - 1))
-            return sorter
-        reading = Plan.of(self.read_bytes, width, self.threads)
-        sorter.plan = replace(
-            sorter.plan,
-            capacity_rows=min(
-                self.capacity_rows or sorter.plan.capacity_rows, max(most, 1), 2**32 - 1
-            ),
-            fan_in=min(sorter.plan.fan_in, reading.fan_in),
-        )
+        sorter = Sorter(folder, width, key, self.sort_bytes, self.threads, name=name)
+        capacity, fan_in = sorter.plan.capacity_rows, sorter.plan.fan_in
+        if self.durable:
+            capacity = min(self.capacity_rows or capacity, capacity, max(most, 1))
+            fan_in = min(fan_in, Plan.of(self.read_bytes, width, self.threads).fan_in)
+            if self.capacity_rows is not None:
+                fan_in = min(fan_in, 3)
+        else:
+            capacity = min(max(most, 1), 2**32 - 1)
+        sorter.plan = replace(sorter.plan, capacity_rows=capacity, fan_in=fan_in)
         return sorter
 
+    def finish(self, sorter: Sorter) -> SortedRuns:
+        """The runs of a sorter, to be read in read_bytes."""
+        runs = sorter.finish(durable=self.durable)
+        if not self.durable or not runs.rows:
+            return runs
+        manifest = runs.manifest()
+        runs.close()
+        return SortedRuns.open(sorter.directory, manifest, self.read_bytes, self.threads)
 
-class _Sorter(Sorter):
-    pass
+
+def credible_counts(reader: ArpaReader) -> list[int]:
+    """The counts of the header, but no more than the bytes of the file can hold."""
+    counts = list(reader.counts)
+    place = Path(reader.path)
+    if reader.compression == "plain" and place.is_file():
+        size = place.stat().st_size
+        counts = [min(count, size // (2 * k + 2)) for k, count in enumerate(counts, 1)]
+    return counts
 
 
 def in_memory_bytes(counts: Sequence[int]) -> int:

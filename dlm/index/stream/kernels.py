@@ -77,7 +77,7 @@ def _compare(x, i, y, j, width):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def join(
+def join(  # type: ignore[no-untyped-def]
     k,
     top,
     rows,
@@ -99,7 +99,7 @@ def join(
     mask,
     node_bytes,
     gram_bytes,
-):  # type: ignore[no-untyped-def]
+):
     """Order k of the model, with blanks and flags, from three streams in suffix order.
 
     Args
@@ -327,7 +327,7 @@ ROUTE_STATE = 9
 
 
 @njit(cache=True, nogil=True)
-def route(
+def route(  # type: ignore[no-untyped-def]
     direct,
     parents,
     parent_keys,
@@ -341,7 +341,7 @@ def route(
     out_nodes,
     out_entries,
     counts,
-):  # type: ignore[no-untyped-def]
+):
     """The shard of each node and entry of a level, and the places of the entries.
 
     Args

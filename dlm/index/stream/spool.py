@@ -48,7 +48,7 @@ class Spool:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row."""
-        return self.dtype.itemsize * max(self.width, 1)
+        return int(self.dtype.itemsize) * max(self.width, 1)
 
     def append(self, rows: Array) -> None:
         """Copies rows."""
@@ -58,7 +58,7 @@ class Spool:
             self._parts.append(np.array(rows, self.dtype))
             self._begins.append(self._begins[-1] + len(rows))
         else:
-            data = memoryview(np.ascontiguousarray(rows, self.dtype)).cast("B")
+            data = memoryview(np.ascontiguousarray(rows, self.dtype).data).cast("B")
             self._file.write(data)
             self._digest.update(data)
         self.rows += len(rows)
@@ -100,7 +100,9 @@ class Spool:
         except FileNotFoundError as exc:
             raise SpillError(f"{path} is missing") from exc
         if size != spool.rows * spool.row_bytes or digest.hexdigest() != manifest["xxh3_128"]:
-            raise SpillError(f"{path} is not what was written: {size:,} bytes with another checksum")
+            raise SpillError(
+                f"{path} is not what was written: {size:,} bytes with another checksum"
+            )
         spool._digest = digest
         return spool
 
@@ -114,7 +116,7 @@ class Spool:
             if self._fd < 0:
                 self._fd = os.open(self.path, os.O_RDONLY)
             out = np.empty(shape, self.dtype)
-            view = memoryview(out).cast("B")
+            view = memoryview(out.data).cast("B")
             at = begin * self.row_bytes
             while view:
                 got = os.preadv(self._fd, [view], at)
