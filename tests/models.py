@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -210,7 +210,9 @@ HAND_MADE: dict[str, PlainModel] = {
 
 # ------------------------------------------------- shard sets, read back and changed on purpose
 
-Change = Callable[[dict[str, Any], dict[str, dict[str, Any]]], None]
+# Manifest content and files by name. `changed` gives the files unpacked: the low orders as the
+# fields of `LowPlain`, a shard as a list of the fields of `LevelPlain`. `tampered` gives columns.
+Change = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
 def build(model: PlainModel, folder: Path, shards: int = 2, **options: Any) -> Path:
@@ -222,44 +224,93 @@ def build(model: PlainModel, folder: Path, shards: int = 2, **options: Any) -> P
 
 
 def changed(source: Path, target: Path, change: Change) -> Path:
-    """A copy of a shard set with `change(manifest content, columns by file name)` applied.
+    """A copy of a shard set, unpacked, changed and packed again.
 
     Sizes, checksums, the counts of each shard and the shard-set id are set right again, so that
     only the change itself can be told.
     """
+    from dlm.index.coding import coding_of_set
+    from dlm.index.decode import ShardSet
+    from dlm.index.packed.low import LowPlain, ids_of, key_bits_of, pack_low
+    from dlm.index.packed.tree import LevelPlain, pack_tree
+
+    opened = ShardSet.open(source)
+    content = json.loads(opened.manifest.text)
+    names = [entry["name"] for entry in content["files"]]
+    plain: dict[str, Any] = {
+        names[0]: columns_of(source, names[0]),
+        names[1]: _writable(opened.low.plain),
+    }
+    for name, shard in zip(names[2:], opened.shards, strict=True):
+        plain[name] = [_writable(level) for level in shard.plain()]
+    change(content, plain)
+
+    coding = coding_of_set(content["encoding"])
+    tables = coding.prob_table, coding.backoff_table
+    low = LowPlain(**plain[names[1]])
+    key_bits = key_bits_of(len(low.log10_prob))
+    words = np.minimum(ids_of(low.key, key_bits), len(low.log10_prob) - 1)
+    lists = np.diff(low.begin)[words]
+    files = {names[0]: plain[names[0]], names[1]: pack_low(low, *tables)}
+    for name, entry in zip(names[2:], content["files"][2:], strict=True):
+        levels = plain[name]
+        for depth, level in enumerate(levels):
+            if depth:
+                above = levels[depth - 1]
+                parent = np.repeat(np.arange(len(above["key"])), np.diff(above["child"]))
+                level["parent_size"] = np.diff(above["begin"])[parent]
+            else:
+                level["parent_size"] = lists[level["key"]]
+        blanks = sum(int(level["blank"].sum()) for level in levels)
+        grams = sum(len(level["rank"]) for level in levels)
+        entry |= {
+            "nodes": sum(len(level["key"]) for level in levels),
+            "blanks": blanks,
+            "ngrams": grams - blanks,
+        }
+        packed = [LevelPlain(**level) for level in levels]
+        files[name] = pack_tree(packed, len(low.key), key_bits, *tables)
+    return _write_set(target, content, files)
+
+
+def tampered(source: Path, target: Path, change: Change) -> Path:
+    """A copy of a shard set with its packed columns changed; sizes, checksums and ids fit."""
+    content = json.loads((source / "manifest.json").read_bytes())
+    files = {entry["name"]: columns_of(source, entry["name"]) for entry in content["files"]}
+    change(content, files)
+    return _write_set(target, content, files)
+
+
+def columns_of(source: Path, name: str) -> dict[str, Any]:
+    """The columns of one file of a shard set, to change."""
     from dlm.index import layout
 
-    manifest = layout.read_manifest(source)
-    content = json.loads(manifest.text)
-    files = {
-        entry.name: {
-            name: array.copy()
-            for name, array in layout.map_columns(source / entry.name, entry).items()
-        }
-        for entry in manifest.files
-    }
-    change(content, files)
+    entry = next(e for e in layout.read_manifest(source).files if e.name == name)
+    return {k: v.copy() for k, v in layout.map_columns(source / name, entry).items()}
+
+
+def _writable(plain: Any) -> dict[str, Any]:
+    return {field.name: getattr(plain, field.name).copy() for field in fields(plain)}
+
+
+def _write_set(target: Path, content: dict[str, Any], files: dict[str, Any]) -> Path:
+    from dlm.index import layout
+
     target.mkdir()
     for entry in content["files"]:
         arrays = files[entry["name"]]
         size, digest = layout.write_columns(target / entry["name"], entry["kind"], arrays)
         entry |= {"bytes": size, "xxh3_128": digest}
-        if entry["kind"] == "shard":
-            blanks = int(((arrays["gram_meta"] & layout.BLANK) != 0).sum())
-            entry |= {
-                "nodes": len(arrays["node_key"]),
-                "blanks": blanks,
-                "ngrams": len(arrays["gram_word"]) - blanks,
-            }
     seal(target, content)
     return target
 
 
 def seal(directory: Path, content: dict[str, Any]) -> None:
-    """Writes the manifest with this content and the id that follows from it."""
+    """Writes the manifest with this content and the ids that follow from it."""
     from dlm.index import layout
 
     content["shard_set"] = layout.shard_set_id(content)
+    content["check"] = layout.manifest_check(content)
     (directory / layout.MANIFEST).write_bytes(layout.canonical_text(content))
 
 

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -19,8 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.questions import random_queries
-from cluster import WAIT_S, Cluster, build
+from cluster import WAIT_S, Cluster, ModelFiles
 from dlm.client import Client, ClientConfig
+from dlm.index.build import build_shard_set
+from dlm.index.decode import export_arpa
 from dlm.index.local import LocalModel
 from dlm.ngram.backoff import DictModel, Score
 from dlm.ngram.partition import slots_of
@@ -193,28 +196,52 @@ def by_client(cluster: Cluster, cache_dir: Path) -> Iterator[Way]:
         )
 
 
+EXACT: dict[str, Any] = {}
+LOSSLESS: dict[str, Any] = {"encoding": "compact", "bits": 32}
+# Shards and encoding of a set.
+SETS: dict[str, tuple[int, dict[str, Any]]] = {
+    "exact": (2, EXACT),
+    "compact": (5, LOSSLESS),
+    "alone": (1, LOSSLESS),
+}
+
+
 @contextmanager
-def every_way(model: PlainModel, folder: Path) -> Iterator[tuple[DictModel, dict[str, Way]]]:
-    """The model's oracle, and all four ways to ask it; two shards, two servers."""
-    files = build(model, folder, 2)
+def every_way(
+    model: PlainModel, folder: Path, shards: int, options: dict[str, Any]
+) -> Iterator[tuple[DictModel, dict[str, Way]]]:
+    """The model's oracle, and all ways to ask it; a server for each shard.
+
+    Where values are quantised, the oracle is that of what the shard set exports, and one way more
+    asks the export sharded again, exactly.
+    """
+    arpa, directory = model.write(folder / "model.arpa"), folder / "set"
+    build_shard_set(arpa, directory, shards, **options)
+    ways: dict[str, Way] = {}
+    if options.get("bits", 32) != 32:
+        arpa = folder / "export.arpa"
+        export_arpa(directory, arpa)
+        build_shard_set(arpa, folder / "again", 3)
+        ways["export"] = by_shards(folder / "again")
+    files = ModelFiles(directory, DictModel.from_arpa(arpa))
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(files))
-        yield (
-            files.oracle,
-            {
-                "dict": by_dictionary(files.oracle),
-                "shard": by_shards(files.directory),
-                "server": stack.enter_context(by_servers(cluster)),
-                "client": stack.enter_context(by_client(cluster, folder / "cache")),
-            },
-        )
+        ways |= {
+            "dict": by_dictionary(files.oracle),
+            "shard": by_shards(files.directory),
+            "server": stack.enter_context(by_servers(cluster)),
+            "client": stack.enter_context(by_client(cluster, folder / "cache")),
+        }
+        yield files.oracle, ways
 
 
-@pytest.fixture(scope="module", params=sorted(HAND_MADE))
+@pytest.fixture(scope="module", params=[(n, kind) for n in sorted(HAND_MADE) for kind in SETS])
 def hand_made(request, tmp_path_factory):
-    """Each model made by hand, served."""
-    with every_way(HAND_MADE[request.param], tmp_path_factory.mktemp("hand")) as (oracle, ways):
-        yield request.param, oracle, ways
+    """Each model made by hand, served from each kind of set."""
+    name, kind = request.param
+    folder = tmp_path_factory.mktemp("hand")
+    with every_way(HAND_MADE[name], folder, *SETS[kind]) as (oracle, ways):
+        yield name, oracle, ways
 
 
 def test_every_model_made_by_hand_has_expectations() -> None:
@@ -265,7 +292,7 @@ def test_every_way_agrees_on_all_short_queries(hand_made) -> None:
     assert_all_agree(ways, [(c, w) for c in sorted(contexts) for w in range(size)])
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 1 << 20),
     order=st.integers(2, 6),
@@ -273,9 +300,20 @@ def test_every_way_agrees_on_all_short_queries(hand_made) -> None:
     per_order=st.integers(5, 80),
     missing_suffixes=st.booleans(),
     unk=st.booleans(),
+    shards=st.sampled_from([1, 2, 5]),
+    options=st.sampled_from(
+        [EXACT, LOSSLESS, *({"encoding": "compact", "bits": bits} for bits in (3, 8))]
+    ),
 )
 def test_every_way_agrees_on_random_models(
-    seed: int, order: int, words: int, per_order: int, missing_suffixes: bool, unk: bool
+    seed: int,
+    order: int,
+    words: int,
+    per_order: int,
+    missing_suffixes: bool,
+    unk: bool,
+    shards: int,
+    options: dict[str, Any],
 ) -> None:
     """Suffixes missing, weights zero, no unknown word: whatever the model, the same bits."""
     model = random_model(
@@ -286,5 +324,17 @@ def test_every_way_agrees_on_random_models(
         missing_suffixes=missing_suffixes,
         unk=unk,
     )
-    with tempfile.TemporaryDirectory() as folder, every_way(model, Path(folder)) as (oracle, ways):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        every_way(model, Path(folder), shards, options) as (oracle, ways),
+    ):
         assert_all_agree(ways, random_queries(oracle, seed, 300))
+
+
+@pytest.mark.parametrize("bits", [3, 8])
+@pytest.mark.parametrize("name", sorted(HAND_MADE))
+def test_every_way_agrees_on_quantised_models(name: str, bits: int, tmp_path: Path) -> None:
+    """With the dictionary of what the set exports, and with that sharded again as it is."""
+    options = {"encoding": "compact", "bits": bits}
+    with every_way(HAND_MADE[name], tmp_path, 2, options) as (oracle, ways):
+        assert_all_agree(ways, random_queries(oracle, bits, 200))

@@ -27,6 +27,7 @@ from dlm.index.packed.kernels import (
     prefetch,
     rank_bits,
     read_head,
+    two_fields,
 )
 from dlm.index.packed.low import BLANK, PAIR_FLAG_BITS, STATE_LENGTH, STORED
 
@@ -115,6 +116,8 @@ def find_near(keys, width, low, high, guess, target):  # type: ignore[no-untyped
 
     Keys are spread evenly, so that `guess` is near; the search gallops away from it.
     """
+    if high - low <= 6:
+        return find_key(keys, width, low, high, target)
     step = np.int64(2)
     if field(keys + guess * width, width) <= target:
         low = guess
@@ -474,8 +477,7 @@ def score_groups(  # type: ignore[no-untyped-def]
                 low, high = _0, lists[row + 1, L_SIZE]
                 if step:
                     bit = query[i, Q_AT]
-                    low = field(bit, step)
-                    high = field(bit + step, step)
+                    low, high = two_fields(bit, step)
                 bit = lists[row + 1, L_KEYS] + low * (lists[row + 1, L_REST] + value_bits)
                 prefetch(bit >> _3)
                 prefetch((bit + (high - low) * (lists[row + 1, L_REST] + value_bits)) >> _3)
@@ -541,8 +543,7 @@ def score_groups(  # type: ignore[no-untyped-def]
                     low, high = _0, lists[row, L_SIZE]
                     step = lists[row, L_STEP]
                     if step:
-                        low = field(query[i, Q_AT], step)
-                        high = field(query[i, Q_AT] + step, step)
+                        low, high = two_fields(query[i, Q_AT], step)
                     bit = lists[row, L_KEYS] + low * (rest + record)
                     prefetch(bit >> _3)
                     query[i, Q_SIZE] = high - low

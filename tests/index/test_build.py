@@ -14,6 +14,7 @@ from dlm.errors import ArpaError, ConfigError
 from dlm.index.build import build_shard_set
 from dlm.index.layout import read_manifest
 from dlm.index.local import LocalModel
+from dlm.index.plain import GRAM_BYTES, NODE_BYTES
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.partition import SLOTS, imbalance
 from models import BASE, HAND_MADE, PlainModel, build, random_model
@@ -64,18 +65,38 @@ def test_model_id_depends_on_the_model_alone(tmp_path: Path) -> None:
     assert build_shard_set(other.write(tmp_path / "o.arpa"), tmp_path / "e", 2).model not in ids
 
 
+def test_shard_set_id_leaves_out_where_the_model_came_from(tmp_path: Path) -> None:
+    """Another name, compression or comment of the same model: clients keep what they have."""
+    model = random_model(4, per_order=60)
+    one = build_shard_set(model.write(tmp_path / "one.arpa"), tmp_path / "a", 2)
+    (tmp_path / "two.arpa.gz").write_bytes(gzip.compress(b"# later\n" + model.arpa().encode()))
+    two = build_shard_set(tmp_path / "two.arpa.gz", tmp_path / "b", 2)
+    assert one.shard_set == two.shard_set
+    assert one.provenance != two.provenance
+    assert one.text != two.text
+    assert [f.xxh3_128 for f in one.files] == [f.xxh3_128 for f in two.files]
+
+
 def test_shard_set_id_tells_any_two_sets_apart(tmp_path: Path) -> None:
-    """Another slot table is another set, whatever the model."""
+    """Another slot table or encoding is another set, whatever the model."""
     model = random_model(4).write(tmp_path / "model.arpa")
     sets = {build_shard_set(model, tmp_path / str(b), b).shard_set for b in (1, 2, 3)}
-    assert len(sets) == 3
+    for bits in (4, 32):
+        manifest = build_shard_set(
+            model, tmp_path / f"compact {bits}", 2, encoding="compact", bits=bits
+        )
+        assert manifest.encoding == "compact"
+        sets.add(manifest.shard_set)
+    assert len(sets) == 5
 
 
 def test_shards_are_balanced_by_the_bytes_they_hold(tmp_path: Path) -> None:
     """Within the heaviest pair, which cannot be split."""
     model = random_model(5, order=4, words=40, per_order=6000)
     manifest = read_manifest(build(model, tmp_path, 4))
-    held = np.array([16 * f.nodes + 9 * (f.ngrams + f.blanks) for f in manifest.files[2:]])
+    held = np.array(
+        [NODE_BYTES * f.nodes + GRAM_BYTES * (f.ngrams + f.blanks) for f in manifest.files[2:]]
+    )
     assert imbalance(held) < 0.01
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dlm.errors import ShardFormatError
+from dlm.index.build import build_shard_set
 from dlm.index.decode import DecodedModel, decode, export_arpa
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.backoff import DictModel
@@ -34,11 +36,17 @@ def by_oracle(model: DictModel) -> dict[tuple[int, ...], tuple[bytes, bytes]]:
     return {n: (p.tobytes(), b.tobytes()) for n, (p, b) in model.ngrams.items()}
 
 
+LOSSLESS: list[dict[str, Any]] = [{}, {"encoding": "compact", "bits": 32}]
+
+
+@pytest.mark.parametrize("options", LOSSLESS, ids=["exact", "compact"])
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("name", MODELS)
-def test_decoded_shards_are_the_ngrams_of_the_model(name: str, shards: int, tmp_path: Path) -> None:
+def test_decoded_shards_are_the_ngrams_of_the_model(
+    name: str, shards: int, options: dict[str, Any], tmp_path: Path
+) -> None:
     """Blanks left out, values bit-equal, rows ascending."""
-    model = decode(build(MODELS[name], tmp_path, shards))
+    model = decode(build(MODELS[name], tmp_path, shards, **options))
     oracle = DictModel.from_arpa(tmp_path / "model.arpa")
     assert by_ngram(model) == by_oracle(oracle)
     assert model.vocabulary == oracle.vocabulary
@@ -58,10 +66,24 @@ def test_exported_file_reads_back_as_the_same_model(name: str, suffix: str, tmp_
     oracle = DictModel.from_arpa(tmp_path / "model.arpa")
     assert by_oracle(again) == by_oracle(oracle)
     assert again.vocabulary == oracle.vocabulary
-    from dlm.index.build import build_shard_set
-
     rebuilt = build_shard_set(tmp_path / f"out.arpa{suffix}", tmp_path / "again", 5)
     assert rebuilt.model == exported.manifest.model
+
+
+@pytest.mark.parametrize("bits", [3, 8])
+@pytest.mark.parametrize("name", ["missing_suffixes", "unknown_word_in_longer_ngrams", "random 3"])
+def test_an_exported_quantised_model_is_the_model_that_was_served(
+    name: str, bits: int, tmp_path: Path
+) -> None:
+    """Its shards, exact or compact, have the model id of the set that it came from."""
+    folder = build(MODELS[name], tmp_path, 2, encoding="compact", bits=bits)
+    exported = export_arpa(folder, tmp_path / "out.arpa")
+    for number, options in enumerate([*LOSSLESS, {"encoding": "compact", "bits": bits}]):
+        again = build_shard_set(tmp_path / "out.arpa", tmp_path / str(number), 3, **options)
+        assert again.model == exported.manifest.model
+    source = exported.manifest.provenance["quantised_from"]
+    assert source == build_shard_set(tmp_path / "model.arpa", tmp_path / "exact", 1).model
+    assert exported.manifest.provenance["bits"] == bits
 
 
 def test_export_keeps_comments_and_words_that_are_not_utf8(tmp_path: Path) -> None:
@@ -69,8 +91,6 @@ def test_export_keeps_comments_and_words_that_are_not_utf8(tmp_path: Path) -> No
     words = HAND_MADE["missing_suffixes"].ngrams | {("caf\udce9",): (-3.0, None)}
     text = "# first\n#second, caf\udce9\n\n" + PlainModel(4, words).arpa()
     (tmp_path / "in.arpa").write_bytes(text.encode("utf-8", "surrogateescape"))
-    from dlm.index.build import build_shard_set
-
     build_shard_set(tmp_path / "in.arpa", tmp_path / "set", 2)
     out = io.BytesIO()
     export_arpa(tmp_path / "set", out)
@@ -88,21 +108,14 @@ def test_export_keeps_comments_and_words_that_are_not_utf8(tmp_path: Path) -> No
 def test_files_that_do_not_fit_each_other_are_not_decoded(tmp_path: Path) -> None:
     """Two shards with the same n-grams: no model is made of them."""
 
-    def twice(content: object, files: dict[str, dict[str, np.ndarray]]) -> None:
-        files["shard-0001.arrow"] = files["shard-0000.arrow"]
-        del content  # its counts are set below
-
     source = build(random_model(2, per_order=60), tmp_path)
 
-    def both(content: dict, files: dict[str, dict[str, np.ndarray]]) -> None:
-        twice(content, files)
-        found = files["shard-0000.arrow"]
-        begin, gram = found["level_begin"], found["node_gram"]
-        for level in range(2):
-            first, end = int(gram[int(begin[level])]), int(gram[int(begin[level + 1])])
-            blank = int((found["gram_meta"][first:end] >> 7).sum())
-            content["counts"][level + 2] = 2 * (end - first - blank)
-            content["blanks"][level + 2] = 2 * blank
+    def both(content: dict[str, Any], files: dict[str, Any]) -> None:
+        files["shard-0001.arrow"] = files["shard-0000.arrow"]
+        for depth, level in enumerate(files["shard-0000.arrow"]):
+            blanks = int(level["blank"].sum())
+            content["counts"][depth + 2] = 2 * (len(level["rank"]) - blanks)
+            content["blanks"][depth + 2] = 2 * blanks
 
     with pytest.raises(ShardFormatError, match="twice"):
         decode(changed(source, tmp_path / "bad", both))

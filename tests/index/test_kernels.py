@@ -2,36 +2,65 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlm.index.build import build_shard_set
+from dlm.index.decode import export_arpa
 from dlm.index.local import LocalModel
 from dlm.ngram.backoff import DictModel
 from models import HAND_MADE, PlainModel, assert_equals_oracle, build, queries, random_model
 
+LOSSLESS: list[dict[str, Any]] = [{}, {"encoding": "compact", "bits": 32}]
 
-def compare(model: PlainModel, folder: Path, shards: int, count: int) -> None:
-    """Builds `model` and compares `count` answers with the oracle's."""
-    local = LocalModel.open(build(model, folder, shards))
-    oracle = DictModel.from_arpa(folder / "model.arpa")
+
+def compare(model: PlainModel, folder: Path, shards: int, count: int, **options: Any) -> None:
+    """Builds `model` and compares `count` answers with the oracle's.
+
+    The oracle is that of the file, or, where values are quantised, of what the set exports; that
+    is then sharded again, exactly, and asked the same.
+    """
+    local = LocalModel.open(build(model, folder, shards, **options))
+    arpa = folder / "model.arpa"
+    if options.get("bits", 32) != 32:
+        arpa = folder / "export.arpa"
+        export_arpa(folder / "set", arpa)
+        build_shard_set(arpa, folder / "exact", shards % 5 + 1)
+    oracle = DictModel.from_arpa(arpa)
     asked = queries(oracle, count)
     assert_equals_oracle(local.score(*asked), oracle, *asked)
+    if arpa.name == "export.arpa":
+        again = LocalModel.open(folder / "exact")
+        assert again.manifest.model == local.manifest.model
+        assert_equals_oracle(again.score(*asked), oracle, *asked)
 
 
+@pytest.mark.parametrize("options", LOSSLESS, ids=["exact", "compact"])
 @pytest.mark.parametrize("shards", [1, 2, 5])
 @pytest.mark.parametrize("name", HAND_MADE)
 def test_kernel_gives_the_bits_of_the_oracle_on_models_made_by_hand(
-    name: str, shards: int, tmp_path: Path
+    name: str, shards: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
     """Each model holds something that real models seldom do."""
-    compare(HAND_MADE[name], tmp_path, shards, 800)
+    compare(HAND_MADE[name], tmp_path, shards, 500, **options)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@pytest.mark.parametrize("bits", [3, 8])
+@pytest.mark.parametrize("name", HAND_MADE)
+def test_quantised_models_made_by_hand_score_as_what_they_export(
+    name: str, bits: int, tmp_path: Path
+) -> None:
+    """And so does the export, sharded again as it is."""
+    compare(HAND_MADE[name], tmp_path, 2, 200, encoding="compact", bits=bits)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10_000),
     order=st.integers(1, 7),
@@ -39,16 +68,63 @@ def test_kernel_gives_the_bits_of_the_oracle_on_models_made_by_hand(
     shards=st.integers(1, 9),
     unk=st.booleans(),
     missing_suffixes=st.booleans(),
+    options=st.sampled_from(LOSSLESS),
 )
 def test_kernel_gives_the_bits_of_the_oracle_on_random_models(
-    seed: int, order: int, per_order: int, shards: int, unk: bool, missing_suffixes: bool
+    seed: int,
+    order: int,
+    per_order: int,
+    shards: int,
+    unk: bool,
+    missing_suffixes: bool,
+    options: dict[str, Any],
 ) -> None:
     """Suffixes missing, weights zero or positive, the unknown word absent."""
     model = random_model(
         seed, order=order, per_order=per_order, unk=unk, missing_suffixes=missing_suffixes
     )
     with tempfile.TemporaryDirectory() as folder:
-        compare(model, Path(folder), shards, 200)
+        compare(model, Path(folder), shards, 200, **options)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 10_000),
+    order=st.integers(2, 6),
+    shards=st.sampled_from([1, 2, 5]),
+    missing_suffixes=st.booleans(),
+    bits=st.sampled_from([3, 8]),
+)
+def test_quantised_random_models_score_as_what_they_export(
+    seed: int, order: int, shards: int, missing_suffixes: bool, bits: int
+) -> None:
+    """Enough values an order that codes are shared."""
+    model = random_model(seed, order=order, per_order=200, missing_suffixes=missing_suffixes)
+    with tempfile.TemporaryDirectory() as folder:
+        compare(model, Path(folder), shards, 150, encoding="compact", bits=bits)
+
+
+@pytest.mark.parametrize("options", [*LOSSLESS, {"encoding": "compact", "bits": 3}], ids=repr)
+def test_kernel_gives_the_bits_of_the_oracle_where_lists_are_long(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Hundreds of words after one: directories, blocks of offsets, and whole lists."""
+    rng = random.Random(3)
+    words = [f"w{i}" for i in range(400)]
+    ngrams: dict[tuple[str, ...], tuple[float, float | None]] = {
+        (word,): (-1 - i / 512, -i / 1024)
+        for i, word in enumerate(["<unk>", "<s>", "</s>", *words])
+    }
+    for first, size in (("w0", 400), ("w1", 300), ("w2", 9), ("w3", 8), ("w4", 17), ("w5", 64)):
+        for word in rng.sample(words, size):
+            ngrams[first, word] = (-rng.randrange(1, 999) / 512, rng.choice([None, -0.25]))
+    longer = [n for n in ngrams if len(n) == 2 and n[1] in ("w0", "w1", "w4", "w5")]
+    for pair in longer:
+        shorter = [n[1] for n in ngrams if len(n) == 2 and n[0] == pair[1]]
+        whole = rng.random() < 0.5
+        for word in shorter if whole else rng.sample(shorter, rng.randrange(len(shorter))):
+            ngrams[*pair, word] = (-rng.randrange(1, 999) / 1024, None)
+    compare(PlainModel(3, ngrams), tmp_path, 2, 2000, **options)
 
 
 def test_kernel_reads_what_a_read_only_map_holds(tmp_path: Path) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dlm.errors import QueryError
-from dlm.index import layout
+from dlm.index.build import build_shard_set
 from dlm.index.local import LocalModel
-from dlm.index.shard import Shard, check_groups, empty_tree, run_kernel
+from dlm.index.packed.low import STORED
+from dlm.index.shard import Shard, check_groups, run_kernel
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
@@ -67,7 +69,7 @@ def test_where_the_bit_says_nothing_is_stored_the_low_orders_answer_exactly(fold
     local = LocalModel.open(folder / "set")
     oracle = DictModel.from_arpa(folder / "model.arpa")
     contexts, lengths, words = asked = queries(oracle, 3000)
-    answers, needs_shard = run_kernel(local.low, empty_tree(), local.order, groups_of(asked))
+    answers, needs_shard = run_kernel(local.low.view, local.order, groups_of(asked))
     here = needs_shard == 0
     assert here[lengths >= 2].any()
     assert (needs_shard == 1).any()
@@ -81,8 +83,8 @@ def test_where_the_bit_says_nothing_is_stored_the_low_orders_answer_exactly(fold
 def test_a_bit_taken_away_is_seen_as_a_wrong_score(folder: Path, tmp_path: Path) -> None:
     """So the comparison with the oracle guards the bit."""
 
-    def forget(content: object, files: dict[str, dict[str, np.ndarray]]) -> None:
-        files["low_orders.arrow"]["bigram_meta"] &= ~np.uint8(layout.STORED)
+    def forget(content: object, files: dict[str, Any]) -> None:
+        files["low_orders.arrow"]["pair_flags"] &= ~np.uint8(STORED)
 
     local = LocalModel.open(changed(folder / "set", tmp_path / "set", forget))
     oracle = DictModel.from_arpa(folder / "model.arpa")
@@ -100,6 +102,51 @@ def test_a_weight_that_no_ngram_follows_is_counted(tmp_path: Path) -> None:
     )
     # gamma(a b c) + gamma(b c) + gamma(c) + P(b), in float32
     assert answer.log10_prob[0] == np.float32(-0.75 + 0.0 - 0.0625 - 1.125)
+
+
+@pytest.mark.parametrize("shards", [1, SHARDS])
+def test_words_that_share_a_context_score_as_each_alone(
+    shards: int, folder: Path, tmp_path: Path
+) -> None:
+    """Groups of no word, of one and of hundreds, and contexts of every length."""
+    source = folder / "set"
+    if shards == 1:
+        build_shard_set(folder / "model.arpa", tmp_path / "one", 1)
+        source = tmp_path / "one"
+    local = LocalModel.open(source)
+    contexts, lengths, _ = queries(DictModel.from_arpa(folder / "model.arpa"), 300)
+    rng = np.random.default_rng(2)
+    counts = rng.choice([0, 1, 2, 70, 300], len(lengths)).astype(np.uint32)
+    words = rng.integers(0, len(local.vocabulary), counts.sum()).astype(np.uint32)
+    reached = np.arange(contexts.shape[1]) >= contexts.shape[1] - lengths[:, None].astype(int)
+    found = local.score_groups(QueryGroups(lengths, contexts[reached], counts, words))
+    each = np.repeat(np.arange(len(lengths)), counts)
+    expected = local.score(contexts[each], lengths[each], words)
+    for column in ("log10_prob", "matched_order", "ngram_length", "state_length"):
+        assert getattr(found, column).tobytes() == getattr(expected, column).tobytes()
+
+
+def test_groups_that_no_model_could_answer_are_refused(folder: Path) -> None:
+    """A context too long, an id too large, sums that do not fit."""
+    local = LocalModel.open(folder / "set")
+
+    def groups(lengths: list[int], context: list[int], words: list[int]) -> QueryGroups:
+        return QueryGroups(
+            np.array(lengths, np.uint8),
+            np.array(context, np.uint32),
+            np.array([len(words)], np.uint32),
+            np.array(words, np.uint32),
+        )
+
+    assert len(local.score_groups(groups([1], [1], [2, 3]))) == 2
+    for bad in (
+        groups([5], [1, 2, 3, 4, 5], [1]),
+        groups([1], [99], [1]),
+        groups([1], [1], [99]),
+        groups([2], [1], [1]),
+    ):
+        with pytest.raises(QueryError):
+            local.score_groups(bad)
 
 
 def test_no_queries_have_no_answers(folder: Path) -> None:

@@ -18,10 +18,21 @@ import pytest
 from dlm.errors import ArpaError, ShardFormatError
 from dlm.index import layout
 from dlm.index.local import LocalModel
+from dlm.index.packed.low import BLANK, STATE_LENGTH, STORED, ids_of, key_bits_of, keys_of
 from dlm.index.verify import Report, verify
-from models import HAND_MADE, Change, PlainModel, build, changed, random_model, seal
+from models import (
+    HAND_MADE,
+    Change,
+    PlainModel,
+    build,
+    changed,
+    columns_of,
+    random_model,
+    seal,
+    tampered,
+)
 
-Files = dict[str, dict[str, Any]]
+Files = dict[str, Any]
 
 MODELS = HAND_MADE | {
     f"random {seed}": random_model(seed, order=2 + seed % 5, per_order=50, unk=bool(seed % 3))
@@ -48,10 +59,11 @@ def test_what_the_builder_makes_passes(name: str, shards: int, tmp_path: Path) -
     report.require_ok()
 
 
-# ------------------------------------------------------------- violations planted in the arrays
+# ------------------------------------------------------------ violations planted in the n-grams
 
 LOW = "low_orders.arrow"
 WORDS = "vocabulary.arrow"
+SHARD = "shard-0000.arrow"
 
 
 def first(mask: np.ndarray) -> int:
@@ -61,107 +73,125 @@ def first(mask: np.ndarray) -> int:
     return int(places[0])
 
 
-def shard_with(files: Files, wanted: Callable[[dict[str, Any]], np.ndarray]) -> tuple[Any, int]:
-    """The first shard and place in it where `wanted` holds."""
-    for name, arrays in files.items():
-        if name.startswith("shard") and wanted(arrays).any():
-            return arrays, first(wanted(arrays))
+def level_with(files: Files, depth: int, wanted: Callable[[Any], np.ndarray]) -> tuple[Any, int]:
+    """The first level at `depth` of a shard, and place in it, where `wanted` holds."""
+    for name, levels in files.items():
+        if name.startswith("shard") and wanted(levels[depth]).any():
+            return levels[depth], first(wanted(levels[depth]))
     raise AssertionError("no shard has a place to which this change applies")
 
 
-def is_blank(meta: np.ndarray) -> np.ndarray:
-    return (meta & layout.BLANK) != 0
-
-
 def set_low(column: str, value: float) -> Change:
-    """The first n-gram of `column` gets `value`."""
+    """The first n-gram of `column` that is no blank gets `value`."""
 
     def change(content: dict[str, Any], files: Files) -> None:
-        kind = column.split("_")[0]
-        files[LOW][column][first(~is_blank(files[LOW][f"{kind}_meta"]))] = value
+        low = files[LOW]
+        blank = (low["pair_flags"] & BLANK) != 0
+        low[column][first(~blank) if column.startswith("pair") else 0] = value
 
     return change
 
 
 def set_gram(value: float, blank: bool = False) -> Change:
-    """The first n-gram (or blank) of a shard gets the probability `value`."""
+    """The first 3-gram (or blank) of a shard gets the probability `value`."""
 
     def change(content: dict[str, Any], files: Files) -> None:
-        arrays, at = shard_with(files, lambda a: is_blank(a["gram_meta"]) == blank)
-        arrays["gram_log10_prob"][at] = value
+        level, at = level_with(files, 0, lambda a: a["blank"] == blank)
+        level["log10_prob"][at] = value
 
     return change
-
-
-def flip_state_length(content: dict[str, Any], files: Files) -> None:
-    arrays, at = shard_with(files, lambda a: np.ones(len(a["gram_meta"]), bool))
-    arrays["gram_meta"][at] ^= 1
-
-
-def flip_unigram_state_length(content: dict[str, Any], files: Files) -> None:
-    files[LOW]["unigram_meta"][1] ^= 1
-
-
-def clear_stored(content: dict[str, Any], files: Files) -> None:
-    meta = files[LOW]["bigram_meta"]
-    meta[first(meta & layout.STORED != 0)] &= ~np.uint8(layout.STORED)
-
-
-def set_stored(content: dict[str, Any], files: Files) -> None:
-    meta = files[LOW]["bigram_meta"]
-    meta[first(meta & layout.STORED == 0)] |= layout.STORED
-
-
-def reserved_bit(content: dict[str, Any], files: Files) -> None:
-    files[LOW]["bigram_meta"][0] |= 0x10
-
-
-def reserved_bit_of_a_gram(content: dict[str, Any], files: Files) -> None:
-    arrays, at = shard_with(files, lambda a: np.ones(len(a["gram_meta"]), bool))
-    arrays["gram_meta"][at] |= layout.STORED
-
-
-def long_state(content: dict[str, Any], files: Files) -> None:
-    files[LOW]["unigram_meta"][0] |= 0x0F
-
-
-def root_weight(content: dict[str, Any], files: Files) -> None:
-    arrays, at = shard_with(files, lambda a: a["node_backoff"] != 7)
-    arrays["node_backoff"][at] = -0.375
 
 
 def deep_weight(value: float) -> Change:
     """A node that is no root gets the weight `value`."""
 
     def change(content: dict[str, Any], files: Files) -> None:
-        def deep(a: dict[str, Any]) -> np.ndarray:
-            return np.arange(len(a["node_key"])) >= int(a["level_begin"][1])
-
-        arrays, at = shard_with(files, deep)
-        arrays["node_backoff"][at] = value
+        level, at = level_with(files, 1, lambda a: a["log10_backoff"] != 0)
+        level["log10_backoff"][at] = value
 
     return change
 
 
+def extended_of_a_gram(said: bool) -> Change:
+    """A 3-gram is said to matter to the right, or not to, against the truth."""
+
+    def change(content: dict[str, Any], files: Files) -> None:
+        level, at = level_with(files, 0, lambda a: a["extended"] != said)
+        level["extended"][at] = said
+
+    return change
+
+
+def extended_of_a_word(content: dict[str, Any], files: Files) -> None:
+    files[LOW]["extended"][1] ^= True
+
+
+def state_length_of_a_pair(found: Callable[[Any], np.ndarray], value: int) -> Change:
+    """The first pair whose state length is so gets another."""
+
+    def change(content: dict[str, Any], files: Files) -> None:
+        flags = files[LOW]["pair_flags"]
+        at = first(found(flags & STATE_LENGTH))
+        flags[at] = (flags[at] & ~np.uint8(STATE_LENGTH)) | value
+
+    return change
+
+
+def clear_stored(content: dict[str, Any], files: Files) -> None:
+    flags = files[LOW]["pair_flags"]
+    flags[first(flags & STORED != 0)] &= ~np.uint8(STORED)
+
+
+def set_stored(content: dict[str, Any], files: Files) -> None:
+    flags = files[LOW]["pair_flags"]
+    flags[first(flags & STORED == 0)] |= STORED
+
+
 def blank_pair_weight(content: dict[str, Any], files: Files) -> None:
     low = files[LOW]
-    low["bigram_backoff"][first(is_blank(low["bigram_meta"]))] = -0.5
+    low["pair_log10_backoff"][first(low["pair_flags"] & BLANK != 0)] = -0.5
 
 
 def blank_made_ngram(content: dict[str, Any], files: Files) -> None:
-    arrays, at = shard_with(files, lambda a: is_blank(a["gram_meta"]))
-    arrays["gram_meta"][at] &= ~np.uint8(layout.BLANK)
-    shift_between_files(content, files)
-
-
-def shift_between_files(content: dict[str, Any], files: Files) -> None:
-    """Order 3 gets the n-gram that a shard now counts more, so that the manifest adds up."""
+    """Order 4 gets the n-gram that a shard now counts more, so that the manifest adds up."""
+    level, at = level_with(files, 0, lambda a: a["blank"])
+    level["blank"][at] = False
     content["counts"][3] += 1
     content["blanks"][2] -= 1
 
 
-def blank_word(content: dict[str, Any], files: Files) -> None:
-    files[LOW]["unigram_meta"][2] |= layout.BLANK
+def unknown_word_missing(content: dict[str, Any], files: Files) -> None:
+    """The unknown word, which begins and ends n-grams, is said not to be in the model."""
+    content["unk_in_model"] = False
+    content["counts"][0] -= 1
+    content["blanks"][0] += 1
+    content["files"][1]["ngrams"] -= 1
+    content["files"][1]["blanks"] += 1
+
+
+def prefix_made_blank(content: dict[str, Any], files: Files) -> None:
+    low = files[LOW]
+    flags = low["pair_flags"]
+    level, gram = level_with(files, 0, lambda a: ~a["blank"])
+    at = int(level["key"][np.searchsorted(level["begin"], gram, side="right") - 1])
+    assert flags[at] & BLANK == 0
+    flags[at] |= BLANK
+    low["pair_log10_prob"][at] = 0
+    content["files"][1]["ngrams"] -= 1
+    content["files"][1]["blanks"] += 1
+    content["counts"][1] -= 1
+    content["blanks"][1] += 1
+
+
+def drop_deepest(content: dict[str, Any], files: Files) -> None:
+    """The 4-grams go; blanks that closed them stay."""
+    for name, levels in files.items():
+        if name.startswith("shard"):
+            level = levels[1]
+            content["counts"][3] -= len(level["rank"])
+            level["begin"][:] = 0
+            for column in ("rank", "log10_prob", "extended", "blank"):
+                level[column] = level[column][:0]
 
 
 def counts_between_orders(content: dict[str, Any], files: Files) -> None:
@@ -177,72 +207,76 @@ def slot_moved(content: dict[str, Any], files: Files) -> None:
     content["slots"] = [1 - shard for shard in content["slots"]]
 
 
-def unsorted_grams(content: dict[str, Any], files: Files) -> None:
-    def pair(a: dict[str, Any]) -> np.ndarray:
-        return a["gram_word"][:-1] < a["gram_word"][1:]
-
-    arrays, at = shard_with(files, pair)
-    words = arrays["gram_word"]
-    words[at], words[at + 1] = words[at + 1], words[at]
-
-
-def wide_offsets(content: dict[str, Any], files: Files) -> None:
-    arrays = files["shard-0000.arrow"]
-    arrays["node_gram"] = arrays["node_gram"].astype(np.uint64)
-
-
-def unknown_id(content: dict[str, Any], files: Files) -> None:
-    files["shard-0000.arrow"]["gram_word"][-1] = 0xFFFFFFFF
-
-
 def foreign_node(content: dict[str, Any], files: Files) -> None:
-    """Nodes for contexts that the model has not: the words of each family counted from 0."""
-    for arrays in (files["shard-0000.arrow"], files["shard-0001.arrow"]):
-        child = arrays["node_child"].astype(int)
-        for begin, end in pairwise(child):
-            arrays["node_key"][begin:end] = np.arange(end - begin)
-
-
-def drop_gram(arrays: dict[str, Any], at: int) -> None:
-    """Takes one n-gram or blank out of a shard."""
-    for column in ("gram_word", "gram_log10_prob", "gram_meta"):
-        arrays[column] = np.delete(arrays[column], at)
-    arrays["node_gram"][arrays["node_gram"] > at] -= 1
-
-
-def lost_blank(content: dict[str, Any], files: Files) -> None:
-    arrays, at = shard_with(files, lambda a: is_blank(a["gram_meta"]))
-    level = int(
-        np.searchsorted(arrays["node_gram"][arrays["level_begin"].astype(int)], at, "right")
-    )
-    drop_gram(arrays, at)
-    content["blanks"][level + 1] -= 1
+    """Contexts of three words begin with the first words of the vocabulary, whatever follows."""
+    key_bits = key_bits_of(len(files[LOW]["log10_prob"]))
+    for name, levels in files.items():
+        if name.startswith("shard"):
+            for begin, end in pairwise(levels[0]["child"]):
+                levels[1]["key"][begin:end] = np.sort(keys_of(np.arange(end - begin), key_bits))
 
 
 def useless_node(content: dict[str, Any], files: Files) -> None:
     """A leaf that stood for its weight alone loses it."""
 
-    def leaf(a: dict[str, Any]) -> np.ndarray:
-        return (
-            (np.diff(a["node_gram"].astype(np.int64)) == 0)
-            & (np.diff(a["node_child"].astype(np.int64)) == 0)
-            & (a["node_backoff"] != 0)
-        )
+    def leaf(a: Any) -> np.ndarray:
+        return (np.diff(a["begin"]) == 0) & (a["log10_backoff"] != 0)
 
-    arrays, at = shard_with(files, leaf)
-    arrays["node_backoff"][at] = 0
+    level, at = level_with(files, 1, leaf)
+    level["log10_backoff"][at] = 0
 
 
-def prefix_made_blank(content: dict[str, Any], files: Files) -> None:
+def unsorted_words(content: dict[str, Any], files: Files) -> None:
+    """Two words of a short list of 2-grams exchanged."""
     low = files[LOW]
-    at = first((low["bigram_meta"] & layout.STORED != 0) & ~is_blank(low["bigram_meta"]))
-    low["bigram_meta"][at] |= layout.BLANK
-    low["bigram_log10_prob"][at] = 0
-    for entry in content["files"][1:2]:
-        entry["ngrams"] -= 1
-        entry["blanks"] += 1
-    content["counts"][1] -= 1
-    content["blanks"][1] += 1
+    at = int(low["begin"][first((np.diff(low["begin"]) > 1) & (np.diff(low["begin"]) <= 8))])
+    low["key"][[at, at + 1]] = low["key"][[at + 1, at]]
+
+
+def unsorted_ranks(content: dict[str, Any], files: Files) -> None:
+    """Two words of a list of 3-grams exchanged."""
+
+    def short(a: Any) -> np.ndarray:
+        size = np.diff(a["begin"])
+        return (size > 1) & (size <= 8) & (size < a["parent_size"])
+
+    level, node = level_with(files, 0, short)
+    at = int(level["begin"][node])
+    level["rank"][[at, at + 1]] = level["rank"][[at + 1, at]]
+
+
+def unsorted_nodes(content: dict[str, Any], files: Files) -> None:
+    """Two nodes below one root exchanged."""
+    for name, levels in files.items():
+        if name.startswith("shard") and (np.diff(levels[0]["child"]) > 1).any():
+            at = int(levels[0]["child"][first(np.diff(levels[0]["child"]) > 1)])
+            key = levels[1]["key"]
+            key[[at, at + 1]] = key[[at + 1, at]]
+
+
+def key_of_no_word(words: int) -> int:
+    """The largest key that stands for an id beyond the vocabulary."""
+    key_bits = key_bits_of(words)
+    keys = np.arange(1 << key_bits)
+    return int(keys[ids_of(keys, key_bits) >= words].max())
+
+
+def unknown_pair_id(content: dict[str, Any], files: Files) -> None:
+    """The last word of a list of 2-grams."""
+    low = files[LOW]
+    lost = key_of_no_word(len(low["log10_prob"]))
+    ends = low["begin"][1:] - 1
+    low["key"][ends[first(low["key"][ends] < lost)]] = lost
+
+
+def unknown_node_id(content: dict[str, Any], files: Files) -> None:
+    """The last node below a root."""
+    lost = key_of_no_word(len(files[LOW]["log10_prob"]))
+    for name, levels in files.items():
+        if name.startswith("shard"):
+            child, key = levels[0]["child"], levels[1]["key"]
+            ends = child[1:][np.diff(child) > 0] - 1
+            key[ends[first(key[ends] < lost)]] = lost
 
 
 def word_with_space(content: dict[str, Any], files: Files) -> None:
@@ -251,8 +285,7 @@ def word_with_space(content: dict[str, Any], files: Files) -> None:
 
 
 def word_twice(content: dict[str, Any], files: Files) -> None:
-    words = files[WORDS]
-    words["word_bytes"][:] = ord("w")
+    files[WORDS]["word_bytes"][:] = ord("w")
 
 
 def no_sentence_begin(content: dict[str, Any], files: Files) -> None:
@@ -260,73 +293,54 @@ def no_sentence_begin(content: dict[str, Any], files: Files) -> None:
     files[WORDS]["word_bytes"] = np.frombuffer(text, np.uint8)
 
 
-def children_out_of_range(content: dict[str, Any], files: Files) -> None:
-    files["shard-0000.arrow"]["node_child"][-1] += 1000
-
-
-def leaves_with_children(content: dict[str, Any], files: Files) -> None:
-    """The last level must have none, or a walk could go deeper than the order."""
-    arrays = files["shard-0000.arrow"]
-    arrays["node_child"][:] = 0
-    arrays["node_child"][-1] = len(arrays["node_key"])
-
-
-def huge_offset(content: dict[str, Any], files: Files) -> None:
-    arrays = files["shard-0000.arrow"]
-    arrays["node_gram"] = arrays["node_gram"].astype(np.uint64)
-    arrays["node_gram"][1] = 1 << 63
-
-
-def levels_out_of_order(content: dict[str, Any], files: Files) -> None:
-    files["shard-0000.arrow"]["level_begin"][1] = len(files["shard-0000.arrow"]["node_key"]) + 1
-
-
-def short_column(content: dict[str, Any], files: Files) -> None:
-    arrays = files["shard-0000.arrow"]
-    arrays["gram_meta"] = arrays["gram_meta"][:-1]
-
-
-def root_key_out_of_range(content: dict[str, Any], files: Files) -> None:
-    arrays = files["shard-0000.arrow"]
-    arrays["node_key"][int(arrays["level_begin"][1]) - 1] = len(files[LOW]["bigram_word"])
-
-
-def bigram_begins_fall(content: dict[str, Any], files: Files) -> None:
-    begins = files[LOW]["bigram_begin"]
-    begins[first((begins[1:] < begins[-1]) & (begins[1:] > 0)) + 1] = begins[-1] + 1
-
-
 def vocabulary_begins_fall(content: dict[str, Any], files: Files) -> None:
     files[WORDS]["word_begin"][2] = 0xFFFFFFFF
 
 
-def probability_changed(content: dict[str, Any], files: Files) -> None:
-    arrays, at = shard_with(files, lambda a: ~is_blank(a["gram_meta"]))
-    arrays["gram_log10_prob"][at] -= 0.25
+def wide_offsets(content: dict[str, Any], files: Files) -> None:
+    files[WORDS]["word_begin"] = files[WORDS]["word_begin"].astype(np.uint64)
 
 
 PLANTED: dict[str, tuple[str, Change]] = {
-    "a probability that differs": ("model-id", probability_changed),
+    "a probability that differs": ("model-id", set_gram(-0.8125)),
     "a model id of another model": ("model-id", model_id),
-    "a probability above one": ("probability", set_gram(0.5)),
-    "a probability that is no number": ("probability", set_gram(np.nan)),
-    "a 2-gram's probability above one": ("probability", set_low("bigram_log10_prob", 1e-9)),
-    "an infinite weight": ("backoff", set_low("unigram_backoff", np.inf)),
-    "a node's weight that is no number": ("backoff", deep_weight(np.nan)),
-    "a zero with a sign": ("negative-zero", set_gram(-0.0)),
-    "a weight of zero with a sign": ("negative-zero", set_low("unigram_backoff", -0.0)),
+    "a probability that is no number": ("file", set_gram(np.nan)),
+    "a 2-gram's probability that is no number": ("file", set_low("pair_log10_prob", np.nan)),
+    "a word's probability that is no number": ("file", set_low("log10_prob", np.nan)),
+    "a word's infinite weight": ("file", set_low("log10_backoff", np.inf)),
+    "a 2-gram's infinite weight": ("file", set_low("pair_log10_backoff", -np.inf)),
+    "a node's weight that is no number": ("file", deep_weight(np.nan)),
+    "a weight of zero with a sign": ("file", set_low("log10_backoff", -0.0)),
+    "a 2-gram's weight of zero with a sign": ("file", set_low("pair_log10_backoff", -0.0)),
+    "a node's weight of zero with a sign": ("file", deep_weight(-0.0)),
     "a blank with a probability": ("blank-value", set_gram(-0.5, blank=True)),
     "a blank pair with a weight": ("blank-value", blank_pair_weight),
-    "a word that is a blank": ("blank-word", blank_word),
+    "an unknown word that is missing": ("blank-word", unknown_word_missing),
     "a blank made an n-gram": ("counts", blank_made_ngram),
     "an n-gram with a blank for its prefix": ("prefix", prefix_made_blank),
-    "a blank that is missing": ("suffix", lost_blank),
+    "a blank that closes nothing": ("blank-useless", drop_deepest),
     "counts of two orders mixed": ("counts", counts_between_orders),
-    "a state length that is wrong": ("state-length", flip_state_length),
-    "a word's state length that is wrong": ("state-length", flip_unigram_state_length),
+    "an n-gram that hides that it matters": ("extended", extended_of_a_gram(False)),
+    "an n-gram that matters to nothing": ("extended", extended_of_a_gram(True)),
+    "a word that hides that it matters": ("extended", extended_of_a_word),
+    "a pair that hides that it matters": (
+        "extended",
+        state_length_of_a_pair(lambda length: length == 2, 1),
+    ),
+    "a pair that matters to nothing": (
+        "extended",
+        state_length_of_a_pair(lambda length: length < 2, 2),
+    ),
+    "a pair with the state of another word": (
+        "extended",
+        state_length_of_a_pair(lambda length: length == 1, 0),
+    ),
+    "a pair with a state longer than itself": (
+        "extended",
+        state_length_of_a_pair(lambda length: length < 2, 3),
+    ),
     "a pair that hides its root": ("stored", clear_stored),
     "a pair that promises a root": ("stored", set_stored),
-    "a root with another weight": ("root-backoff", root_weight),
     "a node for nothing": ("node-useless", useless_node),
     "a node for a context that is none": ("node", foreign_node),
     "slots that moved": ("slot", slot_moved),
@@ -334,19 +348,12 @@ PLANTED: dict[str, tuple[str, Change]] = {
     "a word with a space": ("word", word_with_space),
     "a vocabulary without <s>": ("word", no_sentence_begin),
     "a word that stands twice": ("file", word_twice),
-    "a reserved bit of a pair": ("file", reserved_bit),
-    "a reserved bit of an n-gram": ("file", reserved_bit_of_a_gram),
-    "a state longer than a context": ("file", long_state),
-    "words out of order": ("file", unsorted_grams),
-    "an id beyond the vocabulary": ("file", unknown_id),
-    "a root beyond the 2-grams": ("file", root_key_out_of_range),
-    "children beyond the nodes": ("file", children_out_of_range),
-    "leaves that have children": ("file", leaves_with_children),
-    "an offset of 2**63": ("file", huge_offset),
-    "levels that fall": ("file", levels_out_of_order),
-    "2-grams that begin beyond the end": ("file", bigram_begins_fall),
     "words that begin beyond the end": ("file", vocabulary_begins_fall),
-    "a column cut short": ("file", short_column),
+    "words of 2-grams out of order": ("file", unsorted_words),
+    "words of 3-grams out of order": ("file", unsorted_ranks),
+    "nodes out of order": ("file", unsorted_nodes),
+    "a pair's id beyond the vocabulary": ("file", unknown_pair_id),
+    "a node's id beyond the vocabulary": ("file", unknown_node_id),
 }
 
 
@@ -354,6 +361,13 @@ PLANTED: dict[str, tuple[str, Change]] = {
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A 4-gram model with blanks and weights that nothing follows, in two shards."""
     return build(random_model(7, words=8, per_order=60), tmp_path_factory.mktemp("good"))
+
+
+@pytest.fixture(scope="module")
+def compact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with tables of values."""
+    folder = tmp_path_factory.mktemp("compact")
+    return build(random_model(7, words=8, per_order=60), folder, encoding="compact", bits=32)
 
 
 @pytest.mark.parametrize("planted", PLANTED)
@@ -368,7 +382,8 @@ def test_a_planted_violation_is_told_by_its_rule(planted: str, good: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    "planted", [name for name in PLANTED if "number" in name or "above" in name]
+    "planted",
+    [name for name in PLANTED if "number" in name or "infinite" in name or "sign" in name],
 )
 def test_values_no_model_has_are_refused_where_they_would_be_served(
     planted: str, good: Path, tmp_path: Path
@@ -376,34 +391,119 @@ def test_values_no_model_has_are_refused_where_they_would_be_served(
     """Opening to serve looks at every value: a NaN must not become a score."""
     _, change = PLANTED[planted]
     bad = changed(good, tmp_path / "bad", change)
-    with pytest.raises(ShardFormatError, match=r"0 or less|finite"):
+    with pytest.raises(ShardFormatError, match=r"value|finite|weight|sign"):
         LocalModel.open(bad)
 
 
-def test_a_change_of_nothing_is_told_by_no_rule(good: Path, tmp_path: Path) -> None:
-    """So that the test above tells the changes and not the copying."""
-    assert verify(changed(good, tmp_path / "same", lambda content, files: None)).ok
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("prob_table", (0.5, np.nan, np.inf, -0.0)),
+        ("backoff_table", (np.nan, np.inf, -np.inf, -0.0)),
+    ],
+)
+@pytest.mark.parametrize("file", [LOW, SHARD])
+def test_a_table_with_a_value_no_model_has_is_refused(
+    file: str, column: str, values: tuple[float, ...], compact: Path, tmp_path: Path
+) -> None:
+    """Every entry of every table may become a score."""
+    for number, value in enumerate(values):
+
+        def change(content: dict[str, Any], files: Files, value: float = value) -> None:
+            tables = [name for name in files[file] if name.endswith(column)]
+            table = files[file][max(tables, key=lambda name: len(files[file][name]))]
+            table[len(table) // 2] = value
+
+        bad = tampered(compact, tmp_path / f"bad {number}", change)
+        with pytest.raises(ShardFormatError, match=r"0 or less|finite|sign"):
+            LocalModel.open(bad)
+        assert rules(verify(bad)) == {"file"}
+
+
+def spare_bit(content: dict[str, Any], files: Files) -> None:
+    files[LOW]["list"][-1] = 1
+
+
+def other_encoding(content: dict[str, Any], files: Files) -> None:
+    content["encoding"] = "compact"
+
+
+def longer_table(content: dict[str, Any], files: Files) -> None:
+    """An entry that no code names; codes have room for it."""
+    table = files[LOW]["pair_backoff_table"]
+    assert len(table).bit_count() > 1
+    files[LOW]["pair_backoff_table"] = np.append(table, np.float32(1))
+
+
+@pytest.mark.parametrize("change", [spare_bit, other_encoding, longer_table])
+def test_columns_that_the_builder_would_not_write_are_told(
+    change: Change, good: Path, tmp_path: Path
+) -> None:
+    """The n-grams are right, and still: one model has one packed form."""
+    assert rules(verify(tampered(good, tmp_path / "bad", change))) == {"columns"}
+
+
+def test_a_change_of_nothing_is_told_by_no_rule(good: Path, compact: Path, tmp_path: Path) -> None:
+    """So that the tests above tell the changes and not the copying."""
+
+    def nothing(content: dict[str, Any], files: Files) -> None:
+        pass
+
+    for number, source in enumerate((good, compact)):
+        assert verify(changed(source, tmp_path / f"{number} plain", nothing)).ok
+        assert verify(tampered(source, tmp_path / f"{number} packed", nothing)).ok
+
+
+def test_a_flipped_bit_anywhere_is_told(good: Path, compact: Path, tmp_path: Path) -> None:
+    """In every column, at places taken by chance, under right checksums."""
+    rng = np.random.default_rng(4)
+    told = 0
+    for number, source in enumerate((good, compact)):
+        for file in (WORDS, LOW, SHARD):
+            for column, values in columns_of(source, file).items():
+                for again in range(3 if values.nbytes else 0):
+                    byte, bit = rng.integers(values.nbytes), rng.integers(8)
+
+                    def flip(
+                        content: dict[str, Any],
+                        files: Files,
+                        at: tuple[str, str, int, int] = (file, column, byte, bit),
+                    ) -> None:
+                        file, column, byte, bit = at
+                        files[file][column].view(np.uint8)[byte] ^= np.uint8(1 << bit)
+
+                    folder = tmp_path / f"{number} {file} {column} {again}"
+                    report = verify(tampered(source, folder, flip))
+                    assert report.violations, (file, column, byte, bit)
+                    told += 1
+    assert told > 100
 
 
 def test_a_weight_at_the_highest_order_is_told(tmp_path: Path) -> None:
     """Nothing backs off from there."""
     source = build(HAND_MADE["bigrams_only"], tmp_path)
-    report = verify(changed(source, tmp_path / "bad", set_low("bigram_backoff", -0.5)))
+    report = verify(changed(source, tmp_path / "bad", set_low("pair_log10_backoff", -0.5)))
     assert "backoff" in rules(report)
 
 
-def test_a_blank_that_closes_nothing_is_told(tmp_path: Path) -> None:
+def test_a_blank_pair_that_closes_nothing_is_told(tmp_path: Path) -> None:
     """A blank a c, though no n-gram ends so."""
     source = build(HAND_MADE["bigrams_only"], tmp_path)
 
     def change(content: dict[str, Any], files: Files) -> None:
         low = files[LOW]
         a, c = 3, 5  # the ids are those of <unk> <s> </s> a b c d
-        at = int(low["bigram_begin"][a + 1])
-        meta = layout.BLANK | int(low["unigram_meta"][c])
-        for column, value in (("word", c), ("log10_prob", 0), ("backoff", 0), ("meta", meta)):
-            low[f"bigram_{column}"] = np.insert(low[f"bigram_{column}"], at, value)
-        low["bigram_begin"][a + 1 :] += 1
+        key = int(keys_of(np.array([c]), key_bits_of(7))[0])
+        begin, end = low["begin"][a : a + 2]
+        at = int(begin + np.searchsorted(low["key"][begin:end], key))
+        for column, value in (
+            ("key", key),
+            ("pair_log10_prob", 0),
+            ("pair_log10_backoff", 0),
+            ("pair_flags", BLANK | int(low["extended"][c])),
+        ):
+            low[column] = np.insert(low[column], at, value)
+        low["begin"][a + 1 :] += 1
         content["blanks"][1] += 1
         content["files"][1]["blanks"] += 1
 
@@ -413,11 +513,8 @@ def test_a_blank_that_closes_nothing_is_told(tmp_path: Path) -> None:
 def test_the_unknown_word_that_a_model_lacks_scores_minus_one_hundred(tmp_path: Path) -> None:
     """Its blank has that value and no other."""
     source = build(HAND_MADE["no_unknown_word"], tmp_path)
-
-    def change(content: dict[str, Any], files: Files) -> None:
-        files[LOW]["unigram_log10_prob"][0] = -99
-
-    assert "blank-value" in rules(verify(changed(source, tmp_path / "bad", change)))
+    report = verify(changed(source, tmp_path / "bad", set_low("log10_prob", -99)))
+    assert "blank-value" in rules(report)
 
 
 def test_the_same_ngrams_in_two_shards_are_told(good: Path, tmp_path: Path) -> None:
@@ -440,12 +537,13 @@ def test_the_same_ngrams_in_two_shards_are_told(good: Path, tmp_path: Path) -> N
     ("field", "value"),
     [
         ("format", "another"),
-        ("format_version", 2),
+        ("format_version", 1),
+        ("format_version", 3),
         ("format_version", True),
         ("features", ["shared_slots"]),
         ("features", [["nested"]]),
         ("features", "none"),
-        ("encoding", "compact"),
+        ("encoding", "quantised"),
         ("encoding", []),
         ("order", 4.0),
         ("order", 0),
@@ -477,18 +575,33 @@ def test_a_manifest_with_a_wrong_field_is_refused(
     assert rules(verify(tmp_path)) == {"manifest"}
 
 
-@pytest.mark.parametrize("field", ["model", "order", "counts", "slots", "files", "shard_set"])
+@pytest.mark.parametrize(
+    "field", ["model", "order", "counts", "slots", "files", "shard_set", "check"]
+)
 def test_a_manifest_without_a_field_is_refused(field: str, good: Path, tmp_path: Path) -> None:
     """The message names it, or the id that is missing."""
     content = json.loads((good / layout.MANIFEST).read_bytes())
     seal(tmp_path, content)
     del content[field]
-    if field != "shard_set":
+    if field not in ("shard_set", "check"):
         seal(tmp_path, content)
     else:
         (tmp_path / layout.MANIFEST).write_bytes(layout.canonical_text(content))
     with pytest.raises(ShardFormatError, match=field.replace("_", " ")):
         layout.read_manifest(tmp_path)
+
+
+def test_what_is_said_of_the_source_counts_for_the_check_alone(good: Path, tmp_path: Path) -> None:
+    """The same model from another file is the same set; an edit is told all the same."""
+    content = json.loads((good / layout.MANIFEST).read_bytes())
+    content["provenance"]["source"] = "renamed.arpa"
+    (tmp_path / layout.MANIFEST).write_bytes(layout.canonical_text(content))
+    with pytest.raises(ShardFormatError, match="edited"):
+        layout.read_manifest(tmp_path)
+    before = content["check"]
+    seal(tmp_path, content)
+    assert layout.read_manifest(tmp_path).shard_set == layout.read_manifest(good).shard_set
+    assert content["check"] != before
 
 
 def test_a_field_that_is_not_known_is_left_alone(good: Path, tmp_path: Path) -> None:
@@ -512,7 +625,7 @@ def test_a_field_that_is_not_known_is_left_alone(good: Path, tmp_path: Path) -> 
         b"[" * 100_000,
         b'{"format":"dlm shard set","x":NaN}',
         b'{"format":"dlm shard set","x":1e999}',
-        b'{"format":"dlm shard set","format_version":1,"features":[]}',
+        b'{"format":"dlm shard set","format_version":2,"features":[]}',
     ],
 )
 def test_a_text_that_is_no_manifest_is_refused(text: bytes) -> None:

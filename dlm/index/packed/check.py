@@ -148,7 +148,7 @@ def check_low(a: Arrays, words: int, order: int) -> tuple[NDArray[np.int64], int
     at = kernels.check_list_ids(
         a["list"].ctypes.data, place, begin, key_bits, value_bits, inverse, words
     )
-    _require(at < 0, f"list: word ids after word {at}")
+    _require(at < 0, f"list: word ids or state lengths after word {at}")
     return begin, pairs
 
 

@@ -98,6 +98,14 @@ def field(bit, width):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
+def two_fields(bit, width):  # type: ignore[no-untyped-def]
+    """The field of `width` bits, 28 at most, that begins at `bit`, and the one after it."""
+    x = load64(bit >> np.int64(3)) >> (bit & np.int64(7))
+    mask = mask_of(width)
+    return x & mask, (x >> width) & mask
+
+
+@njit(inline="always")
 def bit_length(value):  # type: ignore[no-untyped-def]
     """Bits that `value` >= 0 needs; 0 for 0."""
     return np.int64(64) - leading_zeros(value)
@@ -501,7 +509,8 @@ def check_rank_lists(address, places, parent_size, value_bits, flag_bits, prob_l
         at = (address << np.int64(3)) + places[i]
         bits = places[i + 1] - places[i]
         n, head = read_head(at, size)
-        if n < 0 or n > size or bits < head:
+        # A head of more bits is no gamma code: its zeros go on past what was loaded.
+        if head > 58 or n < 0 or n > size or bits < head:
             return i, np.int64(4)
         if n == size:
             if head != _ONE or bits != head + n * value_bits:
@@ -541,7 +550,7 @@ def check_ids(address, count, stride, width, begin, inverse, words):  # type: ig
 
 @njit(cache=True, nogil=True)
 def check_list_ids(address, places, begin, key_bits, value_bits, inverse, words):  # type: ignore[no-untyped-def]
-    """The first key list with a key that stands for no word; -1: none."""
+    """The first list of pairs with a key that stands for no word, or a state of 3; -1: none."""
     mask = mask_of(key_bits)
     for i in range(len(begin) - 1):
         n = np.int64(begin[i + 1]) - np.int64(begin[i])
@@ -563,7 +572,10 @@ def check_list_ids(address, places, begin, key_bits, value_bits, inverse, words)
                 if (key * inverse) & mask >= words:
                     return i
                 at += rest
-            at += (end - first) * value_bits
+            for _ in range(first, end):
+                if field(at, np.int64(2)) == 3:
+                    return i
+                at += value_bits
     return -1
 
 

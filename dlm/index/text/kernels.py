@@ -36,6 +36,7 @@ from dlm.index.packed.kernels import (
     prefetch,
     rank_bits,
     read_head,
+    two_fields,
 )
 from dlm.index.packed.low import BLANK, PAIR_FLAG_BITS, STATE_LENGTH, STORED
 
@@ -145,8 +146,7 @@ def score_tokens(  # type: ignore[no-untyped-def]
             step = lists[before, L_STEP]
             low, high = _0, lists[before, L_SIZE]
             if step:
-                low = field(token[i + 1, T_BIT], step)
-                high = field(token[i + 1, T_BIT] + step, step)
+                low, high = two_fields(token[i + 1, T_BIT], step)
             bit = lists[before, L_KEYS] + low * (lists[before, L_REST] + value_bits)
             prefetch(bit >> _3)
             prefetch((bit + (high - low) * (lists[before, L_REST] + value_bits)) >> _3)
@@ -279,8 +279,7 @@ def score_tokens(  # type: ignore[no-untyped-def]
                 step = lists[before, L_STEP]
                 low, high = _0, lists[before, L_SIZE]
                 if step:
-                    low = field(token[i + 1, T_BIT], step)
-                    high = field(token[i + 1, T_BIT] + step, step)
+                    low, high = two_fields(token[i + 1, T_BIT], step)
                 bit = lists[before, L_KEYS] + low * (lists[before, L_REST] + record)
                 prefetch(bit >> _3)
                 token[i + 1, T_LOW] = low

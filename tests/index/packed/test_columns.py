@@ -1,0 +1,144 @@
+"""Packed columns give back what went in, in the fewest bits that their layout allows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlm.index.packed.columns import (
+    BACKOFF_BITS,
+    OFFSET_BLOCK,
+    PROB_BITS,
+    bits_of,
+    code_values,
+    pack_fields,
+    pack_offsets,
+    unpack_fields,
+    unpack_offsets,
+    values_of,
+)
+
+few = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+@few
+@given(width=st.integers(0, 57), count=st.integers(0, 200), seed=st.integers(0, 1 << 20))
+def test_fields_of_any_width_come_back(width: int, count: int, seed: int) -> None:
+    """Each in its own bits, with a spare word at the end that is 0."""
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 1 << width, count, dtype=np.uint64)
+    if count:
+        values[rng.integers(count)] = (1 << width) - 1
+    words = pack_fields(values, width)
+    assert len(words) == (count * width + 63) // 64 + 1
+    assert words[-1] == 0
+    assert unpack_fields(words, width, count).tolist() == values.tolist()
+    whole = int.from_bytes(words.tobytes(), "little")
+    assert whole == sum(int(value) << (i * width) for i, value in enumerate(values))
+
+
+@few
+@given(
+    steps=st.lists(
+        st.one_of(st.integers(0, 3), st.integers(0, 40), st.integers(0, 1 << 40)),
+        min_size=0,
+        max_size=120,
+    )
+)
+def test_offsets_come_back(steps: list[int]) -> None:
+    """Where distances are alike, and where some blocks are far wider than the others."""
+    offsets = np.concatenate([[0], np.cumsum(np.array(steps, np.int64))])
+    packed = pack_offsets(offsets)
+    assert unpack_offsets(packed, len(offsets)).tolist() == offsets.tolist()
+    assert packed.delta_bits <= packed.base_bits
+    blocks = -(-len(offsets) // OFFSET_BLOCK)
+    bits = blocks * (packed.base_bits + 1 + (OFFSET_BLOCK - 1) * packed.delta_bits)
+    assert len(packed.words) == (bits + 63) // 64 + 1
+
+
+def test_a_block_that_is_wide_stands_whole_among_the_exceptions() -> None:
+    """One jump in a thousand equal steps does not widen the other blocks."""
+    steps = np.full(1000, 3)
+    steps[500] = 1 << 30
+    offsets = np.concatenate([[0], np.cumsum(steps)])
+    packed = pack_offsets(offsets)
+    assert packed.delta_bits == bits_of(3 * 15)
+    assert len(packed.exceptions) == (OFFSET_BLOCK * packed.base_bits + 63) // 64 + 1
+    assert unpack_offsets(packed, len(offsets)).tolist() == offsets.tolist()
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 32, 33])
+@pytest.mark.parametrize("step", [0, 1, 1 << 30])
+def test_offsets_at_the_edges_of_a_block_come_back(count: int, step: int) -> None:
+    """A last block of one, of all sixteen, and offsets that are all 0."""
+    offsets = np.arange(count) * step
+    assert unpack_offsets(pack_offsets(offsets), count).tolist() == offsets.tolist()
+
+
+def as_bits(values: np.ndarray) -> list[int]:
+    """What tells 0 from -0.0."""
+    return np.asarray(values, np.float32).view(np.uint32).tolist()
+
+
+PROBS = st.one_of(
+    st.sampled_from([0.0, -np.inf, -99.0, -1.0, -1e-45, -3.4e38]),
+    st.floats(-10, 0, width=32).map(lambda x: x + 0.0),
+)
+WEIGHTS = st.one_of(
+    st.sampled_from([0.0, 0.5, -1e-45, 1e-45, 3e38, -3e38]),
+    st.floats(-3, 3, width=32).map(lambda x: x + 0.0),
+)
+
+
+@few
+@given(
+    values=st.lists(PROBS, max_size=80),
+    repeats=st.integers(1, 40),
+    largest=st.sampled_from([0, 1, 4, 1 << 31]),
+)
+def test_probabilities_come_back_by_table_and_without(
+    values: list[float], repeats: int, largest: int
+) -> None:
+    """0 and -inf among them; the sign, which is always the same, is not kept."""
+    array = np.tile(np.array(values, np.float32), repeats)
+    coded = code_values(array, PROB_BITS, largest)
+    assert as_bits(values_of(coded.codes, coded.table, PROB_BITS)) == as_bits(array)
+    assert len(coded.table) <= largest
+    assert not len(array) or int(coded.codes.max()) < 1 << coded.bits
+    assert coded.bits <= PROB_BITS
+
+
+@few
+@given(
+    values=st.lists(WEIGHTS, max_size=80),
+    repeats=st.integers(1, 40),
+    largest=st.sampled_from([0, 1, 4, 1 << 31]),
+)
+def test_weights_come_back_by_table_and_without(
+    values: list[float], repeats: int, largest: int
+) -> None:
+    """With their signs."""
+    array = np.tile(np.array(values, np.float32), repeats)
+    coded = code_values(array, BACKOFF_BITS, largest)
+    assert as_bits(values_of(coded.codes, coded.table, BACKOFF_BITS)) == as_bits(array)
+    assert len(coded.table) <= largest
+    assert (coded.bits == BACKOFF_BITS) == (len(coded.table) == 0)
+
+
+def test_a_table_of_one_entry_takes_no_bits_for_its_codes() -> None:
+    """All weights are often 0."""
+    coded = code_values(np.zeros(100, np.float32), BACKOFF_BITS, 1 << 16)
+    assert (coded.bits, coded.table.tolist()) == (0, [0.0])
+    assert as_bits(values_of(coded.codes, coded.table, BACKOFF_BITS)) == [0] * 100
+
+
+def test_a_table_that_would_take_more_bits_is_not_made() -> None:
+    """Each of its entries takes 32; a value alone, or all different, stays as it is."""
+    different = np.arange(1, 100, dtype=np.float32)
+    assert code_values(different, BACKOFF_BITS, 1 << 31).bits == BACKOFF_BITS
+    assert code_values(different[:1], BACKOFF_BITS, 1 << 31).bits == BACKOFF_BITS
+    twice = np.concatenate([different, different])
+    assert code_values(twice, BACKOFF_BITS, 1 << 31).bits == bits_of(98)
+    assert code_values(twice, BACKOFF_BITS, 98).bits == BACKOFF_BITS

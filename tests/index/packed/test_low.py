@@ -1,0 +1,108 @@
+"""The low orders are unpacked as they were packed, and keys are ids in another order."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlm.index.packed.low import (
+    LowPlain,
+    ids_of,
+    key_bits_of,
+    keys_of,
+    multiplier_of,
+    pack_low,
+    unpack_low,
+)
+
+
+def values(rng: np.random.Generator, count: int, distinct: int) -> np.ndarray:
+    """`count` values of so many, 0 among them."""
+    book = -rng.random(distinct).astype(np.float32)
+    book[0] = 0
+    return book[rng.integers(0, distinct, count)]
+
+
+def random_low(rng: np.random.Generator, words: int, most: int, distinct: int) -> LowPlain:
+    """Lists of up to `most` words, some of them empty, one of them of all words."""
+    sizes = rng.integers(0, min(most, words) + 1, words)
+    sizes[rng.integers(words)] = words
+    sizes[rng.integers(words)] = 0
+    ids = [rng.choice(words, size, replace=False) for size in sizes]
+    keys = [np.sort(keys_of(i, key_bits_of(words))) for i in ids]
+    key = np.concatenate([*keys, np.zeros(0, np.uint32)]).astype(np.uint32)
+    return LowPlain(
+        values(rng, words, distinct),
+        -values(rng, words, distinct),
+        rng.random(words) < 0.5,
+        np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        key,
+        values(rng, len(key), distinct),
+        values(rng, len(key), distinct),
+        rng.integers(0, 16, len(key)).astype(np.uint8),
+    )
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 1 << 20),
+    words=st.integers(1, 130),
+    most=st.sampled_from([0, 1, 8, 9, 130]),
+    distinct=st.sampled_from([1, 2, 7, 5000]),
+    prob_table=st.sampled_from([0, 5, 1 << 31]),
+    backoff_table=st.sampled_from([0, 5, 1 << 31]),
+)
+def test_low_orders_come_back(
+    seed: int, words: int, most: int, distinct: int, prob_table: int, backoff_table: int
+) -> None:
+    """Lists short, long and whole; values by table and without; one word alone."""
+    low = random_low(np.random.default_rng(seed), words, most, distinct)
+    packed = pack_low(low, prob_table, backoff_table)
+    for name, column in packed.items():
+        assert column.dtype == (np.float32 if name.endswith("table") else np.uint64), name
+    again = unpack_low(packed)
+    for field in fields(LowPlain):
+        assert (getattr(again, field.name) + 0 == getattr(low, field.name)).all(), field.name
+        assert len(getattr(again, field.name)) == len(getattr(low, field.name)), field.name
+
+
+@pytest.mark.parametrize("key_bits", range(1, 33))
+def test_keys_and_ids_are_inverse_at_every_width(key_bits: int) -> None:
+    """And keys permute the ids: no two words share one."""
+    top = 1 << key_bits
+    ids = np.unique(
+        np.concatenate(
+            [
+                np.arange(min(top, 300)),
+                np.arange(max(top - 300, 0), top),
+                np.random.default_rng(key_bits).integers(0, top, 300),
+            ]
+        )
+    ).astype(np.uint32)
+    keys = keys_of(ids, key_bits)
+    assert len(np.unique(keys)) == len(ids)
+    assert int(keys.max()) < top
+    assert ids_of(keys, key_bits).tolist() == ids.tolist()
+    assert keys_of(ids_of(ids, key_bits), key_bits).tolist() == ids.tolist()
+    assert multiplier_of(key_bits) % 2 == 1
+    assert multiplier_of(key_bits) < top
+
+
+@pytest.mark.parametrize(
+    ("words", "bits"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (1 << 20, 20), ((1 << 20) + 1, 21)]
+)
+def test_a_key_has_the_bits_that_the_largest_id_needs(words: int, bits: int) -> None:
+    """One at least."""
+    assert key_bits_of(words) == bits
+
+
+def test_keys_of_neighbouring_ids_are_spread_evenly() -> None:
+    """No eighth of all keys holds far more of the first thousand ids than another."""
+    keys = keys_of(np.arange(1000), 20)
+    held = np.bincount(keys >> 17, minlength=8)
+    assert held.min() > 110
+    assert held.max() < 140

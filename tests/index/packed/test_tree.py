@@ -1,0 +1,127 @@
+"""The tree of a shard is unpacked as it was packed."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlm.index.packed.tree import (
+    LEVEL_SHAPE,
+    TREE_SHAPE,
+    LevelPlain,
+    pack_tree,
+    root_key_bits_of,
+    tree_shape,
+    unpack_tree,
+)
+
+KEY_BITS = 9
+
+
+def random_level(
+    rng: np.random.Generator, key: np.ndarray, parent_size: np.ndarray, deepest: bool, child: int
+) -> tuple[LevelPlain, np.ndarray]:
+    """A level whose lists are parts of their parents', some empty and some whole; their sizes."""
+    count = len(key)
+    sizes = rng.integers(0, parent_size + 1)
+    whole = rng.random(count) < 0.2
+    sizes[whole] = parent_size[whole]
+    ranks = [
+        np.sort(rng.choice(most, size, replace=False)) if size else np.zeros(0, np.int64)
+        for most, size in zip(parent_size, sizes, strict=True)
+    ]
+    rank = np.concatenate([*ranks, np.zeros(0)]).astype(np.uint32)
+    children = rng.integers(0, child + 1, count)
+    blank = np.zeros(len(rank), bool)
+    if not deepest and rng.random() < 0.5:  # a blank closes something longer
+        blank = rng.random(len(rank)) < 0.1
+    book = -rng.random(9).astype(np.float32)
+    level = LevelPlain(
+        key,
+        np.where(rng.random(count) < 0.5, 0, rng.random(count)).astype(np.float32),
+        np.concatenate([[0], np.cumsum(children)]).astype(np.int64)
+        if not deepest
+        else np.zeros(count + 1, np.int64),
+        np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        parent_size.astype(np.int64),
+        rank,
+        book[rng.integers(0, 9, len(rank))],
+        (rng.random(len(rank)) < 0.5) if not deepest else np.zeros(len(rank), bool),
+        blank,
+    )
+    return level, sizes
+
+
+def random_tree(
+    rng: np.random.Generator, levels: int, pairs: int, roots: int, most: int
+) -> tuple[list[LevelPlain], np.ndarray]:
+    """The levels, and the sizes of the lists of the pairs."""
+    lists = rng.integers(0, most + 1, pairs)
+    out: list[LevelPlain] = []
+    key = np.sort(rng.choice(pairs, roots, replace=False)).astype(np.uint32)
+    parent_size = lists[key]
+    for depth in range(levels):
+        level, sizes = random_level(rng, key, parent_size, depth + 1 == levels, 3)
+        if depth == 0:
+            level.log10_backoff[:] = 0  # that of a root stands with its pair
+        out.append(level)
+        below = np.diff(level.child)
+        parts = [np.sort(rng.choice(1 << KEY_BITS, n, replace=False)) for n in below]
+        key = np.concatenate([*parts, np.zeros(0)]).astype(np.uint32)
+        parent_size = np.repeat(sizes, below)
+    return out, lists
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 1 << 20),
+    levels=st.integers(0, 4),
+    pairs=st.integers(0, 300),
+    share=st.floats(0, 1),
+    most=st.sampled_from([0, 1, 8, 9, 200]),
+    table=st.sampled_from([0, 4, 1 << 31]),
+)
+def test_trees_come_back(
+    seed: int, levels: int, pairs: int, share: float, most: int, table: int
+) -> None:
+    """No roots, all pairs roots, empty levels, lists empty and whole, values by table or not."""
+    rng = np.random.default_rng(seed)
+    plain, lists = random_tree(rng, levels, pairs, int(pairs * share), most)
+    packed = pack_tree(plain, pairs, KEY_BITS, table, table)
+    again = unpack_tree(packed, lists)
+    assert len(again) == levels
+    for one, two in zip(plain, again, strict=True):
+        for field in fields(LevelPlain):
+            assert getattr(one, field.name).tolist() == getattr(two, field.name).tolist(), field
+
+
+@pytest.mark.parametrize("numbers", [[], [0] * 5, [1, *[0] * 5], [0] * 7, [1 << 63, *[0] * 23]])
+def test_a_shape_of_another_length_is_refused(numbers: list[int]) -> None:
+    """The first number says how many levels there are."""
+    with pytest.raises(ValueError, match="shape has"):
+        tree_shape(np.array(numbers, np.uint64))
+
+
+def test_a_shape_is_read_by_name() -> None:
+    """The numbers of the tree, then of each level."""
+    numbers = np.arange(len(TREE_SHAPE) + 2 * len(LEVEL_SHAPE), dtype=np.uint64) + 2
+    numbers[0] = 2
+    shape = tree_shape(numbers)
+    assert (shape.levels, shape.pairs, shape.root_bucket_bits) == (2, 3, 7)
+    assert shape.level[0]["nodes"] == 8
+    assert shape.level[1][LEVEL_SHAPE[-1]] == int(numbers[-1])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "roots", "bits"), [(0, 0, 0), (100, 0, 0), (8, 8, 3), (100, 1, 9), (1000, 999, 3)]
+)
+def test_buckets_hold_eight_roots_or_fewer_where_they_are_spread_evenly(
+    pairs: int, roots: int, bits: int
+) -> None:
+    """The low bits of a pair that its root keeps."""
+    assert root_key_bits_of(pairs, roots) == bits
+    assert roots * (1 << bits) <= 8 * max(pairs, 1)
