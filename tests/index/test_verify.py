@@ -336,7 +336,7 @@ PLANTED: dict[str, tuple[str, Change]] = {
         state_length_of_a_pair(lambda length: length == 1, 0),
     ),
     "a pair with a state longer than itself": (
-        "extended",
+        "file",
         state_length_of_a_pair(lambda length: length < 2, 3),
     ),
     "a pair that hides its root": ("stored", clear_stored),
