@@ -149,7 +149,6 @@ def _streamed(
                     "encoding": coding.name,
                     "bits": coding.bits,
                     "slot_load": load,
-                    "memory_bytes": memory_bytes if budget.durable else None,
                 },
             )
         place.begin(keep=key is not None)
@@ -325,7 +324,7 @@ def _explained(place: _Place) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        if exc.errno not in _NO_ROOM or exc.filename is not None:
+        if exc.errno not in _NO_ROOM or exc.filename is not None or "Free room" in str(exc):
             raise
         free = [
             f"{shutil.disk_usage(f).free:,} in {f}"

@@ -592,3 +592,70 @@ def score_groups(  # type: ignore[no-untyped-def]
                 state_length[q] = np.uint8(q_state[i])
             first_query += asked
         block += here
+
+
+# What `score_lengths` found wrong; 0 where nothing is.
+LENGTHS, CONTEXT_LENGTH, IDS = 1, 2, 3
+
+
+@njit(cache=True, nogil=True)
+def score_lengths(  # type: ignore[no-untyped-def]
+    view,
+    order,
+    context_lengths,
+    context_words,
+    word_counts,
+    words,
+    log10_prob,
+    matched_order,
+    ngram_length,
+    state_length,
+    needs_shard,
+):
+    """`score_groups` by lengths in place of begins, which it makes; checks what that trusts.
+
+    Shapes
+        context_lengths (C,) uint8, word_counts (C,) uint32; the others as there
+    Returns
+        0, or the number of what is wrong, and then nothing is scored
+    """
+    contexts = len(context_lengths)
+    if len(word_counts) != contexts:
+        return LENGTHS
+    context_begin = np.empty(contexts + 1, np.int64)
+    word_begin = np.empty(contexts + 1, np.int64)
+    context_total = _0
+    word_total = _0
+    for c in range(contexts):
+        context_begin[c] = context_total
+        word_begin[c] = word_total
+        if np.int64(context_lengths[c]) >= order:
+            return CONTEXT_LENGTH
+        context_total += np.int64(context_lengths[c])
+        word_total += np.int64(word_counts[c])
+    context_begin[contexts] = context_total
+    word_begin[contexts] = word_total
+    if context_total != len(context_words) or word_total != len(words):
+        return LENGTHS
+    size = np.uint32(view[at.WORDS])
+    good = True
+    for i in range(len(context_words)):
+        good &= context_words[i] < size
+    for i in range(len(words)):
+        good &= words[i] < size
+    if not good:
+        return IDS
+    score_groups(
+        view,
+        order,
+        context_begin,
+        context_words,
+        word_begin,
+        words,
+        log10_prob,
+        matched_order,
+        ngram_length,
+        state_length,
+        needs_shard,
+    )
+    return 0

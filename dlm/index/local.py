@@ -19,7 +19,7 @@ from dlm.errors import QueryError
 from dlm.index.decode import ShardSet
 from dlm.index.layout import Manifest
 from dlm.index.residence import MAPPED, Residence
-from dlm.index.shard import LowOrders, Shard, check_groups, run_kernel
+from dlm.index.shard import LowOrders, Shard, check_types, run_kernel
 from dlm.index.text.score import score_text
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import Answers, QueryGroups
@@ -107,7 +107,7 @@ class LocalModel:
         Guarantees
             equals ngram.backoff.score bit for bit
         """
-        self._check_groups(groups)
+        check_types(groups)
         if len(self.shards) == 1:
             return run_kernel(self.shards[0].view, self.order, groups)[0]
         answers, needs_shard = run_kernel(self.low.view, self.order, groups)
@@ -146,19 +146,6 @@ class LocalModel:
     def word_table(self) -> WordTable:
         """Ids of many words at once."""
         return WordTable.from_vocabulary(self.vocabulary)
-
-    def _check_groups(self, groups: QueryGroups) -> None:
-        check_groups(groups)
-        lengths = groups.context_lengths
-        if len(lengths) and int(lengths.max()) > self.order - 1:
-            raise QueryError(
-                f"a context of {int(lengths.max())} words was asked of a model of order "
-                f"{self.order}, which takes {self.order - 1} at most; leave the oldest out"
-            )
-        size = self.manifest.vocabulary_size
-        for array in (groups.context_words, groups.words):
-            if len(array) and int(array.max()) >= size:
-                raise QueryError(f"word id {int(array.max())} was asked; ids are below {size}")
 
     def _check(
         self,

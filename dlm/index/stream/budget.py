@@ -137,7 +137,7 @@ def credible_counts(reader: ArpaReader) -> list[int]:
 
 def in_memory_bytes(counts: Sequence[int]) -> int:
     """Bytes that the n-grams of a model take if nothing is spilled, about."""
-    return sum(count * (4 * (k + 2) + 8 + 28) for k, count in enumerate(counts, 1) if k > 1)
+    return sum(count * (4 * (k + 2) + 8 + 44) for k, count in enumerate(counts, 1) if k > 1)
 
 
 def spill_bytes(counts: Sequence[int]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import xxhash
 
 from dlm import __version__
-from dlm.errors import SpillError
+from dlm.errors import ConfigError, SpillError
 from dlm.extsort import SortedRuns
 from dlm.index.layout import FORMAT_VERSION, sync_directory
 from dlm.index.stream.budget import Budget
@@ -121,7 +121,7 @@ class Journal:
                 )
             work.info.update(content["info"])
             self.done = list(content["done"])
-        except (OSError, SpillError, ValueError, KeyError, TypeError) as exc:
+        except (OSError, ConfigError, SpillError, ValueError, KeyError, TypeError) as exc:
             self.forget(work)
             return str(exc)
         kept = {spool.path.name for spool in work.spools.values() if spool.path is not None}

@@ -52,18 +52,19 @@ class Book:
         own = ~((values == 0) | ~np.isfinite(values))
         distinct = values[own]
         room = (1 << bits) - int((~own).sum())
-        self.values = np.zeros(0, np.float32)
-        self.replaced = np.zeros(0, np.float32)
+        # A code stands for values that lie together: where each code's begin is enough.
+        self._begin = np.zeros(0, np.float32)
+        self._book = np.zeros(0, np.float32)
         if len(distinct) > room:
-            book, code = codebook(distinct.astype(np.float64), counts[own], room)
-            self.values, self.replaced = distinct, book[code]
+            self._book, code = codebook(distinct.astype(np.float64), counts[own], room)
+            self._begin = distinct[np.searchsorted(code, np.arange(room))]
 
     def __call__(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """`values`, quantised."""
         out = values.copy()
-        if len(self.values):
+        if len(self._begin):
             own = ~((values == 0) | ~np.isfinite(values))
-            out[own] = self.replaced[np.searchsorted(self.values, values[own])]
+            out[own] = self._book[np.searchsorted(self._begin, values[own], side="right") - 1]
         return out
 
 
