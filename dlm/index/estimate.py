@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.index.coding import Coding, coding_of
+from dlm.index.coding import Coding, coding_of, weight_bits
 from dlm.index.packed.columns import BACKOFF_BITS, PROB_BITS
 from dlm.index.packed.kernels import OFFSET_BLOCK
 from dlm.index.packed.low import PAIR_FLAG_BITS, key_bits_of
@@ -129,5 +129,5 @@ def _prob_bits(coding: Coding) -> int:
 
 def _weight_bits(m: Measured, coding: Coding, order: int) -> int:
     if coding.bits is not None and order > 1:
-        return min(coding.bits - 1, m.weight_bits[order - 1])
+        return min(weight_bits(coding.bits), m.weight_bits[order - 1])
     return min(m.weight_bits[order - 1], BACKOFF_BITS)
