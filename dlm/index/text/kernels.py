@@ -97,6 +97,8 @@ def score_tokens(  # type: ignore[no-untyped-def]
     state = np.zeros(rows, np.int64)
     live = np.zeros(rows, np.int64)
     nodes = np.zeros(rows, np.int64)
+    deepest = np.zeros(rows, np.int64)  # longest context that ends in the token and has a weight
+    alone = np.zeros(rows, np.int64)
 
     count = np.int64(len(words))
     block = _0
@@ -122,9 +124,9 @@ def score_tokens(  # type: ignore[no-untyped-def]
             lists[row + 1, L_STEP] = step
             lists[row + 1, L_KEYS] = keys
             lists[row + 1, L_REST] = rest
-            for k in range(2, order + 1):
-                weight[row + k] = np.float32(0.0)
-                lists[row + k, L_SIZE] = _0
+            weight[row + 2] = np.float32(0.0)
+            lists[row + 2, L_SIZE] = _0
+            deepest[i + 1] = _1
         # --- 2. where the word should be in the list of the one before
         alive = _0
         for i in range(here):
@@ -168,6 +170,7 @@ def score_tokens(  # type: ignore[no-untyped-def]
             code = field(bit + near_bits, pair_backoff_bits)
             weight[(i + 1) * DEPTHS + 2] = log10_backoff_of(code, view[at.PAIR_BACKOFF_TABLE])
             token[i + 1, T_FOUND] = np.int64(2)
+            deepest[i + 1] = np.int64(2)
             state[i + 1] = value & np.int64(STATE_LENGTH)
             token[i + 1, T_RANK] = token[i + 1, T_LOW] + place
             if value & np.int64(BLANK) == 0:
@@ -180,9 +183,12 @@ def score_tokens(  # type: ignore[no-untyped-def]
                 live[kept] = i
                 kept += _1
         # --- 5. the 1-grams of words that have nothing longer yet
+        alone_count = _0
         for i in range(here):
             if token[i + 1, T_MATCHED] == 1:
                 prefetch(word_value + ((np.int64(words[block + i]) * word_bits) >> _3))
+                alone[alone_count] = i
+                alone_count += _1
         # --- 6. the root that the pair is
         for j in range(kept):
             i = live[j]
@@ -208,13 +214,13 @@ def score_tokens(  # type: ignore[no-untyped-def]
                 ask_node(view, level, place)
                 nodes[node_count] = i
                 node_count += _1
-        for i in range(here):
-            if token[i + 1, T_MATCHED] == 1:
-                word = np.int64(words[block + i])
-                value = get(word_value, word * word_bits, word_bits)
-                best[i + 1] = log10_prob_of(value >> _1, word_table)
-                if token[i + 1, T_FOUND] == 1:
-                    state[i + 1] = value & _1
+        for j in range(alone_count):
+            i = alone[j]
+            word = np.int64(words[block + i])
+            value = get(word_value, word * word_bits, word_bits)
+            best[i + 1] = log10_prob_of(value >> _1, word_table)
+            if token[i + 1, T_FOUND] == 1:
+                state[i + 1] = value & _1
         # --- 7. longer contexts, a length at a time
         k = np.int64(2)
         while k < order:
@@ -238,7 +244,7 @@ def score_tokens(  # type: ignore[no-untyped-def]
                     weight[(i + 1) * DEPTHS + k] = log10_backoff_of(
                         code, view[level + at.N_BACKOFF_TABLE]
                     )
-            if node_count == 0 and lists[k, L_SIZE] == 0:
+            if node_count == 0 and deepest[0] < k:
                 break
             for j in range(node_count):
                 i = nodes[j]
@@ -257,6 +263,7 @@ def score_tokens(  # type: ignore[no-untyped-def]
                 lists[row, L_STEP] = step
                 lists[row, L_KEYS] = keys
                 lists[row, L_REST] = rest
+                deepest[i + 1] = k
             # The word in the list of the context of k words before it.
             flag_bits = view[level + at.N_FLAG_BITS]
             record = view[level + at.N_PROB_BITS] + flag_bits
@@ -264,7 +271,12 @@ def score_tokens(  # type: ignore[no-untyped-def]
             alive = _0
             for i in range(here):
                 before = np.int64(i) * DEPTHS + k
-                if token[i + 1, T_FOUND] == k and reach[block + i] >= k and lists[before, L_SIZE]:
+                if (
+                    token[i + 1, T_FOUND] == k
+                    and deepest[i] >= k
+                    and reach[block + i] >= k
+                    and lists[before, L_SIZE]
+                ):
                     bit = (
                         lists[before, L_BIT]
                         + (token[i + 1, T_RANK] >> lists[before, L_REST]) * lists[before, L_STEP]
@@ -350,7 +362,8 @@ def score_tokens(  # type: ignore[no-untyped-def]
         for i in range(here):
             total = np.float32(0.0)
             before = np.int64(i) * DEPTHS
-            for k in range(np.int64(reach[block + i]), token[i + 1, T_MATCHED] - 1, -1):
+            longest = min(np.int64(reach[block + i]), deepest[i])
+            for k in range(longest, token[i + 1, T_MATCHED] - 1, -1):
                 total = np.float32(total + weight[before + k])
             q = block + i
             log10_prob[q] = np.float32(total + best[i + 1])
@@ -364,6 +377,7 @@ def score_tokens(  # type: ignore[no-untyped-def]
             for j in range(COLUMNS):
                 lists[k, j] = lists[last + k, j]
         token[0, T_FIRST_PAIR] = token[here, T_FIRST_PAIR]
+        deepest[0] = deepest[here]
         block += here
 
 
