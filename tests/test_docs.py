@@ -63,9 +63,9 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     ngrams: dict[tuple[str, ...], tuple[float, float | None]] = {(w,): (-1.0, -0.5) for w in words}
     ngrams |= {("<s>", "the"): (-0.5, -0.25), ("<s>", "the", "man"): (-0.25, None)}
     PlainModel(3, ngrams).write(tmp_path / "model.arpa")
-    manifest = build_shard_set(tmp_path / "model.arpa", tmp_path / "shards", 2)
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
-    with running_servers(tmp_path / "shards", 2) as servers:
+    manifest = build_shard_set(tmp_path / "model.arpa", tmp_path / "shards/model", 2)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", README, re.S))
+    with running_servers(tmp_path / "shards/model", 2) as servers:
         write_cluster_file(
             tmp_path / "cluster.toml", [s.endpoint for s in servers], shard_set=manifest.shard_set
         )

@@ -13,27 +13,48 @@ import typer
 def shard(
     model: Annotated[Path, typer.Argument(help="ARPA file: plain, .gz, .zst or .xz.")],
     shards: Annotated[int, typer.Option("--shards", "-B", help="How many shards, 1 to 4,096.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to make.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder to make.")] = None,
     encoding: Annotated[
         str, typer.Option(help="exact, or compact: smaller, with quantised values.")
     ] = "exact",
     bits: Annotated[
         int | None,
-        typer.Option(help="Of a value, with compact: 2 to 16; 32 keeps values as they are."),
+        typer.Option(help="Of a value, with compact: 3 to 16, 6 if not given; 32 keeps values."),
     ] = None,
     repair: Annotated[
         bool,
         typer.Option(help="Add prefixes that the model lacks; scores keep all but the last bit."),
     ] = False,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Limit, as 800M or 2G; half of what is free if not given."),
+    ] = None,
+    tmp: Annotated[
+        Path | None, typer.Option(help="Folder for what does not fit in it; beside the output.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Threads that parse and sort.")] = 2,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Tell how many bytes it would take; build nothing.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
 ) -> None:
     """Shard an ARPA model.
 
+    A model larger than the memory is sorted on disk. If that is interrupted, the same command goes
+    on where it was.
+
     Example: dlm shard model.arpa.zst --shards 4 --output shards/model
     """
+    if estimate:
+        _estimate(model, shards, bits)
+        return
     from dlm.cli.inspect import summary
+    from dlm.errors import ConfigError
     from dlm.index.build import build_shard_set
+    from dlm.index.stream.budget import parse_size
 
+    if output is None:
+        raise ConfigError("give --output DIR, the folder to make (or --estimate to build nothing)")
     began = time.monotonic()
 
     def tell(line: str) -> None:
@@ -41,8 +62,34 @@ def shard(
             print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
 
     manifest = build_shard_set(
-        model, output, shards, encoding=encoding, bits=bits, repair=repair, progress=tell
+        model,
+        output,
+        shards,
+        encoding=encoding,
+        bits=bits,
+        repair=repair,
+        memory_bytes=None if memory is None else parse_size(memory),
+        spill=tmp,
+        threads=threads,
+        progress=tell,
     )
     tell(f"done: {output}")
     if not quiet:
         summary(manifest)
+
+
+def _estimate(model: Path, shards: int, bits: int | None) -> None:
+    """Prints a line for each encoding."""
+    from dlm.index.coding import DEFAULT_BITS, LOSSLESS_BITS
+    from dlm.index.estimate import estimate_bytes, measure
+
+    found = measure(model)
+    ngrams = max(sum(found.counts), 1)
+    asked = DEFAULT_BITS if bits is None else bits
+    print(f"{ngrams:,} n-grams of order {len(found.counts)} in {shards} shards, within 10 %:")
+    for name, encoding, width in (
+        ("exact", "exact", None),
+        *((f"compact --bits {b}", "compact", b) for b in sorted({asked, LOSSLESS_BITS})),
+    ):
+        size = estimate_bytes(found, shards, encoding, width)
+        print(f"  {name:18} {size:>15,} bytes  {size / ngrams:5.2f} an n-gram")

@@ -37,6 +37,7 @@ from dlm.index.stream.budget import (
     available_bytes,
     check_disk,
     credible_counts,
+    least_bytes,
     output_bytes,
     spill_bytes,
 )
@@ -77,8 +78,8 @@ def build_shard_set(
         slot_load  queries recorded for each slot, to balance those instead of the bytes stored
         repair     see `ngrams.read_tables`; takes the whole model into memory
         whole      take the whole model into memory: the plain form, which streams must equal
-        memory_bytes  limit; None takes half of what is available. What the interpreter takes is
-                   not counted, some 300 MB
+        memory_bytes  limit; None takes half of what is available, but no less than is needed. What
+                   the interpreter takes is not counted, some 300 MB
         spill      folder for what does not fit in it; None: beside the output
         threads    1 or more
         progress   called with a line for each stage, and every few seconds
@@ -108,8 +109,7 @@ def build_shard_set(
             place.clear()
             content = _whole(place.folder, arpa, shards, coding, slot_load, repair, say)
         else:
-            memory = available_bytes() // 2 if memory_bytes is None else memory_bytes
-            content = _streamed(place, arpa, shards, coding, slot_load, memory, threads, say)
+            content = _streamed(place, arpa, shards, coding, slot_load, memory_bytes, threads, say)
         place.clear_all_but_set()
         manifest = layout.make_manifest(content)
         with (place.folder / layout.MANIFEST).open("wb") as out:
@@ -129,7 +129,7 @@ def _streamed(
     shards: int,
     coding: Coding,
     slot_load: NDArray[np.int64] | None,
-    memory_bytes: int,
+    memory_bytes: int | None,
     threads: int,
     say: Progress,
 ) -> dict[str, Any]:
@@ -137,6 +137,8 @@ def _streamed(
     with ArpaReader(arpa) as reader:
         stages.check_header(reader)
         counts = credible_counts(reader)
+        if memory_bytes is None:
+            memory_bytes = max(available_bytes() // 2, least_bytes(counts))
         budget = Budget.of(memory_bytes, counts, threads)
         key = None
         source = describe_input(arpa) if budget.durable else None

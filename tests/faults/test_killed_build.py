@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+import json
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from dlm.index.build import build_shard_set
+from dlm.index.stream.budget import Budget
+from dlm.index.stream.journal import JOURNAL
 from dlm.index.verify import verify
 from models import random_model
 
-KILLS = 8
 SHARDS = 6
+MIB = 1 << 20
 
-# Says when it is at the stage named, so that a kill falls near it on a machine of any speed.
+# A build that spills (argument 4: rows sorted at once; 0: in memory), and says what it does.
 CHILD = """
-import sys
+import sys, time
 from dlm.index.build import build_shard_set
-stages = 0
+from dlm.index.stream.budget import Budget
+arpa, output, shards, rows = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+if rows:
+    size = 8 << 20
+    budget = Budget(True, size, size, block_rows=max(rows // 4, 50), capacity_rows=rows)
+    Budget.of = classmethod(lambda *_: budget)
 def progress(line):
-    global stages
-    stages += 1
-    if stages == int(sys.argv[3]):
-        print("here", flush=True)
-build_shard_set(sys.argv[1], sys.argv[2], int(sys.argv[4]), progress=progress)
+    print(line, flush=True)
+    time.sleep(0.01)  # so that a small model gives time to be killed in
+build_shard_set(arpa, output, shards, progress=progress)
 """
+
+
+def child(model: Path, target: Path, rows: int) -> subprocess.Popen[str]:
+    """Starts a build in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(model), str(target), str(SHARDS), str(rows)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -39,67 +57,189 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_model(9, words=60, per_order=4000).write(folder / "model.arpa")
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder by name."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def lines_until_killed(build: subprocess.Popen[str], stage: int, rng: random.Random) -> list[str]:
+    """Kills a build a little after its line number `stage`; what it said."""
+    assert build.stdout is not None
+    said = []
+    for line in build.stdout:
+        said.append(line.strip())
+        if len(said) == stage:
+            time.sleep(rng.random() * 0.02)  # somewhere inside the stage
+            build.send_signal(signal.SIGKILL)
+    build.wait()
+    return said
+
+
 def test_a_killed_build_leaves_no_set_or_a_whole_one(model: Path, tmp_path: Path) -> None:
-    """Killed at every kind of stage; the next build succeeds and gives the same bytes."""
-    expected = build_shard_set(model, tmp_path / "expected", SHARDS)
+    """Killed at every kind of stage, in memory; the next build succeeds and gives the same."""
+    build_shard_set(model, tmp_path / "expected", SHARDS)
     rng = random.Random(4)
-    # Two lines before the files, then one for each of them; the last stages include the manifest.
-    stages = [1, 2, *sorted(rng.sample(range(3, 3 + 2 + SHARDS), KILLS - 3)), 4 + SHARDS]
     died = 0
-    for stage in stages:
+    for stage in (1, 3, 5, 8, 10):
         target = tmp_path / "set"
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(model), str(target), str(stage), str(SHARDS)],
-            stdout=subprocess.PIPE,
-        )
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"here\n"
-        for _ in range(rng.randrange(20_000)):  # somewhere inside the stage
-            pass
-        child.send_signal(signal.SIGKILL)
-        child.communicate()
-        died += child.returncode == -signal.SIGKILL
+        build = child(model, target, 0)
+        lines_until_killed(build, stage, rng)
+        died += build.returncode == -signal.SIGKILL
         if target.exists():
             assert verify(target).ok
         else:
-            manifest = build_shard_set(model, target, SHARDS)
-            assert manifest.text == expected.text
-        for path in target.iterdir():
-            assert path.read_bytes() == (tmp_path / "expected" / path.name).read_bytes()
-            path.unlink()
-        target.rmdir()
-        for name in ("set.building", "set.building.lock"):
-            assert not (tmp_path / name).exists() or child.returncode == -signal.SIGKILL
-    assert died >= KILLS // 2
+            build_shard_set(model, target, SHARDS)
+        assert contents(target) == contents(tmp_path / "expected")
+        shutil.rmtree(target)
+        assert not (tmp_path / "set.building").exists()
+    assert died >= 3
+
+
+def killed_until_done(
+    model: Path, folder: Path, kills: int, rows: int, rng: random.Random
+) -> tuple[int, int]:
+    """Builds `folder`, killed so often at random; how often it was, and how often it went on.
+
+    After some kills the build needs fewer stages than the next kill would wait for: it is done.
+    """
+    died = resumed = 0
+    for _ in range(kills + 1):
+        build = child(model, folder, rows)
+        stage = rng.choice([1, 2, 3, 3, 3]) if died < kills else 10_000
+        said = lines_until_killed(build, stage, rng)
+        resumed += any(line.startswith("going on") for line in said)
+        assert not any("cannot be used" in line for line in said), said
+        if build.returncode == 0:
+            break
+        assert build.returncode == -signal.SIGKILL, said
+        died += 1
+        assert not folder.exists()
+        left = folder.with_name(folder.name + ".building")
+        assert [v.rule for v in verify(left).violations] == ["manifest"]
+    return died, resumed
+
+
+def test_a_build_killed_ten_times_ends_in_the_same_bytes(model: Path, tmp_path: Path) -> None:
+    """SIGKILL at random moments; it goes on from where it was."""
+    build_shard_set(model, tmp_path / "expected", SHARDS)
+    died, resumed = killed_until_done(model, tmp_path / "set", 10, 500, random.Random(7))
+    assert died >= 8
+    assert resumed >= 5
+    assert contents(tmp_path / "set") == contents(tmp_path / "expected")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["expected", "set"]
+
+
+@pytest.mark.slow
+def test_a_larger_build_killed_again_and_again(tmp_path: Path) -> None:
+    """At moments that have nothing to do with its stages."""
+    path = random_model(5, order=5, words=3000, per_order=150_000).write(tmp_path / "m.arpa")
+    build_shard_set(path, tmp_path / "expected", SHARDS)
+    rng = random.Random(8)
+    died = 0
+    while True:
+        build = child(path, tmp_path / "set", 40_000)
+        try:
+            build.communicate(timeout=0.8 + 1.5 * rng.random() if died < 10 else None)
+        except subprocess.TimeoutExpired:
+            build.kill()
+            build.communicate()
+            died += 1
+            continue
+        assert build.returncode == 0
+        break
+    assert died >= 3
+    assert contents(tmp_path / "set") == contents(tmp_path / "expected")
 
 
 KILLS_ITSELF = """
 import os, signal, sys
 from dlm.index.build import build_shard_set
+from dlm.index.stream.budget import Budget
+budget = Budget(True, 8 << 20, 8 << 20, block_rows=100, capacity_rows=500)
+Budget.of = classmethod(lambda *_: budget)
 
 def progress(line):
-    if line.startswith("writing shard-0000"):
+    if line.startswith("writing shard-0001"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 build_shard_set(sys.argv[1], sys.argv[2], int(sys.argv[3]), progress=progress)
 """
 
 
-def test_the_leftovers_of_a_killed_build_are_no_shard_set(model: Path, tmp_path: Path) -> None:
-    """The folder it wrote in has no manifest, and verify says that the build did not finish."""
+@pytest.fixture
+def leftovers(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a build leaves that was killed when its first shard was written."""
     done = subprocess.run(
         [sys.executable, "-c", KILLS_ITSELF, str(model), str(tmp_path / "set"), str(SHARDS)],
         check=False,
     )
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "set").exists()
-    left = tmp_path / "set.building"
-    assert (left / "low_orders.arrow").exists()
-    report = verify(left)
+    budget = Budget(True, 8 * MIB, 8 * MIB, block_rows=100, capacity_rows=500)
+    monkeypatch.setattr(Budget, "of", classmethod(lambda *_: budget))
+    return tmp_path / "set.building"
+
+
+def test_the_leftovers_of_a_killed_build_are_no_shard_set(leftovers: Path, model: Path) -> None:
+    """The folder it wrote in has no manifest, and verify says that the build did not finish."""
+    assert (leftovers / "shard-0000.arrow").exists()
+    report = verify(leftovers)
     assert [v.rule for v in report.violations] == ["manifest"]
     assert "interrupted" in report.violations[0].message
-    build_shard_set(model, tmp_path / "set", SHARDS)
-    assert not left.exists()
+    said: list[str] = []
+    build_shard_set(model, leftovers.with_name("set"), SHARDS, progress=said.append)
+    assert "writing shard-0000.arrow" not in said
+    assert "writing shard-0001.arrow" in said
+    assert not leftovers.exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        ("journal", "cannot be used"),
+        ("cut", "cannot be used"),
+        ("spool", "is not what was written"),
+        ("missing", "is missing"),
+        ("shard", "is not what was written"),
+        ("arguments", "other arguments"),
+        ("input", "another input"),
+        ("version", "another version"),
+    ],
+)
+def test_leftovers_that_do_not_fit_are_thrown_away(
+    damage: str, why: str, leftovers: Path, model: Path, tmp_path: Path
+) -> None:
+    """The build says so, begins anew, and gives the same bytes as one left alone."""
+    shards = SHARDS
+    journal = leftovers / JOURNAL
+    spools = sorted((leftovers / "spill").glob("*.spool"))
+    if damage == "journal":
+        journal.write_text("{}")
+    elif damage == "cut":
+        journal.write_bytes(journal.read_bytes()[:100])
+    elif damage == "spool":
+        largest = max(spools, key=lambda path: path.stat().st_size)
+        data = bytearray(largest.read_bytes())
+        data[len(data) // 2] ^= 1
+        largest.write_bytes(data)
+    elif damage == "missing":
+        spools[0].unlink()
+    elif damage == "shard":
+        (leftovers / "shard-0000.arrow").write_bytes(b"ARROW1")
+    elif damage == "arguments":
+        shards += 1
+    elif damage == "input":
+        model = Path(shutil.copy(model, tmp_path / "model.arpa"))
+    elif damage == "version":
+        content = json.loads(journal.read_text())
+        content["key"]["dlm"] = "0"
+        journal.write_text(json.dumps(content))
+    said: list[str] = []
+    build_shard_set(model, tmp_path / "set", shards, progress=said.append)
+    assert any(why in line and "beginning anew" in line for line in said), said
+    build_shard_set(model, tmp_path / "expected", shards, whole=True)
+    assert contents(tmp_path / "set") == contents(tmp_path / "expected")
+    assert not leftovers.exists()
 
 
 DISK_FULL = """

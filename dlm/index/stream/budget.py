@@ -89,7 +89,7 @@ class Budget:
     def of(cls, memory_bytes: int, counts: Sequence[int], threads: int) -> Budget:
         """The budget of a model with these counts under a limit; `ConfigError` where too small."""
         fixed = WORD_BYTES * counts[0]
-        least = LEAST_BYTES + fixed
+        least = least_bytes(counts)
         if memory_bytes < least:
             raise ConfigError(
                 f"--memory of {memory_bytes:,} bytes is too little: {counts[0]:,} words need "
@@ -135,6 +135,11 @@ def credible_counts(reader: ArpaReader) -> list[int]:
     return counts
 
 
+def least_bytes(counts: Sequence[int]) -> int:
+    """The lowest limit under which a model with these counts can be sharded."""
+    return LEAST_BYTES + WORD_BYTES * counts[0]
+
+
 def in_memory_bytes(counts: Sequence[int]) -> int:
     """Bytes that the n-grams of a model take if nothing is spilled, about."""
     return sum(count * (4 * (k + 2) + 8 + 44) for k, count in enumerate(counts, 1) if k > 1)
@@ -143,15 +148,17 @@ def in_memory_bytes(counts: Sequence[int]) -> int:
 def spill_bytes(counts: Sequence[int]) -> int:
     """Bytes on disk that the n-grams of a model take at most while it is sharded, about.
 
-    Those of one order stand twice while it is sorted anew; blanks are not known beforehand.
+    While they are sorted, those of one order stand twice; later, at most 60 bytes stand for each
+    n-gram above order 2: the n-gram and its node, before and after they are put in shards. Blanks
+    are not known beforehand.
     """
     once = [count * 4 * (k + 2) for k, count in enumerate(counts, 1) if k > 1]
-    return int(1.2 * (sum(once) + 2 * max(once, default=0))) + 12 * sum(counts)
+    return max(int(1.2 * (sum(once) + max(once, default=0))), 60 * sum(counts[2:]))
 
 
-def output_bytes(counts: Sequence[int], words_bytes: int = 16) -> int:
-    """Bytes of a shard set, about; it is written in parts first, so twice."""
-    return 12 * sum(counts) + words_bytes * counts[0]
+def output_bytes(counts: Sequence[int]) -> int:
+    """Bytes of a shard set, about."""
+    return 12 * sum(counts) + 16 * counts[0]
 
 
 def check_disk(folder: Path, needed: int, what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -83,7 +84,9 @@ def build(
         say(f"what an earlier build left cannot be used: {problem}; beginning anew")
     if not journal.done:
         for path in [*spill.iterdir(), *folder.iterdir()]:
-            if path != spill:
+            if path.is_dir() and path != spill:
+                shutil.rmtree(path)
+            elif path != spill:
                 path.unlink()
     else:
         say(f"going on after {journal.done[-1]}, where an earlier build was stopped")
@@ -132,9 +135,20 @@ def _stages(
         journal.save("words", work)
     load = work.array("load-2")
     table = balanced_slot_table(load if slot_load is None else slot_load, shards)
-    for k in range(2, c.order):
+    owners = table.astype(U32)
+    if not c.budget.durable:
+        # Levels need nothing of each other, and nothing is given up early to save room on a disk.
+        with ThreadPoolExecutor(c.budget.threads) as pool:
+            for coming in [
+                pool.submit(stages.route_level, c, k, owners, shards) for k in range(2, c.order)
+            ]:
+                coming.result()
+        for k in range(2, c.order):
+            work.drop(f"nodes-{k}")
+            work.drop(f"entries-{k + 1}")
+    for k in range(2, c.order if c.budget.durable else 0):
         if f"route-{k}" not in journal.done:
-            stages.route_level(c, k, table.astype(U32), shards)
+            stages.route_level(c, k, owners, shards)
             if k > 2:
                 work.drop(f"nodes-{k - 1}")
                 work.drop(f"entries-{k}")
@@ -226,19 +240,20 @@ def finish_words(c: Context) -> None:
 
 
 def _words_digest(c: Context) -> Any:
+    """The hash of every word, its length as eight bytes before it: how a model id begins."""
     begin = c.work.array("word-begin").astype(I64)
-    data = c.work.array("word-bytes").tobytes()
-    lengths = np.diff(begin).astype("<u8").tobytes()
+    data = c.work.spools["word-bytes"]
     digest = xxhash.xxh3_128()
-    ends = begin.tolist()
-    pieces: list[bytes] = []
-    for i in range(c.words):
-        pieces.append(lengths[8 * i : 8 * i + 8])
-        pieces.append(data[ends[i] : ends[i + 1]])
-        if len(pieces) >= 1 << 16:
-            digest.update(b"".join(pieces))
-            pieces.clear()
-    digest.update(b"".join(pieces))
+    for first in range(0, c.words, c.budget.block_rows):
+        ends = begin[first : first + c.budget.block_rows + 1]
+        lengths = np.diff(ends)
+        count = len(lengths)
+        out = np.empty(8 * count + int(ends[-1] - ends[0]), np.uint8)
+        heads = ends[:-1] - ends[0] + 8 * np.arange(count)
+        out[heads[:, None] + np.arange(8)] = lengths.astype("<i8").view(np.uint8).reshape(-1, 8)
+        text = data.read(int(ends[0]), int(ends[-1]))
+        out[np.arange(len(text)) + 8 * np.repeat(np.arange(1, count + 1), lengths)] = text
+        digest.update(out.data)
     digest.update(bytes([c.order, c.work.info["unk_in_model"]]))
     return digest
 

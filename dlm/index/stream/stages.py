@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dlm.errors import ArpaError
 from dlm.extsort import SortedRuns, Sorter
-from dlm.index.coding import Coding
+from dlm.index.coding import Coding, weight_bits
 from dlm.index.layout import MAX_ORDER, offset_dtype
 from dlm.index.packed import kernels as packed
 from dlm.index.packed.low import ids_of, key_bits_of, multiplier_of
@@ -231,7 +231,7 @@ def books(c: Context, k: int) -> tuple[Book, Book] | None:
     if c.coding.bits is None or k == 1:  # as `coding.quantised`
         return None
     out = []
-    for what, bits in (("prob", c.coding.bits), ("backoff", c.coding.bits - 1)):
+    for what, bits in (("prob", c.coding.bits), ("backoff", weight_bits(c.coding.bits))):
         values, counts = c.work.array(f"{what}-values-{k}"), c.work.array(f"{what}-counts-{k}")
         if what == "backoff" and c.work.info["blanks"][k - 1] and not (values == 0).any():
             # The weights of blanks are 0, and take a code.
@@ -318,6 +318,12 @@ def join_order(c: Context, k: int) -> None:
         if spool is not None:
             spool.finish()
     info["blanks"][k - 1] = int(at[kernels.BLANKS])
+    if int(at[kernels.NUMBER]) > MOST_NGRAMS:
+        raise ArpaError(
+            f"{int(at[kernels.NUMBER])} n-grams, {int(at[kernels.BLANKS])} of them blanks; an "
+            f"order holds {MOST_NGRAMS} at most",
+            order=k,
+        )
     work.keep(f"load-{k}", load)
     work.drop(f"load-{k + 1}")
     if at[kernels.MISSING]:

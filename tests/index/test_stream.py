@@ -1,0 +1,269 @@
+"""The streaming builder gives the bytes of the plain form, however little memory it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlm.errors import ArpaError, ConfigError
+from dlm.index import build
+from dlm.index.layout import COLUMNS, Manifest, write_columns
+from dlm.index.packed.columns import pack_fields, pack_offsets
+from dlm.index.stream import kernels
+from dlm.index.stream.budget import Budget, available_bytes, parse_size
+from dlm.index.stream.files import write_parts
+from dlm.index.stream.pack import BitStream, stream_offsets
+from dlm.index.stream.spool import Spool
+from dlm.index.stream.values import Book, Distinct, Histogram
+from dlm.ngram.partition import slots_of
+from models import HAND_MADE, PlainModel, random_model
+
+MIB = 1 << 20
+# Blocks of five rows, runs of seven, and three of them merged at once.
+TINY = Budget(True, 8 * MIB, 8 * MIB, block_rows=5, capacity_rows=7)
+CODINGS = [("exact", None), ("compact", None), ("compact", 3), ("compact", 32)]
+CODINGS_OF = {1: CODINGS[::3], 2: CODINGS[:2], 5: CODINGS[::2]}  # by shards
+
+
+@pytest.fixture
+def spilling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every build spills all it can."""
+    monkeypatch.setattr(Budget, "of", classmethod(lambda *_: TINY))
+    yield
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder by name."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def check(path: Path, folder: Path, shards: int, encoding: str, bits: int | None) -> Manifest:
+    """Builds both ways, and compares."""
+    plain = build.build_shard_set(
+        path, folder / "plain", shards, encoding=encoding, bits=bits, whole=True
+    )
+    streamed = build.build_shard_set(path, folder / "stream", shards, encoding=encoding, bits=bits)
+    assert contents(folder / "stream") == contents(folder / "plain")
+    assert streamed.text == plain.text
+    assert sorted(p.name for p in folder.iterdir() if p != path) == ["plain", "stream"]
+    return streamed
+
+
+MODELS = {
+    **HAND_MADE,
+    **{f"random_{n}": random_model(n, order=3 + n % 3, per_order=150) for n in range(3)},
+    "random_without_unk": random_model(7, order=5, per_order=120, unk=False),
+    "closed": random_model(8, order=4, per_order=200, missing_suffixes=False),
+}
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_bytes_are_those_of_the_plain_form(name: str, shards: int, tmp_path: Path) -> None:
+    """In memory, as small models are built."""
+    for i, coding in enumerate(CODINGS_OF[shards]):
+        (tmp_path / str(i)).mkdir()
+        check(MODELS[name].write(tmp_path / str(i) / "m.arpa"), tmp_path / str(i), shards, *coding)
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("spilling")
+def test_the_bytes_are_the_same_when_everything_spills(
+    name: str, shards: int, tmp_path: Path
+) -> None:
+    """Blocks of five rows: every group of rows is cut somewhere."""
+    for i, coding in enumerate(CODINGS_OF[shards]):
+        (tmp_path / str(i)).mkdir()
+        check(MODELS[name].write(tmp_path / str(i) / "m.arpa"), tmp_path / str(i), shards, *coding)
+
+
+@pytest.mark.usefixtures("spilling")
+def test_the_place_of_the_spill_does_not_matter(tmp_path: Path) -> None:
+    """Another folder for it, which is empty afterwards."""
+    path = random_model(3, per_order=200).write(tmp_path / "m.arpa")
+    build.build_shard_set(path, tmp_path / "plain", 2, whole=True)
+    build.build_shard_set(path, tmp_path / "stream", 2, spill=tmp_path / "spill")
+    assert contents(tmp_path / "stream") == contents(tmp_path / "plain")
+    assert list((tmp_path / "spill").iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_larger_model_in_little_memory(coding: tuple[str, int | None], tmp_path: Path) -> None:
+    """Blocks and runs of ordinary size, many of each."""
+    path = random_model(5, order=5, words=3000, per_order=200_000).write(tmp_path / "m.arpa")
+    budget = Budget(True, 8 * MIB, 8 * MIB, block_rows=4096, capacity_rows=30_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Budget, "of", classmethod(lambda *_: budget))
+        check(path, tmp_path, 3, *coding)
+
+
+def broken(model: PlainModel, change: str) -> str:
+    """The text of a model with n-grams that stand twice, or without their prefixes."""
+    lines = model.arpa().split("\n")
+    for k in (3, 4):
+        first = lines.index(f"\\{k}-grams:") + 1
+        count = lines.index(next(line for line in lines if line.startswith(f"ngram {k}=")))
+        rows = int(lines[count].split("=")[1])
+        if change == "twice":
+            lines[first + rows : first + rows] = [lines[first + 5], lines[first + 2]]
+            lines[count] = f"ngram {k}={rows + 2}"
+        elif k == 3:
+            longer = "\n".join(lines[lines.index("\\4-grams:") :])
+            needed = [
+                i for i in range(first, first + rows) if f"\t{lines[i].split(chr(9))[1]} " in longer
+            ]
+            for i in (needed[7], needed[2]):
+                del lines[i]
+            lines[count] = f"ngram {k}={rows - 2}"
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("change", ["twice", "missing"])
+@pytest.mark.parametrize("spills", [False, True])
+def test_the_error_is_that_of_the_plain_form(
+    change: str, spills: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Message, order, line and byte: the first in the file."""
+    if spills:
+        monkeypatch.setattr(Budget, "of", classmethod(lambda *_: TINY))
+    path = tmp_path / "m.arpa"
+    path.write_text(broken(random_model(1, per_order=200), change))
+    with pytest.raises(ArpaError) as plain:
+        build.build_shard_set(path, tmp_path / "set", 2, whole=True)
+    with pytest.raises(ArpaError) as streamed:
+        build.build_shard_set(path, tmp_path / "set", 2)
+    assert str(streamed.value) == str(plain.value)
+    assert streamed.value.line == plain.value.line is not None
+    assert [p.name for p in tmp_path.iterdir()] == ["m.arpa"]
+
+
+def test_slots_are_those_of_the_partition() -> None:
+    """The kernel has its own XXH64."""
+    rng = np.random.default_rng(1)
+    u, v = rng.integers(0, 1 << 32, (2, 500), dtype=np.uint32)
+    wanted = slots_of(u, v).tolist()
+    slot_of = kernels.slot_of.py_func
+    with np.errstate(over="ignore"):
+        assert [int(slot_of(*pair)) for pair in zip(u, v, strict=True)] == wanted
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 1000])
+@pytest.mark.parametrize("steps", [1, 7, 5000])
+def test_offsets_packed_in_pieces_are_those_packed_whole(count: int, steps: int) -> None:
+    """Wide blocks included."""
+    rng = np.random.default_rng(count)
+    rises = rng.integers(0, 9, count) * rng.choice([1, 1, 1, 1 << 12], count)
+    offsets = np.cumsum(np.concatenate([[0], rises]))[:count]
+    words, wide = BitStream(Spool(None, np.uint64)), BitStream(Spool(None, np.uint64))
+
+    def pieces() -> Iterator[np.ndarray]:
+        return iter([offsets[i : i + steps] for i in range(0, count, steps)])
+
+    widths = stream_offsets(pieces, count, int(offsets[-1]), words, wide)
+    whole = pack_offsets(offsets)
+    assert widths == (whole.base_bits, whole.delta_bits)
+    for stream, expected in ((words, whole.words), (wide, whole.exceptions)):
+        spool = stream.close()
+        assert spool.read(0, spool.rows).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("width", [0, 1, 31, 32, 57])
+def test_fields_packed_in_pieces_are_those_packed_whole(width: int) -> None:
+    """Of any width, from any bit on."""
+    values = np.random.default_rng(2).integers(0, 1 << width, 301, dtype=np.uint64)
+    stream = BitStream(Spool(None, np.uint64))
+    for i in range(0, len(values), 43):
+        stream.fields(values[i : i + 43], width)
+    spool = stream.close()
+    assert spool.read(0, spool.rows).tolist() == pack_fields(values, width).tolist()
+
+
+def test_a_file_in_parts_is_the_file_as_a_whole(tmp_path: Path) -> None:
+    """Columns of several parts, of one, and empty ones."""
+    parts: dict[str, list[np.ndarray | Spool]] = {}
+    rng = np.random.default_rng(1)
+    for i, (name, dtypes) in enumerate(COLUMNS["shard"].items()):
+        arrays = [rng.integers(0, 99, n).astype(dtypes[0]) for n in (0, 3, 1000 * i)[: i % 4]]
+        spool = Spool(tmp_path / name, dtypes[0])
+        for array in arrays:
+            spool.append(array)
+        parts[name] = [spool.finish()] if i % 2 else list(arrays)
+    whole = {
+        name: np.concatenate(
+            [
+                np.zeros(0, COLUMNS["shard"][name][0]),
+                *(p.read(0, p.rows) if isinstance(p, Spool) else p for p in some),
+            ]
+        )
+        for name, some in parts.items()
+    }
+    expected = write_columns(tmp_path / "whole", "shard", whole)
+    columns = {name: (COLUMNS["shard"][name][0], some) for name, some in parts.items()}
+    assert write_parts(tmp_path / "parts", "shard", columns) == expected
+    assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_counted_values_are_quantised_like_values() -> None:
+    """`coding.quantise` over all of them is the oracle; 0 and -inf keep codes of their own."""
+    from dlm.index.coding import quantise
+
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=5000).round(2).astype(np.float32)
+    values[rng.integers(0, 5000, 300)] = 0
+    values[7] = -np.inf
+    values += np.float32(0)
+    histogram = Histogram()
+    for piece in np.array_split(values, 17):
+        histogram.add(piece)
+    histogram.merge()
+    for bits in (3, 5, 8, 16):
+        book = Book(histogram.values, histogram.counts, bits)
+        assert book(values).tobytes() == quantise(values, bits).tobytes()
+
+
+def test_a_table_is_given_up_where_it_is_too_large() -> None:
+    """Or where it saves nothing."""
+    some = Distinct(4)
+    some.add(np.array([5, 9] * 100, np.uint32))
+    table = some.table(32)
+    assert table is not None
+    assert table.tolist() == [5, 9]
+    some.add(np.arange(3, dtype=np.uint32))
+    assert some.table(32) is None
+    few = Distinct(100)
+    few.add(np.arange(5, dtype=np.uint32))
+    assert few.table(32) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("800M", 800 << 20), ("1G", 1 << 30), ("1.5GiB", 3 << 29), ("12", 12), ("7 kb", 7 << 10)],
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    """As people write them."""
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "1X", "-1G", "1e9"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    """With an example."""
+    with pytest.raises(ConfigError, match="800M"):
+        parse_size(text)
+
+
+def test_some_memory_is_available() -> None:
+    """On the machine of the test."""
+    assert available_bytes() > MIB
+
+
+def test_too_little_memory_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    """The message says how much is needed."""
+    path = random_model(1).write(tmp_path / "m.arpa")
+    with pytest.raises(ConfigError, match="too little"):
+        build.build_shard_set(path, tmp_path / "set", 1, memory_bytes=MIB)
+    assert [p.name for p in tmp_path.iterdir()] == ["m.arpa"]
