@@ -47,4 +47,35 @@ def _give_numba_a_cache() -> None:
     os.environ["NUMBA_CACHE_DIR"] = folder
 
 
+def _forget_stale_kernels() -> None:
+    """Removes compiled kernels that were made from other sources.
+
+    numba compiles a kernel again when its own file changes, but not when a file changes whose
+    functions it took in. So any change to any kernel, or to the numbers they share, makes all new.
+    """
+    package = Path(__file__).parent
+    sources = sorted(
+        path for name in ("kernels.py", "view.py", "low.py") for path in package.rglob(name)
+    )
+    facts = [(str(p.relative_to(package)), *_stamp(p)) for p in sources]
+    text = repr(facts)
+    note = package / "__pycache__" / "kernels.stamp"
+    try:
+        if note.exists() and note.read_text(encoding="utf-8") == text:
+            return
+        for path in sources:
+            for compiled in (path.parent / "__pycache__").glob("*.nbi"):
+                compiled.unlink(missing_ok=True)
+        note.parent.mkdir(exist_ok=True)
+        note.write_text(text, encoding="utf-8")
+    except OSError:
+        return  # nothing can be written here, so nothing was compiled here
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
 _give_numba_a_cache()
+_forget_stale_kernels()

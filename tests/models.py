@@ -239,7 +239,7 @@ def changed(source: Path, target: Path, change: Change) -> Path:
     names = [entry["name"] for entry in content["files"]]
     plain: dict[str, Any] = {
         names[0]: columns_of(source, names[0]),
-        names[1]: _writable(opened.low.plain),
+        names[1]: _writable(opened.low.plain()),
     }
     for name, shard in zip(names[2:], opened.shards, strict=True):
         plain[name] = [_writable(level) for level in shard.plain()]

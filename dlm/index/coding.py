@@ -122,6 +122,10 @@ def codebook(
         edges = moved
     centre = np.diff(moment[edges]) / np.diff(weight[edges])
     book = np.clip(centre, distinct[edges[:-1]], distinct[edges[1:] - 1]).astype(np.float32)
+    # The centre of values on both sides of 0 may be 0, which would take their weights away.
+    for c in np.flatnonzero(book == 0).tolist():
+        mine = distinct[edges[c] : edges[c + 1]]
+        book[c] = mine[np.argmin(np.abs(mine))]
     return book, np.repeat(np.arange(size), np.diff(edges))
 
 

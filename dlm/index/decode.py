@@ -151,7 +151,7 @@ def decode_tables(opened: ShardSet, fault: Fault | None = None) -> Tables:
         ShardFormatError  without `fault`
     """
     tell = _raise if fault is None else fault
-    low = opened.low.plain
+    low = opened.low.plain()
     model = NgramTables(opened.vocabulary, [_words(opened, low)])
     extended = [low.extended]
     if opened.manifest.order > 1:

@@ -111,6 +111,13 @@ def child_at(view, level, node):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
+def share(key, count, key_bits):  # type: ignore[no-untyped-def]
+    """Where `key` should be among `count` keys of `key_bits` bits that are spread evenly."""
+    # Both may have 32 bits: the product needs all 64.
+    return np.int64((np.uint64(key) * np.uint64(count)) >> np.uint64(key_bits))
+
+
+@njit(inline="always")
 def find_near(keys, width, low, high, guess, target):  # type: ignore[no-untyped-def]
     """Place of `target` among the rising keys low .. high - 1, -1 where it is not.
 
@@ -386,7 +393,7 @@ def score_groups(  # type: ignore[no-untyped-def]
                         walk[c, W_LOW] = first
                         walk[c, W_HIGH] = last
                         target = (np.int64(context_words[end - k - _1]) * multiplier) & key_mask
-                        guess = first + ((target * (last - first)) >> key_bits)
+                        guess = first + share(target, last - first, key_bits)
                         walk[c, W_PAIR] = guess
                         prefetch(view[below + at.N_KEY] + ((guess * key_bits) >> _3))
                         active[kept] = c
@@ -637,12 +644,12 @@ def score_lengths(  # type: ignore[no-untyped-def]
     word_begin[contexts] = word_total
     if context_total != len(context_words) or word_total != len(words):
         return LENGTHS
-    size = np.uint32(view[at.WORDS])
+    last = np.uint32(view[at.WORDS] - 1)
     good = True
     for i in range(len(context_words)):
-        good &= context_words[i] < size
+        good &= context_words[i] <= last
     for i in range(len(words)):
-        good &= words[i] < size
+        good &= words[i] <= last
     if not good:
         return IDS
     score_groups(

@@ -71,7 +71,10 @@ def _populate(held: mmap.mmap, size: int) -> None:
     """Maps every page."""
     try:
         held.madvise(_POPULATE_READ)
-    except OSError:  # an older kernel: touch them
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:
+            raise
+        # An older kernel: touch them.
         int(np.frombuffer(held, np.uint8)[:: mmap.PAGESIZE].sum())
 
 

@@ -21,7 +21,7 @@ from dlm.errors import QueryError, ShardFormatError
 from dlm.index import kernels
 from dlm.index.layout import Arrays, Manifest, map_columns, read_manifest
 from dlm.index.packed.check import check_low, check_tree
-from dlm.index.packed.low import LowPlain, ids_of, key_bits_of, unpack_low
+from dlm.index.packed.low import LowPlain, sizes_after, unpack_low
 from dlm.index.packed.tree import LevelPlain, unpack_tree
 from dlm.index.residence import MAPPED, Residence
 from dlm.index.view import WORDS, low_view, tree_view
@@ -82,17 +82,13 @@ class LowOrders:
             _, pairs = check_low(a, manifest.vocabulary_size, manifest.order)
         return cls(manifest, a, low_view(a), pairs)
 
-    @cached_property
     def plain(self) -> LowPlain:
-        """The low orders unpacked."""
+        """The low orders unpacked: 25 bytes a 2-gram, in memory of the process's own."""
         return unpack_low(self.arrays)
 
-    def sizes_after_pairs(self) -> NDArray[np.int64]:
-        """(pairs,) int64: entries of the list of the second word of each pair."""
-        plain = self.plain
-        ids = ids_of(plain.key, key_bits_of(self.manifest.vocabulary_size))
-        sizes: NDArray[np.int64] = np.diff(plain.begin)[ids]
-        return sizes
+    def sizes_after(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Entries of the list of the second word of each of `pairs`, which rise."""
+        return sizes_after(self.arrays, pairs)
 
 
 @contextmanager
@@ -175,7 +171,7 @@ class Shard:
                 max(manifest.order - 2, 0),
                 manifest.vocabulary_size,
                 low.pairs,
-                low.sizes_after_pairs(),
+                low.sizes_after,
                 entry.nodes,
             )
             if grams != entry.ngrams + entry.blanks:
@@ -186,7 +182,7 @@ class Shard:
 
     def plain(self) -> list[LevelPlain]:
         """The levels of the tree unpacked, roots first."""
-        return unpack_tree(self.arrays, self.low.sizes_after_pairs())
+        return unpack_tree(self.arrays, self.low.sizes_after)
 
     @cached_property
     def owned(self) -> NDArray[np.bool_]:

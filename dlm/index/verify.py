@@ -360,7 +360,7 @@ class _Rules:
         if self.order > 1:  # a pair that does not matter has the state of its second word
             matters, words = self.tables.extended[1], self.model.tables[1].rows[:, 1]
             length = np.where(matters, 2, self.tables.extended[0][words])
-            found = self.opened.low.plain.pair_flags & STATE_LENGTH
+            found = self.opened.low.plain().pair_flags & STATE_LENGTH
             self.bad("extended", 2, ~matters & (found != length), "has a wrong state length")
 
 

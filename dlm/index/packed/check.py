@@ -6,6 +6,7 @@ or that no model can have, must be found here. Each function raises ValueError w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -32,6 +33,7 @@ from dlm.index.packed.low import (
 from dlm.index.packed.tree import LEVEL_COLUMNS, TABLES, TreeShape, root_key_bits_of, tree_shape
 
 _INFINITY = 0x7F800000  # bits of the probability 0; above it, magnitudes are no numbers
+LONGEST_LIST = 1 << 28  # entries; DO NOT CHANGE: the format's limit
 _FAULTS = ("", "directory", "keys", "values", "place")
 
 
@@ -135,6 +137,9 @@ def check_low(a: Arrays, words: int, order: int) -> tuple[NDArray[np.int64], int
             f"word_entry: {name} must rise from 0",
         )
     _require(int(begin[-1]) == pairs, f"word_entry: begin must end with {pairs}")
+    _require(
+        int((begin[1:] - begin[:-1]).max()) < LONGEST_LIST, f"fewer than {LONGEST_LIST} in a list"
+    )
     _require(len(a["list"]) == _words(int(place[-1])), "list: length")
     _require(int(np.diff(begin).max()) <= words, "begin: a word begins no more pairs than words")
     value_bits = PAIR_FLAG_BITS + s["pair_prob_bits"] + s["pair_backoff_bits"]
@@ -153,12 +158,17 @@ def check_low(a: Arrays, words: int, order: int) -> tuple[NDArray[np.int64], int
 
 
 def check_tree(
-    a: Arrays, levels: int, words: int, pairs: int, sizes_of: NDArray[np.int64], nodes: int
+    a: Arrays,
+    levels: int,
+    words: int,
+    pairs: int,
+    sizes_of: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+    nodes: int,
 ) -> int:
     """Checks the tree of a shard beside low orders that passed.
 
     Args
-        sizes_of  (pairs,) int64: entries of the list of the second word of each pair
+        sizes_of  entries of the list of the second word of each 2-gram, as `low.sizes_after`
         nodes     how many there should be
     Returns       n-grams in the shard, blanks included
     """
@@ -171,7 +181,7 @@ def check_tree(
     )
     _parts(a, shape)
     roots = _roots(a, shape)
-    parent_size = sizes_of[roots]
+    parent_size = sizes_of(roots)
     total = 0
     child = np.zeros(1, np.int64)
     for depth, s in enumerate(shape.level):

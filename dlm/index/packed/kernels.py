@@ -549,6 +549,45 @@ def check_ids(address, count, stride, width, begin, inverse, words):  # type: ig
 
 
 @njit(cache=True, nogil=True)
+def sizes_after(address, places, begin, key_bits, value_bits, inverse, pairs, sizes):  # type: ignore[no-untyped-def]
+    """sizes[i] = entries of the list of the second word of pair pairs[i]; `pairs` rises."""
+    mask = mask_of(key_bits)
+    word = np.int64(0)
+    i = np.int64(0)
+    while i < len(pairs):
+        # The list that holds the pair, and all others of `pairs` that it holds.
+        low, high = word, np.int64(len(begin) - 1)
+        while high - low > 1:
+            middle = (low + high) >> _ONE
+            if begin[middle] <= pairs[i]:
+                low = middle
+            else:
+                high = middle
+        word = low
+        first = np.int64(begin[word])
+        n = np.int64(begin[word + 1]) - first
+        at = (address << np.int64(3)) + places[word]
+        leading = directory_bits(n)
+        rest = key_bits - leading
+        directory = at
+        size = bit_length(n)
+        if leading:
+            at += ((_ONE << leading) + _ONE) * size
+        start, end = np.int64(0), n
+        for bucket in range(_ONE << leading):
+            if leading:
+                start = field(directory, size)
+                directory += size
+                end = field(directory, size)
+            while i < len(pairs) and pairs[i] - first < end:
+                key = (bucket << rest) | field(at + (pairs[i] - first - start) * rest, rest)
+                second = (key * inverse) & mask
+                sizes[i] = np.int64(begin[second + 1]) - np.int64(begin[second])
+                i += 1
+            at += (end - start) * (rest + value_bits)
+
+
+@njit(cache=True, nogil=True)
 def check_list_ids(address, places, begin, key_bits, value_bits, inverse, words):  # type: ignore[no-untyped-def]
     """The first list of pairs with a key that stands for no word, or a state of 3; -1: none."""
     mask = mask_of(key_bits)

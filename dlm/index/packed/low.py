@@ -161,6 +161,28 @@ def word_lists(a: Arrays, s: dict[str, int]) -> tuple[NDArray[np.int64], NDArray
     return begin, place
 
 
+def sizes_after(a: Arrays, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Entries of the list of the second word of each of `pairs`, numbers of 2-grams that rise.
+
+    Trusts  `a` passed `check.check_low`; the pairs are there
+    """
+    s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
+    begin, place = word_lists(a, s)
+    b = s["key_bits"]
+    sizes = np.empty(len(pairs), np.int64)
+    kernels.sizes_after(
+        a["list"].ctypes.data,
+        place,
+        begin,
+        b,
+        PAIR_FLAG_BITS + s["pair_prob_bits"] + s["pair_backoff_bits"],
+        pow(multiplier_of(b), -1, 1 << b),
+        pairs,
+        sizes,
+    )
+    return sizes
+
+
 def unpack_low(a: Arrays) -> LowPlain:
     """The inverse of `pack_low`."""
     s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,7 +162,8 @@ def root_key_bits_of(pairs: int, roots: int) -> int:
     """Low bits of a pair's number that its root keeps; the others choose its bucket."""
     if not roots:
         return 0
-    return max((ROOTS_A_BUCKET * pairs // roots).bit_length() - 1, 0)
+    # 32 at most: wider fields are no keys, and the numbers of pairs have no more.
+    return min(max((ROOTS_A_BUCKET * pairs // roots).bit_length() - 1, 0), 32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,11 +192,13 @@ def tree_shape(column: NDArray[np.uint64]) -> TreeShape:
     return TreeShape(levels, pairs, roots, key_bits, root_key_bits, root_bucket_bits, named)
 
 
-def unpack_tree(a: Arrays, lists_of_pairs: NDArray[np.int64]) -> list[LevelPlain]:
+def unpack_tree(
+    a: Arrays, sizes_of: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+) -> list[LevelPlain]:
     """The inverse of `pack_tree`.
 
     Args
-        lists_of_pairs  (P,) int64: entries of the list of the second word of each pair
+        sizes_of  entries of the list of the second word of each 2-gram, as `low.sizes_after`
     """
     shape = tree_shape(a["shape"])
     out: list[LevelPlain] = []
@@ -221,7 +225,7 @@ def unpack_tree(a: Arrays, lists_of_pairs: NDArray[np.int64]) -> list[LevelPlain
             high = np.repeat(np.arange(buckets, dtype=np.uint64), filled)
             key = ((high << np.uint64(shape.root_key_bits)) | low).astype(np.uint32)
             backoff = np.zeros(nodes, np.float32)
-            parent_size = lists_of_pairs[key]
+            parent_size = sizes_of(key.astype(np.int64))
         place = unpack_offsets(
             Offsets(part("place"), part("place_wide"), s["place_base_bits"], s["place_delta_bits"]),
             nodes + 1,

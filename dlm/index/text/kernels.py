@@ -26,6 +26,7 @@ from dlm.index.kernels import (
     log10_backoff_of,
     log10_prob_of,
     open_list,
+    share,
 )
 from dlm.index.packed.kernels import (
     field,
@@ -330,7 +331,7 @@ def score_tokens(  # type: ignore[no-untyped-def]
                     last = child_at(view, level, n + _1)
                     if last > first:
                         key = (np.int64(words[block + i - k]) * multiplier) & key_mask
-                        guess = first + ((key * (last - first)) >> key_bits)
+                        guess = first + share(key, last - first, key_bits)
                         prefetch(view[below + at.N_KEY] + ((guess * key_bits) >> _3))
                         token[i + 1, T_LOW] = first
                         token[i + 1, T_COUNT] = last

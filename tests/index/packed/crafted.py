@@ -77,8 +77,8 @@ class Subject:
         _, pairs = check_low(low, self.words, self.order)
         plain = unpack_low(low)
         sizes = np.diff(plain.begin)[ids_of(plain.key, key_bits_of(self.words))]
-        check_tree(tree, max(self.order - 2, 0), self.words, pairs, sizes, nodes)
-        unpack_tree(tree, sizes)
+        check_tree(tree, max(self.order - 2, 0), self.words, pairs, sizes.__getitem__, nodes)
+        unpack_tree(tree, sizes.__getitem__)
         lengths = [rng.randrange(self.order) for _ in range(60)]
         groups = QueryGroups(
             np.array(lengths, np.uint8),

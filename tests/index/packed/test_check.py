@@ -78,7 +78,7 @@ class Opened:
         plain = unpack_low(self.low)
         sizes = np.diff(plain.begin)[ids_of(plain.key, key_bits_of(self.words))]
         levels = max(self.order - 2, 0)
-        check_tree(self.tree, levels, self.words, pairs, sizes, self.nodes)
+        check_tree(self.tree, levels, self.words, pairs, sizes.__getitem__, self.nodes)
 
     def refused(self) -> str:
         """The message with which it is refused."""

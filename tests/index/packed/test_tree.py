@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlm.index.packed import kernels
 from dlm.index.packed.tree import (
     LEVEL_SHAPE,
     TREE_SHAPE,
@@ -92,7 +93,7 @@ def test_trees_come_back(
     rng = np.random.default_rng(seed)
     plain, lists = random_tree(rng, levels, pairs, int(pairs * share), most)
     packed = pack_tree(plain, pairs, KEY_BITS, table, table)
-    again = unpack_tree(packed, lists)
+    again = unpack_tree(packed, lists.__getitem__)
     assert len(again) == levels
     for one, two in zip(plain, again, strict=True):
         for field in fields(LevelPlain):
@@ -125,3 +126,11 @@ def test_buckets_hold_eight_roots_or_fewer_where_they_are_spread_evenly(
     """The low bits of a pair that its root keeps."""
     assert root_key_bits_of(pairs, roots) == bits
     assert roots * (1 << bits) <= 8 * max(pairs, 1)
+
+
+def test_the_key_of_a_root_is_never_wider_than_a_key() -> None:
+    """One root among all the 2-grams that there can be."""
+    assert root_key_bits_of((1 << 32) - 1, 1) == 32
+    assert root_key_bits_of(1 << 30, 1) == 32
+    assert root_key_bits_of(1 << 20, 1 << 20) == 3
+    assert len(kernels.LANES) == len(kernels.DIVIDE) == 33
