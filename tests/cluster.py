@@ -112,7 +112,9 @@ class ProcessServer:
     def ready(self) -> ProcessServer:
         """Returns once the first query can be answered."""
         assert self.process.stdout is not None
-        select.select([self.process.stdout], [], [], WAIT_S)
+        waiting = select.poll()  # not select(), which takes descriptors below 1,024 only
+        waiting.register(self.process.stdout, select.POLLIN)
+        waiting.poll(WAIT_S * 1000)
         line = self.process.stdout.readline()
         assert line, f"the server ended with {self.process.wait(WAIT_S)}"
         self.port = int(line)

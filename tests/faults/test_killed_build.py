@@ -145,7 +145,7 @@ def test_a_larger_build_killed_again_and_again(tmp_path: Path) -> None:
             build.communicate()
             died += 1
             continue
-        assert build.returncode == 0
+        assert build.returncode == 0, said
         break
     assert died >= 3
     assert contents(tmp_path / "set") == contents(tmp_path / "expected")

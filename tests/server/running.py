@@ -80,7 +80,9 @@ class ServerProcess:
     def wait_ready(self) -> ServerProcess:
         """Returns once the first query can be answered."""
         assert self.process.stdout is not None
-        select.select([self.process.stdout], [], [], WAIT_S)
+        waiting = select.poll()  # not select(), which takes descriptors below 1,024 only
+        waiting.register(self.process.stdout, select.POLLIN)
+        waiting.poll(WAIT_S * 1000)
         line = self.process.stdout.readline()
         if not line:
             raise AssertionError(f"the server ended with {self.wait()}: {self.errors}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -115,6 +116,7 @@ class Spool:
         if self.path is not None:
             if self._fd < 0:
                 self._fd = os.open(self.path, os.O_RDONLY)
+                self._closing = weakref.finalize(self, os.close, self._fd)
             out = np.empty(shape, self.dtype)
             view = memoryview(out.data).cast("B")
             at = begin * self.row_bytes
@@ -149,7 +151,7 @@ class Spool:
             self._file.close()
             self._file = None
         if self._fd >= 0:
-            os.close(self._fd)
+            self._closing()
             self._fd = -1
         if self.path is not None:
             self.path.unlink(missing_ok=True)
