@@ -139,7 +139,7 @@ def test_a_larger_build_killed_again_and_again(tmp_path: Path) -> None:
     while True:
         build = child(path, tmp_path / "set", 40_000)
         try:
-            build.communicate(timeout=0.8 + 1.5 * rng.random() if died < 10 else None)
+            said, _ = build.communicate(timeout=0.8 + 1.5 * rng.random() if died < 10 else None)
         except subprocess.TimeoutExpired:
             build.kill()
             build.communicate()
