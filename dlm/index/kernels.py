@@ -6,6 +6,8 @@ first.
 A block of contexts, then of words, goes through the stages together, and each stage asks for the
 cache lines that the next will read: a model is far larger than the caches, and one search alone
 would wait for memory at every step.
+
+One file past 500 lines: most of it is one search, whose stages share the state of a block.
 """
 
 # mypy: disable-error-code="assignment"

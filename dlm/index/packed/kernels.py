@@ -3,6 +3,9 @@
 A packed column is an array of uint64; bit i is bit i % 64 of word i // 64, the lowest first. Every
 packed column ends with a spare word, so that eight bytes can be read from where any field begins.
 A field has at most 57 bits: with a shift of up to seven it still lies in one eight-byte load.
+
+One file past 500 lines: writing, reading and checking a list follow one layout, and are held side
+by side so that none changes alone.
 """
 
 # mypy: disable-error-code="assignment,misc"
