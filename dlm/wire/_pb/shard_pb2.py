@@ -24,35 +24,35 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12\x64lm/v1/shard.proto\x12\x06\x64lm.v1\"\x96\x01\n\x0cScoreRequest\x12\x11\n\tshard_set\x18\x01 \x01(\x0c\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x17\n\x0f\x63ontext_lengths\x18\x03 \x01(\x0c\x12\x15\n\rcontext_words\x18\x04 \x01(\x0c\x12\x13\n\x0bword_counts\x18\x05 \x01(\x0c\x12\r\n\x05words\x18\x06 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x07 \x01(\x06\"\x9b\x01\n\nScoreReply\x12\x11\n\tshard_set\x18\x01 \x01(\x0c\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x13\n\x0blog10_probs\x18\x03 \x01(\x0c\x12\x16\n\x0ematched_orders\x18\x04 \x01(\x0c\x12\x15\n\rngram_lengths\x18\x05 \x01(\x0c\x12\x15\n\rstate_lengths\x18\x06 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x07 \x01(\x06\"$\n\x0f\x44\x65scribeRequest\x12\x11\n\tshard_set\x18\x01 \x01(\x0c\"\xc1\x01\n\rDescribeReply\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\r\n\x05shard\x18\x02 \x01(\r\x12\"\n\x05state\x18\x03 \x01(\x0e\x32\x13.dlm.v1.ServerState\x12\x13\n\x0bmax_queries\x18\x04 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x05 \x01(\r\x12\x16\n\x0eserver_version\x18\x06 \x01(\t\x12\x11\n\tshard_set\x18\x07 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x08 \x01(\x06\"g\n\x0f\x44ownloadRequest\x12\x11\n\tshard_set\x18\x01 \x01(\x0c\x12\"\n\x04\x66ile\x18\x02 \x01(\x0e\x32\x14.dlm.v1.DownloadFile\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\r\n\x05shard\x18\x04 \x01(\r\"\xb1\x01\n\rDownloadChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x12\n\nfile_bytes\x18\x02 \x01(\x04\x12\'\n\x08\x65ncoding\x18\x03 \x01(\x0e\x32\x15.dlm.v1.ChunkEncoding\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x11\n\traw_bytes\x18\x05 \x01(\r\x12\x11\n\tshard_set\x18\x06 \x01(\x0c\x12\r\n\x05shard\x18\x07 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x08 \x01(\x06\"F\n\x10HeartbeatRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\tshard_set\x18\x02 \x01(\x0c\x12\r\n\x05shard\x18\x03 \x01(\r\"\xe6\x01\n\x0eHeartbeatReply\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\tshard_set\x18\x02 \x01(\x0c\x12\r\n\x05shard\x18\x03 \x01(\r\x12\"\n\x05state\x18\x04 \x01(\x0e\x32\x13.dlm.v1.ServerState\x12\x10\n\x08instance\x18\x05 \x01(\x06\x12\x10\n\x08messages\x18\x06 \x01(\x04\x12\x0f\n\x07queries\x18\x07 \x01(\x04\x12\x0f\n\x07refused\x18\x08 \x01(\x04\x12\x11\n\tin_flight\x18\t \x01(\r\x12\x11\n\tuptime_ms\x18\n \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x0b \x01(\x06*x\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14SERVER_STATE_WARMING\x10\x01\x12\x16\n\x12SERVER_STATE_READY\x10\x02\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x03*i\n\x0c\x44ownloadFile\x12\x1d\n\x19\x44OWNLOAD_FILE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x44OWNLOAD_FILE_VOCABULARY\x10\x01\x12\x1c\n\x18\x44OWNLOAD_FILE_LOW_ORDERS\x10\x02*`\n\rChunkEncoding\x12\x1e\n\x1a\x43HUNK_ENCODING_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43HUNK_ENCODING_RAW\x10\x01\x12\x17\n\x13\x43HUNK_ENCODING_ZSTD\x10\x02\x32\xf3\x01\n\x05Shard\x12\x31\n\x05Score\x12\x14.dlm.v1.ScoreRequest\x1a\x12.dlm.v1.ScoreReply\x12:\n\x08\x44\x65scribe\x12\x17.dlm.v1.DescribeRequest\x1a\x15.dlm.v1.DescribeReply\x12<\n\x08\x44ownload\x12\x17.dlm.v1.DownloadRequest\x1a\x15.dlm.v1.DownloadChunk0\x01\x12=\n\tHeartbeat\x12\x18.dlm.v1.HeartbeatRequest\x1a\x16.dlm.v1.HeartbeatReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12\x64lm/v1/shard.proto\x12\x06\x64lm.v1\"\xcd\x01\n\x0cScoreRequest\x12\x11\n\tshard_set\x18\x01 \x01(\x0c\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x17\n\x0f\x63ontext_lengths\x18\x03 \x01(\x0c\x12\x15\n\rcontext_words\x18\x04 \x01(\x0c\x12\x13\n\x0bword_counts\x18\x05 \x01(\x0c\x12\r\n\x05words\x18\x06 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x07 \x01(\x06\x12\x10\n\x08sequence\x18\x08 \x01(\x04\x12\x12\n\ntimeout_us\x18\t \x01(\r\x12\x0f\n\x07sent_us\x18\n \x01(\x04\"\xe6\x01\n\nScoreReply\x12\x11\n\tshard_set\x18\x01 \x01(\x0c\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x13\n\x0blog10_probs\x18\x03 \x01(\x0c\x12\x16\n\x0ematched_orders\x18\x04 \x01(\x0c\x12\x15\n\rngram_lengths\x18\x05 \x01(\x0c\x12\x15\n\rstate_lengths\x18\x06 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x07 \x01(\x06\x12\x10\n\x08sequence\x18\x08 \x01(\x04\x12\x0e\n\x06reason\x18\t \x01(\t\x12\x0f\n\x07message\x18\n \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x0b \x01(\r\"$\n\x0f\x44\x65scribeRequest\x12\x11\n\tshard_set\x18\x01 \x01(\x0c\"\xd5\x01\n\rDescribeReply\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\r\n\x05shard\x18\x02 \x01(\r\x12\"\n\x05state\x18\x03 \x01(\x0e\x32\x13.dlm.v1.ServerState\x12\x13\n\x0bmax_queries\x18\x04 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x05 \x01(\r\x12\x16\n\x0eserver_version\x18\x06 \x01(\t\x12\x11\n\tshard_set\x18\x07 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x08 \x01(\x06\x12\x12\n\nshard_sets\x18\t \x03(\x0c\"g\n\x0f\x44ownloadRequest\x12\x11\n\tshard_set\x18\x01 \x01(\x0c\x12\"\n\x04\x66ile\x18\x02 \x01(\x0e\x32\x14.dlm.v1.DownloadFile\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\r\n\x05shard\x18\x04 \x01(\r\"\xb1\x01\n\rDownloadChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x12\n\nfile_bytes\x18\x02 \x01(\x04\x12\'\n\x08\x65ncoding\x18\x03 \x01(\x0e\x32\x15.dlm.v1.ChunkEncoding\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x11\n\traw_bytes\x18\x05 \x01(\r\x12\x11\n\tshard_set\x18\x06 \x01(\x0c\x12\r\n\x05shard\x18\x07 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x08 \x01(\x06\"F\n\x10HeartbeatRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\tshard_set\x18\x02 \x01(\x0c\x12\r\n\x05shard\x18\x03 \x01(\r\"\xad\x02\n\x0eHeartbeatReply\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\tshard_set\x18\x02 \x01(\x0c\x12\r\n\x05shard\x18\x03 \x01(\r\x12\"\n\x05state\x18\x04 \x01(\x0e\x32\x13.dlm.v1.ServerState\x12\x10\n\x08instance\x18\x05 \x01(\x06\x12\x10\n\x08messages\x18\x06 \x01(\x04\x12\x0f\n\x07queries\x18\x07 \x01(\x04\x12\x0f\n\x07refused\x18\x08 \x01(\x04\x12\x11\n\tin_flight\x18\t \x01(\r\x12\x11\n\tuptime_ms\x18\n \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x0b \x01(\x06\x12\x0e\n\x06worker\x18\x0c \x01(\r\x12\x0f\n\x07workers\x18\r \x01(\r\x12\x0e\n\x06\x63pu_ms\x18\x0e \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\x0f \x01(\x04*x\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14SERVER_STATE_WARMING\x10\x01\x12\x16\n\x12SERVER_STATE_READY\x10\x02\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x03*i\n\x0c\x44ownloadFile\x12\x1d\n\x19\x44OWNLOAD_FILE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x44OWNLOAD_FILE_VOCABULARY\x10\x01\x12\x1c\n\x18\x44OWNLOAD_FILE_LOW_ORDERS\x10\x02*`\n\rChunkEncoding\x12\x1e\n\x1a\x43HUNK_ENCODING_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43HUNK_ENCODING_RAW\x10\x01\x12\x17\n\x13\x43HUNK_ENCODING_ZSTD\x10\x02\x32\xad\x02\n\x05Shard\x12\x31\n\x05Score\x12\x14.dlm.v1.ScoreRequest\x1a\x12.dlm.v1.ScoreReply\x12\x38\n\x08\x45xchange\x12\x14.dlm.v1.ScoreRequest\x1a\x12.dlm.v1.ScoreReply(\x01\x30\x01\x12:\n\x08\x44\x65scribe\x12\x17.dlm.v1.DescribeRequest\x1a\x15.dlm.v1.DescribeReply\x12<\n\x08\x44ownload\x12\x17.dlm.v1.DownloadRequest\x1a\x15.dlm.v1.DownloadChunk0\x01\x12=\n\tHeartbeat\x12\x18.dlm.v1.HeartbeatRequest\x1a\x16.dlm.v1.HeartbeatReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dlm.v1.shard_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SERVERSTATE']._serialized_start=1165
-  _globals['_SERVERSTATE']._serialized_end=1285
-  _globals['_DOWNLOADFILE']._serialized_start=1287
-  _globals['_DOWNLOADFILE']._serialized_end=1392
-  _globals['_CHUNKENCODING']._serialized_start=1394
-  _globals['_CHUNKENCODING']._serialized_end=1490
+  _globals['_SERVERSTATE']._serialized_start=1386
+  _globals['_SERVERSTATE']._serialized_end=1506
+  _globals['_DOWNLOADFILE']._serialized_start=1508
+  _globals['_DOWNLOADFILE']._serialized_end=1613
+  _globals['_CHUNKENCODING']._serialized_start=1615
+  _globals['_CHUNKENCODING']._serialized_end=1711
   _globals['_SCOREREQUEST']._serialized_start=31
-  _globals['_SCOREREQUEST']._serialized_end=181
-  _globals['_SCOREREPLY']._serialized_start=184
-  _globals['_SCOREREPLY']._serialized_end=339
-  _globals['_DESCRIBEREQUEST']._serialized_start=341
-  _globals['_DESCRIBEREQUEST']._serialized_end=377
-  _globals['_DESCRIBEREPLY']._serialized_start=380
-  _globals['_DESCRIBEREPLY']._serialized_end=573
-  _globals['_DOWNLOADREQUEST']._serialized_start=575
-  _globals['_DOWNLOADREQUEST']._serialized_end=678
-  _globals['_DOWNLOADCHUNK']._serialized_start=681
-  _globals['_DOWNLOADCHUNK']._serialized_end=858
-  _globals['_HEARTBEATREQUEST']._serialized_start=860
-  _globals['_HEARTBEATREQUEST']._serialized_end=930
-  _globals['_HEARTBEATREPLY']._serialized_start=933
-  _globals['_HEARTBEATREPLY']._serialized_end=1163
-  _globals['_SHARD']._serialized_start=1493
-  _globals['_SHARD']._serialized_end=1736
+  _globals['_SCOREREQUEST']._serialized_end=236
+  _globals['_SCOREREPLY']._serialized_start=239
+  _globals['_SCOREREPLY']._serialized_end=469
+  _globals['_DESCRIBEREQUEST']._serialized_start=471
+  _globals['_DESCRIBEREQUEST']._serialized_end=507
+  _globals['_DESCRIBEREPLY']._serialized_start=510
+  _globals['_DESCRIBEREPLY']._serialized_end=723
+  _globals['_DOWNLOADREQUEST']._serialized_start=725
+  _globals['_DOWNLOADREQUEST']._serialized_end=828
+  _globals['_DOWNLOADCHUNK']._serialized_start=831
+  _globals['_DOWNLOADCHUNK']._serialized_end=1008
+  _globals['_HEARTBEATREQUEST']._serialized_start=1010
+  _globals['_HEARTBEATREQUEST']._serialized_end=1080
+  _globals['_HEARTBEATREPLY']._serialized_start=1083
+  _globals['_HEARTBEATREPLY']._serialized_end=1384
+  _globals['_SHARD']._serialized_start=1714
+  _globals['_SHARD']._serialized_end=2015
 # @@protoc_insertion_point(module_scope)

@@ -1,6 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -35,7 +37,7 @@ CHUNK_ENCODING_RAW: ChunkEncoding
 CHUNK_ENCODING_ZSTD: ChunkEncoding
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("shard_set", "shard", "context_lengths", "context_words", "word_counts", "words", "checksum")
+    __slots__ = ("shard_set", "shard", "context_lengths", "context_words", "word_counts", "words", "checksum", "sequence", "timeout_us", "sent_us")
     SHARD_SET_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +45,9 @@ class ScoreRequest(_message.Message):
     WORD_COUNTS_FIELD_NUMBER: _ClassVar[int]
     WORDS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_US_FIELD_NUMBER: _ClassVar[int]
+    SENT_US_FIELD_NUMBER: _ClassVar[int]
     shard_set: bytes
     shard: int
     context_lengths: bytes
@@ -50,10 +55,13 @@ class ScoreRequest(_message.Message):
     word_counts: bytes
     words: bytes
     checksum: int
-    def __init__(self, shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., context_lengths: _Optional[bytes] = ..., context_words: _Optional[bytes] = ..., word_counts: _Optional[bytes] = ..., words: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+    sequence: int
+    timeout_us: int
+    sent_us: int
+    def __init__(self, shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., context_lengths: _Optional[bytes] = ..., context_words: _Optional[bytes] = ..., word_counts: _Optional[bytes] = ..., words: _Optional[bytes] = ..., checksum: _Optional[int] = ..., sequence: _Optional[int] = ..., timeout_us: _Optional[int] = ..., sent_us: _Optional[int] = ...) -> None: ...
 
 class ScoreReply(_message.Message):
-    __slots__ = ("shard_set", "shard", "log10_probs", "matched_orders", "ngram_lengths", "state_lengths", "checksum")
+    __slots__ = ("shard_set", "shard", "log10_probs", "matched_orders", "ngram_lengths", "state_lengths", "checksum", "sequence", "reason", "message", "retry_after_ms")
     SHARD_SET_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     LOG10_PROBS_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +69,10 @@ class ScoreReply(_message.Message):
     NGRAM_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     STATE_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     shard_set: bytes
     shard: int
     log10_probs: bytes
@@ -68,7 +80,11 @@ class ScoreReply(_message.Message):
     ngram_lengths: bytes
     state_lengths: bytes
     checksum: int
-    def __init__(self, shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., log10_probs: _Optional[bytes] = ..., matched_orders: _Optional[bytes] = ..., ngram_lengths: _Optional[bytes] = ..., state_lengths: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+    sequence: int
+    reason: str
+    message: str
+    retry_after_ms: int
+    def __init__(self, shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., log10_probs: _Optional[bytes] = ..., matched_orders: _Optional[bytes] = ..., ngram_lengths: _Optional[bytes] = ..., state_lengths: _Optional[bytes] = ..., checksum: _Optional[int] = ..., sequence: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ("shard_set",)
@@ -77,7 +93,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, shard_set: _Optional[bytes] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("manifest", "shard", "state", "max_queries", "max_message_bytes", "server_version", "shard_set", "checksum")
+    __slots__ = ("manifest", "shard", "state", "max_queries", "max_message_bytes", "server_version", "shard_set", "checksum", "shard_sets")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +102,7 @@ class DescribeReply(_message.Message):
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     SHARD_SET_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    SHARD_SETS_FIELD_NUMBER: _ClassVar[int]
     manifest: bytes
     shard: int
     state: ServerState
@@ -94,7 +111,8 @@ class DescribeReply(_message.Message):
     server_version: str
     shard_set: bytes
     checksum: int
-    def __init__(self, manifest: _Optional[bytes] = ..., shard: _Optional[int] = ..., state: _Optional[_Union[ServerState, str]] = ..., max_queries: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., shard_set: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+    shard_sets: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, manifest: _Optional[bytes] = ..., shard: _Optional[int] = ..., state: _Optional[_Union[ServerState, str]] = ..., max_queries: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., server_version: _Optional[str] = ..., shard_set: _Optional[bytes] = ..., checksum: _Optional[int] = ..., shard_sets: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class DownloadRequest(_message.Message):
     __slots__ = ("shard_set", "file", "offset", "shard")
@@ -139,7 +157,7 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("sequence", "shard_set", "shard", "state", "instance", "messages", "queries", "refused", "in_flight", "uptime_ms", "checksum")
+    __slots__ = ("sequence", "shard_set", "shard", "state", "instance", "messages", "queries", "refused", "in_flight", "uptime_ms", "checksum", "worker", "workers", "cpu_ms", "memory_bytes")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SHARD_SET_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +169,10 @@ class HeartbeatReply(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    CPU_MS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     shard_set: bytes
     shard: int
@@ -162,4 +184,8 @@ class HeartbeatReply(_message.Message):
     in_flight: int
     uptime_ms: int
     checksum: int
-    def __init__(self, sequence: _Optional[int] = ..., shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., state: _Optional[_Union[ServerState, str]] = ..., instance: _Optional[int] = ..., messages: _Optional[int] = ..., queries: _Optional[int] = ..., refused: _Optional[int] = ..., in_flight: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    worker: int
+    workers: int
+    cpu_ms: int
+    memory_bytes: int
+    def __init__(self, sequence: _Optional[int] = ..., shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., state: _Optional[_Union[ServerState, str]] = ..., instance: _Optional[int] = ..., messages: _Optional[int] = ..., queries: _Optional[int] = ..., refused: _Optional[int] = ..., in_flight: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., checksum: _Optional[int] = ..., worker: _Optional[int] = ..., workers: _Optional[int] = ..., cpu_ms: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
