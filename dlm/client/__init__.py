@@ -1,5 +1,10 @@
 """Asks a sharded model: low orders from the local cache, the rest in one message a shard."""
 
+import os
+
+# Read once, when gRPC starts: lets a process that has used a client fork (see `fork`).
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
+
 from dlm.client.client import AsyncClient, Client
 from dlm.client.config import ClientConfig
 from dlm.client.utterance import (

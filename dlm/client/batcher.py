@@ -9,7 +9,8 @@ event      while                             then
 =========  ================================  ==========================================
 Submit     in_flight < limit                 Send it alone
 Submit     in_flight == limit                it waits
-Submit     max_waiting wait already          Refuse it
+Submit     as much as max_waiting messages   Refuse it, unless a part of the same call was let in
+           take waits already
 Done       nothing waits                     in_flight falls
 Done       something waits                   Send what waits, in as many messages as the
                                              window has room for
@@ -21,27 +22,35 @@ A place in the window is a lease: it ends with its message, or `LEASE_GRACE_S` a
 deadline if nobody said that it ended. So nothing that can happen to a thread or a process between
 the two (an exception from a signal handler, say) takes a place for good.
 
+What waits is bounded by what a few messages can carry: beyond, waiting would only use up the
+deadlines of all, so new calls are refused at once, while there is time to do without.
+
 Paper: DLM 3.3 merges the messages of one utterance's position; gathering across utterances is ours.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
+MAX_WORKS = 4096  # works that wait, however small: each is a caller
 LEASE_GRACE_S = 2.0  # seconds: a transport that ends calls at their deadline is never this late
 
 
 @dataclass(frozen=True, slots=True)
 class Work(Generic[T]):
-    """What waits to be asked: an item, its queries, and its deadline on the clock of `now`."""
+    """What waits to be asked: an item, its queries, and its deadline on the clock of `now`.
+
+    more  a further part of a call, which is not refused any more
+    """
 
     item: T
     queries: int
     deadline: float
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +99,13 @@ class Lost:
 Action: TypeAlias = Send[T] | Expire[T] | Refuse[T] | Lost
 
 
-@dataclass(frozen=True, slots=True)
-class Window(Generic[T]):
-    """State of one shard's queue.
+class Window(NamedTuple, Generic[T]):
+    """State of one shard's queue. (A tuple: one is made at each event, and these are quick.)
 
-    leases    (message, until) of what is in flight, oldest first
-    earliest  no work that waits has a deadline before this
+    leases       (message, until) of what is in flight, oldest first
+    queued       queries that wait
+    earliest     no work that waits has a deadline before this
+    max_waiting  messages that what waits may fill
     Guarantees  0 <= in_flight <= limit; something waits only while in_flight == limit
     """
 
@@ -103,9 +113,10 @@ class Window(Generic[T]):
     max_queries: int
     leases: tuple[tuple[int, float], ...] = ()
     waiting: tuple[Work[T], ...] = ()
-    earliest: float = field(default=inf, compare=False)
-    next_message: int = field(default=0, compare=False)
-    max_waiting: int = 4096
+    queued: int = 0
+    earliest: float = inf
+    next_message: int = 0
+    max_waiting: int = 4
 
     @property
     def in_flight(self) -> int:
@@ -117,28 +128,37 @@ def step(
     state: Window[T], event: Submit[T] | Done, now: float
 ) -> tuple[Window[T], list[Action[T]]]:
     """The next state and what to do, in order; see the table above."""
-    leases, waiting, earliest = state.leases, state.waiting, state.earliest
+    limit, max_queries, leases, waiting, queued, earliest, message, max_waiting = state
+    actions: list[Action[T]] = []
     if isinstance(event, Done):
         leases = tuple(lease for lease in leases if lease[0] != event.message)
-    actions: list[Action[T]] = [Lost(message) for message, until in leases if until <= now]
-    leases = tuple(lease for lease in leases if lease[1] > now)
+    if any(until <= now for _, until in leases):
+        actions += [Lost(lost) for lost, until in leases if until <= now]
+        leases = tuple(lease for lease in leases if lease[1] > now)
     if earliest <= now:
         actions += [Expire(w) for w in waiting if w.deadline <= now]
         waiting = tuple(w for w in waiting if w.deadline > now)
+        queued = sum(w.queries for w in waiting)
         earliest = min((w.deadline for w in waiting), default=inf)
     if isinstance(event, Submit):
-        if event.work.deadline <= now:
-            actions.append(Expire(event.work))
-        elif len(waiting) >= state.max_waiting and len(leases) >= state.limit:
-            actions.append(Refuse(event.work))
+        work = event.work
+        if work.deadline <= now:
+            actions.append(Expire(work))
+        elif (
+            len(leases) >= limit
+            and (queued >= max_waiting * max_queries or len(waiting) >= MAX_WORKS)
+            and not work.more
+        ):
+            actions.append(Refuse(work))
         else:
-            waiting = (*waiting, event.work)
-            earliest = min(earliest, event.work.deadline)
-    taken, message = 0, state.next_message
-    while taken < len(waiting) and len(leases) < state.limit:
+            waiting = (*waiting, work)
+            queued += work.queries
+            earliest = min(earliest, work.deadline)
+    taken = 0
+    while taken < len(waiting) and len(leases) < limit:
         first, queries = taken, 0
         while taken < len(waiting) and (
-            taken == first or queries + waiting[taken].queries <= state.max_queries
+            taken == first or queries + waiting[taken].queries <= max_queries
         ):
             queries += waiting[taken].queries
             taken += 1
@@ -146,9 +166,11 @@ def step(
         actions.append(Send(works, message))
         leases = (*leases, (message, max(w.deadline for w in works) + LEASE_GRACE_S))
         message += 1
-    waiting = waiting[taken:]
+        queued -= queries
+    if taken:
+        waiting = waiting[taken:]
     if not waiting:
         earliest = inf
-    return replace(
-        state, leases=leases, waiting=waiting, earliest=earliest, next_message=message
+    return Window(
+        limit, max_queries, leases, waiting, queued, earliest, message, max_waiting
     ), actions

@@ -27,6 +27,9 @@ class ClientConfig:
                    pieces (each piece may take this long). 10.
     window         messages in flight a shard, >= 1. More than one, so that a stall does not block
                    every utterance; few, so that concurrent queries gather into one message. 4.
+    connections    connections a server, >= 1; the second is opened when the first is busy. Workers
+                   that share a port share the load by connections, so several; each costs two
+                   threads here. 4.
     max_queries    queries in one message, >= 1; fewer where the servers take fewer. 16,384: about
                    200 KiB a message, where the cost a query has long stopped falling.
     cache_dir      folder for low orders, shared by processes.
@@ -35,6 +38,7 @@ class ClientConfig:
     deadline_s: float = 2.0
     connect_s: float = 10.0
     window: int = 4
+    connections: int = 4
     max_queries: int = 16384
     cache_dir: Path = field(default_factory=default_cache_dir)
 
@@ -45,7 +49,7 @@ class ClientConfig:
                 raise ConfigError(
                     f"client.{name} is {getattr(self, name)}; seconds above 0 are expected"
                 )
-        for name in ("window", "max_queries"):
+        for name in ("window", "connections", "max_queries"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ConfigError(
                     f"client.{name} is {getattr(self, name)}; a whole number from 1 is expected"

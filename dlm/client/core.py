@@ -19,14 +19,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client import batcher, router
+from dlm.client import batcher, kernels, router
 from dlm.client.cascade import Fallback, NoFallback
 from dlm.client.config import ClientConfig
 from dlm.client.lowgrams import LowGrams, check_queries, fetch
@@ -103,18 +103,18 @@ class _Call:
         self.left = 0
         self.lock = threading.Lock()
 
-    def fill(self, at: NDArray[np.int64], part: Answers) -> None:
-        """Writes the answers to the distinct queries `at`; the last part completes the call."""
+    def fill(self, at: NDArray[np.int64], of: NDArray[np.int64], answers: Answers) -> None:
+        """Writes answers `of` to the distinct queries `at`; the last part completes the call."""
         with self.lock:
-            for name in _ANSWER_FIELDS:
-                getattr(self.answers, name)[at] = getattr(part, name)
+            _copy(at, of, answers, self.answers)
             self.left -= len(at)
             done = self.left == 0
         if done:
             self.succeed()
 
     def succeed(self) -> None:
-        result = Answers(*(getattr(self.answers, name)[self.place] for name in _ANSWER_FIELDS))
+        result = Answers.empty(len(self.place))
+        _copy(np.arange(len(self.place)), self.place, self.answers, result)
         with contextlib.suppress(InvalidStateError):  # given up by its caller, or failed already
             self.future.set_result(result)
 
@@ -123,7 +123,20 @@ class _Call:
             self.future.set_exception(_own(error))
 
 
-_ANSWER_FIELDS = tuple(f.name for f in fields(Answers))
+def _copy(to: NDArray[np.int64], of: NDArray[np.int64], part: Answers, whole: Answers) -> None:
+    """whole[to] = part[of]"""
+    kernels.copy_answers(
+        to,
+        of,
+        part.log10_prob,
+        part.matched_order,
+        part.ngram_length,
+        part.state_length,
+        whole.log10_prob,
+        whole.matched_order,
+        whole.ngram_length,
+        whole.state_length,
+    )
 
 
 def _closed() -> ShardDown:
@@ -216,7 +229,7 @@ class Core:
 
     Args
         endpoints  returns the servers there are; asked again whenever the table is stale
-        connect    makes a connection to an address
+        connect    makes a connection to an address; `GrpcConnection` where not given
         clock      seconds, monotonic
     """
 
@@ -225,7 +238,7 @@ class Core:
         endpoints: Callable[[], Sequence[Endpoint]],
         config: ClientConfig,
         *,
-        connect: Connect = GrpcConnection,
+        connect: Connect | None = None,
         clock: Clock = time.monotonic,
         fallback: Fallback | None = None,
     ) -> None:
@@ -309,7 +322,11 @@ class Core:
             self._check_open()
             found = runtime.connections.get(address)
             if found is None:
-                found = runtime.connections[address] = self._connect(address)
+                if self._connect is None:
+                    found = GrpcConnection(address, self.config.connections)
+                else:
+                    found = self._connect(address)
+                runtime.connections[address] = found
             return found
 
     def _abandon(self, address: str | None) -> None:
@@ -401,6 +418,7 @@ class Core:
         model: str,
         contexts: NDArray[np.uint32],
         lengths: NDArray[np.uint8],
+        counts: NDArray[np.uint32],
         words: NDArray[np.uint32],
         deadline_s: float | None = None,
     ) -> Future[Answers]:
@@ -409,8 +427,8 @@ class Core:
         Args
             model  the model that the ids belong to
         Shapes
-            contexts (Q, order - 1) uint32 most recent last, right-aligned; lengths (Q,) uint8;
-            words (Q,) uint32
+            contexts (K, order - 1) uint32 most recent last, right-aligned; lengths (K,) uint8;
+            counts (K,) uint32, words asked of each context; words (Q,) uint32, Q = sum(counts)
         Raises
             QueryError     at once, for what can have no answer
             StaleShardSet  at once, where the servers hold another model now
@@ -424,26 +442,33 @@ class Core:
         if snapshot.model != model:
             raise _other_model(snapshot.model, model)
         manifest = snapshot.topology.manifest
-        check_queries(manifest.order, manifest.vocabulary_size, contexts, lengths, words)
-        grouped = router.group(contexts, lengths, words)
+        check_queries(manifest.order, manifest.vocabulary_size, contexts, lengths, counts, words)
+        # A kernel is compiled for each kind of array; callers may bring slices and read-only ones.
+        grouped = router.group(
+            np.require(contexts, requirements=["C", "W"]),
+            np.require(lengths, requirements=["C", "W"]),
+            np.require(counts, requirements=["C", "W"]),
+            np.require(words, requirements=["C", "W"]),
+        )
         answers, remote = snapshot.grams.score(grouped.groups)
         deadline = self._clock() + (self.config.deadline_s if deadline_s is None else deadline_s)
         call = _Call(model, answers, grouped.place, deadline)
-        counts = grouped.groups.word_counts
-        unique_remote = int(counts[remote].sum())
+        asked = grouped.groups.word_counts
+        unique_remote = int(asked[remote].sum())
+        asked_remotely = unique_remote
+        if len(words) != len(grouped.groups.words):
+            asked_remotely = int(np.repeat(remote, asked)[grouped.place].sum())
         runtime = self._runtime
         with runtime.lock:
             stats = runtime.stats
             stats.queries += len(words)
-            asked_remotely = int(np.repeat(remote, counts)[grouped.place].sum())
             stats.zero_message += len(words) - asked_remotely
             stats.duplicates += asked_remotely - unique_remote
         if unique_remote == 0:
             call.succeed()
             return call.future
         call.left = unique_remote
-        everything = np.arange(len(grouped.groups.words), dtype=np.int64)
-        self._dispatch(snapshot, call, grouped.groups, remote, everything, 0)
+        self._dispatch(snapshot, call, grouped.groups, remote, None, 0)
         return call.future
 
     def _dispatch(
@@ -452,15 +477,21 @@ class Core:
         call: _Call,
         groups: QueryGroups,
         remote: NDArray[np.bool_],
-        at: NDArray[np.int64],
+        at: NDArray[np.int64] | None,
         reroutes: int,
     ) -> None:
-        """Queues the remote part of `groups`, whose words stand at `at` in the call."""
+        """Queues the remote part of `groups`, whose words stand at `at` in the call (None: at
+        their own places)."""
         limit = self._max_queries(snapshot)
-        for piece in router.route(groups, remote, snapshot.topology.manifest.slots, limit):
-            moved = router.Piece(piece.shard, piece.groups, at[piece.at])
-            item = _Item(call, moved, snapshot.shard_set, reroutes)
-            work = batcher.Work(item, len(moved.groups.words), call.deadline)
+        manifest = snapshot.topology.manifest
+        let_in = set()
+        for piece in router.route(groups, remote, manifest.slots, manifest.shards, limit):
+            if at is not None:
+                piece = router.Piece(piece.shard, piece.groups, at[piece.at])
+            item = _Item(call, piece, snapshot.shard_set, reroutes)
+            more = reroutes > 0 or piece.shard in let_in
+            let_in.add(piece.shard)
+            work = batcher.Work(item, len(piece.groups.words), call.deadline, more)
             self._step(piece.shard, batcher.Submit(work))
 
     def _dispatch_again(self, snapshot: Snapshot, item: _Item, reroutes: int) -> None:
@@ -495,7 +526,8 @@ class Core:
         with runtime.lock:
             limit = self._max_queries(snapshot)
             window = runtime.windows.get(shard) or batcher.Window(self.config.window, limit)
-            window = replace(window, max_queries=limit)
+            if window.max_queries != limit:
+                window = window._replace(max_queries=limit)
             if self._closed:
                 actions: list[batcher.Action[_Item]] = []
             else:
@@ -513,7 +545,8 @@ class Core:
                 action.work.item.call.fail(
                     Overloaded(
                         f"shard {shard}: {self.config.window} messages are in flight and "
-                        f"{window.max_waiting} pieces wait behind them; ask less at once, or later"
+                        f"{window.queued} queries of {len(window.waiting)} calls wait behind them; "
+                        "ask less at once, or later"
                     )
                 )
             else:
@@ -672,10 +705,7 @@ def _deliver(items: list[_Item], merged: router.Grouped, answers: Answers) -> No
     begin = 0
     for item in items:
         end = begin + len(item.piece.at)
-        place = merged.place[begin:end]
-        item.call.fill(
-            item.piece.at, Answers(*(getattr(answers, n)[place] for n in _ANSWER_FIELDS))
-        )
+        item.call.fill(item.piece.at, merged.place[begin:end], answers)
         begin = end
 
 

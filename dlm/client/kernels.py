@@ -1,98 +1,126 @@
-"""Grouping queries: the client's share of numeric work, without Python objects."""
+"""Grouping, routing and merging of queries: the client's share of numeric work.
 
+Arrays in, arrays out, no Python object, no GIL; called once each for a whole batch.
+"""
+
+# mypy: disable-error-code="assignment"
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
+from dlm.ngram.kernels import slot_of
+
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @njit(cache=True, nogil=True)
-def group_queries(contexts, lengths, words):  # type: ignore[no-untyped-def]
+def group_queries(contexts, lengths, counts, words):  # type: ignore[no-untyped-def]
     """Groups queries by context and drops repeats, in the order of first appearance.
 
     Shapes
-        contexts  (Q, W)  uint32  most recent word in the last column; unused columns come first
-        lengths   (Q,)    uint8   words of each context, at most W
-        words     (Q,)    uint32
+        contexts  (K, W)  uint32  most recent word in the last column; unused columns come first
+        lengths   (K,)    uint8   words of each context, at most W
+        counts    (K,)    uint32  words asked of each; contexts may repeat
+        words     (Q,)    uint32  Q = sum(counts)
     Returns
-        row       (C,)    int64   a query that has the context of group c
-        counts    (C,)    uint32  distinct words asked of group c
-        asked     (U,)    uint32  the words, group after group
-        place     (Q,)    int64   where in `asked` each query's word stands
-    Cost      two hash tables, O(Q * W)
-    Trusts    lengths <= W: checked in lowgrams.check_queries
+        context_lengths  (C,)  uint8   of each distinct context that is asked anything
+        context_words    (sum(context_lengths),)  uint32
+        word_counts      (C,)  uint32  distinct words asked of each
+        asked            (U,)  uint32  the words, group after group
+        place            (Q,)  int64   where in `asked` each query's word stands
+    Cost      two hash tables, O(K * W + Q)
+    Trusts    lengths <= W, sum(counts) == Q: checked in lowgrams.check_queries
     """
+    rows = len(counts)
     queries = len(words)
     width = contexts.shape[1]
+    size = 16
+    while size < 2 * rows:
+        size *= 2
+    context_mask = np.uint64(size - 1)
+    context_table = np.full(size, -1, np.int32)
     size = 16
     while size < 2 * queries:
         size *= 2
     mask = np.uint64(size - 1)
-    context_table = np.full(size, -1, np.int64)
-    query_table = np.full(size, -1, np.int64)
-    row = np.empty(queries, np.int64)
-    group_hash = np.empty(queries, np.uint64)
-    counts = np.zeros(queries, np.uint32)
+    query_table = np.full(size, -1, np.int32)
+    row = np.empty(rows, np.int64)
+    group_hash = np.empty(rows, np.uint64)
+    word_counts = np.zeros(rows, np.uint32)
     unique_group = np.empty(queries, np.int64)
     unique_word = np.empty(queries, np.uint32)
-    unique_of = np.empty(queries, np.int64)
+    place = np.empty(queries, np.int64)
     groups = np.int64(0)
-    uniques = 0
+    uniques = np.int64(0)
+    group_words = np.int64(0)
     group = np.int64(-1)
-    for q in range(queries):
-        length = np.int64(lengths[q])
+    first = np.int64(0)
+    for r in range(rows):
+        count = np.int64(counts[r])
+        if count == 0:
+            continue
+        length = np.int64(lengths[r])
         same = group >= 0 and np.int64(lengths[row[group]]) == length
         if same:
             for j in range(width - length, width):
-                if contexts[q, j] != contexts[row[group], j]:
+                if contexts[r, j] != contexts[row[group], j]:
                     same = False
                     break
         if not same:
             h = np.uint64(length)
             for j in range(width - length, width):
-                h = (h ^ np.uint64(contexts[q, j])) * _MULTIPLIER
+                h = (h ^ np.uint64(contexts[r, j])) * _MULTIPLIER
                 h ^= h >> np.uint64(29)
-            at = h & mask
+            at = h & context_mask
             while True:
-                group = context_table[at]
+                group = np.int64(context_table[at])
                 if group < 0:
                     group = groups
                     context_table[at] = group
-                    row[group] = q
+                    row[group] = r
                     group_hash[group] = h
                     groups += 1
+                    group_words += length
                     break
                 if group_hash[group] == h and np.int64(lengths[row[group]]) == length:
                     equal = True
                     for j in range(width - length, width):
-                        if contexts[q, j] != contexts[row[group], j]:
+                        if contexts[r, j] != contexts[row[group], j]:
                             equal = False
                             break
                     if equal:
                         break
+                at = (at + np.uint64(1)) & context_mask
+        for q in range(first, first + count):
+            word = words[q]
+            h = (np.uint64(group) * _MULTIPLIER ^ np.uint64(word)) * _MULTIPLIER
+            at = (h ^ (h >> np.uint64(29))) & mask
+            while True:
+                u = np.int64(query_table[at])
+                if u < 0:
+                    u = uniques
+                    query_table[at] = u
+                    unique_group[u] = group
+                    unique_word[u] = word
+                    word_counts[group] += np.uint32(1)
+                    uniques += 1
+                    break
+                if unique_group[u] == group and unique_word[u] == word:
+                    break
                 at = (at + np.uint64(1)) & mask
-        word = words[q]
-        h = (np.uint64(group) * _MULTIPLIER ^ np.uint64(word)) * _MULTIPLIER
-        at = (h ^ (h >> np.uint64(29))) & mask
-        while True:
-            u = query_table[at]
-            if u < 0:
-                u = uniques
-                query_table[at] = u
-                unique_group[u] = group
-                unique_word[u] = word
-                counts[group] += np.uint32(1)
-                uniques += 1
-                break
-            if unique_group[u] == group and unique_word[u] == word:
-                break
-            at = (at + np.uint64(1)) & mask
-        unique_of[q] = u
+            place[q] = u
+        first += count
+    context_lengths = np.empty(groups, np.uint8)
+    context_words = np.empty(group_words, np.uint32)
     cursor = np.zeros(groups + 1, np.int64)
+    out = np.int64(0)
     for g in range(groups):
-        cursor[g + 1] = cursor[g] + np.int64(counts[g])
+        cursor[g + 1] = cursor[g] + np.int64(word_counts[g])
+        context_lengths[g] = lengths[row[g]]
+        for j in range(width - np.int64(context_lengths[g]), width):
+            context_words[out] = contexts[row[g], j]
+            out += 1
     asked = np.empty(uniques, np.uint32)
     place_of = np.empty(uniques, np.int64)
     for u in range(uniques):
@@ -100,7 +128,112 @@ def group_queries(contexts, lengths, words):  # type: ignore[no-untyped-def]
         place_of[u] = at_group
         asked[at_group] = unique_word[u]
         cursor[unique_group[u]] = at_group + 1
-    place = np.empty(queries, np.int64)
     for q in range(queries):
-        place[q] = place_of[unique_of[q]]
-    return row[:groups].copy(), counts[:groups].copy(), asked, place
+        place[q] = place_of[place[q]]
+    return context_lengths, context_words, word_counts[:groups].copy(), asked, place
+
+
+@njit(cache=True, nogil=True)
+def route_groups(  # type: ignore[no-untyped-def]
+    context_lengths, context_words, word_counts, words, remote, slots, shards
+):
+    """The groups that a shard must answer, shard after shard, in their order within each.
+
+    Shapes
+        the first four as in QueryGroups
+        remote  (C,)     uint8 or bool  1: a shard must answer; then a context of two words or more
+        slots   (4096,)  uint16         the shard of each slot, below `shards`
+    Returns
+        edges   (shards + 1, 3)  int64  where each shard's contexts, context words and words begin
+        context_lengths, context_words, word_counts, words  of the remote groups, shard after shard
+        at      (U,)  int64  where each of these words stood
+    """
+    contexts = len(context_lengths)
+    shard_of = np.empty(contexts, np.int64)
+    edges = np.zeros((shards + 1, 3), np.int64)
+    end = np.int64(0)
+    for c in range(contexts):
+        end += np.int64(context_lengths[c])
+        shard_of[c] = -1
+        if remote[c]:
+            shard = np.int64(slots[slot_of(context_words[end - 2], context_words[end - 1])])
+            shard_of[c] = shard
+            edges[shard + 1, 0] += 1
+            edges[shard + 1, 1] += np.int64(context_lengths[c])
+            edges[shard + 1, 2] += np.int64(word_counts[c])
+    for s in range(shards):
+        for j in range(3):
+            edges[s + 1, j] += edges[s, j]
+    cursor = edges.copy()
+    out_lengths = np.empty(edges[shards, 0], np.uint8)
+    out_context = np.empty(edges[shards, 1], np.uint32)
+    out_counts = np.empty(edges[shards, 0], np.uint32)
+    out_words = np.empty(edges[shards, 2], np.uint32)
+    at = np.empty(edges[shards, 2], np.int64)
+    context = np.int64(0)
+    word = np.int64(0)
+    for c in range(contexts):
+        length = np.int64(context_lengths[c])
+        count = np.int64(word_counts[c])
+        shard = shard_of[c]
+        if shard >= 0:
+            out_lengths[cursor[shard, 0]] = context_lengths[c]
+            out_counts[cursor[shard, 0]] = word_counts[c]
+            cursor[shard, 0] += 1
+            to = cursor[shard, 1]
+            for j in range(length):
+                out_context[to + j] = context_words[context + j]
+            cursor[shard, 1] = to + length
+            to = cursor[shard, 2]
+            for j in range(count):
+                out_words[to + j] = words[word + j]
+                at[to + j] = word + j
+            cursor[shard, 2] = to + count
+        context += length
+        word += count
+    return edges, out_lengths, out_context, out_counts, out_words, at
+
+
+@njit(cache=True, nogil=True)
+def copy_answers(  # type: ignore[no-untyped-def]
+    to, of, prob, matched, ngram, state, out_prob, out_matched, out_ngram, out_state
+):
+    """Writes answer of[i] of the first four arrays to place to[i] of the last four.
+
+    Shapes   to, of (n,) int64; the others float32, uint8, uint8, uint8
+    Trusts   places lie within the arrays: `core` makes both
+    """
+    for i in range(len(to)):
+        j = of[i]
+        k = to[i]
+        out_prob[k] = prob[j]
+        out_matched[k] = matched[j]
+        out_ngram[k] = ngram[j]
+        out_state[k] = state[j]
+
+
+@njit(cache=True, nogil=True)
+def next_states(contexts, counts, words, state_length):  # type: ignore[no-untyped-def]
+    """What still matters after each query's word.
+
+    Shapes
+        contexts (K, W) uint32 right-aligned; counts (K,) uint32; words, state_length (Q,) of
+        uint32 and uint8
+    Returns
+        (Q, W) uint32 right-aligned, zero where unused, and (Q,) uint8, at most W
+    Trusts  sum(counts) == Q
+    """
+    width = contexts.shape[1]
+    out = np.zeros((len(words), width), np.uint32)
+    lengths = np.zeros(len(words), np.uint8)
+    q = np.int64(0)
+    for c in range(len(counts)):
+        for _ in range(counts[c]):
+            length = min(np.int64(state_length[q]), np.int64(width))
+            lengths[q] = length
+            if length:
+                out[q, width - 1] = words[q]
+                for j in range(width - length, width - 1):
+                    out[q, j] = contexts[c, j + 1]
+            q += 1
+    return out, lengths

@@ -22,7 +22,7 @@ from dlm.client.utterance import Utterance
 from dlm.errors import DlmError
 from dlm.index.layout import Manifest
 from dlm.index.local import LocalModel
-from dlm.ngram.query import Answers
+from dlm.ngram.query import Answers, QueryGroups
 from dlm.ngram.vocab import Vocabulary
 
 
@@ -47,15 +47,20 @@ class _LocalCore(Core):
         model: str,
         contexts: NDArray[np.uint32],
         lengths: NDArray[np.uint8],
+        counts: NDArray[np.uint32],
         words: NDArray[np.uint32],
         deadline_s: float | None = None,
     ) -> Future[Answers]:
         """See `Core.submit`; the future is done."""
         manifest = self.model.manifest
-        check_queries(manifest.order, manifest.vocabulary_size, contexts, lengths, words)
+        check_queries(manifest.order, manifest.vocabulary_size, contexts, lengths, counts, words)
         future: Future[Answers] = Future()
+        width = contexts.shape[1]
+        reached = np.arange(width) >= width - lengths[:, None].astype(np.int64)
         try:
-            future.set_result(self.model.score(contexts, lengths, words))
+            future.set_result(
+                self.model.score_groups(QueryGroups(lengths, contexts[reached], counts, words))
+            )
         except DlmError as exc:
             future.set_exception(exc)
         return future

@@ -84,16 +84,23 @@ def check_queries(
     size: int,
     contexts: NDArray[np.uint32],
     lengths: NDArray[np.uint8],
+    counts: NDArray[np.uint32],
     words: NDArray[np.uint32],
 ) -> None:
     """Raises `QueryError` unless shapes agree, lengths are below `order` and ids below `size`."""
     width = max(order - 1, 0)
-    if contexts.shape != (len(words), width) or lengths.shape != (len(words),):
+    rows = len(contexts)
+    if contexts.shape != (rows, width) or lengths.shape != (rows,) or counts.shape != (rows,):
         raise QueryError(
-            f"contexts have shape {contexts.shape} and lengths {lengths.shape}; "
-            f"({len(words)}, {width}) and ({len(words)},) are expected for {len(words)} words"
+            f"contexts have shape {contexts.shape}, lengths {lengths.shape}, counts "
+            f"{counts.shape}; ({rows}, {width}), ({rows},) and ({rows},) are expected"
         )
-    if len(words) and int(lengths.max()) > width:
+    if words.ndim != 1 or int(counts.sum(dtype=np.uint64)) != len(words):
+        raise QueryError(
+            f"{int(counts.sum(dtype=np.uint64))} words are counted and an array of shape "
+            f"{words.shape} was given; as many words as are counted are expected"
+        )
+    if rows and int(lengths.max()) > width:
         raise QueryError(f"a context of {int(lengths.max())} words; {width} at most are expected")
     for ids in (contexts, words):
         if ids.size and int(ids.max()) >= size:

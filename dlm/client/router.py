@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import kernels
-from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
 
 
@@ -43,14 +42,14 @@ class Piece:
 
 
 def group(
-    contexts: NDArray[np.uint32], lengths: NDArray[np.uint8], words: NDArray[np.uint32]
+    contexts: NDArray[np.uint32],
+    lengths: NDArray[np.uint8],
+    counts: NDArray[np.uint32],
+    words: NDArray[np.uint32],
 ) -> Grouped:
     """Groups queries by context and asks each only once; see `kernels.group_queries`."""
-    row, counts, asked, place = kernels.group_queries(contexts, lengths, words)
-    width = contexts.shape[1]
-    kept = lengths[row]
-    used = np.arange(width)[None, :] >= (width - kept.astype(np.int64))[:, None]
-    return Grouped(QueryGroups(kept, contexts[row][used], counts, asked), place)
+    *groups, place = kernels.group_queries(contexts, lengths, counts, words)
+    return Grouped(QueryGroups(*groups), place)
 
 
 def begins(counts: NDArray[np.unsignedinteger]) -> NDArray[np.int64]:
@@ -60,46 +59,46 @@ def begins(counts: NDArray[np.unsignedinteger]) -> NDArray[np.int64]:
     return out
 
 
-def select(groups: QueryGroups, chosen: NDArray[np.bool_]) -> tuple[QueryGroups, NDArray[np.int64]]:
-    """The groups with `chosen` (C,) true, and where their words stood: (U,) int64."""
-    of_words = np.repeat(chosen, groups.word_counts)
-    return (
-        QueryGroups(
-            groups.context_lengths[chosen],
-            groups.context_words[np.repeat(chosen, groups.context_lengths)],
-            groups.word_counts[chosen],
-            groups.words[of_words],
-        ),
-        np.flatnonzero(of_words),
-    )
-
-
 def route(
     groups: QueryGroups,
     remote: NDArray[np.bool_],
     slots: NDArray[np.uint16],
+    shards: int,
     max_queries: int,
 ) -> list[Piece]:
     """The messages that ask the `remote` groups, each to the shard that owns it.
 
     Args
         remote       (C,) bool; contexts of two words or more
-        slots        (4096,) uint16: shard of each slot
+        slots        (4096,) uint16: shard of each slot, below `shards`
         max_queries  queries in one message at most; a group too large is split
     """
-    if not remote.any():
-        return []
-    ends = begins(groups.context_lengths)[1:]
-    at = np.flatnonzero(remote)
-    shard_of = np.full(len(remote), -1, np.int64)
-    last = ends[at]
-    pairs = groups.context_words[last - 2], groups.context_words[last - 1]
-    shard_of[at] = slots[slots_of(*pairs)]
+    edges, lengths, context_words, counts, words, at = kernels.route_groups(
+        groups.context_lengths,
+        groups.context_words,
+        groups.word_counts,
+        groups.words,
+        remote,
+        slots,
+        shards,
+    )
     pieces = []
-    for shard in np.unique(shard_of[at]):
-        chosen, places = select(groups, shard_of == shard)
-        for part, begin, end in split(chosen, max_queries):
-            pieces.append(Piece(int(shard), part, places[begin:end]))
+    begin = (0, 0, 0)
+    for shard, end in enumerate(map(tuple, edges[1:].tolist())):
+        if end[0] > begin[0]:
+            part = QueryGroups(
+                lengths[begin[0] : end[0]],
+                context_words[begin[1] : end[1]],
+                counts[begin[0] : end[0]],
+                words[begin[2] : end[2]],
+            )
+            places = at[begin[2] : end[2]]
+            if end[2] - begin[2] <= max_queries:
+                pieces.append(Piece(shard, part, places))
+            else:
+                for some, first, last in split(part, max_queries):
+                    pieces.append(Piece(shard, some, places[first:last]))
+        begin = end
     return pieces
 
 
@@ -144,4 +143,4 @@ def merge(parts: Sequence[QueryGroups]) -> Grouped:
     width = int(lengths.max()) if len(lengths) else 0
     dense = np.zeros((len(lengths), width), np.uint32)
     dense[np.arange(width)[None, :] >= (width - lengths.astype(np.int64))[:, None]] = flat
-    return group(np.repeat(dense, counts, axis=0), np.repeat(lengths, counts), words)
+    return group(dense, lengths, counts, words)

@@ -1,29 +1,25 @@
 """Bytes to a shard server and back: the only place in the client that knows gRPC.
 
-The synchronous gRPC stack carries both faces: its calls complete on gRPC's own threads, so that
-threads and event loops can wait for the same call, and it survives fork, which grpc.aio does not.
+The synchronous gRPC stack carries both faces: threads and event loops can wait for the same answer,
+and it survives fork, which grpc.aio does not. Scores travel on a stream that stays open (Exchange),
+which costs a third of a call each; `exchange` keeps it.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from typing import Any, Protocol
-
-# Read once, when gRPC starts: lets a process that has used a client fork (decoders use pools).
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 
 import grpc
 
+from dlm.client.exchange import SERVICE, Exchange, Reply, error_of_call
+from dlm.client.fork import inside
 from dlm.errors import DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
-from dlm.wire.status import error_from_rpc, reason_of
 
 MAX_REPLY_BYTES = 64 << 20
-SERVICE = "dlm.v1.Shard"
 
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
@@ -41,53 +37,7 @@ OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
 )
 
-Reply = Callable[[bytes | None, DlmError | None], None]
 Chunks = Generator[pb.DownloadChunk, None, None]
-
-
-# A child can use gRPC only if no thread was inside it when the process forked. gRPC stops its own
-# threads for that; the gate keeps ours out. What they do inside never waits for the network.
-#
-# Reentrant, since a signal handler may fork while its own thread is inside; and waited for as long
-# as gRPC itself waits, since a process that cannot use gRPC in its child is better than one that
-# never gets there.
-_gate = threading.RLock()
-_GATE_S = 5.0
-_threads = threading.local()
-
-
-def _before_fork() -> None:
-    _threads.forks_with = _gate if _gate.acquire(timeout=_GATE_S) else None
-
-
-def _after_fork_in_parent() -> None:
-    gate, _threads.forks_with = getattr(_threads, "forks_with", None), None
-    if gate is not None:
-        gate.release()
-
-
-def _after_fork_in_child() -> None:
-    global _gate
-    _gate = threading.RLock()
-    _threads.forks_with = None
-
-
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
-)
-
-
-@contextmanager
-def _inside() -> Iterator[None]:
-    """Around every entry into gRPC; no hindrance to gRPC's own threads, which it stops itself."""
-    if getattr(_threads, "of_grpc", False):
-        yield
-    else:
-        gate = _gate
-        with gate:
-            yield
 
 
 class Connection(Protocol):
@@ -116,13 +66,21 @@ class Connection(Protocol):
 
 
 class GrpcConnection:
-    """A `Connection` over one gRPC channel, opened at the first call."""
+    """A `Connection` over gRPC channels of its own, opened when they are needed.
 
-    def __init__(self, address: str) -> None:
+    Args
+        streams  Exchange streams at most, each over a channel of its own: workers that share a
+                 port share the load by connections. The second is opened when the first is busy.
+    """
+
+    def __init__(self, address: str, streams: int = 1) -> None:
         self.address = address
-        with _inside():
-            self._channel = grpc.insecure_channel(address, options=OPTIONS)
-        self._score = self._channel.unary_unary(f"/{SERVICE}/Score")
+        self._most = streams
+        self._lock = threading.Lock()
+        self._closed = False
+        self._channels = [self._open()]
+        self._streams: list[Exchange | None] = [None]
+        self._channel = self._channels[0]
         self._describe = self._channel.unary_unary(
             f"/{SERVICE}/Describe",
             request_serializer=pb.DescribeRequest.SerializeToString,
@@ -136,27 +94,33 @@ class GrpcConnection:
             request_serializer=pb.HeartbeatRequest.SerializeToString,
         )
 
+    def _open(self) -> grpc.Channel:
+        with inside():
+            return grpc.insecure_channel(self.address, options=OPTIONS)
+
     def score(self, request: bytes, timeout_s: float, reply: Reply) -> None:
         """See `Connection.score`."""
-        # The thread itself, not its ident: that may belong to one of gRPC's own by then.
-        caller, process = threading.current_thread(), os.getpid()
-        call = self._start(self._score.future, request, timeout_s)
+        while not self._stream().send(request, timeout_s, reply):
+            pass  # that stream ended meanwhile; the next is a new one
 
-        def finished(done: grpc.Future) -> None:
-            if os.getpid() != process:
-                return  # gRPC ends the parent's calls in a forked child; nobody waits there
-            if threading.current_thread() is not caller:
-                _threads.of_grpc = True
-            try:
-                data = done.result()
-            except grpc.RpcError as exc:
-                reply(None, self._error(exc))
-            except grpc.FutureCancelledError:
-                reply(None, self._closed())
-            else:
-                reply(data, None)
-
-        call.add_done_callback(finished)
+    def _stream(self) -> Exchange:
+        """The stream with the fewest messages in flight; a new one where none is idle."""
+        with self._lock:
+            if self._closed:
+                raise self._closed_error()
+            best, fewest = 0, -1
+            for i, stream in enumerate(self._streams):
+                waiting = 0 if stream is None or stream.ended else len(stream.pending)
+                if fewest < 0 or waiting < fewest:
+                    best, fewest = i, waiting
+            if fewest and len(self._streams) < self._most:
+                self._channels.append(self._open())
+                self._streams.append(None)
+                best = len(self._streams) - 1
+            found = self._streams[best]
+            if found is None or found.ended:
+                found = self._streams[best] = Exchange(self._channels[best], self.address)
+            return found
 
     def describe(self, timeout_s: float) -> pb.DescribeReply:
         """See `Connection.describe`."""
@@ -176,7 +140,7 @@ class GrpcConnection:
         except grpc.RpcError as exc:
             raise self._error(exc) from exc
         finally:
-            with _inside():
+            with inside():
                 call.cancel()  # a reader that stops half-way must not keep the server busy
 
     def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
@@ -190,16 +154,22 @@ class GrpcConnection:
 
     def close(self) -> None:
         """See `Connection.close`."""
-        with _inside():
-            self._channel.close()
+        with self._lock:
+            self._closed = True
+            streams = [s for s in self._streams if s is not None]
+        with inside():
+            for channel in self._channels:
+                channel.close()
+        for stream in streams:
+            stream.end(self._closed_error())
 
     def _start(self, method: Callable[..., Any], request: object, timeout_s: float) -> Any:
         """The call, under way."""
         try:
-            with _inside():
+            with inside():
                 return method(request, timeout=timeout_s)
         except ValueError as exc:
-            raise self._closed() from exc
+            raise self._closed_error() from exc
 
     def _call(
         self, method: grpc.UnaryUnaryMultiCallable, request: object, timeout_s: float
@@ -211,13 +181,10 @@ class GrpcConnection:
         except grpc.RpcError as exc:
             raise self._error(exc) from exc
         except grpc.FutureCancelledError as exc:
-            raise self._closed() from exc
+            raise self._closed_error() from exc
 
     def _error(self, exc: grpc.RpcError) -> DlmError:
-        error = error_from_rpc(exc, where=self.address)
-        error.__cause__ = exc
-        error.reason = reason_of(exc)  # type: ignore[attr-defined]
-        return error
+        return error_of_call(exc, self.address)
 
-    def _closed(self) -> DlmError:
+    def _closed_error(self) -> DlmError:
         return ShardDown(f"the connection to {self.address} was closed")

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.client import kernels
 from dlm.client.core import Core, Snapshot
 from dlm.errors import DeadlineExceeded, FamilyMismatch, QueryError
 from dlm.ngram.query import Answers
@@ -143,8 +144,14 @@ class SentenceScore:
 
 @dataclass(frozen=True, slots=True)
 class _Queries:
+    """Contexts, right-aligned, and the words asked of each, one context after the other.
+
+    Shapes  contexts (K, order - 1) uint32; lengths (K,) uint8; counts (K,) uint32; words (Q,)
+    """
+
     contexts: NDArray[np.uint32]
     lengths: NDArray[np.uint8]
+    counts: NDArray[np.uint32]
     words: NDArray[np.uint32]
 
 
@@ -229,7 +236,7 @@ class _Handle:
                 f"{len(contexts)} contexts and {len(words)} words; one each is expected"
             )
         dense, lengths = self._contexts(contexts)
-        return _Queries(dense, lengths, self._ids(words))
+        return _Queries(dense, lengths, np.ones(len(words), np.uint32), self._ids(words))
 
     def _gather(self, states: States | Sequence[State]) -> States:
         """Any sequence of states as one flat array, their family checked."""
@@ -251,12 +258,12 @@ class _Handle:
 
     def _after(self, queries: _Queries, answers: Answers) -> States:
         """The minimised state after each query's word."""
-        moved = np.concatenate([queries.contexts[:, 1:], queries.words[:, None]], axis=1)
-        moved = moved[:, moved.shape[1] - self._width :]
-        lengths = np.minimum(answers.state_length, self._width).astype(np.uint8)
-        unused = np.arange(self._width)[None, :] < (self._width - lengths.astype(int))[:, None]
-        moved[unused] = 0
-        return States(self.family, moved, lengths)
+        return States(
+            self.family,
+            *kernels.next_states(
+                queries.contexts, queries.counts, queries.words, answers.state_length
+            ),
+        )
 
     def _extend_queries(
         self, states: States | Sequence[State], words: Any
@@ -267,25 +274,30 @@ class _Handle:
         if not nested and not isinstance(words, np.ndarray) and len(words):
             nested = not isinstance(words[0], (str, bytes, int, np.integer))
         if nested:
-            rows = [self._ids(row) for row in words]
-            if len(rows) != count or len({len(row) for row in rows}) > 1:
+            if isinstance(words, np.ndarray):
+                shape = (len(words), words.shape[1])
+                ids = self._ids(words.reshape(-1))
+            else:
+                rows = [self._ids(row) for row in words]
+                widths = {len(row) for row in rows}
+                if len(widths) > 1:
+                    raise QueryError(
+                        f"words for {len(rows)} states, {sorted(widths)} each; as many for each "
+                        f"of {count} states are expected"
+                    )
+                shape = (len(rows), max(widths, default=0))
+                ids = np.concatenate(rows) if rows else np.zeros(0, np.uint32)
+            if shape[0] != count:
                 raise QueryError(
-                    f"words for {len(rows)} states, {sorted({len(r) for r in rows})} each; "
-                    f"as many for each of {count} states are expected"
+                    f"words for {shape[0]} states, {shape[1]} each; as many for each of {count} "
+                    "states are expected"
                 )
-            width = words.shape[1] if isinstance(words, np.ndarray) else len(rows[0])
-            ids = np.array(rows, np.uint32).reshape(count, width)
         else:
-            ids = np.broadcast_to(self._ids(words), (count, len(words)))
-        width = ids.shape[1]
-        return (
-            _Queries(
-                np.repeat(flat._contexts, width, axis=0),
-                np.repeat(flat._lengths, width),
-                ids.reshape(-1),
-            ),
-            (count, width),
-        )
+            ids = self._ids(words)
+            shape = (count, len(ids))
+            ids = np.tile(ids, count)
+        counts = np.full(count, shape[1], np.uint32)
+        return _Queries(flat._contexts, flat._lengths, counts, ids), shape
 
     def _extension(self, queries: _Queries, shape: tuple[int, int], answers: Answers) -> Extension:
         return Extension(
@@ -323,7 +335,8 @@ class _Handle:
         back = np.arange(self._width, 0, -1)[None, :]
         used = back <= kept[:, None]
         contexts = np.where(used, flat[np.where(used, at[:, None] - back, 0)], 0).astype(np.uint32)
-        return _Queries(contexts, kept.astype(np.uint8), flat[at]), counts
+        ones = np.ones(len(at), np.uint32)
+        return _Queries(contexts, kept.astype(np.uint8), ones, flat[at]), counts
 
     def _sentence_scores(
         self, queries: _Queries, counts: list[int], answers: Answers
@@ -353,11 +366,7 @@ class _Handle:
             raise QueryError(f"{k} next words were asked for; at least 1 is expected")
         flat = self._gather([state])
         words = np.arange(self.vocabulary_size, dtype=np.uint32)
-        return _Queries(
-            np.repeat(flat._contexts, len(words), axis=0),
-            np.repeat(flat._lengths, len(words)),
-            words,
-        )
+        return _Queries(flat._contexts, flat._lengths, np.array([len(words)], np.uint32), words)
 
     @staticmethod
     def _top(answers: Answers, k: int) -> list[tuple[int, np.float32]]:
@@ -373,7 +382,12 @@ class _Handle:
                 f"a deadline of {limit!r}; seconds above 0, below {MAX_DEADLINE_S:g}, are expected"
             )
         future = self._core.submit(
-            self.family.model, queries.contexts, queries.lengths, queries.words, limit
+            self.family.model,
+            queries.contexts,
+            queries.lengths,
+            queries.counts,
+            queries.words,
+            limit,
         )
         return future, limit + GRACE_S
 

@@ -770,3 +770,27 @@ def read_words(  # type: ignore[no-untyped-def]
         row += 1
         begin = at + 1
     return row, begin
+
+
+_P1 = np.uint64(0x9E3779B185EBCA87)
+_P2 = np.uint64(0xC2B2AE3D27D4EB4F)
+_P3 = np.uint64(0x165667B19E3779F9)
+_P4 = np.uint64(0x85EBCA77C2B2AE63)
+_P5_AND_8 = np.uint64(0x27D4EB2F165667C5 + 8)
+
+
+@njit(inline="always")
+def _rotate(x, bits):  # type: ignore[no-untyped-def]
+    return (x << np.uint64(bits)) | (x >> np.uint64(64 - bits))
+
+
+@njit(inline="always")
+def slot_of(u, v):  # type: ignore[no-untyped-def]
+    """The slot of the pair of ids (u, v), as `partition.slots_of`."""
+    lane = np.uint64(u) | (np.uint64(v) << np.uint64(32))
+    h = (_rotate(lane * _P2, 31) * _P1) ^ _P5_AND_8
+    h = _rotate(h, 27) * _P1 + _P4
+    h = (h ^ (h >> np.uint64(33))) * _P2
+    h = (h ^ (h >> np.uint64(29))) * _P3
+    h ^= h >> np.uint64(32)
+    return np.int64(h & np.uint64(4095))

@@ -56,9 +56,9 @@ class ServerConfig:
     max_in_flight: int = 256
 
     # Queries in the largest message that is answered on the event loop itself, 0 to 65,536; larger
-    # go to a thread. 256: there the kernel takes about as long as handing a message to a thread and
-    # back, and nobody waits behind it for more than a fraction of a millisecond (README.md).
-    inline_queries: int = 256
+    # go to a thread. 2,048: some 0.2 ms of search, about what handing a message to a thread and
+    # back costs on a busy machine, and nobody waits behind it for longer.
+    inline_queries: int = 2048
 
     # Threads that answer the larger messages, 1 to 256. The kernel holds no lock, so up to the
     # number of cores; 2 leaves room for several servers on one machine.

@@ -10,34 +10,13 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.ngram.kernels import slot_of
+
 FINE = 0
 BAD_CONTEXT_LENGTH = 1
 BAD_CONTEXT_WORD = 2
 BAD_WORD = 3
 BAD_SLOT = 4
-
-U64 = np.uint64
-_PRIME_1 = U64(0x9E3779B185EBCA87)
-_PRIME_2 = U64(0xC2B2AE3D27D4EB4F)
-_PRIME_3 = U64(0x165667B19E3779F9)
-_PRIME_4 = U64(0x85EBCA77C2B2AE63)
-_START = U64(0x27D4EB2F165667C5 + 8)  # prime 5 and the length of the input
-_SLOT_MASK = U64(4095)
-
-
-@nb.njit(cache=True, nogil=True)
-def slot_of(u, v):  # type: ignore[no-untyped-def]
-    """The slot of the pair (u, v): XXH64 of two little-endian uint32, modulo 4,096.
-
-    Guarantees   equals `ngram.partition.slots_of`
-    """
-    h = (U64(u) | (U64(v) << U64(32))) * _PRIME_2
-    h = ((h << U64(31)) | (h >> U64(33))) * _PRIME_1
-    h = h ^ _START
-    h = ((h << U64(27)) | (h >> U64(37))) * _PRIME_1 + _PRIME_4
-    h = (h ^ (h >> U64(33))) * _PRIME_2
-    h = (h ^ (h >> U64(29))) * _PRIME_3
-    return (h ^ (h >> U64(32))) & _SLOT_MASK
 
 
 @nb.njit(cache=True, nogil=True)

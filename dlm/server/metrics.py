@@ -16,6 +16,7 @@ class ServerMetrics:
     queries    queries answered in them
     refusals   Score messages refused, by reason; the labels are the closed set `Reason`
     in_flight  Score messages being worked on now
+    streams    Exchange streams open now
     downloads  Download streams open now
     abandoned  Score messages whose client went away before the answer
     """
@@ -24,6 +25,7 @@ class ServerMetrics:
     queries: int = 0
     refusals: Counter[Reason] = field(default_factory=Counter)
     in_flight: int = 0
+    streams: int = 0
     downloads: int = 0
     abandoned: int = 0
 

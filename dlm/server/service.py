@@ -1,4 +1,4 @@
-"""The four calls of dlm.v1.Shard, from the bytes received to the bytes sent (proto/README.md).
+"""The five calls of dlm.v1.Shard, from the bytes received to the bytes sent (proto/README.md).
 
 Handlers take and give raw bytes: what is no protobuf is refused like any other bad message, and
 what goes wrong inside is told apart from it. Handlers run on the event loop; `_answer` runs there
@@ -26,6 +26,7 @@ from dlm.ngram.query import Answers, QueryGroups
 from dlm.server import kernels
 from dlm.server.config import ServerConfig
 from dlm.server.health import SHARD_SERVICE, State
+from dlm.server.lateness import Lateness
 from dlm.server.metrics import ServerMetrics
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
@@ -37,6 +38,9 @@ KIND_OF_FILE = {
     pb.DOWNLOAD_FILE_VOCABULARY: "vocabulary",
     pb.DOWNLOAD_FILE_LOW_ORDERS: "low_orders",
 }
+# Advice to whoever is refused for load: by then the queue that was full has moved on.
+RETRY_AFTER_MS = 50
+PUSHBACK_KEY = "grpc-retry-pushback-ms"  # gRPC's own name for it (gRFC A6)
 Clock = Callable[[], float]
 R = TypeVar("R")
 
@@ -67,6 +71,12 @@ class Refusal(Exception):
         super().__init__(message)
         self.reason = reason
         self.message = message
+
+
+def _too_late() -> Refusal:
+    return Refusal(
+        Reason.LATE, "the deadline passed before the work began; allow more time, or ask a replica"
+    )
 
 
 def reason_of_fault(error: ProtocolError) -> Reason:
@@ -131,16 +141,8 @@ class ShardService:
         metrics = self.metrics
         if metrics.in_flight >= self.config.max_in_flight:
             metrics.refusals[Reason.OVERLOADED] += 1
-            return await self._abort(
-                context,
-                Refusal(
-                    Reason.OVERLOADED,
-                    f"{metrics.in_flight} messages are in flight, {self.config.max_in_flight} at "
-                    "most are taken; ask a replica, or again later",
-                ),
-            )
-        metrics.in_flight += 1
-        self._idle.clear()
+            return await self._abort(context, self._overloaded())
+        self._enter()
         try:
             reply, queries = await self._score(data, context.time_remaining())
         except Refusal as refusal:
@@ -157,24 +159,141 @@ class ShardService:
             metrics.queries += queries
             return reply
         finally:
-            metrics.in_flight -= 1
-            if not metrics.in_flight:
-                self._idle.set()
+            self._leave()
         return await self._abort(context, failure)
 
     async def _score(self, data: bytes, remaining_s: float | None) -> tuple[bytes, int]:
         self._require_ready()
         late = None if remaining_s is None else self._clock() + remaining_s
-        request = self._decode(data)
+        request = self._decode(self._parse(pb.ScoreRequest(), data))
         queries = len(request.groups.words)
         if queries <= self.config.inline_queries:
             return self._answer(request, late), queries
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._answer, request, late), queries
 
-    def _decode(self, data: bytes) -> codec.ScoreRequest:
+    # --------------------------------------------------------------- Exchange
+
+    async def exchange(self, _: Any, context: Any) -> None:
+        """dlm.v1.Shard/Exchange: a stream of Scores.
+
+        Small messages are answered one after the other as they are read; so each stream has its
+        turn on the event loop, and a client that sends faster than it is served waits in its own
+        stream, behind nobody else. Large ones are answered in threads, out of order.
+        """
+        lateness = Lateness()
+        writing = asyncio.Lock()
+        large: set[asyncio.Task[None]] = set()
+        self.metrics.streams += 1
         try:
-            request = codec.decode_score_request(data, max_queries=self.config.max_queries)
+            while (data := await context.read()) is not grpc.aio.EOF:
+                try:
+                    message = codec.parse(pb.ScoreRequest(), data)
+                except ProtocolError as exc:
+                    # It has no number, so no reply can name it; and what follows is as doubtful.
+                    self.metrics.refusals[Reason.MALFORMED] += 1
+                    await self._abort(context, Refusal(Reason.MALFORMED, str(exc)))
+                if len(message.words) <= 4 * self.config.inline_queries:  # four bytes a word
+                    reply = self._exchange(message, lateness)
+                    try:
+                        # Alone in its stream mostly: then nobody else writes.
+                        async with writing:
+                            await context.write(reply)
+                    finally:
+                        self._leave()
+                else:
+                    task = asyncio.create_task(
+                        self._exchange_large(message, lateness, context, writing)
+                    )
+                    large.add(task)
+                    task.add_done_callback(large.discard)
+            if large:
+                await asyncio.gather(*large)
+        except asyncio.CancelledError:
+            self.metrics.abandoned += len(large)
+            raise
+        finally:
+            self.metrics.streams -= 1
+            for task in large:
+                task.cancel()
+
+    def _exchange(self, message: pb.ScoreRequest, lateness: Lateness) -> bytes:
+        """The reply to a small message, a refusal included; `_leave` once it is written."""
+        self._enter()
+        try:
+            request, late = self._admit(message, lateness)
+            reply = self._answer(request, late)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the next message must be answered
+            return self._refusal_reply(message, exc)
+        self.metrics.messages += 1
+        self.metrics.queries += len(request.groups.words)
+        return reply
+
+    async def _exchange_large(
+        self, message: pb.ScoreRequest, lateness: Lateness, context: Any, writing: asyncio.Lock
+    ) -> None:
+        self._enter()
+        try:
+            try:
+                request, late = self._admit(message, lateness)
+                reply = await asyncio.get_running_loop().run_in_executor(
+                    self._threads, self._answer, request, late
+                )
+            except Exception as exc:  # noqa: BLE001 - as above
+                reply = self._refusal_reply(message, exc)
+            else:
+                self.metrics.messages += 1
+                self.metrics.queries += len(request.groups.words)
+            async with writing:
+                await context.write(reply)
+        finally:
+            self._leave()
+
+    def _admit(
+        self, message: pb.ScoreRequest, lateness: Lateness
+    ) -> tuple[codec.ScoreRequest, float | None]:
+        """The request, and until when its answer is worth having; raises `Refusal`."""
+        now = self._clock()
+        waited = lateness.of(message.sent_us, now)
+        self._require_ready()
+        if self.metrics.in_flight > self.config.max_in_flight:
+            raise self._overloaded()
+        late = None
+        if message.timeout_us:
+            late = now - waited + message.timeout_us * 1e-6
+            if now >= late:
+                raise _too_late()
+        return self._decode(message), late
+
+    def _refusal_reply(self, message: pb.ScoreRequest, exc: Exception) -> bytes:
+        refusal = exc if isinstance(exc, Refusal) else self._internal("exchange", exc)
+        self.metrics.refusals[refusal.reason] += 1
+        return codec.encode_refusal(
+            message.sequence,
+            refusal.reason.value,
+            refusal.message,
+            RETRY_AFTER_MS if refusal.reason is Reason.OVERLOADED else 0,
+        )
+
+    def _enter(self) -> None:
+        self.metrics.in_flight += 1
+        self._idle.clear()
+
+    def _leave(self) -> None:
+        self.metrics.in_flight -= 1
+        if not self.metrics.in_flight:
+            self._idle.set()
+
+    def _overloaded(self) -> Refusal:
+        return Refusal(
+            Reason.OVERLOADED,
+            f"{self.metrics.in_flight} messages are in flight, {self.config.max_in_flight} at "
+            "most are taken; ask a replica, or again later",
+        )
+
+    def _decode(self, message: pb.ScoreRequest) -> codec.ScoreRequest:
+        try:
+            request = codec.read_score_request(message, max_queries=self.config.max_queries)
         except ProtocolError as exc:
             raise Refusal(reason_of_fault(exc), str(exc)) from exc
         self._require_same(request.shard_set, request.shard)
@@ -183,10 +302,7 @@ class ShardService:
     def _answer(self, request: codec.ScoreRequest, late: float | None) -> bytes:
         """The reply to `request`, which is not begun after `late`; in any thread."""
         if late is not None and self._clock() >= late:
-            raise Refusal(
-                Reason.LATE,
-                "the deadline passed before the work began; allow more time, or ask a replica",
-            )
+            raise _too_late()
         if not len(request.groups.words):
             return codec.encode_score_reply(request, Answers.empty(0))
         self.check(request.groups)
@@ -403,11 +519,10 @@ class ShardService:
 
     async def _abort(self, context: Any, refusal: Refusal) -> NoReturn:
         """Ends the call."""
-        await context.abort(
-            CODE_OF[refusal.reason],
-            refusal.message,
-            ((REASON_KEY, refusal.reason.value),),
-        )
+        metadata: tuple[tuple[str, str], ...] = ((REASON_KEY, refusal.reason.value),)
+        if refusal.reason is Reason.OVERLOADED:
+            metadata += ((PUSHBACK_KEY, str(RETRY_AFTER_MS)),)
+        await context.abort(CODE_OF[refusal.reason], refusal.message, metadata)
         raise AssertionError("abort returned")
 
     def _internal(self, call: str, exc: Exception) -> Refusal:
@@ -429,6 +544,7 @@ class ShardService:
             SHARD_SERVICE,
             {
                 "Score": grpc.unary_unary_rpc_method_handler(self.score),
+                "Exchange": grpc.stream_stream_rpc_method_handler(self.exchange),
                 "Describe": grpc.unary_unary_rpc_method_handler(self.describe),
                 "Download": grpc.unary_stream_rpc_method_handler(self.download),
                 "Heartbeat": grpc.unary_unary_rpc_method_handler(self.heartbeat),

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dlm.errors import ProtocolError
 from dlm.ngram.query import Answers, QueryGroups
+from dlm.wire import kernels
 from dlm.wire._pb import shard_pb2 as pb
 
 CHECKSUM_SEED = 0  # DO NOT CHANGE: on the wire
@@ -44,21 +45,26 @@ class OversizedMessage(ProtocolError):
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """A decoded `dlm.v1.ScoreRequest`: lengths agree, checksum right, nothing else checked."""
+    """A decoded `dlm.v1.ScoreRequest`: lengths agree, checksum right, nothing else checked.
+
+    sequence, timeout_us, sent_us  as in the message; 0 outside of Exchange
+    """
 
     shard_set: bytes
     shard: int
     groups: QueryGroups
     checksum: int
+    sequence: int = 0
+    timeout_us: int = 0
+    sent_us: int = 0
 
 
 def checksum(*parts: bytes | memoryview, head: int = 0) -> int:
     """XXH3-64 over `head` (uint64) and each part preceded by its length (uint64)."""
-    digest = xxhash.xxh3_64(_HEAD.pack(head), seed=CHECKSUM_SEED)
+    pieces: list[bytes | memoryview] = [_HEAD.pack(head)]
     for part in parts:
-        digest.update(_HEAD.pack(len(part)))
-        digest.update(part)
-    return digest.intdigest()
+        pieces += (_HEAD.pack(len(part)), part)
+    return xxhash.xxh3_64_intdigest(b"".join(pieces), CHECKSUM_SEED)
 
 
 def parse(message: M, data: bytes) -> M:
@@ -101,6 +107,16 @@ def encode_score_request(shard_set: bytes, shard: int, groups: QueryGroups) -> t
     return message.SerializeToString(), total
 
 
+def exchange_tail(sequence: int, timeout_us: int, sent_us: int) -> bytes:
+    """What Exchange adds behind an encoded ScoreRequest: protobuf messages are joined by joining
+    their bytes."""
+    return bytes(
+        pb.ScoreRequest(
+            sequence=sequence, timeout_us=timeout_us, sent_us=sent_us
+        ).SerializeToString()
+    )
+
+
 def decode_score_request(data: bytes, *, max_queries: int) -> ScoreRequest:
     """A ScoreRequest whose arrays fit together.
 
@@ -110,27 +126,28 @@ def decode_score_request(data: bytes, *, max_queries: int) -> ScoreRequest:
         ProtocolError     the bytes are no message, an array has a broken length, the counts do not
                           add up, or a context asks nothing
     """
-    m = parse(pb.ScoreRequest(), data)
-    if len(m.shard_set) != SHARD_SET_BYTES:
-        raise ProtocolError(f"shard_set has {len(m.shard_set)} bytes, {SHARD_SET_BYTES} expected")
-    expected = checksum(
-        m.shard_set,
-        _SHARD.pack(m.shard),
-        m.context_lengths,
-        m.context_words,
-        m.word_counts,
-        m.words,
-    )
+    return read_score_request(parse(pb.ScoreRequest(), data), max_queries=max_queries)
+
+
+def read_score_request(m: pb.ScoreRequest, *, max_queries: int) -> ScoreRequest:
+    """`decode_score_request` of a message that is parsed already."""
+    # Each access of a field makes a Python object: once is enough.
+    shard_set, shard = m.shard_set, m.shard
+    lengths, context_words = m.context_lengths, m.context_words
+    counts, words = m.word_counts, m.words
+    if len(shard_set) != SHARD_SET_BYTES:
+        raise ProtocolError(f"shard_set has {len(shard_set)} bytes, {SHARD_SET_BYTES} expected")
+    expected = checksum(shard_set, _SHARD.pack(shard), lengths, context_words, counts, words)
     if m.checksum != expected:
         raise DamagedMessage(
             f"the request's checksum is {m.checksum:016x}, its content gives {expected:016x}; "
             "it was damaged on the way"
         )
     groups = QueryGroups(
-        _array("context_lengths", m.context_lengths, np.dtype(np.uint8)),
-        _array("context_words", m.context_words, _U32),
-        _array("word_counts", m.word_counts, _U32),
-        _array("words", m.words, _U32),
+        _array("context_lengths", lengths, np.dtype(np.uint8)),
+        _array("context_words", context_words, _U32),
+        _array("word_counts", counts, _U32),
+        _array("words", words, _U32),
     )
     if len(groups.words) > max_queries:
         raise OversizedMessage(
@@ -142,21 +159,19 @@ def decode_score_request(data: bytes, *, max_queries: int) -> ScoreRequest:
             f"{len(groups.context_lengths)} context lengths but {len(groups.word_counts)} word "
             "counts were sent; one of each a context is expected"
         )
-    # Sums in 64 bits: hostile counts must not wrap around to the right total.
-    context_total = int(groups.context_lengths.sum(dtype=np.uint64))
+    context_total, word_total, silent = kernels.totals(groups.context_lengths, groups.word_counts)
     if context_total != len(groups.context_words):
         raise ProtocolError(
             f"the context lengths add up to {context_total}, "
             f"{len(groups.context_words)} context words were sent"
         )
-    word_total = int(groups.word_counts.sum(dtype=np.uint64))
     if word_total != len(groups.words):
         raise ProtocolError(
             f"the word counts add up to {word_total}, {len(groups.words)} words were sent"
         )
-    if len(groups.word_counts) and not groups.word_counts.all():
+    if silent:
         raise ProtocolError("a context with no word to score was sent")
-    return ScoreRequest(m.shard_set, m.shard, groups, m.checksum)
+    return ScoreRequest(shard_set, shard, groups, expected, m.sequence, m.timeout_us, m.sent_us)
 
 
 def encode_score_reply(request: ScoreRequest, answers: Answers) -> bytes:
@@ -177,8 +192,34 @@ def encode_score_reply(request: ScoreRequest, answers: Answers) -> bytes:
         checksum=checksum(
             request.shard_set, _SHARD.pack(request.shard), *parts, head=request.checksum
         ),
+        sequence=request.sequence,
     )
     return bytes(reply.SerializeToString())
+
+
+def encode_refusal(sequence: int, reason: str, message: str, retry_after_ms: int = 0) -> bytes:
+    """The bytes of a ScoreReply that refuses, in Exchange."""
+    reply = pb.ScoreReply(
+        sequence=sequence,
+        reason=reason,
+        message=message,
+        retry_after_ms=retry_after_ms,
+        checksum=_refusal_checksum(sequence, reason, message, retry_after_ms),
+    )
+    return bytes(reply.SerializeToString())
+
+
+def _refusal_checksum(sequence: int, reason: str, message: str, retry_after_ms: int) -> int:
+    parts = (reason.encode(), message.encode(), _HEAD.pack(retry_after_ms))
+    return checksum(*parts, head=sequence)
+
+
+def check_refusal(reply: pb.ScoreReply) -> None:
+    """Raises `DamagedMessage` where a reply with a reason is not as it was sent."""
+    if reply.checksum != _refusal_checksum(
+        reply.sequence, reply.reason, reply.message, reply.retry_after_ms
+    ):
+        raise DamagedMessage("a refusal was damaged on the way")
 
 
 def decode_score_reply(
@@ -196,14 +237,10 @@ def decode_score_reply(
             f"shard {m.shard} of shard set {m.shard_set.hex()} answered, "
             f"shard {shard} of {shard_set.hex()} was asked"
         )
+    probs, matched = m.log10_probs, m.matched_orders
+    ngrams, states = m.ngram_lengths, m.state_lengths
     expected = checksum(
-        m.shard_set,
-        _SHARD.pack(m.shard),
-        m.log10_probs,
-        m.matched_orders,
-        m.ngram_lengths,
-        m.state_lengths,
-        head=request_checksum,
+        shard_set, _SHARD.pack(shard), probs, matched, ngrams, states, head=request_checksum
     )
     if m.checksum != expected:
         raise DamagedMessage(
@@ -211,10 +248,10 @@ def decode_score_reply(
             "it was damaged on the way or answers another request"
         )
     answers = Answers(
-        _array("log10_probs", m.log10_probs, _F32),
-        _array("matched_orders", m.matched_orders, np.dtype(np.uint8)),
-        _array("ngram_lengths", m.ngram_lengths, np.dtype(np.uint8)),
-        _array("state_lengths", m.state_lengths, np.dtype(np.uint8)),
+        _array("log10_probs", probs, _F32),
+        _array("matched_orders", matched, np.dtype(np.uint8)),
+        _array("ngram_lengths", ngrams, np.dtype(np.uint8)),
+        _array("state_lengths", states, np.dtype(np.uint8)),
     )
     for name in ("log10_prob", "matched_order", "ngram_length", "state_length"):
         if len(getattr(answers, name)) != queries:

@@ -93,3 +93,18 @@ def error_from_rpc(error: grpc.RpcError, *, where: str) -> DlmError:
     # A server of ours names its reason; without one, gRPC speaks, and maybe nobody was there.
     said = "answered" if reason_of(error) else "gave no answer:"
     return kind(f"{where} {said} {code.name}: {details}")
+
+
+def error_from_refusal(reason: str, message: str, *, where: str) -> DlmError:
+    """The dlm error that stands for a refusal that `where` sent in a stream.
+
+    A reason that this version does not know is taken for one to try elsewhere: `ShardDown`.
+    """
+    try:
+        known: Reason | None = Reason(reason)
+    except ValueError:
+        known = None
+    kind = ShardDown if known is None else ERROR_OF[CODE_OF[known]]
+    error = kind(f"{where} answered {reason}: {message}")
+    error.reason = known  # type: ignore[attr-defined]
+    return error

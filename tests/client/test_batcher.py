@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from dlm.client.batcher import (
     LEASE_GRACE_S,
+    MAX_WORKS,
     Action,
     Done,
     Expire,
@@ -36,10 +36,11 @@ def work(item: str, queries: int = 1, deadline: float = 100.0) -> Work[str]:
 
 
 def window(in_flight: int = 0, *waiting: Work[str], limit: int = 2) -> Window[str]:
-    """A window of at most 10 queries a message, and at most 3 works that wait."""
+    """A window of at most 10 queries a message, and at most 10 queries that wait."""
     leases = tuple((message, inf) for message in range(in_flight))
     earliest = min((w.deadline for w in waiting), default=inf)
-    return Window(limit, 10, leases, waiting, earliest, in_flight, max_waiting=3)
+    queued = sum(w.queries for w in waiting)
+    return Window(limit, 10, leases, waiting, queued, earliest, in_flight, max_waiting=1)
 
 
 def oldest(state: Window[Any]) -> Done:
@@ -98,11 +99,25 @@ def oldest(state: Window[Any]) -> Done:
             id="larger-than-a-message-goes-alone",
         ),
         pytest.param(
-            window(2, work("a"), work("b"), work("c")),
-            Submit(work("d")),
-            window(2, work("a"), work("b"), work("c")),
-            [Refuse(work("d"))],
+            window(2, work("a", 6), work("b", 6)),
+            Submit(work("c")),
+            window(2, work("a", 6), work("b", 6)),
+            [Refuse(work("c"))],
             id="too-much-waits",
+        ),
+        pytest.param(
+            window(2, work("a", 6), work("b", 6)),
+            Submit(Work("c", 6, 100.0, more=True)),
+            window(2, work("a", 6), work("b", 6), Work("c", 6, 100.0, more=True)),
+            [],
+            id="a-call-that-was-let-in-is-let-in-whole",
+        ),
+        pytest.param(
+            window(2, *[work("a", 0)] * MAX_WORKS),
+            Submit(work("b", 0)),
+            window(2, *[work("a", 0)] * MAX_WORKS),
+            [Refuse(work("b", 0))],
+            id="too-many-wait",
         ),
         pytest.param(window(1), Done(7), window(1), [], id="an-answer-nobody-waits-for"),
     ],
@@ -142,13 +157,13 @@ events = st.lists(
 @given(events, st.integers(1, 4))
 def test_whatever_happens_nothing_is_lost_doubled_or_overtaken(script, limit: int) -> None:
     """Limits are kept, order too; each work is sent or expired once, and none is sent late."""
-    state: Window[int] = Window(limit, 10)
+    state: Window[int] = Window(limit, 10, max_waiting=1000)
     now, submitted = 0.0, []
     sent: list[int] = []
     told: list[int] = []
     for passes, new in script:
         now += passes
-        state = replace(state, leases=tuple((m, inf) for m, _ in state.leases))
+        state = state._replace(leases=tuple((m, inf) for m, _ in state.leases))
         if new is None and state.in_flight == 0:
             continue
         event: Submit[int] | Done = Done(-1) if new is not None else oldest(state)
@@ -160,6 +175,7 @@ def test_whatever_happens_nothing_is_lost_doubled_or_overtaken(script, limit: in
         sends = [a for a in actions if isinstance(a, Send)]
         assert state.in_flight == before + len(sends) <= limit
         assert not state.waiting or state.in_flight == limit
+        assert state.queued == sum(w.queries for w in state.waiting)
         for action in actions:
             if isinstance(action, Expire):
                 assert action.work.deadline <= now
@@ -178,13 +194,13 @@ def test_whatever_happens_nothing_is_lost_doubled_or_overtaken(script, limit: in
 @given(st.lists(st.integers(1, 15), min_size=1, max_size=40), st.integers(1, 4))
 def test_what_waits_leaves_once_enough_answers_came(sizes: list[int], limit: int) -> None:
     """After as many answers as there were works, nothing waits and nothing is in flight."""
-    state: Window[int] = Window(limit, 10)
+    state: Window[int] = Window(limit, 10, max_waiting=1000)
     for item, queries in enumerate(sizes):
         state, _ = step(state, Submit(Work(item, queries, 9.0)), 0.0)
     for _ in sizes:
         if state.in_flight:
             state, _ = step(state, oldest(state), 0.0)
-    assert state == Window(limit, 10)
+    assert (state.leases, state.waiting, state.queued, state.earliest) == ((), (), 0, inf)
 
 
 def transcript(script: str) -> str:

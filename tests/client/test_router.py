@@ -20,24 +20,37 @@ Plain = list[tuple[tuple[int, ...], list[int]]]  # contexts and what is asked of
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 # Few ids, so that contexts and queries repeat; and now and then the largest there is.
 ids = st.integers(0, 3) | st.just(0xFFFFFFFF)
-queries_of = st.integers(1, 4).flatmap(
+rows_of = st.integers(1, 4).flatmap(
     lambda width: st.tuples(
         st.just(width),
-        st.lists(st.tuples(st.lists(ids, max_size=width).map(tuple), ids), max_size=40),
+        st.lists(
+            st.tuples(st.lists(ids, max_size=width).map(tuple), st.lists(ids, max_size=4)),
+            max_size=20,
+        ),
     )
 )
 
 
 def arrays(
-    width: int, queries: list[Query]
-) -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint32]]:
-    """Queries as `group` takes them; unused columns hold what must not be looked at."""
-    contexts = np.full((len(queries), width), 77, np.uint32)
-    for row, (context, _) in enumerate(queries):
+    width: int, rows: Plain
+) -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint32], NDArray[np.uint32]]:
+    """Contexts and what is asked of each, as `group` takes them; unused columns hold what must
+    not be looked at."""
+    contexts = np.full((len(rows), width), 77, np.uint32)
+    for row, (context, _) in enumerate(rows):
         if context:
             contexts[row, width - len(context) :] = context
-    lengths = np.array([len(c) for c, _ in queries], np.uint8)
-    return contexts, lengths, np.array([w for _, w in queries], np.uint32)
+    return (
+        contexts,
+        np.array([len(c) for c, _ in rows], np.uint8),
+        np.array([len(words) for _, words in rows], np.uint32),
+        np.array([w for _, words in rows for w in words], np.uint32),
+    )
+
+
+def each(rows: Plain) -> list[Query]:
+    """The queries of the rows, in order."""
+    return [(context, word) for context, words in rows for word in words]
 
 
 def plain(groups: QueryGroups) -> Plain:
@@ -77,33 +90,32 @@ def grouped_plainly(queries: list[Query]) -> Plain:
 
 
 @quick
-@given(queries_of)
+@given(rows_of)
 def test_grouping_asks_each_query_once_in_the_order_of_first_appearance(case) -> None:
     """Groups equal the dictionary's; `place` leads each query back to itself."""
-    width, queries = case
-    grouped = router.group(*arrays(width, queries))
-    assert plain(grouped.groups) == grouped_plainly(queries)
+    width, rows = case
+    grouped = router.group(*arrays(width, rows))
+    assert plain(grouped.groups) == grouped_plainly(each(rows))
     asked = flat(grouped.groups)
     assert len(set(asked)) == len(asked)
-    assert [asked[at] for at in grouped.place.tolist()] == queries
+    assert [asked[at] for at in grouped.place.tolist()] == each(rows)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(queries_of)
+@given(rows_of)
 def test_the_kernel_and_its_python_function_agree(case) -> None:
     """The compiled form and `py_func` return the same arrays, dtypes included."""
-    width, queries = case
     with np.errstate(over="ignore"):
-        slow = kernels.group_queries.py_func(*arrays(width, queries))
-    for fast, plainly in zip(kernels.group_queries(*arrays(width, queries)), slow, strict=True):
+        slow = kernels.group_queries.py_func(*arrays(*case))
+    for fast, plainly in zip(kernels.group_queries(*arrays(*case)), slow, strict=True):
         assert fast.dtype == plainly.dtype
         assert fast.tolist() == plainly.tolist()
 
 
 def test_grouping_keeps_apart_contexts_that_only_differ_in_length() -> None:
     """(0,), (0, 0) and () hash alike at first sight; they are three contexts."""
-    queries = [((0,), 1), ((0, 0), 1), ((), 1), ((0,), 1)]
-    grouped = router.group(*arrays(2, queries))
+    rows = [((0,), [1]), ((0, 0), [1]), ((), [1]), ((0,), [1])]
+    grouped = router.group(*arrays(2, rows))
     assert plain(grouped.groups) == [((0,), [1]), ((0, 0), [1]), ((), [1])]
     assert grouped.place.tolist() == [0, 1, 2, 0]
 
@@ -114,7 +126,7 @@ def test_grouping_many_queries_fills_the_tables_without_loss() -> None:
     contexts = rng.integers(0, 30, (50_000, 3), dtype=np.uint32)
     lengths = rng.integers(0, 4, 50_000).astype(np.uint8)
     words = rng.integers(0, 20, 50_000, dtype=np.uint32)
-    grouped = router.group(contexts, lengths, words)
+    grouped = router.group(contexts, lengths, np.ones(50_000, np.uint32), words)
     asked = flat(grouped.groups)
     assert len(set(asked)) == len(asked)
     queries = [
@@ -129,17 +141,6 @@ groups_of = st.lists(
     st.tuples(st.lists(ids, max_size=4).map(tuple), st.lists(ids, min_size=1, max_size=6)),
     max_size=12,
 )
-
-
-@quick
-@given(groups_of, st.data())
-def test_selecting_keeps_the_chosen_groups_and_says_where_their_words_stood(groups, data) -> None:
-    """As a list comprehension would."""
-    chosen = data.draw(st.lists(st.booleans(), min_size=len(groups), max_size=len(groups)))
-    found, places = router.select(packed(groups), np.array(chosen, np.bool_))
-    assert plain(found) == [g for g, take in zip(groups, chosen, strict=True) if take]
-    everything = flat(packed(groups))
-    assert [everything[at] for at in places.tolist()] == flat(found)
 
 
 @quick
@@ -162,7 +163,7 @@ def test_routing_sends_each_remote_query_once_to_the_owner_of_its_context(
     slots = np.random.default_rng(shards).integers(0, shards, SLOTS).astype(np.uint16)
     whole = packed([(c, w) for c, w, _ in groups])
     remote = np.array([r for _, _, r in groups], np.bool_)
-    pieces = router.route(whole, remote, slots, max_queries)
+    pieces = router.route(whole, remote, slots, shards, max_queries)
     everything = flat(whole)
     seen: list[int] = []
     for piece in pieces:
@@ -211,15 +212,33 @@ def test_merging_asks_shared_queries_once_and_places_every_answer(parts) -> None
     assert merged.groups.word_counts.dtype == np.uint32
 
 
+@quick
+@given(rows_of, st.data())
+def test_the_next_state_is_the_end_of_the_context_and_the_word(case, data) -> None:
+    """As a slice of the tuple would be; unused columns are zero."""
+    width, rows = case
+    contexts, lengths, counts, words = arrays(width, rows)
+    contexts[np.arange(width)[None, :] < (width - lengths.astype(int))[:, None]] = 0
+    longest = [min(len(c) + 1, width) for c, w in rows for _ in w]
+    kept = [data.draw(st.integers(0, n)) for n in longest]
+    found, found_lengths = kernels.next_states(contexts, counts, words, np.array(kept, np.uint8))
+    assert found_lengths.tolist() == kept
+    for row, (context, word), n in zip(found.tolist(), each(rows), kept, strict=True):
+        assert row[width - n :] == list((*context, word)[len(context) + 1 - n :])
+        assert not any(row[: width - n])
+
+
 @pytest.mark.parametrize(
-    ("contexts", "lengths", "words", "says"),
+    ("contexts", "lengths", "counts", "words", "says"),
     [
-        pytest.param((2, 2), (2,), (3,), "shape", id="fewer-contexts"),
-        pytest.param((3, 3), (3,), (3,), "shape", id="too-wide"),
-        pytest.param((3, 2), (2,), (3,), "shape", id="fewer-lengths"),
+        pytest.param((3, 3), (3,), (3,), (3,), "shape", id="too-wide"),
+        pytest.param((3, 2), (2,), (3,), (3,), "shape", id="fewer-lengths"),
+        pytest.param((3, 2), (3,), (2,), (2,), "shape", id="fewer-counts"),
+        pytest.param((2, 2), (2,), (2,), (3,), "2 words are counted", id="more-words"),
+        pytest.param((2, 2), (2,), (2,), (1, 2), "shape", id="words-in-rows"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(contexts, lengths, words, says: str) -> None:
+def test_shapes_that_do_not_fit_are_refused(contexts, lengths, counts, words, says: str) -> None:
     """Before any kernel sees them."""
     with pytest.raises(QueryError, match=says):
         check_queries(
@@ -227,6 +246,7 @@ def test_shapes_that_do_not_fit_are_refused(contexts, lengths, words, says: str)
             10,
             np.zeros(contexts, np.uint32),
             np.zeros(lengths, np.uint8),
+            np.ones(counts, np.uint32),
             np.zeros(words, np.uint32),
         )
 
@@ -234,11 +254,11 @@ def test_shapes_that_do_not_fit_are_refused(contexts, lengths, words, says: str)
 def test_lengths_and_ids_out_of_range_are_refused() -> None:
     """The kernel trusts both."""
     contexts, lengths = np.zeros((1, 2), np.uint32), np.zeros(1, np.uint8)
-    words = np.zeros(1, np.uint32)
-    check_queries(3, 10, contexts, lengths, words)
+    counts, words = np.ones(1, np.uint32), np.zeros(1, np.uint32)
+    check_queries(3, 10, contexts, lengths, counts, words)
     with pytest.raises(QueryError, match="3 words"):
-        check_queries(3, 10, contexts, lengths + np.uint8(3), words)
+        check_queries(3, 10, contexts, lengths + np.uint8(3), counts, words)
     with pytest.raises(QueryError, match="id 10"):
-        check_queries(3, 10, contexts, lengths, words + np.uint32(10))
+        check_queries(3, 10, contexts, lengths, counts, words + np.uint32(10))
     with pytest.raises(QueryError, match="id 10"):
-        check_queries(3, 10, contexts + np.uint32(10), lengths, words)
+        check_queries(3, 10, contexts + np.uint32(10), lengths, counts, words)

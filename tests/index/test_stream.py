@@ -12,13 +12,11 @@ from dlm.errors import ArpaError, ConfigError
 from dlm.index import build
 from dlm.index.layout import COLUMNS, Manifest, write_columns
 from dlm.index.packed.columns import pack_fields, pack_offsets
-from dlm.index.stream import kernels
 from dlm.index.stream.budget import Budget, available_bytes, parse_size
 from dlm.index.stream.files import write_parts
 from dlm.index.stream.pack import BitStream, stream_offsets
 from dlm.index.stream.spool import Spool
 from dlm.index.stream.values import Book, Distinct, Histogram
-from dlm.ngram.partition import slots_of
 from models import HAND_MADE, PlainModel, random_model
 
 MIB = 1 << 20
@@ -140,16 +138,6 @@ def test_the_error_is_that_of_the_plain_form(
     assert str(streamed.value) == str(plain.value)
     assert streamed.value.line == plain.value.line is not None
     assert [p.name for p in tmp_path.iterdir()] == ["m.arpa"]
-
-
-def test_slots_are_those_of_the_partition() -> None:
-    """The kernel has its own XXH64."""
-    rng = np.random.default_rng(1)
-    u, v = rng.integers(0, 1 << 32, (2, 500), dtype=np.uint32)
-    wanted = slots_of(u, v).tolist()
-    slot_of = kernels.slot_of.py_func
-    with np.errstate(over="ignore"):
-        assert [int(slot_of(*pair)) for pair in zip(u, v, strict=True)] == wanted
 
 
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 1000])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dlm.ngram.kernels import slot_of
 from dlm.ngram.partition import slots_of
 from dlm.server import kernels
 
@@ -18,9 +19,9 @@ def test_slot_is_that_of_the_partition():
     v = np.concatenate([np.tile(EDGES, len(EDGES)), rng.integers(0, 2**32, 3000)])
     u, v = u.astype(np.uint32), v.astype(np.uint32)
     expected = slots_of(u, v).tolist()
-    assert [int(kernels.slot_of(a, b)) for a, b in zip(u, v, strict=True)] == expected
+    assert [int(slot_of(a, b)) for a, b in zip(u, v, strict=True)] == expected
     with np.errstate(over="ignore"):
-        plain = [int(kernels.slot_of.py_func(a, b)) for a, b in zip(u, v, strict=True)]
+        plain = [int(slot_of.py_func(a, b)) for a, b in zip(u, v, strict=True)]
     assert plain == expected
 
 
