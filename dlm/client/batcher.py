@@ -9,8 +9,7 @@ event      while                             then
 =========  ================================  ==========================================
 Submit     in_flight < limit                 Send it alone
 Submit     in_flight == limit                it waits
-Submit     as much as max_waiting messages   Refuse it, unless a part of the same call was let in
-           take waits already
+Submit     max_waiting queries wait already  Refuse it, unless a part of the call was let in
 Done       nothing waits                     in_flight falls
 Done       something waits                   Send what waits, in as many messages as the
                                              window has room for
@@ -105,7 +104,7 @@ class Window(NamedTuple, Generic[T]):
     leases       (message, until) of what is in flight, oldest first
     queued       queries that wait
     earliest     no work that waits has a deadline before this
-    max_waiting  messages that what waits may fill
+    max_waiting  queries that may wait
     Guarantees  0 <= in_flight <= limit; something waits only while in_flight == limit
     """
 
@@ -116,7 +115,7 @@ class Window(NamedTuple, Generic[T]):
     queued: int = 0
     earliest: float = inf
     next_message: int = 0
-    max_waiting: int = 4
+    max_waiting: int = 65536
 
     @property
     def in_flight(self) -> int:
@@ -146,7 +145,7 @@ def step(
             actions.append(Expire(work))
         elif (
             len(leases) >= limit
-            and (queued >= max_waiting * max_queries or len(waiting) >= MAX_WORKS)
+            and (queued >= max_waiting or len(waiting) >= MAX_WORKS)
             and not work.more
         ):
             actions.append(Refuse(work))

@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 Clock = Callable[[], float]
 MAX_REROUTES = 2  # a table that is stale twice in one call is not going to settle within it
 LOOK_AGAIN_S = 1.0  # while a shard is down, the servers are looked for this often, in seconds
+# What may wait for a shard: a few messages' worth, and however small these are, some queries.
+MAX_WAITING_MESSAGES = 4
+MIN_WAITING = 4096
 CLOSED = "this client is closed"
 
 
@@ -525,9 +528,10 @@ class Core:
         snapshot = self.snapshot()
         with runtime.lock:
             limit = self._max_queries(snapshot)
-            window = runtime.windows.get(shard) or batcher.Window(self.config.window, limit)
+            window = runtime.windows.get(shard) or batcher.Window(self.config.window, 0)
             if window.max_queries != limit:
-                window = window._replace(max_queries=limit)
+                most = max(MAX_WAITING_MESSAGES * limit, MIN_WAITING)
+                window = window._replace(max_queries=limit, max_waiting=most)
             if self._closed:
                 actions: list[batcher.Action[_Item]] = []
             else:

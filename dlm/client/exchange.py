@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from queue import SimpleQueue
@@ -17,7 +18,7 @@ from typing import TypeAlias
 import grpc
 
 from dlm.client.deadlines import deadlines
-from dlm.client.fork import add_reader, inside, pass_gate
+from dlm.client.fork import inside
 from dlm.errors import DeadlineExceeded, DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
@@ -37,6 +38,15 @@ def error_of_call(exc: grpc.RpcError, address: str) -> DlmError:
     return error
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message in flight; its bytes are kept, so that it can be sent again after a fork."""
+
+    request: bytes
+    deadline: float
+    reply: Reply
+
+
 class Exchange:
     """One stream to one server. Any thread may send; replies come on the stream's own thread.
 
@@ -47,33 +57,34 @@ class Exchange:
 
     def __init__(self, channel: grpc.Channel, address: str) -> None:
         self.address = address
-        self.pending: dict[int, tuple[float, Reply]] = {}  # by sequence: deadline, and who waits
+        self.pending: dict[int, Sent] = {}  # by sequence
         self.ended = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant, as a signal handler may fork anywhere
         self._sequence = 0
         self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
         self._opened = time.monotonic()
         self._looks = inf  # when deadlines are looked at next
+        self._reading = True
         with inside():
             self._call = channel.stream_stream(f"/{SERVICE}/Exchange")(
                 iter(self._outgoing.get, None)
             )
-        reader = threading.Thread(target=self._read, name="dlm-exchange", daemon=True)
-        add_reader(reader)
-        reader.start()
+            self._reader = threading.Thread(target=self._read, name="dlm-exchange", daemon=True)
+            self._reader.start()
 
     def send(self, request: bytes, timeout_s: float, reply: Reply) -> bool:
         """Sends an encoded ScoreRequest; False where the stream has ended, and nothing is sent."""
         now = time.monotonic()
+        deadline = now + timeout_s
         with self._lock:
             if self.ended:
                 return False
             self._sequence += 1
             sequence = self._sequence
-            self.pending[sequence] = (now + timeout_s, reply)
-            look = now + timeout_s < self._looks
+            self.pending[sequence] = Sent(request, deadline, reply)
+            look = deadline < self._looks
             if look:
-                self._looks = now + timeout_s
+                self._looks = deadline
             # Inside the lock, so that messages leave in the order of their numbers.
             self._outgoing.put(
                 request
@@ -84,7 +95,7 @@ class Exchange:
                 )
             )
         if look:
-            deadlines().at(now + timeout_s, partial(self._expire, now + timeout_s))
+            deadlines().at(deadline, partial(self._expire, deadline))
         return True
 
     def end(self, error: DlmError) -> None:
@@ -93,8 +104,26 @@ class Exchange:
             self.ended = True
             pending, self.pending = self.pending, {}
         self._outgoing.put(None)
-        for _, reply in pending.values():
-            reply(None, error)
+        for sent in pending.values():
+            sent.reply(None, error)
+
+    def suspend(self) -> list[Sent]:
+        """Begins to end the stream before a fork; returns what was in flight.
+
+        A Score changes nothing, so that it may be asked again.
+        """
+        with self._lock:
+            if self.ended:
+                return []
+            self.ended = True
+            pending, self.pending = self.pending, {}
+        self._outgoing.put(None)
+        self._call.cancel()
+        return list(pending.values())
+
+    def is_inside(self) -> bool:
+        """Whether its thread may be inside gRPC."""
+        return self._reading and self._reader.is_alive()
 
     def _expire(self, planned: float) -> None:
         """Fails what is past its deadline, and comes again for the next."""
@@ -102,9 +131,9 @@ class Exchange:
         with self._lock:
             if self._looks != planned:
                 return  # an earlier look was planned since, and plans the next
-            late = [s for s, (deadline, _) in self.pending.items() if deadline <= now]
-            replies = [self.pending.pop(sequence)[1] for sequence in late]
-            self._looks = min((deadline for deadline, _ in self.pending.values()), default=inf)
+            late = [n for n, sent in self.pending.items() if sent.deadline <= now]
+            replies = [self.pending.pop(n).reply for n in late]
+            self._looks = min((sent.deadline for sent in self.pending.values()), default=inf)
             looks = self._looks
         if looks < inf:
             deadlines().at(looks, partial(self._expire, looks))
@@ -115,12 +144,14 @@ class Exchange:
         error: DlmError = ShardDown(f"{self.address} ended the stream; ask again")
         try:
             while True:
-                pass_gate()
                 try:
                     data = next(self._call)
                 except StopIteration:
                     break
+                self._reading = False
                 self._receive(data)
+                with inside():  # waits while a fork is being made
+                    self._reading = True
         except grpc.RpcError as exc:
             error = error_of_call(exc, self.address)
         except grpc.FutureCancelledError:
@@ -130,23 +161,24 @@ class Exchange:
             with inside():
                 self._call.cancel()
         finally:
+            self._reading = False
             self.end(error)
 
     def _receive(self, data: bytes) -> None:
         """Hands a reply to whoever waits for it; one that came too late goes nowhere."""
         message = codec.parse(pb.ScoreReply(), data)
         with self._lock:
-            _, reply = self.pending.pop(message.sequence, (0.0, None))
-        if reply is None:
+            sent = self.pending.pop(message.sequence, None)
+        if sent is None:
             return
         if not message.reason:
-            reply(data, None)
+            sent.reply(data, None)
             return
         try:
             codec.check_refusal(message)
         except ProtocolError as exc:
-            reply(None, exc)
+            sent.reply(None, exc)
             return
         error = error_from_refusal(message.reason, message.message, where=self.address)
         error.retry_after_ms = message.retry_after_ms  # type: ignore[attr-defined]
-        reply(None, error)
+        sent.reply(None, error)

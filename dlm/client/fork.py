@@ -1,7 +1,10 @@
 """Forking a process that uses gRPC (decoders use process pools).
 
-A child can use gRPC only if no thread was inside it when the process forked. gRPC stops its own
-threads for that; the gate keeps ours out. What they do inside never waits for the network.
+A child can use gRPC only if no thread was inside it when the process forked, nor held one of its
+locks. gRPC stops its own threads for that; the gate keeps ours out, and connections with streams,
+which threads of ours read, are suspended: streams are ended and their channels closed before the
+fork, and opened again after it, in the parent (a channel that was just connecting when its process
+forked may never be connected). What we do inside the gate never waits for the network.
 
 The gate is reentrant, since a signal handler may fork while its own thread is inside; and waited
 for as long as gRPC itself waits, since a process that cannot use gRPC in its child is better than
@@ -11,19 +14,37 @@ one that never gets there.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 _GATE_S = 5.0
+_SUSPEND_S = 5.0
 _LOOK_AGAIN_S = 0.0005
 _gate = threading.RLock()
 _local = threading.local()
-# Threads of ours that read from a stream: they enter gRPC by themselves, and wait outside of it.
-_readers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+class Streams(Protocol):
+    """What threads of ours read."""
+
+    def suspend(self) -> None:
+        """Begins to end them; quick."""
+
+    def is_inside(self) -> bool:
+        """Whether a thread of theirs may be inside gRPC."""
+
+    def close_channels(self) -> None:
+        """Once none is."""
+
+    def resume(self) -> None:
+        """In the parent, after the fork."""
+
+
+_open: weakref.WeakSet[Streams] = weakref.WeakSet()
 
 
 @contextmanager
@@ -34,47 +55,61 @@ def inside() -> Iterator[None]:
         yield
 
 
-def add_reader(thread: threading.Thread) -> None:
-    """Makes a fork wait until `thread` is outside of gRPC; it must call `pass_gate` before it goes
-    in again."""
-    _readers.add(thread)
-
-
-def pass_gate() -> None:
-    """Waits while a fork is being made."""
-    with inside():
-        pass
-
-
-def _is_inside(thread: threading.Thread) -> bool:
-    """Whether the thread runs code of gRPC now; in a wait, its top frame is threading's."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    return frame is not None and f"{os.sep}grpc{os.sep}" in frame.f_code.co_filename
+def add(streams: Streams) -> None:
+    """Makes forks suspend `streams`; call it inside the gate, where the first is opened."""
+    _open.add(streams)
 
 
 def _before_fork() -> None:
-    end = time.monotonic() + _GATE_S
     _local.forks_with = _gate if _gate.acquire(timeout=_GATE_S) else None
-    for thread in list(_readers):
-        while thread.is_alive() and _is_inside(thread) and time.monotonic() < end:
-            time.sleep(_LOOK_AGAIN_S)
+    _local.suspended = found = list(_open)
+    for streams in found:
+        streams.suspend()
+    end = time.monotonic() + _SUSPEND_S
+    while any(s.is_inside() for s in found) and time.monotonic() < end:
+        time.sleep(_LOOK_AGAIN_S)
+    for streams in found:
+        if not streams.is_inside():
+            streams.close_channels()
 
 
 def _after_fork_in_parent() -> None:
     gate, _local.forks_with = getattr(_local, "forks_with", None), None
+    found, _local.suspended = getattr(_local, "suspended", []), []
     if gate is not None:
         gate.release()
+    if found:
+        # In a thread of its own: whoever forks may hold locks that this needs.
+        threading.Thread(target=_resume, args=(found,), name="dlm-resume", daemon=True).start()
+
+
+def _resume(found: list[Streams]) -> None:
+    for streams in found:
+        streams.resume()
 
 
 def _after_fork_in_child() -> None:
-    global _gate, _readers
+    global _gate, _open
     _gate = threading.RLock()
-    _readers = weakref.WeakSet()
+    _open = weakref.WeakSet()
     _local.forks_with = None
+    _local.suspended = []
 
 
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
-)
+_registered = False
+
+
+def register() -> None:
+    """Has forks pass here; to be called once gRPC has a channel, for gRPC registers with its first.
+
+    What was registered last runs first before a fork: our threads must be out of gRPC before it
+    stops its own, since one that it stopped may hold a lock that ours, or we, would wait for.
+    """
+    global _registered
+    if not _registered:
+        _registered = True
+        os.register_at_fork(
+            before=_before_fork,
+            after_in_parent=_after_fork_in_parent,
+            after_in_child=_after_fork_in_child,
+        )

@@ -8,12 +8,15 @@ which costs a third of a call each; `exchange` keeps it.
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 import grpc
 
-from dlm.client.exchange import SERVICE, Exchange, Reply, error_of_call
+from dlm.client import fork
+from dlm.client.exchange import SERVICE, Exchange, Reply, Sent, error_of_call
 from dlm.client.fork import inside
 from dlm.errors import DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
@@ -76,11 +79,12 @@ class GrpcConnection:
     def __init__(self, address: str, streams: int = 1) -> None:
         self.address = address
         self._most = streams
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant, as a signal handler may fork anywhere
         self._closed = False
-        self._channels = [self._open()]
+        self._channels: list[grpc.Channel | None] = [None]  # of the streams
         self._streams: list[Exchange | None] = [None]
-        self._channel = self._channels[0]
+        self._held: deque[Sent] = deque()  # in flight when the process forked
+        self._channel = self._open()
         self._describe = self._channel.unary_unary(
             f"/{SERVICE}/Describe",
             request_serializer=pb.DescribeRequest.SerializeToString,
@@ -96,7 +100,9 @@ class GrpcConnection:
 
     def _open(self) -> grpc.Channel:
         with inside():
-            return grpc.insecure_channel(self.address, options=OPTIONS)
+            channel = grpc.insecure_channel(self.address, options=OPTIONS)
+            fork.register()
+        return channel
 
     def score(self, request: bytes, timeout_s: float, reply: Reply) -> None:
         """See `Connection.score`."""
@@ -114,13 +120,48 @@ class GrpcConnection:
                 if fewest < 0 or waiting < fewest:
                     best, fewest = i, waiting
             if fewest and len(self._streams) < self._most:
-                self._channels.append(self._open())
+                self._channels.append(None)
                 self._streams.append(None)
                 best = len(self._streams) - 1
             found = self._streams[best]
+            if found is not None and not found.ended:
+                return found
+        # Whoever is inside the gate may want the lock, so the gate comes first.
+        with inside(), self._lock:
+            found = self._streams[best]
             if found is None or found.ended:
-                found = self._streams[best] = Exchange(self._channels[best], self.address)
+                if self._closed:
+                    raise self._closed_error()
+                channel = self._channels[best] = self._channels[best] or self._open()
+                found = self._streams[best] = Exchange(channel, self.address)
+                fork.add(self)
             return found
+
+    def suspend(self) -> None:
+        """See `fork.Streams`."""
+        for stream in self._streams:
+            if stream is not None:
+                self._held += stream.suspend()
+
+    def is_inside(self) -> bool:
+        """See `fork.Streams`."""
+        return any(stream is not None and stream.is_inside() for stream in self._streams)
+
+    def close_channels(self) -> None:
+        """See `fork.Streams`."""
+        channels, self._channels = self._channels, [None] * len(self._channels)
+        for channel in channels:
+            if channel is not None:
+                channel.close()
+
+    def resume(self) -> None:
+        """See `fork.Streams`: sends again what was in flight."""
+        while self._held:
+            sent = self._held.popleft()
+            try:
+                self.score(sent.request, sent.deadline - time.monotonic(), sent.reply)
+            except DlmError as exc:
+                sent.reply(None, exc)
 
     def describe(self, timeout_s: float) -> pb.DescribeReply:
         """See `Connection.describe`."""
@@ -158,8 +199,8 @@ class GrpcConnection:
             self._closed = True
             streams = [s for s in self._streams if s is not None]
         with inside():
-            for channel in self._channels:
-                channel.close()
+            self._channel.close()
+            self.close_channels()
         for stream in streams:
             stream.end(self._closed_error())
 

@@ -40,7 +40,7 @@ def window(in_flight: int = 0, *waiting: Work[str], limit: int = 2) -> Window[st
     leases = tuple((message, inf) for message in range(in_flight))
     earliest = min((w.deadline for w in waiting), default=inf)
     queued = sum(w.queries for w in waiting)
-    return Window(limit, 10, leases, waiting, queued, earliest, in_flight, max_waiting=1)
+    return Window(limit, 10, leases, waiting, queued, earliest, in_flight, max_waiting=10)
 
 
 def oldest(state: Window[Any]) -> Done:
