@@ -65,9 +65,10 @@ def log10_backoff_of(code, table):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def ask_offset(address, base_bits, delta_bits, i):  # type: ignore[no-untyped-def]
-    """Prefetches the block of offset i."""
-    stride = base_bits + _1 + np.int64(15) * delta_bits
-    prefetch(address + (((i >> np.int64(4)) * stride) >> _3))
+    """Prefetches offset i and the beginning of its block."""
+    at_bit = (i >> np.int64(4)) * (base_bits + _1 + np.int64(15) * delta_bits)
+    prefetch(address + (at_bit >> _3))
+    prefetch(address + ((at_bit + base_bits + (i & np.int64(15)) * delta_bits) >> _3))
 
 
 @njit(inline="always")

@@ -443,27 +443,47 @@ def find_text(slots, word_begin, word_bytes, text, end, delimiters, ids, sentenc
     slots, mask = raw(slots), np.uint64(len(slots) - 2)
     word_begin, word_bytes, text = raw(word_begin), raw(word_bytes), raw(text)
     delimiters = raw(delimiters)
+    # Words whose slots are asked for before the first of them is looked up.
+    begins = np.empty(_AT_ONCE, np.int64)
+    lengths = np.empty(_AT_ONCE, np.int64)
+    firsts = np.empty(_AT_ONCE, np.uint64)
+    hashes = np.empty(_AT_ONCE, np.uint64)
     at = np.int64(0)
     words = np.int64(0)
     lines = np.int64(1)
     sentence_begin[0] = 0
-    while True:
-        byte = text[at]
-        if byte == NEWLINE:
-            sentence_begin[lines] = words
-            lines += 1
-            if at >= end:
-                return words
-            at += 1
-        elif delimiters[byte] != 0:
-            at += 1
-        else:
-            begin = at
-            at, first = scan_word(text, begin, delimiters)
-            h = hash_word(text, begin, at - begin, first)
-            word = find_word(slots, mask, word_begin, word_bytes, text, begin, at - begin, first, h)
-            ids[words] = max(word, 0)
-            words += 1
+    more = True
+    while more:
+        asked = np.int64(0)
+        while asked < _AT_ONCE:
+            byte = text[at]
+            if byte == NEWLINE:
+                sentence_begin[lines] = words + asked
+                lines += 1
+                if at >= end:
+                    more = False
+                    break
+                at += 1
+            elif delimiters[byte] != 0:
+                at += 1
+            else:
+                begin = at
+                at, first = scan_word(text, begin, delimiters)
+                h = hash_word(text, begin, at - begin, first)
+                prefetch(slots, h & mask)
+                begins[asked] = begin
+                lengths[asked] = at - begin
+                firsts[asked] = first
+                hashes[asked] = h
+                asked += 1
+        for i in range(asked):
+            word = find_word(
+                slots, mask, word_begin, word_bytes, text, begins[i], lengths[i], firsts[i],
+                hashes[i],
+            )  # fmt: skip
+            ids[words + i] = max(word, 0)
+        words += asked
+    return words
 
 
 # ------------------------------------------------------------------------------- rows of ARPA

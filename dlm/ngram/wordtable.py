@@ -186,10 +186,10 @@ class WordTable:
             ValueError      as `tokenize`
         """
         chars, delimiters, lines = _prepared(text, spaces)
-        words = int(kernels.count_tokens(chars, len(text), delimiters))
-        ids = np.empty(words, np.uint32)
+        # Room for words of one byte; how many there are is known when they are found.
+        ids = np.empty((len(text) + 1) // 2, np.uint32)
         sentence_begin = np.empty(lines + 1, np.int64)
-        kernels.find_text(
+        words = kernels.find_text(
             self.slots,
             self.word_begin,
             self.word_bytes,
@@ -199,7 +199,7 @@ class WordTable:
             ids,
             sentence_begin,
         )
-        return ids, sentence_begin
+        return ids[: int(words)].copy(), sentence_begin
 
     def _find(
         self,

@@ -148,17 +148,23 @@ def get_all(address, first_bit, stride, width, out):  # type: ignore[no-untyped-
 
 @njit(inline="always")
 def offset_at(address, base_bits, delta_bits, exceptions, i):  # type: ignore[no-untyped-def]
-    """Offset i of packed offsets; see `packed.offsets`."""
+    """Offset i of packed offsets; see `packed.offsets`.
+
+    Where a block stands whole elsewhere is hard to predict, so both ways are one load, of a place
+    that is chosen.
+    """
     j = i & np.int64(OFFSET_BLOCK - 1)
     at = (i >> np.int64(4)) * (base_bits + np.int64(1) + np.int64(OFFSET_BLOCK - 1) * delta_bits)
     head = get(address, at, base_bits + np.int64(1))
     base = head >> np.int64(1)
-    if head & np.int64(1):
-        return get(exceptions, (base * np.int64(OFFSET_BLOCK) + j) * base_bits, base_bits)
-    if j:
-        at += base_bits + np.int64(1) + (j - np.int64(1)) * delta_bits
-        return base + get(address, at, delta_bits)
-    return base
+    whole = head & np.int64(1)
+    # The first of a block has no distance: what is read there is masked away.
+    width = delta_bits if j else np.int64(0)
+    at += base_bits + np.int64(1) + (j - np.int64(1)) * width
+    width = base_bits if whole else width
+    at = (base * np.int64(OFFSET_BLOCK) + j) * base_bits if whole else at
+    address = exceptions if whole else address
+    return get(address, at, width) + (np.int64(0) if whole else base)
 
 
 @njit(cache=True, nogil=True)
@@ -229,6 +235,33 @@ def find_key(keys, width, low, high, target):  # type: ignore[no-untyped-def]
         low += lanes
         bit += lanes * width
     return np.int64(-1)
+
+
+@njit(inline="always")
+def find_few(bit, width, count, target):  # type: ignore[no-untyped-def]
+    """Place of `target` among `count` keys of `width` bits from bit `bit` on, else `count` or more.
+
+    As `find_key`, but without a branch for as many keys as two loads hold: how many of them a
+    search needs is hard to predict.
+    """
+    lanes = LANES[width]
+    ones = ONES[width]
+    highs = HIGHS[width]
+    targets = target * ones
+    x = (load64(bit >> np.int64(3)) >> (bit & np.int64(7))) ^ targets
+    equal = (x - ones) & ~x & highs
+    more = bit + (lanes * width if count > lanes else np.int64(0))
+    y = (load64(more >> np.int64(3)) >> (more & np.int64(7))) ^ targets
+    second = (y - ones) & ~y & highs
+    begin = np.int64(0) if equal else lanes
+    equal = equal if equal else second
+    place = begin + ((trailing_zeros(equal) * DIVIDE[width]) >> np.int64(16))
+    if equal == 0:
+        place = count
+        if count > lanes + lanes:
+            place = find_key(bit, width, lanes + lanes, count, target)
+            place = place if place >= 0 else count
+    return place
 
 
 @njit(inline="always")

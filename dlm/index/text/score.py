@@ -30,11 +30,10 @@ def score_text(
     marks = int(bos) + int(eos)
     size = len(ids) + sentences * marks
     words, reach = np.empty(size, np.uint32), np.empty(size, np.uint8)
-    scored = np.empty(size, np.uint8)
     vocabulary = model.vocabulary
     kernels.lay_out(
         ids, begin, vocabulary.begin_id, vocabulary.end_id, int(bos), int(eos), model.order,
-        words, reach, scored,
+        words, reach,
     )  # fmt: skip
     if len(model.shards) == 1:
         answers = Answers.empty(size)
