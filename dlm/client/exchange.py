@@ -6,19 +6,18 @@ gives for nothing is done here: which reply belongs to which request, and when t
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from math import inf
-from queue import SimpleQueue
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 
-from dlm.client.deadlines import deadlines
-from dlm.client.fork import inside
+from dlm.client.loop import LoopThread
 from dlm.errors import DeadlineExceeded, DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
@@ -48,45 +47,40 @@ class Sent:
 
 
 class Exchange:
-    """One stream to one server. Any thread may send; replies come on the stream's own thread.
+    """One stream to one server. Any thread may send; replies come on the loop's thread.
 
+    Args
+        open_channel  makes the channel; called on the loop
     Guarantees
         `reply` of a message that was taken is called once: with the bytes, or with an error, at the
         deadline at the latest (give or take what the machine needs to run a thread)
     """
 
-    def __init__(self, channel: grpc.Channel, address: str) -> None:
+    def __init__(self, loop: LoopThread, open_channel: Callable[[], Any], address: str) -> None:
         self.address = address
         self.pending: dict[int, Sent] = {}  # by sequence
         self.ended = False
+        self._loop = loop
+        self._open_channel = open_channel
         self._lock = threading.RLock()  # reentrant, as a signal handler may fork anywhere
         self._sequence = 0
-        self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
+        self._outgoing: deque[bytes] = deque()
+        self._writable: asyncio.Event | None = None  # once the stream is being opened
         self._opened = time.monotonic()
-        self._looks = inf  # when deadlines are looked at next
-        self._reading = True
-        with inside():
-            self._call = channel.stream_stream(f"/{SERVICE}/Exchange")(
-                iter(self._outgoing.get, None)
-            )
-            self._reader = threading.Thread(target=self._read, name="dlm-exchange", daemon=True)
-            self._reader.start()
+        self._looks = inf  # when deadlines are looked at next; on the loop only
+        loop.post(lambda: loop.start(self._run()))
 
     def send(self, request: bytes, timeout_s: float, reply: Reply) -> bool:
         """Sends an encoded ScoreRequest; False where the stream has ended, and nothing is sent."""
         now = time.monotonic()
-        deadline = now + timeout_s
         with self._lock:
             if self.ended:
                 return False
             self._sequence += 1
             sequence = self._sequence
-            self.pending[sequence] = Sent(request, deadline, reply)
-            look = deadline < self._looks
-            if look:
-                self._looks = deadline
+            self.pending[sequence] = Sent(request, now + timeout_s, reply)
             # Inside the lock, so that messages leave in the order of their numbers.
-            self._outgoing.put(
+            self._outgoing.append(
                 request
                 + codec.exchange_tail(
                     sequence,
@@ -94,8 +88,7 @@ class Exchange:
                     int((now - self._opened) * 1e6),
                 )
             )
-        if look:
-            deadlines().at(deadline, partial(self._expire, deadline))
+        self._loop.post(lambda: self._leave(now + timeout_s))
         return True
 
     def end(self, error: DlmError) -> None:
@@ -103,12 +96,16 @@ class Exchange:
         with self._lock:
             self.ended = True
             pending, self.pending = self.pending, {}
-        self._outgoing.put(None)
         for sent in pending.values():
             sent.reply(None, error)
 
+    def close(self, error: DlmError) -> None:
+        """As `end`, and closes the stream."""
+        self.end(error)
+        self._loop.post(self._wake)
+
     def suspend(self) -> list[Sent]:
-        """Begins to end the stream before a fork; returns what was in flight.
+        """Ends the stream before a fork; returns what was in flight.
 
         A Score changes nothing, so that it may be asked again.
         """
@@ -117,52 +114,73 @@ class Exchange:
                 return []
             self.ended = True
             pending, self.pending = self.pending, {}
-        self._outgoing.put(None)
-        self._call.cancel()
         return list(pending.values())
 
-    def is_inside(self) -> bool:
-        """Whether its thread may be inside gRPC."""
-        return self._reading and self._reader.is_alive()
+    # -- on the loop --------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if self._writable is not None:
+            self._writable.set()
+
+    def _leave(self, deadline: float) -> None:
+        self._wake()
+        if deadline < self._looks:
+            self._looks = deadline
+            self._loop.call_at(deadline, self._expire, deadline)
 
     def _expire(self, planned: float) -> None:
         """Fails what is past its deadline, and comes again for the next."""
+        if self._looks != planned:
+            return  # an earlier look was planned since, and plans the next
         now = time.monotonic()
         with self._lock:
-            if self._looks != planned:
-                return  # an earlier look was planned since, and plans the next
             late = [n for n, sent in self.pending.items() if sent.deadline <= now]
             replies = [self.pending.pop(n).reply for n in late]
             self._looks = min((sent.deadline for sent in self.pending.values()), default=inf)
-            looks = self._looks
-        if looks < inf:
-            deadlines().at(looks, partial(self._expire, looks))
+        if self._looks < inf:
+            self._loop.call_at(self._looks, self._expire, self._looks)
         for reply in replies:
             reply(None, DeadlineExceeded(f"{self.address} gave no answer before the deadline"))
 
-    def _read(self) -> None:
+    async def _run(self) -> None:
         error: DlmError = ShardDown(f"{self.address} ended the stream; ask again")
         try:
-            while True:
+            async with self._open_channel() as channel:
+                call = channel.stream_stream(f"/{SERVICE}/Exchange")()
+                writer = asyncio.create_task(self._write(call))
                 try:
-                    data = next(self._call)
-                except StopIteration:
-                    break
-                self._reading = False
-                self._receive(data)
-                with inside():  # waits while a fork is being made
-                    self._reading = True
+                    while (data := await call.read()) is not grpc.aio.EOF:
+                        self._receive(data)
+                finally:
+                    # Nothing may hold the channel once this ends: see `loop.stop`.
+                    writer.cancel()
+                    await asyncio.wait([writer])
         except grpc.RpcError as exc:
             error = error_of_call(exc, self.address)
-        except grpc.FutureCancelledError:
-            error = ShardDown(f"the connection to {self.address} was closed")
         except DlmError as exc:  # bytes that are no message: nothing after them can be trusted
             error = exc
-            with inside():
-                self._call.cancel()
+        except asyncio.CancelledError:
+            error = ShardDown(f"the connection to {self.address} was closed")
+        except Exception as exc:  # noqa: BLE001 - whoever waits must be told
+            error = DlmError(f"the stream to {self.address} failed: {exc!r}")
+            error.__cause__ = exc
         finally:
-            self._reading = False
             self.end(error)
+
+    async def _write(self, call: Any) -> None:
+        """Sends what there is, until the stream ends; its failures show where it is read."""
+        self._writable = asyncio.Event()
+        try:
+            while not self.ended:
+                while self._outgoing:
+                    await call.write(self._outgoing.popleft())
+                self._writable.clear()
+                if not self._outgoing and not self.ended:
+                    await self._writable.wait()
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            pass
+        finally:
+            call.cancel()
 
     def _receive(self, data: bytes) -> None:
         """Hands a reply to whoever waits for it; one that came too late goes nowhere."""

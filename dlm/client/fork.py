@@ -1,10 +1,10 @@
 """Forking a process that uses gRPC (decoders use process pools).
 
 A child can use gRPC only if no thread was inside it when the process forked, nor held one of its
-locks. gRPC stops its own threads for that; the gate keeps ours out, and connections with streams,
-which threads of ours read, are suspended: streams are ended and their channels closed before the
-fork, and opened again after it, in the parent (a channel that was just connecting when its process
-forked may never be connected). What we do inside the gate never waits for the network.
+locks. gRPC stops its own threads for that; the gate keeps ours out; and streams, whose event loop
+gRPC cannot take through a fork, are suspended: ended before it, their channels closed and their
+loop stopped, and opened again after it, in the parent. What we do inside the gate never waits for
+the network.
 
 The gate is reentrant, since a signal handler may fork while its own thread is inside; and waited
 for as long as gRPC itself waits, since a process that cannot use gRPC in its child is better than
@@ -15,33 +15,26 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from dlm.client import loop
+
 _GATE_S = 5.0
-_SUSPEND_S = 5.0
-_LOOK_AGAIN_S = 0.0005
 _gate = threading.RLock()
 _local = threading.local()
 
 
 class Streams(Protocol):
-    """What threads of ours read."""
+    """What lives on the loop."""
 
     def suspend(self) -> None:
-        """Begins to end them; quick."""
-
-    def is_inside(self) -> bool:
-        """Whether a thread of theirs may be inside gRPC."""
-
-    def close_channels(self) -> None:
-        """Once none is."""
+        """Takes back what is in flight; the loop ends next."""
 
     def resume(self) -> None:
-        """In the parent, after the fork."""
+        """In the parent, after the fork: sends it again."""
 
 
 _open: weakref.WeakSet[Streams] = weakref.WeakSet()
@@ -49,7 +42,10 @@ _open: weakref.WeakSet[Streams] = weakref.WeakSet()
 
 @contextmanager
 def inside() -> Iterator[None]:
-    """Around every entry into gRPC."""
+    """Around every entry into gRPC, but on the loop, which a fork waits for by itself."""
+    if loop.is_here():
+        yield
+        return
     gate = _gate
     with gate:
         yield
@@ -65,12 +61,7 @@ def _before_fork() -> None:
     _local.suspended = found = list(_open)
     for streams in found:
         streams.suspend()
-    end = time.monotonic() + _SUSPEND_S
-    while any(s.is_inside() for s in found) and time.monotonic() < end:
-        time.sleep(_LOOK_AGAIN_S)
-    for streams in found:
-        if not streams.is_inside():
-            streams.close_channels()
+    loop.stop()
 
 
 def _after_fork_in_parent() -> None:

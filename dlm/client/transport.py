@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from dlm.client import fork
+from dlm.client import fork, loop
 from dlm.client.exchange import SERVICE, Exchange, Reply, Sent, error_of_call
 from dlm.client.fork import inside
 from dlm.errors import DlmError, ProtocolError, ShardDown
@@ -81,7 +81,6 @@ class GrpcConnection:
         self._most = streams
         self._lock = threading.RLock()  # reentrant, as a signal handler may fork anywhere
         self._closed = False
-        self._channels: list[grpc.Channel | None] = [None]  # of the streams
         self._streams: list[Exchange | None] = [None]
         self._held: deque[Sent] = deque()  # in flight when the process forked
         self._channel = self._open()
@@ -120,7 +119,6 @@ class GrpcConnection:
                 if fewest < 0 or waiting < fewest:
                     best, fewest = i, waiting
             if fewest and len(self._streams) < self._most:
-                self._channels.append(None)
                 self._streams.append(None)
                 best = len(self._streams) - 1
             found = self._streams[best]
@@ -132,27 +130,19 @@ class GrpcConnection:
             if found is None or found.ended:
                 if self._closed:
                     raise self._closed_error()
-                channel = self._channels[best] = self._channels[best] or self._open()
-                found = self._streams[best] = Exchange(channel, self.address)
+                found = Exchange(loop.running(), self._open_for_loop, self.address)
+                self._streams[best] = found
                 fork.add(self)
             return found
+
+    def _open_for_loop(self) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(self.address, options=OPTIONS)
 
     def suspend(self) -> None:
         """See `fork.Streams`."""
         for stream in self._streams:
             if stream is not None:
                 self._held += stream.suspend()
-
-    def is_inside(self) -> bool:
-        """See `fork.Streams`."""
-        return any(stream is not None and stream.is_inside() for stream in self._streams)
-
-    def close_channels(self) -> None:
-        """See `fork.Streams`."""
-        channels, self._channels = self._channels, [None] * len(self._channels)
-        for channel in channels:
-            if channel is not None:
-                channel.close()
 
     def resume(self) -> None:
         """See `fork.Streams`: sends again what was in flight."""
@@ -200,9 +190,8 @@ class GrpcConnection:
             streams = [s for s in self._streams if s is not None]
         with inside():
             self._channel.close()
-            self.close_channels()
         for stream in streams:
-            stream.end(self._closed_error())
+            stream.close(self._closed_error())
 
     def _start(self, method: Callable[..., Any], request: object, timeout_s: float) -> Any:
         """The call, under way."""

@@ -1,0 +1,129 @@
+"""The thread of a process that its clients' streams live on: an event loop for grpc.aio.
+
+One thread for all streams of all clients: a message crosses to it once, whoever sends it, and what
+many threads send at once crosses together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+STOP_S = 5.0
+POLLER_S = 0.2
+
+
+class LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._woken = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.thread = threading.Thread(target=self._run, name="dlm-client", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def post(self, call: Callable[[], None]) -> bool:
+        """Has `call` run on the loop; from any thread. False where the loop has ended."""
+        self._posted.append(call)
+        if self._woken:
+            return True  # whoever set it wakes the loop, which then runs all that was posted
+        self._woken = True
+        try:
+            self._loop.call_soon_threadsafe(self._run_posted)
+        except RuntimeError:
+            return False
+        return True
+
+    def _run_posted(self) -> None:
+        self._woken = False  # first: what is posted from here on wakes the loop again
+        while self._posted:
+            self._posted.popleft()()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """On the loop: runs `work`, which ends with the loop at the latest."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def call_at(self, when: float, call: Callable[..., None], *args: Any) -> None:
+        """On the loop: calls `call` at `when` by time.monotonic, give or take a millisecond."""
+        self._loop.call_at(when, call, *args)
+
+    def stop(self) -> None:
+        """Cancels what runs, lets it end, and ends the thread."""
+
+        async def end() -> None:
+            for task in self._tasks:
+                task.cancel()
+            # Those of gRPC too, which end with ours; they hold what `stop` wants gone.
+            if others := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.wait(others, timeout=STOP_S)
+            self._loop.stop()
+
+        def begin() -> None:
+            self._ending = self._loop.create_task(end())
+
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(begin)
+        self.thread.join(STOP_S)
+        if not self.thread.is_alive():
+            self._ending = None
+            self._loop.close()
+
+
+_lock = threading.RLock()
+_running: LoopThread | None = None
+
+
+def running() -> LoopThread:
+    """The loop of this process, started when first asked for; ask inside `fork.inside`."""
+    global _running
+    with _lock:
+        if _running is None:
+            _running = LoopThread()
+        return _running
+
+
+def is_here() -> bool:
+    """Whether this is the loop's own thread."""
+    return _running is not None and threading.current_thread() is _running.thread
+
+
+def stop() -> None:
+    """Ends the loop, if one runs; the next that asks starts another."""
+    global _running
+    with _lock:
+        ended, _running = _running, None
+    if ended is not None:
+        ended.stop()
+        del ended
+        # gRPC's own thread for event loops ends with the last channel; a cycle may hold one. It
+        # goes on where the program uses grpc.aio by itself, which gRPC does not take through forks.
+        pollers = [t for t in threading.enumerate() if t.name.endswith("(_poll_wrapper)")]
+        if pollers:
+            gc.collect()
+        for poller in pollers:
+            poller.join(POLLER_S)
+
+
+def _after_fork_in_child() -> None:
+    global _lock, _running
+    _lock = threading.RLock()
+    _running = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
