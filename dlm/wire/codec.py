@@ -7,8 +7,7 @@ of proto/README.md or raises `ProtocolError`; it never trusts a length it has no
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +26,7 @@ M = TypeVar("M", bound=Message)
 SHARD_SET_BYTES = 16
 CHUNK_BYTES = 1 << 20
 
+_U8 = np.dtype(np.uint8)
 _U32 = np.dtype("<u4")
 _F32 = np.dtype("<f4")
 _HEAD = struct.Struct("<Q")
@@ -43,8 +43,7 @@ class OversizedMessage(ProtocolError):
     """A message asks more queries than the server takes at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreRequest:
+class ScoreRequest(NamedTuple):
     """A decoded `dlm.v1.ScoreRequest`: lengths agree, checksum right, nothing else checked.
 
     sequence, timeout_us, sent_us  as in the message; 0 outside of Exchange
@@ -79,11 +78,12 @@ def parse(message: M, data: bytes) -> M:
 
 
 def _array(name: str, data: bytes, dtype: np.dtype) -> NDArray:  # type: ignore[type-arg]
-    if len(data) % dtype.itemsize:
+    try:
+        return np.frombuffer(data, dtype)
+    except ValueError:
         raise ProtocolError(
             f"field {name} holds {len(data)} bytes, which is no whole number of {dtype.name} values"
-        )
-    return np.frombuffer(data, dtype)
+        ) from None
 
 
 def encode_score_request(shard_set: bytes, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
@@ -144,7 +144,7 @@ def read_score_request(m: pb.ScoreRequest, *, max_queries: int) -> ScoreRequest:
             "it was damaged on the way"
         )
     groups = QueryGroups(
-        _array("context_lengths", lengths, np.dtype(np.uint8)),
+        _array("context_lengths", lengths, _U8),
         _array("context_words", context_words, _U32),
         _array("word_counts", counts, _U32),
         _array("words", words, _U32),
@@ -249,9 +249,9 @@ def decode_score_reply(
         )
     answers = Answers(
         _array("log10_probs", probs, _F32),
-        _array("matched_orders", matched, np.dtype(np.uint8)),
-        _array("ngram_lengths", ngrams, np.dtype(np.uint8)),
-        _array("state_lengths", states, np.dtype(np.uint8)),
+        _array("matched_orders", matched, _U8),
+        _array("ngram_lengths", ngrams, _U8),
+        _array("state_lengths", states, _U8),
     )
     for name in ("log10_prob", "matched_order", "ngram_length", "state_length"):
         if len(getattr(answers, name)) != queries:

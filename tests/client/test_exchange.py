@@ -1,0 +1,320 @@
+"""Messages over one stream, against a real gRPC server that does what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import pytest
+
+from cluster import WAIT_S
+from dlm.client.exchange import SERVICE
+from dlm.client.transport import GrpcConnection
+from dlm.errors import (
+    DeadlineExceeded,
+    DlmError,
+    Overloaded,
+    ProtocolError,
+    ShardDown,
+    StaleShardSet,
+)
+from dlm.wire import codec
+from dlm.wire._pb import shard_pb2 as pb
+
+Script = Callable[[Any, pb.ScoreRequest], Awaitable[None]]
+
+
+class Server:
+    """A gRPC server in a thread whose Exchange calls `script` for each message."""
+
+    def __init__(self) -> None:
+        self.streams = 0
+        self.received: SimpleQueue[pb.ScoreRequest] = SimpleQueue()
+        self.script: Script = self.answer
+        self._loop = asyncio.new_event_loop()
+        self._bound = threading.Event()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._run()))
+        self._thread.start()
+        assert self._bound.wait(WAIT_S)
+
+    async def _run(self) -> None:
+        server = grpc.aio.server()
+        handler = grpc.stream_stream_rpc_method_handler(self._exchange)
+        generic = grpc.method_handlers_generic_handler(SERVICE, {"Exchange": handler})
+        server.add_generic_rpc_handlers((generic,))
+        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        self._bound.set()
+        await self._stop.wait()
+        await server.stop(None)
+
+    async def _exchange(self, _: Any, context: Any) -> None:
+        self.streams += 1
+        while (data := await context.read()) is not grpc.aio.EOF:
+            message = pb.ScoreRequest.FromString(data)
+            self.received.put(message)
+            await self.script(context, message)
+
+    @staticmethod
+    async def answer(context: Any, message: pb.ScoreRequest) -> None:
+        """Echoes the shard and the sequence."""
+        reply = pb.ScoreReply(shard=message.shard, sequence=message.sequence)
+        await context.write(reply.SerializeToString())
+
+    def end(self) -> None:
+        """Stops it."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(WAIT_S)
+        self._loop.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server that answers."""
+    made = Server()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def connect(server: Server) -> Iterator[Callable[..., GrpcConnection]]:
+    """Makes connections to the server; closes them at the end."""
+    made: list[GrpcConnection] = []
+
+    def begin(streams: int = 1) -> GrpcConnection:
+        made.append(GrpcConnection(server.address, streams))
+        return made[-1]
+
+    yield begin
+    for connection in made:
+        connection.close()
+
+
+class Asked:
+    """One message, and what came of it."""
+
+    def __init__(self, connection: GrpcConnection, shard: int, timeout_s: float = WAIT_S) -> None:
+        self._came = threading.Event()
+        self.times = 0
+        request = pb.ScoreRequest(shard=shard).SerializeToString()
+        connection.score(request, timeout_s, self._reply)
+
+    def _reply(self, data: bytes | None, error: DlmError | None) -> None:
+        self.times += 1
+        self.data, self.error = data, error
+        self._came.set()
+
+    def outcome(self) -> tuple[bytes | None, DlmError | None]:
+        """Bytes or an error."""
+        assert self._came.wait(WAIT_S)
+        return self.data, self.error
+
+    def shard(self) -> int:
+        """The shard in the reply."""
+        assert self._came.wait(WAIT_S)
+        assert self.error is None and self.data is not None
+        return pb.ScoreReply.FromString(self.data).shard
+
+    def failure(self) -> DlmError:
+        """The error."""
+        assert self._came.wait(WAIT_S)
+        assert self.error is not None
+        return self.error
+
+
+def test_replies_find_whoever_asked_in_whatever_order_they_come(server, connect) -> None:
+    """The server holds messages back and answers the last first."""
+    held: list[tuple[Any, pb.ScoreRequest]] = []
+
+    async def backwards(context: Any, message: pb.ScoreRequest) -> None:
+        held.append((context, message))
+        while len(held) >= 20:
+            await server.answer(*held.pop())
+        if len(held) == 19 and server.received.qsize() >= 20:
+            while held:
+                await server.answer(*held.pop())
+
+    server.script = backwards
+    connection = connect()
+    asked = [Asked(connection, shard) for shard in range(20)]
+    assert [a.shard() for a in asked] == list(range(20))
+    assert server.streams == 1
+    assert all(a.times == 1 for a in asked)
+
+
+def test_messages_say_how_long_they_are_worth_an_answer_and_when_they_left(server, connect) -> None:
+    """Sequences rise; times are those of the stream's own clock."""
+    connection = connect()
+    for shard in range(3):
+        Asked(connection, shard, timeout_s=40.0).shard()
+    seen = [server.received.get(timeout=WAIT_S) for _ in range(3)]
+    assert [m.sequence for m in seen] == [1, 2, 3]
+    assert all(m.timeout_us == 40_000_000 for m in seen)
+    assert 0 <= seen[0].sent_us <= seen[1].sent_us <= seen[2].sent_us < WAIT_S * 1e6
+
+
+def test_a_message_that_gets_no_answer_fails_at_its_deadline_and_harms_no_other(
+    server, connect
+) -> None:
+    """Only even shards are answered; the reply that comes too late goes nowhere."""
+    late: list[tuple[Any, pb.ScoreRequest]] = []
+
+    async def even(context: Any, message: pb.ScoreRequest) -> None:
+        if message.shard % 2:
+            late.append((context, message))
+            return
+        await server.answer(context, message)
+        while late and message.shard == 8:
+            await server.answer(*late.pop())
+
+    server.script = even
+    connection = connect()
+    lost = [Asked(connection, shard, timeout_s=0.05 * shard) for shard in (3, 1, 5)]
+    assert Asked(connection, 2).shard() == 2
+    for asked in lost:
+        assert isinstance(asked.failure(), DeadlineExceeded)
+    assert Asked(connection, 8).shard() == 8
+    assert Asked(connection, 4).shard() == 4
+    assert [asked.times for asked in lost] == [1, 1, 1]
+    assert server.streams == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("OVERLOADED", Overloaded),
+        ("LATE", DeadlineExceeded),
+        ("WRONG_SHARD_SET", StaleShardSet),
+        ("DRAINING", ShardDown),
+        ("MALFORMED", ProtocolError),
+        ("A_REASON_OF_TOMORROW", ShardDown),
+    ],
+)
+def test_a_refusal_becomes_its_error_with_the_advice_it_carries(
+    server, connect, reason: str, kind: type[DlmError]
+) -> None:
+    """As a status would outside of a stream; the stream goes on."""
+
+    async def refuse(context: Any, message: pb.ScoreRequest) -> None:
+        if message.shard:
+            await context.write(codec.encode_refusal(message.sequence, reason, "so", 70))
+        else:
+            await server.answer(context, message)
+
+    server.script = refuse
+    connection = connect()
+    error = Asked(connection, 1).failure()
+    assert type(error) is kind
+    assert error.retry_after_ms == 70
+    assert f"{reason}: so" in str(error)
+    assert Asked(connection, 0).shard() == 0
+    assert server.streams == 1
+
+
+def test_no_flipped_bit_of_a_refusal_is_believed(server, connect) -> None:
+    """Each is told as damage, or waits for its deadline where the sequence was hit; what looks like
+    answers then is refused where answers are read."""
+    at = [0]
+
+    async def damage(context: Any, message: pb.ScoreRequest) -> None:
+        data = bytearray(codec.encode_refusal(message.sequence, "OVERLOADED", "so", 70))
+        data[at[0] // 8] ^= 1 << at[0] % 8
+        await context.write(bytes(data))
+
+    server.script = damage
+    connection = connect()
+    for at[0] in range(8 * len(codec.encode_refusal(1, "OVERLOADED", "so", 70))):
+        asked = Asked(connection, 1, timeout_s=0.2)
+        data, error = asked.outcome()
+        if data is not None:
+            with pytest.raises(ProtocolError):
+                codec.decode_score_reply(
+                    data, shard_set=bytes(16), shard=1, queries=1, request_checksum=5
+                )
+        else:
+            assert isinstance(error, (ProtocolError, DeadlineExceeded)), at[0]
+
+
+def test_bytes_that_are_no_reply_end_the_stream_and_the_next_message_opens_another(
+    server, connect
+) -> None:
+    """Nothing behind them can be trusted."""
+
+    async def garbage(context: Any, message: pb.ScoreRequest) -> None:
+        if server.streams == 1:
+            await context.write(b"\xff\xff\xff")
+        else:
+            await server.answer(context, message)
+
+    server.script = garbage
+    connection = connect()
+    assert isinstance(Asked(connection, 1).failure(), ProtocolError)
+    assert Asked(connection, 6).shard() == 6
+    assert server.streams == 2
+
+
+def test_a_stream_that_breaks_fails_what_is_in_flight_and_the_next_message_opens_another(
+    server, connect
+) -> None:
+    """With the status that the server gave."""
+
+    async def abort(context: Any, message: pb.ScoreRequest) -> None:
+        if server.streams == 1:
+            if message.shard == 2:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no more")
+        else:
+            await server.answer(context, message)
+
+    server.script = abort
+    connection = connect()
+    waiting = Asked(connection, 1)
+    last = Asked(connection, 2)
+    for asked in (waiting, last):
+        error = asked.failure()
+        assert isinstance(error, Overloaded) and "no more" in str(error)
+    assert Asked(connection, 6).shard() == 6
+    assert server.streams == 2
+
+
+def test_another_stream_is_opened_only_where_the_first_is_busy(server, connect) -> None:
+    """One message after the other stays on one; two at once take two, never more than allowed."""
+    connection = connect(streams=2)
+    for shard in range(5):
+        assert Asked(connection, shard).shard() == shard
+    assert server.streams == 1
+    gate = asyncio.Event()
+
+    async def wait(context: Any, message: pb.ScoreRequest) -> None:
+        if message.shard == 9:
+            gate.set()
+        await gate.wait()
+        await server.answer(context, message)
+
+    server.script = wait
+    asked = [Asked(connection, shard) for shard in (1, 2, 3)]
+    for _ in range(5 + 2):
+        server.received.get(timeout=WAIT_S)  # both streams wait at the gate
+    server._loop.call_soon_threadsafe(gate.set)
+    assert [a.shard() for a in asked] == [1, 2, 3]
+    assert server.streams == 2
+
+
+def test_closing_fails_what_is_in_flight_and_what_comes_after(server, connect) -> None:
+    """With `ShardDown`, at once."""
+
+    async def silence(context: Any, message: pb.ScoreRequest) -> None:
+        pass
+
+    server.script = silence
+    connection = connect()
+    waiting = Asked(connection, 1)
+    server.received.get(timeout=WAIT_S)
+    connection.close()
+    assert isinstance(waiting.failure(), ShardDown)
+    with pytest.raises(ShardDown, match="closed"):
+        Asked(connection, 2)

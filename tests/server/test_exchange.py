@@ -1,0 +1,149 @@
+"""Exchange of a real server, message by message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from dlm.server.health import Event, State
+from dlm.wire import codec
+from dlm.wire._pb import shard_pb2 as pb
+from server.running import WAIT_S, Caller, until
+
+
+class Stream:
+    """One Exchange: what is put goes out, `take` gives the next reply."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._out: SimpleQueue[bytes | None] = SimpleQueue()
+        self.call: Any = caller.channel.stream_stream("/dlm.v1.Shard/Exchange")(
+            iter(self._out.get, None), timeout=WAIT_S
+        )
+
+    def put(self, data: bytes, sequence: int, timeout_us: int = 0, sent_us: int = 0) -> None:
+        """Sends an encoded ScoreRequest."""
+        self._out.put(data + codec.exchange_tail(sequence, timeout_us, sent_us))
+
+    def put_bytes(self, data: bytes) -> None:
+        """Sends whatever it is."""
+        self._out.put(data)
+
+    def take(self) -> tuple[pb.ScoreReply, bytes]:
+        """The next reply, parsed and as it came."""
+        data = next(self.call)
+        return pb.ScoreReply.FromString(data), data
+
+    def end(self) -> None:
+        """Sends no more."""
+        self._out.put(None)
+
+
+@pytest.fixture
+def stream(callers) -> Iterator[Stream]:
+    """A stream to shard 0."""
+    made = Stream(callers[0])
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("contexts", [1, 20, 700])
+def test_every_message_gets_the_oracles_answers_under_its_sequence(
+    sharded, stream, contexts: int
+) -> None:
+    """Small ones in the stream's turn, large ones from threads, whichever is ready first."""
+    rng = np.random.default_rng(contexts)
+    asked = {n: sharded.questions.ask(rng, 0, contexts) for n in range(7, 15)}
+    for sequence, one in asked.items():
+        stream.put(one.data, sequence)
+    for _ in range(len(asked)):
+        message, data = stream.take()
+        assert message.reason == ""
+        sharded.questions.verify(0, asked.pop(message.sequence), data)
+    assert not asked
+
+
+def test_a_refusal_names_its_message_and_the_stream_goes_on(sharded, stream) -> None:
+    """Damage, a foreign shard set and a shard that is another's, each between good messages."""
+    rng = np.random.default_rng(1)
+    good = sharded.questions.ask(rng, 0)
+    other = sharded.questions.ask(rng, 1)
+    damaged = bytearray(good.data)
+    damaged[-1] ^= 1  # of the checksum
+    foreign = pb.ScoreRequest.FromString(good.data)
+    foreign.shard_set = bytes(16)
+    foreign.checksum = codec.checksum(
+        foreign.shard_set,
+        foreign.shard.to_bytes(4, "little"),
+        foreign.context_lengths,
+        foreign.context_words,
+        foreign.word_counts,
+        foreign.words,
+    )
+    for sequence, (data, reason) in enumerate(
+        [
+            (bytes(damaged), "CHECKSUM"),
+            (foreign.SerializeToString(), "WRONG_SHARD_SET"),
+            (other.data, "WRONG_SHARD"),
+        ],
+        start=1,
+    ):
+        stream.put(data, sequence)
+        message, _ = stream.take()
+        assert (message.sequence, message.reason) == (sequence, reason)
+        assert message.message and not message.log10_probs
+        codec.check_refusal(message)
+        stream.put(good.data, 100)
+        sharded.questions.verify(0, good, stream.take()[1])
+
+
+def test_bytes_that_are_no_message_end_the_stream(stream) -> None:
+    """With the reason in the trailing metadata."""
+    stream.put_bytes(b"\xff\xff\xff")
+    with pytest.raises(grpc.RpcError) as caught:
+        stream.take()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert ("dlm-reason", "MALFORMED") in [tuple(m) for m in caught.value.trailing_metadata()]
+
+
+def test_a_message_that_waited_longer_than_it_is_worth_is_not_worked_on(sharded, gated) -> None:
+    """The second left 10 s before the first, by the client's clock, and came after it."""
+    shard, _, caller = gated()
+    stream = Stream(caller)
+    asked = sharded.questions.ask(np.random.default_rng(2), 0)
+    stream.put(asked.data, 1, timeout_us=30_000_000, sent_us=20_000_000)
+    sharded.questions.verify(0, asked, stream.take()[1])
+    calls = shard.calls
+    stream.put(asked.data, 2, timeout_us=9_000_000, sent_us=10_000_000)
+    message, _ = stream.take()
+    assert (message.sequence, message.reason) == (2, "LATE")
+    assert shard.calls == calls
+    stream.put(asked.data, 3, timeout_us=30_000_000, sent_us=10_000_000)
+    sharded.questions.verify(0, asked, stream.take()[1])
+    stream.end()
+
+
+def test_a_server_that_goes_away_refuses_what_comes_and_ends_the_stream(sharded, gated) -> None:
+    """A message in a thread holds the drain up; what comes meanwhile is told to ask another."""
+    shard, server, caller = gated()
+    stream = Stream(caller)
+    rng = np.random.default_rng(3)
+    large, small = sharded.questions.ask(rng, 0, 1500), sharded.questions.ask(rng, 0)
+    shard.gate.clear()
+    stream.put(large.data, 1)
+    while not shard.calls or not server.server.service.metrics.in_flight:
+        assert shard.entered.acquire(timeout=WAIT_S)
+    server.post(Event.STOP)
+    until(lambda: server.server.service.state is State.DRAINING)
+    stream.put(small.data, 2)
+    assert stream.take()[0].reason == "DRAINING"
+    shard.gate.set()
+    sharded.questions.verify(0, large, stream.take()[1])
+    assert server.status.result(WAIT_S) == 0
+    with pytest.raises((grpc.RpcError, StopIteration)):
+        while True:
+            stream.take()
