@@ -1,4 +1,4 @@
-"""`dlm cluster`: every shard of a set on this machine, in one command."""
+"""`dlm cluster`: every shard of one or more sets on this machine, in one command."""
 
 from __future__ import annotations
 
@@ -36,16 +36,21 @@ def check_free(cluster_file: Path) -> None:
 
 
 def cluster(
-    directory: Annotated[Path, typer.Argument(help="Folder of a shard set.")],
+    directories: Annotated[
+        list[Path], typer.Argument(help="Folder of a shard set; more folders, more models.")
+    ],
     cluster_file: Annotated[
         Path, typer.Option("--cluster", help="File to write, which client commands take.")
     ] = Path("cluster.toml"),
     port: Annotated[
         int, typer.Option(help="Port of shard 0, the others follow; 0 takes free ports.")
     ] = 0,
+    workers: Annotated[int, typer.Option(help="Processes of each server.")] = 1,
     log_level: Annotated[str, typer.Option(help="Of the servers.")] = "warning",
 ) -> None:
     """Serve every shard on loopback, in the foreground, until Ctrl-C or SIGTERM.
+
+    With several folders each server holds its shard of every set that has one.
 
     Example: dlm cluster shards/model, and in another terminal: dlm score text.txt
     """
@@ -54,11 +59,10 @@ def cluster(
     from dlm.errors import ConfigError, ShardDown
     from dlm.index.layout import read_manifest
 
-    manifest = read_manifest(directory)
-    if port and not 1 <= port <= 65536 - manifest.shards:
-        raise ConfigError(
-            f"--port {port}: {manifest.shards} ports from there must lie in 1 to 65535"
-        )
+    manifests = [read_manifest(directory) for directory in directories]
+    count = max(manifest.shards for manifest in manifests)
+    if port and not 1 <= port <= 65536 - count:
+        raise ConfigError(f"--port {port}: {count} ports from there must lie in 1 to 65535")
     if not cluster_file.absolute().parent.is_dir():
         raise ConfigError(f"{cluster_file}: its folder does not exist")
     check_free(cluster_file)
@@ -73,13 +77,16 @@ def cluster(
     written: str | None = None
     try:
         with running_servers(
-            directory, manifest.shards, first_port=port, log_level=log_level
+            directories, workers=workers, first_port=port, log_level=log_level
         ) as servers:
             if not stopping.is_set():
                 endpoints = [server.endpoint for server in servers]
-                write_cluster_file(cluster_file, endpoints, shard_set=manifest.shard_set)
+                write_cluster_file(cluster_file, endpoints, shard_set=manifests[0].shard_set)
                 written = cluster_file.read_text()
-                print(f"{manifest.shards} shards of {directory} (shard set {manifest.shard_set})")
+                for directory, manifest in zip(directories, manifests, strict=True):
+                    print(
+                        f"{manifest.shards} shards of {directory} (shard set {manifest.shard_set})"
+                    )
                 for endpoint in endpoints:
                     print(f"  shard {endpoint.shard} at {endpoint.address}")
                 print(f"wrote {cluster_file}; Ctrl-C stops", flush=True)

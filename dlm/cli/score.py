@@ -72,6 +72,10 @@ def score(
     local: Annotated[
         Path | None, typer.Option(help="Score from this shard set on disk, without servers.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Which model of the servers: the first 6 digits of its id, or more."),
+    ] = None,
     words: Annotated[
         bool, typer.Option("--words", help="Every token with its matched order.")
     ] = False,
@@ -92,6 +96,8 @@ def score(
 
     if cluster is not None and local is not None:
         raise ConfigError("--cluster and --local were both given; one of them is expected")
+    if model is not None and local is not None:
+        raise ConfigError("--model chooses among what servers hold; --local names a folder")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # words are bytes
     with _input(file) as stream:
@@ -100,7 +106,7 @@ def score(
             client = LocalClient.open(local)
         else:
             client = Client.connect(
-                cluster or Path("cluster.toml"), ClientConfig(deadline_s=deadline)
+                cluster or Path("cluster.toml"), ClientConfig(deadline_s=deadline), model=model
             )
         utterance = client.utterance()
         summary = Summary()

@@ -1,4 +1,4 @@
-"""`dlm serve`: one shard, answering."""
+"""`dlm serve`: one shard of one or more models, answering."""
 
 from __future__ import annotations
 
@@ -37,10 +37,15 @@ def log_to_stderr(level: str) -> None:
 
 
 def serve(
-    directory: Annotated[Path, typer.Argument(help="Folder of a shard set.")],
-    shard: Annotated[int, typer.Option(help="Which shard to serve, from 0.")],
+    directories: Annotated[
+        list[Path], typer.Argument(help="Folder of a shard set; more folders, more models.")
+    ],
+    shard: Annotated[int, typer.Option(help="Which shard of each to serve, from 0.")],
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to bind; loopback by default.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that share the port; 1 by default.")
+    ] = None,
     allow_remote: Annotated[
         bool | None,
         typer.Option("--allow-remote", help="Allow an address that other machines reach."),
@@ -56,13 +61,17 @@ def serve(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a table [server].")] = None,
     ready_file: Annotated[
-        Path | None, typer.Option(help="Written once ready: JSON with port, shard, shard_set, pid.")
+        Path | None,
+        typer.Option(help="Written once ready: JSON with port, shard, shard_sets, pid."),
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Serve one shard until SIGTERM; what is in flight is finished first.
 
-    Example: dlm serve shards/model --shard 0 --port 50060
+    Several folders are several models behind one port: a call names the one it means, or gets the
+    first.
+
+    Example: dlm serve shards/model --shard 0 --port 50060 --workers 4
     """
     from dlm.config import resolve
     from dlm.errors import ConfigError
@@ -75,10 +84,11 @@ def serve(
     flags = {
         "port": port,
         "host": host,
+        "workers": workers,
         "allow_remote": allow_remote,
         "preload": preload,
         "mlock": mlock,
         "huge_pages": huge_pages,
     }
     settings = resolve(ServerConfig, "server", flags=flags, file=config)
-    raise typer.Exit(run(settings, directory, shard, ready_file=ready_file))
+    raise typer.Exit(run(settings, directories, shard, ready_file=ready_file))

@@ -25,12 +25,12 @@ from dlm.ngram.vocab import Vocabulary
 Cluster: TypeAlias = str | os.PathLike[str] | Sequence[str]
 
 
-def _core(cluster: Cluster, config: ClientConfig | None) -> Core:
+def _core(cluster: Cluster, config: ClientConfig | None, model: str | None) -> Core:
     if isinstance(cluster, (str, os.PathLike)):
         endpoints: Any = ClusterFile(cluster)
     else:
         endpoints = FixedEndpoints([Endpoint(address) for address in cluster])
-    return Core(endpoints, config or ClientConfig())
+    return Core(endpoints, config or ClientConfig(), model=model)
 
 
 class _Face:
@@ -68,17 +68,23 @@ class Client(_Face):
     """The synchronous face."""
 
     @classmethod
-    def connect(cls, cluster: Cluster, config: ClientConfig | None = None) -> Client:
+    def connect(
+        cls, cluster: Cluster, config: ClientConfig | None = None, *, model: str | None = None
+    ) -> Client:
         """Finds the servers, and fetches the low orders unless they are in the cache.
 
         Args
             cluster  path of a cluster.toml, or a list of addresses "host:port"
+            model    of the models that they hold, the one whose id, or the id of whose shard set,
+                     begins so: 6 hex digits or more, as `dlm info` prints them. Without it, the
+                     shard set of which they hold most shards
         Raises
-            ConfigError       no such file, or a cache that cannot be written
+            ConfigError       no such file, or a cache that cannot be written; or the servers hold
+                              no such model, or several
             UnavailableError  no server answers
             ProtocolError     servers answer, but not as proto/README.md says
         """
-        client = cls(_core(cluster, config))
+        client = cls(_core(cluster, config, model))
         client._core.snapshot()
         return client
 
@@ -106,9 +112,11 @@ class AsyncClient(_Face):
     """The asyncio face: the same methods, awaited."""
 
     @classmethod
-    async def connect(cls, cluster: Cluster, config: ClientConfig | None = None) -> AsyncClient:
+    async def connect(
+        cls, cluster: Cluster, config: ClientConfig | None = None, *, model: str | None = None
+    ) -> AsyncClient:
         """See `Client.connect`."""
-        client = cls(_core(cluster, config))
+        client = cls(_core(cluster, config, model))
         await asyncio.to_thread(client._core.snapshot)
         return client
 

@@ -30,7 +30,14 @@ from dlm.client import batcher, kernels, router
 from dlm.client.cascade import Fallback, NoFallback
 from dlm.client.config import ClientConfig
 from dlm.client.lowgrams import LowGrams, check_queries, fetch
-from dlm.client.topology import Connect, Endpoint, Topology, discover, read_cluster_file
+from dlm.client.topology import (
+    Connect,
+    Endpoint,
+    Topology,
+    check_model,
+    discover,
+    read_cluster_file,
+)
 from dlm.client.transport import Connection, GrpcConnection
 from dlm.errors import DeadlineExceeded, DlmError, Overloaded, ShardDown, StaleShardSet
 from dlm.ngram.query import Answers, QueryGroups
@@ -232,6 +239,7 @@ class Core:
 
     Args
         endpoints  returns the servers there are; asked again whenever the table is stale
+        model      which of the models they hold; see `topology.discover`
         connect    makes a connection to an address; `GrpcConnection` where not given
         clock      seconds, monotonic
     """
@@ -241,12 +249,14 @@ class Core:
         endpoints: Callable[[], Sequence[Endpoint]],
         config: ClientConfig,
         *,
+        model: str | None = None,
         connect: Connect | None = None,
         clock: Clock = time.monotonic,
         fallback: Fallback | None = None,
     ) -> None:
         self.config = config
         self._endpoints = endpoints
+        self._model = check_model(model)
         self._connect = connect
         self._clock = clock
         self._fallback = fallback or NoFallback()
@@ -305,6 +315,7 @@ class Core:
         return {
             "endpoints": self._endpoints,
             "config": self.config,
+            "model": self._model,
             "connect": self._connect,
             "fallback": self._fallback,
         }
@@ -314,6 +325,7 @@ class Core:
             self,
             state["endpoints"],
             state["config"],
+            model=state["model"],
             connect=state["connect"],
             fallback=state["fallback"],
         )
@@ -384,6 +396,7 @@ class Core:
                 self.connection,
                 self.config.connect_s if timeout_s is None else timeout_s,
                 prefer=None if stale is None else stale.shard_set,
+                model=self._model,
             )
         finally:
             self._runtime.looked = self._clock()

@@ -55,8 +55,8 @@ class Connection(Protocol):
     def score(self, request: bytes, timeout_s: float, reply: Reply) -> None:
         """Sends a ScoreRequest; `reply` is called once, on any thread."""
 
-    def describe(self, timeout_s: float) -> pb.DescribeReply:
-        """What the server holds, its checksum verified."""
+    def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
+        """What the server holds, its checksum verified; of `shard_set`, or of its default."""
 
     def download(self, request: pb.DownloadRequest, timeout_s: float) -> Chunks:
         """Pieces of a file."""
@@ -163,11 +163,10 @@ class GrpcConnection:
             except DlmError as exc:
                 sent.reply(None, exc)
 
-    def describe(self, timeout_s: float) -> pb.DescribeReply:
+    def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
         """See `Connection.describe`."""
-        message = codec.parse(
-            pb.DescribeReply(), self._call(self._describe, pb.DescribeRequest(), timeout_s)
-        )
+        request = pb.DescribeRequest(shard_set=shard_set)
+        message = codec.parse(pb.DescribeReply(), self._call(self._describe, request, timeout_s))
         if message.checksum != codec.describe_checksum(message):
             raise ProtocolError(f"{self.address}: the description was damaged on the way")
         return message

@@ -42,6 +42,11 @@ class ServerConfig:
     # read the model.
     allow_remote: bool = False
 
+    # Processes that share the port, 1 to 256. As many as cores this server may use: each answers on
+    # one, from the same mapped files. 1 runs without a supervisor. Limits hold for each process,
+    # and where it serves several models, for each of them.
+    workers: int = 1
+
     # Queries in one Score message, 1 to 4,194,304. 65,536: one such message keeps a core for tens
     # of milliseconds, which is already more than a client should wait behind; larger gains nothing.
     max_queries: int = 65_536
@@ -78,6 +83,7 @@ class ServerConfig:
 
     # Map every page before reporting ready, so that no query waits for the disk. Costs the time of
     # one read; on where the shard fits in memory. Without it the first queries pay, page by page.
+    # Workers find the pages in memory, and map them as they touch them, a microsecond for sixteen.
     preload: bool = False
 
     # Keep the pages in memory whatever else the machine does (mlock); implies preload. Needs a
@@ -85,7 +91,7 @@ class ServerConfig:
     mlock: bool = False
 
     # Read the files into huge pages of the process's own. A few per cent faster; but servers of one
-    # shard on one host no longer share their memory.
+    # shard on one host no longer share their memory; workers of one server do.
     huge_pages: bool = False
 
     def __post_init__(self) -> None:
@@ -98,6 +104,7 @@ class ServerConfig:
                 "network where every machine may read the model"
             )
         _within("port", self.port, 0, 65_535, "")
+        _within("workers", self.workers, 1, 256, "processes")
         _within("max_queries", self.max_queries, 1, 1 << 22, "queries")
         _within("max_message_bytes", self.max_message_bytes, 4096, 64 * MIB, "bytes")
         _within("max_in_flight", self.max_in_flight, 1, 65_536, "messages")

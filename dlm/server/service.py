@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -25,16 +24,17 @@ from dlm.index.layout import FileEntry, Manifest
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.server import kernels
 from dlm.server.config import ServerConfig
-from dlm.server.health import SHARD_SERVICE, State
+from dlm.server.health import State
 from dlm.server.lateness import Lateness
 from dlm.server.metrics import ServerMetrics
+from dlm.server.process import Process
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import CODE_OF, REASON_KEY, Reason
 
 logger = logging.getLogger(__name__)
 
-KIND_OF_FILE = {
+KIND_OF_FILE: dict[int, str] = {
     pb.DOWNLOAD_FILE_VOCABULARY: "vocabulary",
     pb.DOWNLOAD_FILE_LOW_ORDERS: "low_orders",
 }
@@ -79,6 +79,17 @@ def _too_late() -> Refusal:
     )
 
 
+def open_files(shard: OpenShard) -> dict[int, int]:
+    """Descriptors of the files that clients download, by their number on the wire.
+
+    Held open from the start: a folder replaced under a running server changes nothing.
+    """
+    return {
+        number: os.open(shard.directory / shard.manifest.file(kind).name, os.O_RDONLY)
+        for number, kind in KIND_OF_FILE.items()
+    }
+
+
 def reason_of_fault(error: ProtocolError) -> Reason:
     """The reason that goes with what the codec found wrong."""
     if isinstance(error, codec.DamagedMessage):
@@ -92,35 +103,46 @@ class ShardService:
     """Answers for one shard.
 
     Args
-        shard   open and verified
-        config  limits
-        clock   seconds that never go back; what deadlines and the uptime are measured on
+        shard    open and verified
+        config   limits
+        clock    seconds that never go back; what deadlines and the uptime are measured on
+        process  what a heartbeat says of the process
+        files    what `open_files` gave, for services that must not open them anew
     Guarantees
         a Score is answered whole and right, or refused with a code and a reason; nothing that a
         client sends can end the process
     """
 
     def __init__(
-        self, shard: OpenShard, config: ServerConfig, *, clock: Clock = time.monotonic
+        self,
+        shard: OpenShard,
+        config: ServerConfig,
+        *,
+        clock: Clock = time.monotonic,
+        process: Process | None = None,
+        files: Mapping[int, int] | None = None,
     ) -> None:
         self.shard = shard
         self.config = config
         self.state = State.WARMING
         self.metrics = ServerMetrics()
-        self.instance = secrets.randbits(64) | 1  # never 0, which is what an absent field reads as
+        self.process = process or Process()
         self._clock = clock
         self._started = clock()
         self._shard_set = shard.manifest.shard_set_bytes
+        # Of all models on this port; `Models` says so where there are several.
+        self.held: tuple[bytes, ...] = (self._shard_set,)
+        self.find: Callable[[bytes], ShardService] = lambda shard_set: self
         self._slots = shard.manifest.slots
         self._threads = ThreadPoolExecutor(config.threads, thread_name_prefix="dlm-score")
         self._packers = ThreadPoolExecutor(1, thread_name_prefix="dlm-download")
         self._idle = asyncio.Event()
         self._idle.set()
-        # Held open from the start: a folder replaced under a running server changes nothing.
-        self._files: dict[int, tuple[int, FileEntry]] = {}
-        for number, kind in KIND_OF_FILE.items():
-            entry = shard.manifest.file(kind)
-            self._files[number] = (os.open(shard.directory / entry.name, os.O_RDONLY), entry)
+        opened = open_files(shard) if files is None else {n: os.dup(f) for n, f in files.items()}
+        self._files: dict[int, tuple[int, FileEntry]] = {
+            number: (descriptor, shard.manifest.file(KIND_OF_FILE[number]))
+            for number, descriptor in opened.items()
+        }
 
     def close(self) -> None:
         """Gives threads and files back; work that no thread has begun is dropped."""
@@ -129,6 +151,11 @@ class ShardService:
         for descriptor, _ in self._files.values():
             os.close(descriptor)
         self._files = {}
+
+    @property
+    def shard_set(self) -> bytes:
+        """The 16 bytes that name the shard set."""
+        return self._shard_set
 
     async def idle(self) -> None:
         """Returns once no Score is in flight."""
@@ -175,7 +202,7 @@ class ShardService:
     # --------------------------------------------------------------- Exchange
 
     async def exchange(self, _: Any, context: Any) -> None:
-        """dlm.v1.Shard/Exchange: a stream of Scores.
+        """dlm.v1.Shard/Exchange: a stream of Scores, of any model on this port.
 
         Small messages are answered one after the other as they are read; so each stream has its
         turn on the event loop, and a client that sends faster than it is served waits in its own
@@ -193,17 +220,18 @@ class ShardService:
                     # It has no number, so no reply can name it; and what follows is as doubtful.
                     self.metrics.refusals[Reason.MALFORMED] += 1
                     await self._abort(context, Refusal(Reason.MALFORMED, str(exc)))
+                service = self.find(message.shard_set)
                 if len(message.words) <= 4 * self.config.inline_queries:  # four bytes a word
-                    reply = self._exchange(message, lateness)
+                    reply = service._exchange(message, lateness)
                     try:
                         # Alone in its stream mostly: then nobody else writes.
                         async with writing:
                             await context.write(reply)
                     finally:
-                        self._leave()
+                        service._leave()
                 else:
                     task = asyncio.create_task(
-                        self._exchange_large(message, lateness, context, writing)
+                        service._exchange_large(message, lateness, context, writing)
                     )
                     large.add(task)
                     task.add_done_callback(large.discard)
@@ -377,6 +405,7 @@ class ShardService:
             max_message_bytes=self.config.max_message_bytes,
             server_version=__version__,
             shard_set=self._shard_set,
+            shard_sets=self.held,
         )
         reply.checksum = codec.describe_checksum(reply)
         return bytes(reply.SerializeToString())
@@ -394,12 +423,16 @@ class ShardService:
             shard_set=self._shard_set,
             shard=self.shard.index,
             state=pb.ServerState.Name(self.state),
-            instance=self.instance,
+            instance=self.process.instance,
             messages=self.metrics.messages,
             queries=self.metrics.queries,
             refused=self.metrics.refused,
             in_flight=self.metrics.in_flight,
             uptime_ms=int(1000 * (self._clock() - self._started)),
+            worker=self.process.worker,
+            workers=self.process.workers,
+            cpu_ms=self.process.cpu_ms(),
+            memory_bytes=self.process.memory.bytes(),
         )
         reply.checksum = codec.heartbeat_checksum(reply)
         return bytes(reply.SerializeToString())
@@ -495,7 +528,8 @@ class ShardService:
             raise Refusal(
                 Reason.WRONG_SHARD_SET,
                 f"shard set {shard_set.hex()} was asked, this server holds "
-                f"{self._shard_set.hex()}; describe the servers again and open a new handle",
+                f"{' and '.join(one.hex() for one in self.held)}; "
+                "describe the servers again and open a new handle",
             )
         if shard is not None and shard != self.shard.index:
             raise Refusal(
@@ -537,16 +571,3 @@ class ShardService:
             extra={"error": kind, "shard": self.shard.index},
         )
         return Refusal(Reason.INTERNAL, f"the server failed ({kind}); its log says where")
-
-    def handlers(self) -> Any:
-        """What a gRPC server is given: no serializer, so bytes in and bytes out."""
-        return grpc.method_handlers_generic_handler(
-            SHARD_SERVICE,
-            {
-                "Score": grpc.unary_unary_rpc_method_handler(self.score),
-                "Exchange": grpc.stream_stream_rpc_method_handler(self.exchange),
-                "Describe": grpc.unary_unary_rpc_method_handler(self.describe),
-                "Download": grpc.unary_stream_rpc_method_handler(self.download),
-                "Heartbeat": grpc.unary_unary_rpc_method_handler(self.heartbeat),
-            },
-        )

@@ -112,10 +112,10 @@ class Scripted:
         else:
             self.network.take(self.address, request, send)
 
-    def describe(self, timeout_s: float) -> pb.DescribeReply:
+    def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
         """See `Connection.describe`."""
         self.network.described += 1
-        return self._target().describe(timeout_s)
+        return self._target().describe(timeout_s, shard_set)
 
     def download(
         self, request: pb.DownloadRequest, timeout_s: float

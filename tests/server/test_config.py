@@ -48,6 +48,7 @@ def test_remote_address_needs_allow_remote(host, local):
     ("field", "values"),
     [
         ("port", (-1, 65_536)),
+        ("workers", (0, 257)),
         ("max_queries", (0, (1 << 22) + 1)),
         ("max_message_bytes", (4095, (64 << 20) + 1)),
         ("max_in_flight", (0, 65_537)),
