@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dlm.client.security import PLAIN, ClientSecurity
 from dlm.client.transport import Connection
-from dlm.errors import ConfigError, DlmError, ProtocolError, ShardDown, ShardFormatError
+from dlm.errors import (
+    AuthenticationError,
+    ConfigError,
+    DlmError,
+    ProtocolError,
+    ShardDown,
+    ShardFormatError,
+)
 from dlm.index.layout import Manifest, parse_manifest
 from dlm.wire._pb import shard_pb2 as pb
 
@@ -80,9 +89,17 @@ def _endpoint(path: Path, server: Mapping[str, Any]) -> Endpoint:
     return Endpoint(address, shard)
 
 
-def write_cluster_file(path: Path, endpoints: Sequence[Endpoint], *, shard_set: str) -> None:
-    """Writes a cluster.toml whole or not at all."""
+def write_cluster_file(
+    path: Path, endpoints: Sequence[Endpoint], *, shard_set: str, security: ClientSecurity = PLAIN
+) -> None:
+    """Writes a cluster.toml whole or not at all; of `security` all but the token itself."""
     lines = [f"{WRITTEN_BY} for shard set {shard_set}."]
+    if security.token_file:
+        lines += ["", f"token_file = {json.dumps(security.token_file)}"]
+    if security.ca:
+        names = ("ca", "cert", "key", "server_name")
+        values = [(name, getattr(security, name)) for name in names]
+        lines += ["", "[tls]", *(f"{name} = {json.dumps(v)}" for name, v in values if v)]
     for endpoint in endpoints:
         lines += ["", "[[server]]", f'address = "{endpoint.address}"']
         if endpoint.shard is not None:
@@ -109,6 +126,7 @@ def discover(
     Raises
         ShardDown      no server answers
         ProtocolError  servers answer, and none with a description that can be read
+        AuthenticationError  every server refuses this client
     """
     found: dict[str, tuple[Manifest, dict[int, str]]] = {}
     faults: dict[str, str] = {}
@@ -119,6 +137,8 @@ def discover(
     def ask(endpoint: Endpoint) -> tuple[Endpoint, Any]:
         try:
             return endpoint, connect(endpoint.address).describe(timeout_s)
+        except ConfigError:
+            raise  # not the server's fault, and the same for each
         except DlmError as exc:
             return endpoint, exc
 
@@ -148,6 +168,8 @@ def discover(
         )
         if any(isinstance(e, (ProtocolError, ShardFormatError)) for e in errors):
             raise ProtocolError(message)
+        if errors and all(isinstance(e, AuthenticationError) for e in errors):
+            raise AuthenticationError(message)
         raise ShardDown(message)
     chosen = max(found, key=lambda s: (len(found[s][1]), s == prefer, s))
     manifest, addresses = found[chosen]
