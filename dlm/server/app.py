@@ -30,6 +30,7 @@ from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
 from dlm.server.config import ServerConfig
 from dlm.server.health import HEALTH_SERVICE, SHARD_SERVICE, Action, Event, Health, State, step
+from dlm.server.security import CHANNEL_OPTIONS, Guard, allow_connections
 from dlm.server.service import Clock, OpenShard, ShardService
 from dlm.wire import codec
 
@@ -71,8 +72,10 @@ def serve(
         0 where everything in flight was answered, 1 where the second signal or drain_s cut it off
     Raises
         ShardFormatError  a file is missing, damaged or contradicts the manifest
-        ConfigError       the port cannot be bound, or memory cannot be locked
+        ConfigError       the port cannot be bound, memory cannot be locked, or a file of tokens or
+                          certificates is no good
     """
+    allow_connections()
     residence = Residence(config.preload, config.mlock, config.huge_pages)
     shard = open_shard(directory, index, verify=config.verify, residence=residence)
     if ready_file is not None:
@@ -125,6 +128,7 @@ class ShardServer:
     ) -> None:
         self.config = config
         self.service = ShardService(shard, config, clock=clock)
+        self.guard = Guard(config, self.service.metrics)
         self.port = 0
         self._health = Health(self.service.state)
         self._on_ready = on_ready
@@ -147,6 +151,7 @@ class ShardServer:
             server = self._bind()
             try:
                 await server.start()
+                self.guard.start()
                 threading.Thread(target=self._warm_up, name="dlm-warm-up", daemon=True).start()
                 last = await self._serve()
                 whole = self.service.metrics.in_flight == 0
@@ -155,6 +160,7 @@ class ShardServer:
                     await server.stop(STOP_GRACE_S)
             finally:
                 self._unpublish()
+                self.guard.close()
                 await server.stop(None)
         finally:
             self.service.close()
@@ -200,16 +206,16 @@ class ShardServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
+                *CHANNEL_OPTIONS,
             ],
-            # A backstop over all connections, before a message is even read; it gives no reason.
-            maximum_concurrent_rpcs=4 * config.max_in_flight + 256,
+            interceptors=(self.guard,),
         )
         handlers = (self.service.handlers(), self._health.handlers())
         server.add_generic_rpc_handlers(handlers)
         names = (SHARD_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         try:
-            self.port = int(server.add_insecure_port(config.address))
+            self.port = self.guard.bind(server, config.address)
         except RuntimeError as exc:
             raise ConfigError(
                 f"{config.address} cannot be bound: another process listens there, or this machine "
