@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,12 +42,18 @@ def _end_with_parent(parent: int) -> None:
 
 @contextlib.contextmanager
 def running_servers(
-    directory: Path, shards: int, *, first_port: int = 0, log_level: str = "warning"
+    directory: Path,
+    shards: int,
+    *,
+    first_port: int = 0,
+    log_level: str = "warning",
+    options: Sequence[str] = (),
 ) -> Iterator[list[Server]]:
     """Every shard of a set, each served by a process of its own; stopped at the end.
 
     Args
         first_port  shard i gets first_port + i; 0 takes free ports
+        options     of `dlm serve`, for each
     Raises
         ShardDown, ConfigError  a server did not start; what it said is on standard error
     """
@@ -59,7 +65,7 @@ def running_servers(
                 command = [sys.executable, "-m", "dlm.cli.main", "serve", os.fspath(directory)]
                 command += ["--shard", str(index), "--ready-file", os.fspath(ready[index])]
                 command += ["--port", str(first_port + index if first_port else 0)]
-                command += ["--host", "127.0.0.1", "--log-level", log_level]
+                command += ["--host", "127.0.0.1", "--log-level", log_level, *options]
                 processes.append(
                     subprocess.Popen(
                         command,
