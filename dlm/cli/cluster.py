@@ -46,6 +46,14 @@ def cluster(
         int, typer.Option(help="Port of shard 0, the others follow; 0 takes free ports.")
     ] = 0,
     workers: Annotated[int, typer.Option(help="Processes of each server.")] = 1,
+    tls_cert: Annotated[str | None, typer.Option(help="As of dlm serve.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="As of dlm serve.")] = None,
+    tls_client_ca: Annotated[str | None, typer.Option(help="As of dlm serve.")] = None,
+    tokens: Annotated[str | None, typer.Option(help="As of dlm serve.")] = None,
+    ca: Annotated[str, typer.Option(help="As of dlm score; written for clients.")] = "",
+    cert: Annotated[str, typer.Option(help="As of dlm score; written for clients.")] = "",
+    key: Annotated[str, typer.Option(help="As of dlm score; written for clients.")] = "",
+    token_file: Annotated[str, typer.Option(help="As of dlm score; written for clients.")] = "",
     log_level: Annotated[str, typer.Option(help="Of the servers.")] = "warning",
 ) -> None:
     """Serve every shard on loopback, in the foreground, until Ctrl-C or SIGTERM.
@@ -55,6 +63,7 @@ def cluster(
     Example: dlm cluster shards/model, and in another terminal: dlm score text.txt
     """
     from dlm.cli.processes import running_servers
+    from dlm.client.security import ClientSecurity
     from dlm.client.topology import write_cluster_file
     from dlm.errors import ConfigError, ShardDown
     from dlm.index.layout import read_manifest
@@ -66,6 +75,14 @@ def cluster(
     if not cluster_file.absolute().parent.is_dir():
         raise ConfigError(f"{cluster_file}: its folder does not exist")
     check_free(cluster_file)
+    security = ClientSecurity(ca=ca, cert=cert, key=key, token_file=token_file)
+    given = {
+        "--tls-cert": tls_cert,
+        "--tls-key": tls_key,
+        "--tls-client-ca": tls_client_ca,
+        "--tokens": tokens,
+    }
+    options = [part for name, file in given.items() if file for part in (name, file)]
     stopping = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -77,11 +94,20 @@ def cluster(
     written: str | None = None
     try:
         with running_servers(
-            directories, workers=workers, first_port=port, log_level=log_level
+            directories,
+            workers=workers,
+            first_port=port,
+            log_level=log_level,
+            options=options,
         ) as servers:
             if not stopping.is_set():
                 endpoints = [server.endpoint for server in servers]
-                write_cluster_file(cluster_file, endpoints, shard_set=manifests[0].shard_set)
+                write_cluster_file(
+                    cluster_file,
+                    endpoints,
+                    shard_set=manifests[0].shard_set,
+                    security=security,
+                )
                 written = cluster_file.read_text()
                 for directory, manifest in zip(directories, manifests, strict=True):
                     print(

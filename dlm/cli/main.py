@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dlm import __version__
-from dlm.cli import cluster, demo, inspect, score, serve, shard
+from dlm.cli import cluster, demo, inspect, score, serve, shard, token
 from dlm.errors import DlmError
 
 app = typer.Typer(
@@ -44,6 +44,7 @@ app.command("export")(inspect.export)
 app.command("serve")(serve.serve)
 app.command("cluster")(cluster.cluster)
 app.command("score")(score.score)
+app.command("token")(token.token)
 
 
 def main() -> None:

@@ -47,6 +47,7 @@ def running_servers(
     workers: int = 1,
     first_port: int = 0,
     log_level: str = "warning",
+    options: Sequence[str] = (),
 ) -> Iterator[list[Server]]:
     """A server for each shard index of the shard sets in `directories`; stopped at the end.
 
@@ -56,6 +57,7 @@ def running_servers(
     Args
         workers     processes of each server
         first_port  server i gets first_port + i; 0 takes free ports
+        options     of `dlm serve`, for each
     Raises
         ShardDown, ConfigError  a server did not start; what it said is on standard error
     """
@@ -76,7 +78,7 @@ def running_servers(
                     os.fspath(ready[index]),
                 ]
                 command += ["--port", str(first_port + index if first_port else 0)]
-                command += ["--host", "127.0.0.1", "--log-level", log_level]
+                command += ["--host", "127.0.0.1", "--log-level", log_level, *options]
                 processes.append(
                     subprocess.Popen(
                         command,

@@ -83,10 +83,21 @@ def score(
         bool, typer.Option("--json", help="One object a sentence, then one object `summary`.")
     ] = False,
     deadline: Annotated[float, typer.Option(help="Seconds a batch of sentences may take.")] = 30.0,
+    ca: Annotated[
+        str, typer.Option(help="PEM file: who signs the servers' certificates; turns TLS on.")
+    ] = "",
+    cert: Annotated[str, typer.Option(help="PEM file: this client's certificate.")] = "",
+    key: Annotated[str, typer.Option(help="PEM file: its key, mode 600.")] = "",
+    server_name: Annotated[str, typer.Option(help="Name in the servers' certificates.")] = "",
+    token_file: Annotated[str, typer.Option(help="File with this client's token, mode 600.")] = "",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Send the token to other machines without TLS.")
+    ] = False,
 ) -> None:
     """Score text: log10 P, tokens and OOVs of each sentence, then perplexities.
 
-    Without --cluster or --local, cluster.toml in this folder is used.
+    Without --cluster or --local, cluster.toml in this folder is used; what it says of TLS and
+    tokens yields to --ca, --cert, --key, --server-name and --token-file.
     Example: dlm score --cluster cluster.toml text.txt
     """
     from dlm.client import Client, ClientConfig
@@ -105,9 +116,16 @@ def score(
         if local is not None:
             client = LocalClient.open(local)
         else:
-            client = Client.connect(
-                cluster or Path("cluster.toml"), ClientConfig(deadline_s=deadline), model=model
+            config = ClientConfig(
+                deadline_s=deadline,
+                ca=ca,
+                cert=cert,
+                key=key,
+                server_name=server_name,
+                token_file=token_file,
+                insecure=insecure,
             )
+            client = Client.connect(cluster or Path("cluster.toml"), config, model=model)
         utterance = client.utterance()
         summary = Summary()
         if not as_json and not words:

@@ -46,10 +46,22 @@ def serve(
     workers: Annotated[
         int | None, typer.Option(help="Processes that share the port; 1 by default.")
     ] = None,
-    allow_remote: Annotated[
-        bool | None,
-        typer.Option("--allow-remote", help="Allow an address that other machines reach."),
+    tls_cert: Annotated[str | None, typer.Option(help="PEM file: the server's chain.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="PEM file: its key, mode 600.")] = None,
+    tls_client_ca: Annotated[
+        str | None, typer.Option(help="PEM file: who signs certificates that clients must show.")
     ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="File of the tokens that let clients in; see dlm token.")
+    ] = None,
+    open_health: Annotated[
+        bool | None, typer.Option("--open-health", help="Health checks need no token.")
+    ] = None,
+    insecure: Annotated[
+        bool | None,
+        typer.Option("--insecure", help="Let other machines ask without TLS or saying who asks."),
+    ] = None,
+    allow_remote: Annotated[bool, typer.Option("--allow-remote", hidden=True)] = False,
     preload: Annotated[
         bool | None, typer.Option("--preload", help="Map every page before reporting ready.")
     ] = None,
@@ -80,12 +92,22 @@ def serve(
 
     if log_level.lower() not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"--log-level {log_level}: debug, info, warning or error is expected")
+    if allow_remote:
+        raise ConfigError(
+            "--allow-remote is gone: give --tls-cert and --tls-key with --tls-client-ca or "
+            "--tokens, or --insecure on a network where every machine may read the model"
+        )
     log_to_stderr(log_level)
     flags = {
         "port": port,
         "host": host,
         "workers": workers,
-        "allow_remote": allow_remote,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "tls_client_ca": tls_client_ca,
+        "tokens": tokens,
+        "open_health": open_health,
+        "insecure": insecure,
         "preload": preload,
         "mlock": mlock,
         "huge_pages": huge_pages,

@@ -12,12 +12,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from dlm.client.config import ClientConfig
 from dlm.client.core import ClusterFile, Core, FixedEndpoints, Stats
+from dlm.client.security import read_cluster_security
 from dlm.client.topology import Endpoint
+from dlm.client.transport import GrpcConnection
 from dlm.client.utterance import AsyncUtterance, Utterance
 from dlm.index.layout import Manifest
 from dlm.ngram.vocab import Vocabulary
@@ -26,11 +29,17 @@ Cluster: TypeAlias = str | os.PathLike[str] | Sequence[str]
 
 
 def _core(cluster: Cluster, config: ClientConfig | None, model: str | None) -> Core:
+    config = config or ClientConfig()
+    security = config.security
+    endpoints: ClusterFile | FixedEndpoints
     if isinstance(cluster, (str, os.PathLike)):
-        endpoints: Any = ClusterFile(cluster)
+        endpoints = ClusterFile(cluster)
+        endpoints()  # says what to do where there is no such file
+        security = security.over(read_cluster_security(cluster))
     else:
         endpoints = FixedEndpoints([Endpoint(address) for address in cluster])
-    return Core(endpoints, config or ClientConfig(), model=model)
+    connect = partial(GrpcConnection, streams=config.connections, security=security)
+    return Core(endpoints, config, connect=connect, model=model)
 
 
 class _Face:
@@ -79,8 +88,9 @@ class Client(_Face):
                      begins so: 6 hex digits or more, as `dlm info` prints them. Without it, the
                      shard set of which they hold most shards
         Raises
-            ConfigError       no such file, or a cache that cannot be written; or the servers hold
-                              no such model, or several
+            ConfigError       no such file, a cache that cannot be written, certificates or a token
+                              that cannot be read; or the servers hold no such model, or several
+            AuthenticationError  the servers do not let this client in
             UnavailableError  no server answers
             ProtocolError     servers answer, but not as proto/README.md says
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -11,8 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dlm.client.security import PLAIN, ClientSecurity
 from dlm.client.transport import Connection
-from dlm.errors import ConfigError, DlmError, ProtocolError, ShardDown, ShardFormatError
+from dlm.errors import (
+    AuthenticationError,
+    ConfigError,
+    DlmError,
+    ProtocolError,
+    ShardDown,
+    ShardFormatError,
+)
 from dlm.index.layout import Manifest, parse_manifest
 from dlm.wire._pb import shard_pb2 as pb
 
@@ -82,9 +91,17 @@ def _endpoint(path: Path, server: Mapping[str, Any]) -> Endpoint:
     return Endpoint(address, shard)
 
 
-def write_cluster_file(path: Path, endpoints: Sequence[Endpoint], *, shard_set: str) -> None:
-    """Writes a cluster.toml whole or not at all."""
+def write_cluster_file(
+    path: Path, endpoints: Sequence[Endpoint], *, shard_set: str, security: ClientSecurity = PLAIN
+) -> None:
+    """Writes a cluster.toml whole or not at all; of `security` all but the token itself."""
     lines = [f"{WRITTEN_BY} for shard set {shard_set}."]
+    if security.token_file:
+        lines += ["", f"token_file = {json.dumps(security.token_file)}"]
+    if security.ca:
+        names = ("ca", "cert", "key", "server_name")
+        values = [(name, getattr(security, name)) for name in names]
+        lines += ["", "[tls]", *(f"{name} = {json.dumps(v)}" for name, v in values if v)]
     for endpoint in endpoints:
         lines += ["", "[[server]]", f'address = "{endpoint.address}"']
         if endpoint.shard is not None:
@@ -190,6 +207,8 @@ class _Census:
             message = f"none of {self.asked} servers can be used: {faults}"
             if any(isinstance(e, (ProtocolError, ShardFormatError)) for e in self.errors):
                 raise ProtocolError(message)
+            if self.errors and all(isinstance(e, AuthenticationError) for e in self.errors):
+                raise AuthenticationError(message)
             raise ShardDown(message)
         found = ", ".join(
             f"{held.manifest.model} (shard set {name})" for name, held in sorted(self.held.items())
@@ -207,6 +226,8 @@ def _describe(
     try:
         connection = connect(endpoint.address)
         first = connection.describe(timeout_s)
+    except ConfigError:
+        raise  # not the server's fault, and the same for each
     except DlmError as exc:
         return [exc]
     replies: list[pb.DescribeReply | DlmError] = [first]
@@ -240,7 +261,9 @@ def discover(
     Raises
         ShardDown      no server answers, or none that does holds `model` while others are silent
         ProtocolError  servers answer, and none with a description that can be read
-        ConfigError    every server answers, and none holds `model`; or it stands for several
+        ConfigError    every server answers, and none holds `model`; or it stands for several; or
+                       what the client is to show of itself cannot be read
+        AuthenticationError  every server refuses this client
     """
     with ThreadPoolExecutor(max_workers=min(len(endpoints), 16) or 1) as pool:
         replies = list(pool.map(lambda e: _describe(e, connect, timeout_s), endpoints))

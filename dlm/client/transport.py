@@ -18,6 +18,7 @@ import grpc
 from dlm.client import fork
 from dlm.client.exchange import SERVICE, Exchange, Reply, Sent, error_of_call
 from dlm.client.fork import inside
+from dlm.client.security import PLAIN, ClientSecurity, open_channel
 from dlm.errors import DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
@@ -74,10 +75,12 @@ class GrpcConnection:
     Args
         streams  Exchange streams at most, each over a channel of its own: workers that share a
                  port share the load by connections. The second is opened when the first is busy.
+        security  TLS and the token, see `ClientSecurity`
     """
 
-    def __init__(self, address: str, streams: int = 1) -> None:
+    def __init__(self, address: str, streams: int = 1, *, security: ClientSecurity = PLAIN) -> None:
         self.address = address
+        self._security = security
         self._most = streams
         self._lock = threading.RLock()  # reentrant, as a signal handler may fork anywhere
         self._closed = False
@@ -100,7 +103,7 @@ class GrpcConnection:
 
     def _open(self) -> grpc.Channel:
         with inside():
-            channel = grpc.insecure_channel(self.address, options=OPTIONS)
+            channel = open_channel(self.address, OPTIONS, self._security)
             fork.register()
         return channel
 

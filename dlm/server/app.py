@@ -33,6 +33,7 @@ from dlm.server.models import Models
 from dlm.server.port import cannot_be_bound
 from dlm.server.process import Process
 from dlm.server.ready import Notice, OnReady, Ready
+from dlm.server.security import CHANNEL_OPTIONS, Guard, allow_connections
 from dlm.server.service import Clock, OpenShard, ShardService, open_files
 from dlm.server.workers import Supervisor
 from dlm.wire import codec
@@ -62,9 +63,11 @@ def serve(
         0 where everything in flight was answered, 1 where the second signal or drain_s cut it off
     Raises
         ShardFormatError  a file is missing, damaged or contradicts the manifest
-        ConfigError       the port cannot be bound, memory cannot be locked, one shard set twice, or
-                          a worker ended before it was ready
+        ConfigError       the port cannot be bound, memory cannot be locked, one shard set twice, a
+                          file of tokens or certificates is no good, or a worker ended before it
+                          was ready
     """
+    allow_connections()
     residence = Residence(config.preload, config.mlock, config.huge_pages)
     shards = [
         open_shard(directory, index, verify=config.verify, residence=residence)
@@ -166,6 +169,7 @@ class ShardServer:
                 for shard, own in zip(shards, opened, strict=True)
             ]
         )
+        self.guard = Guard(config, self.service.metrics)
         self.port = 0
         self._health = Health(self.models.state)
         self._notice = notice or Notice()
@@ -199,6 +203,7 @@ class ShardServer:
             server = self._bind()
             try:
                 await server.start()
+                self.guard.start()
                 threading.Thread(target=self._warm_up, name="dlm-warm-up", daemon=True).start()
                 last = await self._serve()
                 whole = self.models.in_flight == 0
@@ -207,6 +212,7 @@ class ShardServer:
                     await server.stop(STOP_GRACE_S)
             finally:
                 self._notice.withdraw()
+                self.guard.close()
                 await server.stop(None)
         finally:
             self.models.close()
@@ -253,16 +259,16 @@ class ShardServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
+                *CHANNEL_OPTIONS,
             ],
-            # A backstop over all connections, before a message is even read; it gives no reason.
-            maximum_concurrent_rpcs=4 * config.max_in_flight + 256,
+            interceptors=(self.guard,),
         )
         handlers = (self.models.handlers(), self._health.handlers())
         server.add_generic_rpc_handlers(handlers)
         names = (SHARD_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         try:
-            self.port = int(server.add_insecure_port(config.address))
+            self.port = self.guard.bind(server, config.address)
         except RuntimeError as exc:
             raise cannot_be_bound(config.address) from exc
         return server

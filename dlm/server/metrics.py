@@ -19,6 +19,9 @@ class ServerMetrics:
     streams    Exchange streams open now
     downloads  Download streams open now
     abandoned  Score messages whose client went away before the answer
+    unauthenticated  calls of any method refused for want of a good token
+    client_limits    calls of any method refused since their client had too much open
+    clients    calls let in, by the name of their token; as many labels as the tokens file names
     """
 
     messages: int = 0
@@ -28,6 +31,9 @@ class ServerMetrics:
     streams: int = 0
     downloads: int = 0
     abandoned: int = 0
+    unauthenticated: int = 0
+    client_limits: int = 0
+    clients: Counter[str] = field(default_factory=Counter)
 
     @property
     def refused(self) -> int:

@@ -46,6 +46,8 @@ class Models:
         for service in services:
             service.held = tuple(self._by_set)
             service.find = self.find
+            if len(services) > 1:
+                service.load = lambda: self.in_flight
 
     def __iter__(self) -> Iterator[ShardService]:
         return iter(self._by_set.values())

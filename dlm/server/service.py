@@ -28,9 +28,10 @@ from dlm.server.health import State
 from dlm.server.lateness import Lateness
 from dlm.server.metrics import ServerMetrics
 from dlm.server.process import Process
+from dlm.server.security import caller
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
-from dlm.wire.status import CODE_OF, REASON_KEY, Reason
+from dlm.wire.status import CODE_OF, PUSHBACK_KEY, REASON_KEY, Reason
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ KIND_OF_FILE: dict[int, str] = {
 }
 # Advice to whoever is refused for load: by then the queue that was full has moved on.
 RETRY_AFTER_MS = 50
-PUSHBACK_KEY = "grpc-retry-pushback-ms"  # gRPC's own name for it (gRFC A6)
+LOAD_REASONS = frozenset({Reason.OVERLOADED, Reason.CLIENT_LIMIT})
 Clock = Callable[[], float]
 R = TypeVar("R")
 
@@ -133,6 +134,8 @@ class ShardService:
         # Of all models on this port; `Models` says so where there are several.
         self.held: tuple[bytes, ...] = (self._shard_set,)
         self.find: Callable[[bytes], ShardService] = lambda shard_set: self
+        # Score messages that this process works on, of all its models.
+        self.load: Callable[[], int] = lambda: self.metrics.in_flight
         self._slots = shard.manifest.slots
         self._threads = ThreadPoolExecutor(config.threads, thread_name_prefix="dlm-score")
         self._packers = ThreadPoolExecutor(1, thread_name_prefix="dlm-download")
@@ -166,9 +169,10 @@ class ShardService:
     async def score(self, data: bytes, context: Any) -> bytes:
         """dlm.v1.Shard/Score."""
         metrics = self.metrics
-        if metrics.in_flight >= self.config.max_in_flight:
-            metrics.refusals[Reason.OVERLOADED] += 1
-            return await self._abort(context, self._overloaded())
+        overload = self._overload()
+        if overload is not None:
+            metrics.refusals[overload.reason] += 1
+            return await self._abort(context, overload)
         self._enter()
         try:
             reply, queries = await self._score(data, context.time_remaining())
@@ -221,7 +225,12 @@ class ShardService:
                     self.metrics.refusals[Reason.MALFORMED] += 1
                     await self._abort(context, Refusal(Reason.MALFORMED, str(exc)))
                 service = self.find(message.shard_set)
-                if len(message.words) <= 4 * self.config.inline_queries:  # four bytes a word
+                overload = service._overload()
+                if overload is not None:
+                    # Written before the next is read: who does not read is not read either.
+                    async with writing:
+                        await context.write(service._refusal_reply(message, overload))
+                elif len(message.words) <= 4 * self.config.inline_queries:  # four bytes a word
                     reply = service._exchange(message, lateness)
                     try:
                         # Alone in its stream mostly: then nobody else writes.
@@ -230,11 +239,13 @@ class ShardService:
                     finally:
                         service._leave()
                 else:
+                    service._enter()  # here, where it was found to fit; not when the task begins
                     task = asyncio.create_task(
                         service._exchange_large(message, lateness, context, writing)
                     )
                     large.add(task)
                     task.add_done_callback(large.discard)
+                    task.add_done_callback(service._left)
             if large:
                 await asyncio.gather(*large)
         except asyncio.CancelledError:
@@ -260,22 +271,18 @@ class ShardService:
     async def _exchange_large(
         self, message: pb.ScoreRequest, lateness: Lateness, context: Any, writing: asyncio.Lock
     ) -> None:
-        self._enter()
         try:
-            try:
-                request, late = self._admit(message, lateness)
-                reply = await asyncio.get_running_loop().run_in_executor(
-                    self._threads, self._answer, request, late
-                )
-            except Exception as exc:  # noqa: BLE001 - as above
-                reply = self._refusal_reply(message, exc)
-            else:
-                self.metrics.messages += 1
-                self.metrics.queries += len(request.groups.words)
-            async with writing:
-                await context.write(reply)
-        finally:
-            self._leave()
+            request, late = self._admit(message, lateness)
+            reply = await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._answer, request, late
+            )
+        except Exception as exc:  # noqa: BLE001 - as above
+            reply = self._refusal_reply(message, exc)
+        else:
+            self.metrics.messages += 1
+            self.metrics.queries += len(request.groups.words)
+        async with writing:
+            await context.write(reply)
 
     def _admit(
         self, message: pb.ScoreRequest, lateness: Lateness
@@ -284,8 +291,6 @@ class ShardService:
         now = self._clock()
         waited = lateness.of(message.sent_us, now)
         self._require_ready()
-        if self.metrics.in_flight > self.config.max_in_flight:
-            raise self._overloaded()
         late = None
         if message.timeout_us:
             late = now - waited + message.timeout_us * 1e-6
@@ -300,24 +305,42 @@ class ShardService:
             message.sequence,
             refusal.reason.value,
             refusal.message,
-            RETRY_AFTER_MS if refusal.reason is Reason.OVERLOADED else 0,
+            RETRY_AFTER_MS if refusal.reason in LOAD_REASONS else 0,
         )
 
     def _enter(self) -> None:
         self.metrics.in_flight += 1
+        if (client := caller()) is not None:
+            client.in_flight += 1
         self._idle.clear()
 
     def _leave(self) -> None:
         self.metrics.in_flight -= 1
+        if (client := caller()) is not None:
+            client.in_flight -= 1
         if not self.metrics.in_flight:
             self._idle.set()
 
-    def _overloaded(self) -> Refusal:
-        return Refusal(
-            Reason.OVERLOADED,
-            f"{self.metrics.in_flight} messages are in flight, {self.config.max_in_flight} at "
-            "most are taken; ask a replica, or again later",
-        )
+    def _left(self, _: asyncio.Task[None]) -> None:
+        self._leave()
+
+    def _overload(self) -> Refusal | None:
+        """Why no message of this caller can be taken now; None where one can."""
+        load = self.load()
+        if load >= self.config.max_in_flight:
+            return Refusal(
+                Reason.OVERLOADED,
+                f"{load} messages are in flight, {self.config.max_in_flight} at "
+                "most are taken; ask a replica, or again later",
+            )
+        client = caller()
+        if client is not None and client.in_flight >= self.config.client_in_flight:
+            return Refusal(
+                Reason.CLIENT_LIMIT,
+                f"{client.in_flight} messages of this client are in flight, as many as one client "
+                "may have; send fewer at once, or again later",
+            )
+        return None
 
     def _decode(self, message: pb.ScoreRequest) -> codec.ScoreRequest:
         try:
@@ -554,7 +577,7 @@ class ShardService:
     async def _abort(self, context: Any, refusal: Refusal) -> NoReturn:
         """Ends the call."""
         metadata: tuple[tuple[str, str], ...] = ((REASON_KEY, refusal.reason.value),)
-        if refusal.reason is Reason.OVERLOADED:
+        if refusal.reason in LOAD_REASONS:
             metadata += ((PUSHBACK_KEY, str(RETRY_AFTER_MS)),)
         await context.abort(CODE_OF[refusal.reason], refusal.message, metadata)
         raise AssertionError("abort returned")
