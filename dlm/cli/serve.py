@@ -45,6 +45,12 @@ def serve(
         bool | None,
         typer.Option("--allow-remote", help="Allow an address that other machines reach."),
     ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Port of /metrics, /healthz and /readyz; 0 is none.")
+    ] = None,
+    metrics_host: Annotated[
+        str | None, typer.Option(help="Address of that port; loopback by default.")
+    ] = None,
     preload: Annotated[
         bool | None, typer.Option("--preload", help="Map every page before reporting ready.")
     ] = None,
@@ -76,6 +82,8 @@ def serve(
         "port": port,
         "host": host,
         "allow_remote": allow_remote,
+        "metrics_port": metrics_port,
+        "metrics_host": metrics_host,
         "preload": preload,
         "mlock": mlock,
         "huge_pages": huge_pages,

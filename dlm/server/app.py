@@ -28,8 +28,11 @@ from dlm.index.residence import MAPPED, Residence
 from dlm.index.shard import Shard
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
+from dlm.server.collector import Served, ServerCollector
 from dlm.server.config import ServerConfig
+from dlm.server.exposition import worker_exposition
 from dlm.server.health import HEALTH_SERVICE, SHARD_SERVICE, Action, Event, Health, State, step
+from dlm.server.http import HttpServer, tcp_socket, unix_socket
 from dlm.server.service import Clock, OpenShard, ShardService
 from dlm.wire import codec
 
@@ -112,6 +115,11 @@ class ShardServer:
     """A gRPC server for one shard, on the running event loop.
 
     `run` carries out what `health.step` says; `post` is how events reach it.
+
+    Args
+        worker        which of the processes on the port this is, from 0
+        metrics_path  unix socket to show metrics on, for a supervisor to join; in place of
+                      config.metrics_port
     """
 
     def __init__(
@@ -122,6 +130,8 @@ class ShardServer:
         on_ready: OnReady | None = None,
         ready_file: Path | None = None,
         clock: Clock = time.monotonic,
+        worker: int = 0,
+        metrics_path: Path | None = None,
     ) -> None:
         self.config = config
         self.service = ShardService(shard, config, clock=clock)
@@ -132,6 +142,8 @@ class ShardServer:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._failure: Exception | None = None
+        self._worker = worker
+        self._metrics_path = metrics_path
 
     def post(self, event: Event) -> None:
         """Hands `event` to `run`; from any thread. An event for a server that has ended is lost."""
@@ -145,6 +157,7 @@ class ShardServer:
         """Serves until the events say that it is over; returns and raises as `serve`."""
         try:
             server = self._bind()
+            shown = self._show()
             try:
                 await server.start()
                 threading.Thread(target=self._warm_up, name="dlm-warm-up", daemon=True).start()
@@ -156,6 +169,8 @@ class ShardServer:
             finally:
                 self._unpublish()
                 await server.stop(None)
+                if shown is not None:
+                    await asyncio.to_thread(shown.close)
         finally:
             self.service.close()
         logger.info("server.stopped", extra={"shard": self.service.shard.index, "whole": whole})
@@ -216,6 +231,27 @@ class ShardServer:
                 "has no such address. Stop the other, or give another port (0 picks a free one)"
             ) from exc
         return server
+
+    def _show(self) -> HttpServer | None:
+        """The HTTP endpoint of metrics and probes, where one is wanted."""
+        config = self.config
+        if self._metrics_path is not None:
+            listening = unix_socket(self._metrics_path)
+        elif config.metrics_port:
+            listening = tcp_socket(config.metrics_host, config.metrics_port)
+        else:
+            return None
+        service, manifest = self.service, self.service.shard.manifest
+        served = Served(
+            manifest.model,
+            manifest.shard_set,
+            service.shard.index,
+            service.shard.order,
+            service.metrics,
+            lambda: service.state,
+        )
+        collector = ServerCollector(lambda: [served], self._worker)
+        return worker_exposition(listening, collector, lambda: service.state, self._loop)
 
     def _warm_up(self) -> None:
         """Compiles and runs the kernels before a client waits for them; in its own thread."""
