@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from dlm.client.config import ClientConfig
 from dlm.client.core import ClusterFile, Core, FixedEndpoints, Stats
+from dlm.client.metrics import ClientCollector
 from dlm.client.topology import Endpoint
 from dlm.client.utterance import AsyncUtterance, Utterance
 from dlm.index.layout import Manifest
@@ -53,6 +54,11 @@ class _Face:
     def stats(self) -> Stats:
         """What this client has counted."""
         return self._core.stats
+
+    @property
+    def metrics(self) -> ClientCollector:
+        """The same and more for Prometheus: ``registry.register(client.metrics)``."""
+        return ClientCollector(self._core)
 
     def __repr__(self) -> str:
         snapshot = self._core._snapshot

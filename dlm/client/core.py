@@ -30,6 +30,7 @@ from dlm.client import batcher, kernels, router
 from dlm.client.cascade import Fallback, NoFallback
 from dlm.client.config import ClientConfig
 from dlm.client.lowgrams import LowGrams, check_queries, fetch
+from dlm.client.metrics import CANCELLED, OK, ClientMetrics, result_of
 from dlm.client.topology import Connect, Endpoint, Topology, discover, read_cluster_file
 from dlm.client.transport import Connection, GrpcConnection
 from dlm.errors import DeadlineExceeded, DlmError, Overloaded, ShardDown, StaleShardSet
@@ -160,12 +161,14 @@ class _Item:
 
     shard_set  whose table routed it
     reroutes   fresh tables so far
+    queued     when it began to wait, by `perf_counter`
     """
 
     call: _Call
     piece: router.Piece
     shard_set: str
     reroutes: int
+    queued: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +198,7 @@ class _Runtime:
         self.refreshing: Future[Snapshot] | None = None
         self.looked = -LOOK_AGAIN_S
         self.stats = Stats()
+        self.counts = ClientMetrics()
 
 
 # Runtimes of a parent process: never touched in a child, and never collected there either, since
@@ -274,6 +278,25 @@ class Core:
         runtime = self._runtime
         with runtime.lock:
             return replace(runtime.stats)
+
+    @property
+    def counts(self) -> ClientMetrics:
+        """What the metrics of this process are made of."""
+        return self._runtime.counts
+
+    def load(self) -> dict[int, tuple[int, int]]:
+        """Of each shard asked so far: messages in flight, and pieces that wait for one."""
+        runtime = self._runtime
+        with runtime.lock:
+            return {s: (w.in_flight, len(w.waiting)) for s, w in runtime.windows.items()}
+
+    def cache_bytes(self) -> int:
+        """Bytes of the files in the cache that are in use; 0 before the first snapshot."""
+        snapshot = self._snapshot
+        if snapshot is None:
+            return 0
+        manifest = snapshot.topology.manifest
+        return sum(manifest.file(kind).bytes for kind in ("vocabulary", "low_orders"))
 
     def snapshot(self) -> Snapshot:
         """The shard set in use; found and fetched at the first call.
@@ -434,6 +457,7 @@ class Core:
             StaleShardSet  at once, where the servers hold another model now
             in the future: UnavailableError, ProtocolError
         """
+        begun = time.perf_counter()
         self._check_open()
         # A call begins outside of any turn. An exception from a signal handler may have cut off the
         # last one of this thread just where nothing could clear it.
@@ -466,8 +490,13 @@ class Core:
             stats.duplicates += asked_remotely - unique_remote
         if unique_remote == 0:
             call.succeed()
+            runtime.counts.call(OK, time.perf_counter() - begun)
             return call.future
         call.left = unique_remote
+        planned = time.perf_counter()
+        call.future.add_done_callback(
+            lambda done: runtime.counts.call(_result_of(done), planned - begun)
+        )
         self._dispatch(snapshot, call, grouped.groups, remote, None, 0)
         return call.future
 
@@ -482,13 +511,13 @@ class Core:
     ) -> None:
         """Queues the remote part of `groups`, whose words stand at `at` in the call (None: at
         their own places)."""
-        limit = self._max_queries(snapshot)
+        limit, now = self._max_queries(snapshot), time.perf_counter()
         manifest = snapshot.topology.manifest
         let_in = set()
         for piece in router.route(groups, remote, manifest.slots, manifest.shards, limit):
             if at is not None:
                 piece = router.Piece(piece.shard, piece.groups, at[piece.at])
-            item = _Item(call, piece, snapshot.shard_set, reroutes)
+            item = _Item(call, piece, snapshot.shard_set, reroutes, now)
             more = reroutes > 0 or piece.shard in let_in
             let_in.add(piece.shard)
             work = batcher.Work(item, len(piece.groups.words), call.deadline, more)
@@ -593,6 +622,7 @@ class Core:
                 + (f" ({known})" if known else "")
             )
         connection = self.connection(address)
+        begun = time.perf_counter()
         request, checksum = codec.encode_score_request(
             manifest.shard_set_bytes, shard, merged.groups
         )
@@ -607,6 +637,7 @@ class Core:
             runtime.stats.bytes_sent += len(request)
 
         def reply(data: bytes | None, error: DlmError | None) -> None:
+            came = time.perf_counter()
             try:
                 if error is None:
                     answers = codec.decode_score_reply(
@@ -623,11 +654,21 @@ class Core:
             with runtime.lock:
                 runtime.stats.bytes_received += len(data or b"")
                 runtime.stats.failed += error is not None
+            runtime.counts.message(
+                result_of(error),
+                queries,
+                len({id(item.call) for item in message.items}),
+                begun - min(item.queued for item in message.items),
+                left - begun,
+                came - left,
+                time.perf_counter() - came if data is not None else 0.0,
+            )
             if error is None:
                 self._step(shard, batcher.Done(message.number))
             else:
                 self._settle(message, error)
 
+        left = time.perf_counter()
         connection.score(request, max(deadline - self._clock(), 0.0), reply)
 
     def _settle(self, message: _Message, error: DlmError) -> None:
@@ -715,6 +756,10 @@ def _as_dlm_error(error: Exception, shard: int) -> DlmError:
     wrapped = DlmError(f"shard {shard}: a message could not be made or read: {error!r}")
     wrapped.__cause__ = error
     return wrapped
+
+
+def _result_of(done: Future[Answers]) -> str:
+    return CANCELLED if done.cancelled() else result_of(done.exception())
 
 
 def _other_model(found: str, expected: str) -> StaleShardSet:
