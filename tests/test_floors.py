@@ -15,8 +15,8 @@ FLOORS = {
     part: floor
     for floor, parts in enumerate(
         [
-            ["errors", "units", "histogram", "tracing"],
-            ["config", "extsort"],
+            ["errors", "units", "histogram"],
+            ["config", "extsort", "tracing"],
             ["ngram"],
             ["index", "wire", "estimate", "federated"],
             ["server", "client", "distill"],

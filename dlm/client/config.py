@@ -33,6 +33,7 @@ class ClientConfig:
     max_queries    queries in one message, >= 1; fewer where the servers take fewer. 16,384: about
                    200 KiB a message, where the cost a query has long stopped falling.
     cache_dir      folder for low orders, shared by processes.
+    trace          make an OpenTelemetry span of each call; needs the extra `trace`.
     """
 
     deadline_s: float = 2.0
@@ -41,6 +42,7 @@ class ClientConfig:
     connections: int = 4
     max_queries: int = 16384
     cache_dir: Path = field(default_factory=default_cache_dir)
+    trace: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cache_dir", Path(self.cache_dir))

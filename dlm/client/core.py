@@ -20,21 +20,24 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm import __version__
 from dlm.client import batcher, kernels, router
 from dlm.client.cascade import Fallback, NoFallback
 from dlm.client.config import ClientConfig
 from dlm.client.lowgrams import LowGrams, check_queries, fetch
 from dlm.client.metrics import CANCELLED, OK, ClientMetrics, result_of
 from dlm.client.topology import Connect, Endpoint, Topology, discover, read_cluster_file
-from dlm.client.transport import Connection, GrpcConnection
+from dlm.client.transport import Connection, GrpcConnection, Metadata
 from dlm.errors import DeadlineExceeded, DlmError, Overloaded, ShardDown, StaleShardSet
 from dlm.ngram.query import Answers, QueryGroups
+from dlm.tracing import Span, Tracer
 from dlm.wire import codec
 
 log = logging.getLogger(__name__)
@@ -89,9 +92,15 @@ class Snapshot:
 
 
 class _Call:
-    """One caller's batch: distinct queries, and how many of them still wait for a server."""
+    """One caller's batch: distinct queries, and how many of them still wait for a server.
 
-    __slots__ = ("answers", "deadline", "future", "left", "lock", "model", "place")
+    messages  messages that carried a part of it
+    span      where it is traced
+    """
+
+    __slots__ = (
+        *("answers", "deadline", "future", "left", "lock", "messages", "model", "place", "span"),
+    )
 
     def __init__(
         self, model: str, answers: Answers, place: NDArray[np.int64], deadline: float
@@ -103,6 +112,8 @@ class _Call:
         self.future: Future[Answers] = Future()
         self.left = 0
         self.lock = threading.Lock()
+        self.messages = 0
+        self.span: Span | None = None
 
     def fill(self, at: NDArray[np.int64], of: NDArray[np.int64], answers: Answers) -> None:
         """Writes answers `of` to the distinct queries `at`; the last part completes the call."""
@@ -251,6 +262,7 @@ class Core:
         self._connect = connect
         self._clock = clock
         self._fallback = fallback or NoFallback()
+        self._tracer = Tracer(__version__) if config.trace else None
         self._runtime_ = _Runtime()
         self._closed = False
         self._snapshot: Snapshot | None = None
@@ -477,6 +489,8 @@ class Core:
         answers, remote = snapshot.grams.score(grouped.groups)
         deadline = self._clock() + (self.config.deadline_s if deadline_s is None else deadline_s)
         call = _Call(model, answers, grouped.place, deadline)
+        if self._tracer is not None:
+            call.span = self._tracer.begin("dlm.call", queries=len(words))
         asked = grouped.groups.word_counts
         unique_remote = int(asked[remote].sum())
         asked_remotely = unique_remote
@@ -488,6 +502,9 @@ class Core:
             stats.queries += len(words)
             stats.zero_message += len(words) - asked_remotely
             stats.duplicates += asked_remotely - unique_remote
+        if call.span is not None:
+            share = 1.0 - asked_remotely / max(len(words), 1)
+            call.future.add_done_callback(partial(_end_span, call, call.span, share))
         if unique_remote == 0:
             call.succeed()
             runtime.counts.call(OK, time.perf_counter() - begun)
@@ -669,7 +686,21 @@ class Core:
                 self._settle(message, error)
 
         left = time.perf_counter()
-        connection.score(request, max(deadline - self._clock(), 0.0), reply)
+        timeout_s = max(deadline - self._clock(), 0.0)
+        if self._tracer is None:
+            connection.score(request, timeout_s, reply)
+        else:
+            connection.score(request, timeout_s, reply, self._trace(message))
+
+    def _trace(self, message: _Message) -> Metadata:
+        """The context of the first call in the message that is sampled: a server's span has one
+        parent, so of calls that share a message one shows it."""
+        spans = []
+        for item in message.items:
+            item.call.messages += 1
+            spans.append(item.call.span)
+        sampled = next((span for span in spans if span is not None and span.sampled), None)
+        return () if sampled is None or self._tracer is None else self._tracer.metadata(sampled)
 
     def _settle(self, message: _Message, error: DlmError) -> None:
         """Ends a message that failed: by a fresh table and another try where that can help."""
@@ -756,6 +787,10 @@ def _as_dlm_error(error: Exception, shard: int) -> DlmError:
     wrapped = DlmError(f"shard {shard}: a message could not be made or read: {error!r}")
     wrapped.__cause__ = error
     return wrapped
+
+
+def _end_span(call: _Call, span: Span, zero_message_share: float, done: Future[Answers]) -> None:
+    span.end(_result_of(done), messages=call.messages, zero_message_share=zero_message_share)
 
 
 def _result_of(done: Future[Answers]) -> str:

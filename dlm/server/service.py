@@ -32,6 +32,7 @@ from dlm.server.config import ServerConfig
 from dlm.server.health import SHARD_SERVICE, State
 from dlm.server.lateness import Lateness
 from dlm.server.metrics import ServerMetrics
+from dlm.tracing import Tracer
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import CODE_OF, REASON_KEY, Reason
@@ -123,6 +124,7 @@ class ShardService:
         self.state = State.WARMING
         self.metrics = ServerMetrics()
         self.instance = secrets.randbits(64) | 1  # never 0, which is what an absent field reads as
+        self._tracer = Tracer(__version__) if config.trace else None
         self._clock = clock
         self._started = clock()
         self._shard_set = shard.manifest.shard_set_bytes
@@ -172,6 +174,27 @@ class ShardService:
         finally:
             self._leave()
         return await self._abort(context, failure)
+
+    async def _traced_score(self, data: bytes, context: Any) -> bytes:
+        """`score` in a span, where the caller sent the context of one that is sampled."""
+        assert self._tracer is not None
+        span = self._tracer.proceed(
+            "dlm.score", context.invocation_metadata() or (), shard=self.shard.index
+        )
+        if span is None:
+            return await self.score(data, context)
+        result = "abandoned"
+        try:
+            reply = await self.score(data, context)
+            result = "ok"
+            return reply
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            result = next((v for k, v in context.trailing_metadata() if k == REASON_KEY), "failed")
+            raise
+        finally:
+            span.end(result)
 
     async def _score(self, data: bytes, remaining_s: float | None) -> bytes:
         self._require_ready()
@@ -589,10 +612,11 @@ class ShardService:
 
     def handlers(self) -> Any:
         """What a gRPC server is given: no serializer, so bytes in and bytes out."""
+        score = self.score if self._tracer is None else self._traced_score
         return grpc.method_handlers_generic_handler(
             SHARD_SERVICE,
             {
-                "Score": grpc.unary_unary_rpc_method_handler(self.score),
+                "Score": grpc.unary_unary_rpc_method_handler(score),
                 "Exchange": grpc.stream_stream_rpc_method_handler(self.exchange),
                 "Describe": grpc.unary_unary_rpc_method_handler(self.describe),
                 "Download": grpc.unary_stream_rpc_method_handler(self.download),
