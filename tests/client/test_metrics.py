@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from client.questions import ask, queries_to, random_queries, submit
 from client.scripted import Network
-from cluster import WAIT_S, until
+from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient, Client, ClientConfig
 from dlm.client.core import Core, FixedEndpoints
 from dlm.client.metrics import STAGES, ClientMetrics, result_of
@@ -114,6 +114,29 @@ def test_failures_are_counted_by_their_kind(cluster, connect, files) -> None:
         assert now[f"dlm_client_calls_total{{result={name}}}"] == 1
         assert now[f"dlm_client_messages_total{{result={name}}}"] == 1
     assert now["dlm_client_calls_total{result=cancelled}"] == 1
+
+
+@pytest.mark.parametrize("inline_queries", [0, 256])
+def test_servers_count_what_a_stream_brings(files, connect, inline_queries: int) -> None:
+    """On the event loop and in threads: the same counts as the client's, and the orders given."""
+    with Cluster(files, inline_queries=inline_queries) as cluster:
+        client = connect(cluster)
+        queries = queries_to(files, 0)[:20]
+        ask(client.utterance(), files.oracle, queries)
+        ask(client.utterance(), files.oracle, queries[:5])
+        metrics = cluster.servers[0].server.service.metrics
+        assert metrics.streams == 1
+        until(lambda: metrics.write_s.count == 2)
+        assert (metrics.messages, metrics.queries) == (2, 25)
+        orders = [files.oracle.score(c, w).matched_order for c, w in queries + queries[:5]]
+        assert [int(metrics.matched_orders[order]) for order in range(16)] == [
+            orders.count(order) for order in range(16)
+        ]
+        for stage in ("queue_s", "decode_s", "search_s", "encode_s"):
+            assert getattr(metrics, stage).count == 2
+            assert getattr(metrics, stage).total > 0
+        client.close()
+        until(lambda: metrics.streams == 0)
 
 
 def test_labels_of_errors_are_a_closed_set() -> None:
