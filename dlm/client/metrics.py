@@ -38,6 +38,19 @@ from dlm.histogram import SECONDS, SIZES, Histogram
 if TYPE_CHECKING:
     from dlm.client.core import Core, Stats
 
+# Every family that a client shows, and its labels. DO NOT CHANGE: dashboards and alerts name them.
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "dlm_client_queries_total": ("source",),
+    "dlm_client_calls_total": ("result",),
+    "dlm_client_messages_total": ("result",),
+    "dlm_client_message_queries": ("le",),
+    "dlm_client_gathered_calls": ("le",),
+    "dlm_client_stage_seconds": ("stage", "le"),
+    "dlm_client_in_flight": ("shard",),
+    "dlm_client_waiting": ("shard",),
+    "dlm_client_cache_bytes": (),
+    "dlm_client_info": ("version",),
+}
 STAGES = ("plan", "queue", "encode", "wire", "decode")
 OK, CANCELLED, FAILED = "ok", "cancelled", "failed"
 # The first that an error is an instance of; every other error is FAILED.

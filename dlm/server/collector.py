@@ -22,9 +22,8 @@ from prometheus_client.registry import Collector
 
 from dlm import __version__
 from dlm.server.health import State
-from dlm.server.metrics import ServerMetrics
+from dlm.server.metrics import LABELS, ServerMetrics
 
-LABELS = ("model", "shard_set", "shard", "worker")
 ID_DIGITS = 12
 STAGES = ("queue", "decode", "search", "encode", "write")
 

@@ -18,6 +18,23 @@ from dlm.wire.status import Reason
 
 MAX_ORDER = 15  # of any model (shards/FORMAT.md)
 
+LABELS = ("model", "shard_set", "shard", "worker")
+# Every family that a server shows, and its labels. DO NOT CHANGE: dashboards and alerts name them.
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "dlm_server_requests_total": (*LABELS, "result"),
+    "dlm_server_queries_total": LABELS,
+    "dlm_server_matched_order_total": (*LABELS, "order"),
+    "dlm_server_batch_queries": (*LABELS, "le"),
+    "dlm_server_stage_seconds": (*LABELS, "stage", "le"),
+    "dlm_server_in_flight": LABELS,
+    "dlm_server_streams": LABELS,
+    "dlm_server_downloads": LABELS,
+    "dlm_server_state": (*LABELS, "state"),
+    "dlm_server_memory_bytes": LABELS,
+    "dlm_server_worker_restarts_total": LABELS,
+    "dlm_server_info": (*LABELS, "version"),
+}
+
 
 def _seconds() -> Histogram:
     return Histogram(SECONDS)

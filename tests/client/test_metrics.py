@@ -16,7 +16,7 @@ from client.scripted import Network
 from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient, Client, ClientConfig
 from dlm.client.core import Core, FixedEndpoints
-from dlm.client.metrics import STAGES, ClientMetrics, result_of
+from dlm.client.metrics import FAMILIES, STAGES, ClientMetrics, result_of
 from dlm.client.topology import Endpoint
 from dlm.errors import (
     ConfigError,
@@ -60,6 +60,19 @@ def test_what_is_asked_is_counted_once(client, files) -> None:
         assert now[f"dlm_client_stage_seconds_sum{{stage={stage}}}"] > 0
     cached = sum(files.manifest.file(kind).bytes for kind in ("vocabulary", "low_orders"))
     assert now["dlm_client_cache_bytes{}"] == cached
+
+
+def test_the_families_are_those_that_are_declared(client, files) -> None:
+    """Names and labels, in the text that Prometheus reads."""
+    ask(client.utterance(), files.oracle, queries_to(files, 0)[:3])
+    registry = CollectorRegistry()
+    registry.register(client.metrics)
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            name = family.name if family.type == "histogram" else sample.name
+            found.setdefault(name, set()).update(sample.labels)
+    assert found == {name: set(labels) for name, labels in FAMILIES.items()}
 
 
 def test_a_call_without_a_message_is_a_call(client, files) -> None:

@@ -26,7 +26,7 @@ from dlm.server.collector import Served, ServerCollector
 from dlm.server.exposition import join, joined_exposition, worker_exposition, worker_socket
 from dlm.server.health import Event, State
 from dlm.server.http import CONNECTIONS, HEAD_BYTES, HttpServer, Response, tcp_socket, unix_socket
-from dlm.server.metrics import ServerMetrics
+from dlm.server.metrics import FAMILIES, ServerMetrics
 from dlm.wire.status import Reason
 from server.running import ROOT, WAIT_S, outcome, until
 
@@ -278,6 +278,17 @@ def test_histograms_are_cumulative_and_end_with_the_count() -> None:
         registry.register(ServerCollector(lambda: [served(metrics)]))
 
 
+def test_the_families_are_those_that_are_declared(shown) -> None:
+    """Names and labels, in the text that Prometheus reads."""
+    shown[1].refused(Reason.LATE)
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(fetch(shown[0].port, "/metrics")[1]):
+        for sample in family.samples:
+            name = family.name if family.type == "histogram" else sample.name
+            found.setdefault(name, set()).update(sample.labels)
+    assert found == {name: set(labels) for name, labels in FAMILIES.items()}
+
+
 def test_two_models_on_one_port_are_told_apart() -> None:
     """Counts by model; what belongs to the process once, under the default."""
     one, two = ServerMetrics(messages=1), ServerMetrics(messages=2)
@@ -297,7 +308,7 @@ from dlm.server.collector import Served, ServerCollector
 from dlm.server.exposition import worker_exposition, worker_socket
 from dlm.server.health import State
 from dlm.server.http import unix_socket
-from dlm.server.metrics import ServerMetrics
+from dlm.server.metrics import FAMILIES, ServerMetrics
 folder, worker, messages, state = sys.argv[1:]
 metrics = ServerMetrics(messages=int(messages))
 served = Served("a" * 32, "b" * 32, 2, 3, metrics, lambda: State[state])
