@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import signal
@@ -21,11 +22,22 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
 
 from dlm.errors import ConfigError
+from dlm.index.shard import Shard
 from dlm.server import exposition
+from dlm.server.app import ShardServer
 from dlm.server.collector import Served, ServerCollector
+from dlm.server.config import ServerConfig
 from dlm.server.exposition import join, joined_exposition, worker_exposition, worker_socket
 from dlm.server.health import Event, State
-from dlm.server.http import CONNECTIONS, HEAD_BYTES, HttpServer, Response, tcp_socket, unix_socket
+from dlm.server.http import (
+    CONNECTIONS,
+    HEAD_BYTES,
+    HttpServer,
+    Response,
+    get,
+    tcp_socket,
+    unix_socket,
+)
 from dlm.server.metrics import FAMILIES, ServerMetrics
 from dlm.wire.status import Reason
 from server.running import ROOT, WAIT_S, outcome, until
@@ -210,6 +222,31 @@ def test_head_has_no_body(shown) -> None:
     assert body == b""
 
 
+def test_whatever_comes_to_this_port_scores_are_answered(gated, sharded) -> None:
+    """While connections say nothing, or nonsense without an end."""
+    port = free_port()
+    _, _, caller = gated(metrics_port=port)
+    held = [socket.create_connection(("127.0.0.1", port)) for _ in range(2 * CONNECTIONS)]
+    for i, connection in enumerate(held):
+        if i % 2:
+            with contextlib.suppress(OSError):  # closed by now, being one too many
+                connection.sendall(os.urandom(HEAD_BYTES + 100))
+    rng = np.random.default_rng(8)
+    for _ in range(10):
+        asked = sharded.questions.ask(rng, 0)
+        sharded.questions.verify(0, asked, outcome(caller.score, asked.data).data)
+    for connection in held:
+        connection.close()
+
+    def scraped() -> bool:
+        try:
+            return fetch(port, "/metrics")[0] == 200
+        except OSError:  # those that are closed may not be counted out yet
+            return False
+
+    until(scraped)
+
+
 def test_half_a_request_ends_with_its_connection(shown) -> None:
     """Nothing comes back, nothing stays."""
     assert raw(shown[0].port, b"GET /metr", close=True) == b""
@@ -371,6 +408,30 @@ def messages_of(body: str) -> dict[str, float]:
         for sample in family.samples
         if sample.name == "dlm_server_requests_total" and sample.labels["result"] == "ok"
     }
+
+
+def test_a_server_shows_itself_on_a_unix_socket_as_the_worker_it_is(sharded, tmp_path) -> None:
+    """What its supervisor joins; nothing listens on a port then."""
+    path = worker_socket(tmp_path, 2)
+    path.write_bytes(b"")  # what a killed process left there
+
+    async def main() -> str:
+        ready = asyncio.Event()
+        server = ShardServer(
+            ServerConfig(metrics_port=1),  # which could not be bound
+            Shard.open(sharded.directory, 0),
+            on_ready=lambda _: ready.set(),
+            worker=2,
+            metrics_path=path,
+        )
+        running = asyncio.create_task(server.run())
+        await asyncio.wait_for(ready.wait(), WAIT_S)
+        shown = await get(path, "/metrics", 1 << 20)
+        server.post(Event.STOP)
+        assert await running == 0
+        return shown.body.decode()
+
+    assert messages_of(asyncio.run(main())) == {"2": 0}
 
 
 def test_one_scrape_shows_every_worker_that_lives(workers, monkeypatch) -> None:
