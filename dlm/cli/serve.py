@@ -62,6 +62,12 @@ def serve(
         typer.Option("--insecure", help="Let other machines ask without TLS or saying who asks."),
     ] = None,
     allow_remote: Annotated[bool, typer.Option("--allow-remote", hidden=True)] = False,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Port of /metrics, /healthz and /readyz; 0 is none.")
+    ] = None,
+    metrics_host: Annotated[
+        str | None, typer.Option(help="Address of that port; loopback by default.")
+    ] = None,
     preload: Annotated[
         bool | None, typer.Option("--preload", help="Map every page before reporting ready.")
     ] = None,
@@ -108,6 +114,8 @@ def serve(
         "tokens": tokens,
         "open_health": open_health,
         "insecure": insecure,
+        "metrics_port": metrics_port,
+        "metrics_host": metrics_host,
         "preload": preload,
         "mlock": mlock,
         "huge_pages": huge_pages,

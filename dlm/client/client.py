@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from dlm.client.config import ClientConfig
 from dlm.client.core import ClusterFile, Core, FixedEndpoints, Stats
+from dlm.client.metrics import ClientCollector
 from dlm.client.security import read_cluster_security
 from dlm.client.topology import Endpoint
 from dlm.client.transport import GrpcConnection
@@ -62,6 +63,11 @@ class _Face:
     def stats(self) -> Stats:
         """What this client has counted."""
         return self._core.stats
+
+    @property
+    def metrics(self) -> ClientCollector:
+        """The same and more for Prometheus: ``registry.register(client.metrics)``."""
+        return ClientCollector(self._core)
 
     def __repr__(self) -> str:
         snapshot = self._core._snapshot

@@ -34,6 +34,7 @@ class ClientConfig:
     max_queries    queries in one message, >= 1; fewer where the servers take fewer. 16,384: about
                    200 KiB a message, where the cost a query has long stopped falling.
     cache_dir      folder for low orders, shared by processes.
+    trace          make an OpenTelemetry span of each call; needs the extra `trace`.
 
     ca, cert, key, server_name, token_file, token, insecure: whom to trust and what to show, see
     `ClientSecurity`. Each stands before what cluster.toml says; without any, calls are plaintext.
@@ -45,6 +46,7 @@ class ClientConfig:
     connections: int = 4
     max_queries: int = 16384
     cache_dir: Path = field(default_factory=default_cache_dir)
+    trace: bool = False
     ca: str = ""
     cert: str = ""
     key: str = ""

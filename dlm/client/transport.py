@@ -41,6 +41,7 @@ OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
 )
 
+Metadata = tuple[tuple[str, str], ...]
 Chunks = Generator[pb.DownloadChunk, None, None]
 
 
@@ -53,8 +54,14 @@ class Connection(Protocol):
 
     address: str
 
-    def score(self, request: bytes, timeout_s: float, reply: Reply) -> None:
-        """Sends a ScoreRequest; `reply` is called once, on any thread."""
+    def score(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> None:
+        """Sends a ScoreRequest; `reply` is called once, on any thread.
+
+        Args
+            metadata  what a server needs to see of a trace; mostly nothing
+        """
 
     def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
         """What the server holds, its checksum verified; of `shard_set`, or of its default."""
@@ -88,6 +95,7 @@ class GrpcConnection:
         self._streams: list[Exchange | None] = [None]
         self._held: deque[Sent] = deque()  # in flight when the process forked
         self._channel = self._open()
+        self._score = self._channel.unary_unary(f"/{SERVICE}/Score")
         self._describe = self._channel.unary_unary(
             f"/{SERVICE}/Describe",
             request_serializer=pb.DescribeRequest.SerializeToString,
@@ -107,10 +115,30 @@ class GrpcConnection:
             fork.register()
         return channel
 
-    def score(self, request: bytes, timeout_s: float, reply: Reply) -> None:
+    def score(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> None:
         """See `Connection.score`."""
+        if metadata:
+            arguments = (request, timeout_s, reply, metadata)
+            threading.Thread(target=self._score_alone, args=arguments, daemon=True).start()
+            return
         while not self._stream().send(request, timeout_s, reply):
             pass  # that stream ended meanwhile; the next is a new one
+
+    def _score_alone(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata
+    ) -> None:
+        """As a call of its own, since the metadata of a stream are sent when it opens.
+
+        For the few messages whose trace is sampled: it costs three times a message of a stream.
+        """
+        try:
+            data = self._call(self._score, request, timeout_s, metadata)
+        except DlmError as exc:
+            reply(None, exc)
+        else:
+            reply(data, None)
 
     def _stream(self) -> Exchange:
         """The stream with the fewest messages in flight; a new one where none is idle."""
@@ -206,19 +234,29 @@ class GrpcConnection:
         for stream in streams:
             stream.end(self._closed_error())
 
-    def _start(self, method: Callable[..., Any], request: object, timeout_s: float) -> Any:
+    def _start(
+        self,
+        method: Callable[..., Any],
+        request: object,
+        timeout_s: float,
+        metadata: Metadata = (),
+    ) -> Any:
         """The call, under way."""
         try:
             with inside():
-                return method(request, timeout=timeout_s)
+                return method(request, timeout=timeout_s, metadata=metadata or None)
         except ValueError as exc:
             raise self._closed_error() from exc
 
     def _call(
-        self, method: grpc.UnaryUnaryMultiCallable, request: object, timeout_s: float
+        self,
+        method: grpc.UnaryUnaryMultiCallable,
+        request: object,
+        timeout_s: float,
+        metadata: Metadata = (),
     ) -> bytes:
         # As a future: gRPC's blocking form would wait inside gRPC.
-        call = self._start(method.future, request, timeout_s)
+        call = self._start(method.future, request, timeout_s, metadata)
         try:
             return bytes(call.result())
         except grpc.RpcError as exc:

@@ -27,8 +27,11 @@ from dlm.index.residence import MAPPED, Residence
 from dlm.index.shard import Shard
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
+from dlm.server.collector import Served, ServerCollector
 from dlm.server.config import ServerConfig
+from dlm.server.exposition import worker_exposition
 from dlm.server.health import HEALTH_SERVICE, SHARD_SERVICE, Action, Event, Health, State, step
+from dlm.server.http import HttpServer, tcp_socket, unix_socket
 from dlm.server.models import Models
 from dlm.server.port import cannot_be_bound
 from dlm.server.process import Process
@@ -201,6 +204,7 @@ class ShardServer:
         """Serves until the events say that it is over; returns and raises as `serve`."""
         try:
             server = self._bind()
+            shown = self._show()
             try:
                 await server.start()
                 self.guard.start()
@@ -214,6 +218,8 @@ class ShardServer:
                 self._notice.withdraw()
                 self.guard.close()
                 await server.stop(None)
+                if shown is not None:
+                    await asyncio.to_thread(shown.close)
         finally:
             self.models.close()
         logger.info("server.stopped", extra={"shard": self.service.shard.index, "whole": whole})
@@ -272,6 +278,29 @@ class ShardServer:
         except RuntimeError as exc:
             raise cannot_be_bound(config.address) from exc
         return server
+
+    def _show(self) -> HttpServer | None:
+        """The HTTP endpoint of metrics and probes, where one is wanted."""
+        config = self.config
+        if self.process.metrics_path is not None:
+            listening = unix_socket(self.process.metrics_path)
+        elif config.metrics_port:
+            listening = tcp_socket(config.metrics_host, config.metrics_port)
+        else:
+            return None
+        served = [
+            Served(
+                service.shard.manifest.model,
+                service.shard.manifest.shard_set,
+                service.shard.index,
+                service.shard.order,
+                service.metrics,
+                lambda: self.models.state,
+            )
+            for service in self.models
+        ]
+        collector = ServerCollector(lambda: served, self.process)
+        return worker_exposition(listening, collector, lambda: self.models.state, self._loop)
 
     def _warm_up(self) -> None:
         """Compiles and runs the kernels before a client waits for them; in its own thread."""

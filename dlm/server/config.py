@@ -110,6 +110,17 @@ class ServerConfig:
     # deadline a client sets, below the 10 to 30 s that service managers wait before they kill.
     drain_s: float = 5.0
 
+    # TCP port of /metrics, /healthz and /readyz over HTTP, 0 to 65535; 0: none.
+    metrics_port: int = 0
+
+    # Address that port listens on. Beyond loopback is allowed: what it shows holds no text and no
+    # id of a word, but whoever reaches it sees how busy the server is.
+    metrics_host: str = "127.0.0.1"
+
+    # Make a span of each Score whose caller sent a sampled trace context. Needs the extra `trace`,
+    # and an OpenTelemetry SDK set up in the process (`opentelemetry-instrument dlm serve ...`).
+    trace: bool = False
+
     # Compare the checksum of every file at start. Costs one read of the shard (about 1 s a GiB from
     # a warm page cache); without it, damage on disk can become a wrong score.
     verify: bool = True
@@ -131,7 +142,10 @@ class ServerConfig:
         if not self.host:
             raise ConfigError("server.host is empty; give an address, such as 127.0.0.1")
         self._check_exposure()
+        if not self.metrics_host:
+            raise ConfigError("server.metrics_host is empty; give an address, such as 127.0.0.1")
         _within("port", self.port, 0, 65_535, "")
+        _within("metrics_port", self.metrics_port, 0, 65_535, "")
         _within("workers", self.workers, 1, 256, "processes")
         _within("max_queries", self.max_queries, 1, 1 << 22, "queries")
         _within("max_message_bytes", self.max_message_bytes, 4096, 64 * MIB, "bytes")

@@ -80,6 +80,7 @@ class Process:
     workers   how many there are
     restarts  processes that were this worker before
     instance  drawn at random: another number is another process, whose counters began at 0
+    metrics_path  unix socket that it shows its metrics on, where its supervisor joins those of all
     """
 
     worker: int = 0
@@ -88,6 +89,7 @@ class Process:
     # Never 0, which is what an absent field reads as.
     instance: int = field(default_factory=lambda: secrets.randbits(64) | 1)
     memory: MemoryGauge = field(default_factory=MemoryGauge, compare=False, repr=False)
+    metrics_path: Path | None = None
 
     @staticmethod
     def cpu_ms() -> int:

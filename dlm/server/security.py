@@ -299,23 +299,30 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def _refuse(self, _: Any, context: Any) -> NoReturn:
         self._metrics.unauthenticated += 1
-        self._log("server.unauthenticated", context)
+        if fields := self._worth_a_line(context):
+            logger.warning("server.unauthenticated", extra=fields)
         await _abort(context, Reason.UNAUTHENTICATED, UNAUTHENTICATED)
 
     async def _limit(
         self, context: Any, client: Client, reason: Reason, message: str, retry_ms: int
     ) -> NoReturn:
-        self._metrics.client_limits += reason is Reason.CLIENT_LIMIT
-        self._log("server.client.limit", context, client.name)
+        if reason is Reason.CLIENT_LIMIT:
+            self._metrics.client_limits += 1
+        else:
+            self._metrics.refused(reason)
+        if fields := self._worth_a_line(context):
+            logger.warning("server.client.limit", extra=fields | {"client": client.name})
         await _abort(context, reason, message, (PUSHBACK_KEY, str(retry_ms)))
 
-    def _log(self, event: str, context: Any, client: str | None = None) -> None:
+    def _worth_a_line(self, context: Any) -> dict[str, Any]:
+        """What is logged of a refusal, and of those since the last line; nothing within LOG_S."""
         self._refusals += 1
         now = asyncio.get_running_loop().time()
-        if now - self._logged >= LOG_S:
-            fields = {"peer": context.peer(), "refusals": self._refusals}
-            logger.warning(event, extra=fields | ({"client": client} if client else {}))
-            self._logged, self._refusals = now, 0
+        if now - self._logged < LOG_S:
+            return {}
+        fields = {"peer": context.peer(), "refusals": self._refusals}
+        self._logged, self._refusals = now, 0
+        return fields
 
 
 def allow_connections() -> None:

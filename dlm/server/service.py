@@ -13,22 +13,27 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
+import numpy as np
+from numpy.typing import NDArray
 
 from dlm import __version__
 from dlm.errors import ProtocolError
 from dlm.index.layout import FileEntry, Manifest
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.server import kernels
+from dlm.server import metrics as counting
 from dlm.server.config import ServerConfig
 from dlm.server.health import State
 from dlm.server.lateness import Lateness
 from dlm.server.metrics import ServerMetrics
 from dlm.server.process import Process
 from dlm.server.security import caller
+from dlm.tracing import Tracer
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import CODE_OF, PUSHBACK_KEY, REASON_KEY, Reason
@@ -60,6 +65,17 @@ class OpenShard(Protocol):
 
     def score(self, groups: QueryGroups) -> Answers:
         """Answers to queries that passed `ShardService.check`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A reply, and what is counted of it: its queries' orders, and the seconds of each stage."""
+
+    data: bytes
+    matched_orders: NDArray[np.uint8]
+    begun: float
+    search_s: float
+    encode_s: float
 
 
 class Refusal(Exception):
@@ -128,6 +144,7 @@ class ShardService:
         self.state = State.WARMING
         self.metrics = ServerMetrics()
         self.process = process or Process()
+        self._tracer = Tracer(__version__) if config.trace else None
         self._clock = clock
         self._started = clock()
         self._shard_set = shard.manifest.shard_set_bytes
@@ -168,40 +185,77 @@ class ShardService:
 
     async def score(self, data: bytes, context: Any) -> bytes:
         """dlm.v1.Shard/Score."""
+        if self._tracer is not None:
+            return await self._traced_score(data, context, self._tracer)
+        return await self._score(data, context)
+
+    async def _score(self, data: bytes, context: Any) -> bytes:
         metrics = self.metrics
         overload = self._overload()
         if overload is not None:
-            metrics.refusals[overload.reason] += 1
+            metrics.refused(overload.reason)
             return await self._abort(context, overload)
         self._enter()
         try:
-            reply, queries = await self._score(data, context.time_remaining())
+            return await self._read_and_answer(data, context.time_remaining())
         except Refusal as refusal:
-            metrics.refusals[refusal.reason] += 1
+            metrics.refused(refusal.reason)
             failure = refusal
         except asyncio.CancelledError:
             metrics.abandoned += 1
             raise
         except Exception as exc:  # noqa: BLE001 - whatever it is, the next message must be answered
-            metrics.refusals[Reason.INTERNAL] += 1
+            metrics.refused(Reason.INTERNAL)
             failure = self._internal("score", exc)
-        else:
-            metrics.messages += 1
-            metrics.queries += queries
-            return reply
         finally:
             self._leave()
         return await self._abort(context, failure)
 
-    async def _score(self, data: bytes, remaining_s: float | None) -> tuple[bytes, int]:
+    async def _traced_score(self, data: bytes, context: Any, tracer: Tracer) -> bytes:
+        """Score in a span, where the caller sent the context of one that is sampled."""
+        span = tracer.proceed(
+            "dlm.score", context.invocation_metadata() or (), shard=self.shard.index
+        )
+        if span is None:
+            return await self._score(data, context)
+        result = "abandoned"
+        try:
+            reply = await self._score(data, context)
+            result = "ok"
+            return reply
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            result = next((v for k, v in context.trailing_metadata() if k == REASON_KEY), "failed")
+            raise
+        finally:
+            span.end(result)
+
+    async def _read_and_answer(self, data: bytes, remaining_s: float | None) -> bytes:
         self._require_ready()
         late = None if remaining_s is None else self._clock() + remaining_s
+        arrived = time.perf_counter()
         request = self._decode(self._parse(pb.ScoreRequest(), data))
-        queries = len(request.groups.words)
-        if queries <= self.config.inline_queries:
-            return self._answer(request, late), queries
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._answer, request, late), queries
+        decoded = time.perf_counter()
+        if len(request.groups.words) <= self.config.inline_queries:
+            answered = self._answer(request, late)
+        else:
+            answered = await self._answer_in_thread(request, late)
+        self._count(answered, arrived, decoded)
+        return answered.data
+
+    def _count(
+        self, answered: Answered, arrived: float, decoded: float, waited_s: float = 0.0
+    ) -> None:
+        """Counts a request that was answered, and was read at `arrived` after it had `waited_s`."""
+        self.metrics.answered(
+            len(answered.matched_orders),
+            answered.matched_orders,
+            waited_s + answered.begun - decoded,
+            decoded - arrived,
+            answered.search_s,
+            answered.encode_s,
+        )
 
     # --------------------------------------------------------------- Exchange
 
@@ -214,80 +268,91 @@ class ShardService:
         """
         lateness = Lateness()
         writing = asyncio.Lock()
-        large: set[asyncio.Task[None]] = set()
+        large: dict[asyncio.Task[None], ShardService] = {}
         self.metrics.streams += 1
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
+                arrived = time.perf_counter()
                 try:
                     message = codec.parse(pb.ScoreRequest(), data)
                 except ProtocolError as exc:
                     # It has no number, so no reply can name it; and what follows is as doubtful.
-                    self.metrics.refusals[Reason.MALFORMED] += 1
+                    self.metrics.refused(Reason.MALFORMED)
                     await self._abort(context, Refusal(Reason.MALFORMED, str(exc)))
                 service = self.find(message.shard_set)
                 overload = service._overload()
                 if overload is not None:
                     # Written before the next is read: who does not read is not read either.
-                    async with writing:
-                        await context.write(service._refusal_reply(message, overload))
+                    reply = service._refusal_reply(message, overload)
+                    await service._write(context, reply, writing)
                 elif len(message.words) <= 4 * self.config.inline_queries:  # four bytes a word
-                    reply = service._exchange(message, lateness)
+                    reply = service._exchange(message, lateness, arrived)
                     try:
                         # Alone in its stream mostly: then nobody else writes.
-                        async with writing:
-                            await context.write(reply)
+                        await service._write(context, reply, writing)
                     finally:
                         service._leave()
                 else:
                     service._enter()  # here, where it was found to fit; not when the task begins
                     task = asyncio.create_task(
-                        service._exchange_large(message, lateness, context, writing)
+                        service._exchange_large(message, lateness, arrived, context, writing)
                     )
-                    large.add(task)
-                    task.add_done_callback(large.discard)
+                    large[task] = service
+                    task.add_done_callback(large.pop)
                     task.add_done_callback(service._left)
             if large:
                 await asyncio.gather(*large)
         except asyncio.CancelledError:
-            self.metrics.abandoned += len(large)
+            for service in large.values():
+                service.metrics.abandoned += 1
             raise
         finally:
             self.metrics.streams -= 1
-            for task in large:
+            for task in list(large):
                 task.cancel()
 
-    def _exchange(self, message: pb.ScoreRequest, lateness: Lateness) -> bytes:
+    async def _write(self, context: Any, reply: bytes, writing: asyncio.Lock) -> None:
+        begun = time.perf_counter()
+        async with writing:
+            await context.write(reply)
+        self.metrics.wrote(time.perf_counter() - begun)
+
+    def _exchange(self, message: pb.ScoreRequest, lateness: Lateness, arrived: float) -> bytes:
         """The reply to a small message, a refusal included; `_leave` once it is written."""
         self._enter()
         try:
-            request, late = self._admit(message, lateness)
-            reply = self._answer(request, late)
+            request, late, waited_s = self._admit(message, lateness)
+            decoded = time.perf_counter()
+            answered = self._answer(request, late)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the next message must be answered
             return self._refusal_reply(message, exc)
-        self.metrics.messages += 1
-        self.metrics.queries += len(request.groups.words)
-        return reply
+        self._count(answered, arrived, decoded, waited_s)
+        return answered.data
 
     async def _exchange_large(
-        self, message: pb.ScoreRequest, lateness: Lateness, context: Any, writing: asyncio.Lock
+        self,
+        message: pb.ScoreRequest,
+        lateness: Lateness,
+        arrived: float,
+        context: Any,
+        writing: asyncio.Lock,
     ) -> None:
         try:
-            request, late = self._admit(message, lateness)
-            reply = await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._answer, request, late
-            )
+            request, late, waited_s = self._admit(message, lateness)
+            decoded = time.perf_counter()
+            answered = await self._answer_in_thread(request, late)
         except Exception as exc:  # noqa: BLE001 - as above
             reply = self._refusal_reply(message, exc)
         else:
-            self.metrics.messages += 1
-            self.metrics.queries += len(request.groups.words)
-        async with writing:
-            await context.write(reply)
+            self._count(answered, arrived, decoded, waited_s)
+            reply = answered.data
+        await self._write(context, reply, writing)
 
     def _admit(
         self, message: pb.ScoreRequest, lateness: Lateness
-    ) -> tuple[codec.ScoreRequest, float | None]:
-        """The request, and until when its answer is worth having; raises `Refusal`."""
+    ) -> tuple[codec.ScoreRequest, float | None, float]:
+        """The request, until when its answer is worth having, and how long it has waited, in
+        seconds; raises `Refusal`."""
         now = self._clock()
         waited = lateness.of(message.sent_us, now)
         self._require_ready()
@@ -296,11 +361,11 @@ class ShardService:
             late = now - waited + message.timeout_us * 1e-6
             if now >= late:
                 raise _too_late()
-        return self._decode(message), late
+        return self._decode(message), late, waited
 
     def _refusal_reply(self, message: pb.ScoreRequest, exc: Exception) -> bytes:
         refusal = exc if isinstance(exc, Refusal) else self._internal("exchange", exc)
-        self.metrics.refusals[refusal.reason] += 1
+        self.metrics.refused(refusal.reason)
         return codec.encode_refusal(
             message.sequence,
             refusal.reason.value,
@@ -350,14 +415,24 @@ class ShardService:
         self._require_same(request.shard_set, request.shard)
         return request
 
-    def _answer(self, request: codec.ScoreRequest, late: float | None) -> bytes:
+    async def _answer_in_thread(self, request: codec.ScoreRequest, late: float | None) -> Answered:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._answer, request, late)
+
+    def _answer(self, request: codec.ScoreRequest, late: float | None) -> Answered:
         """The reply to `request`, which is not begun after `late`; in any thread."""
+        begun = time.perf_counter()
         if late is not None and self._clock() >= late:
             raise _too_late()
-        if not len(request.groups.words):
-            return codec.encode_score_reply(request, Answers.empty(0))
-        self.check(request.groups)
-        return codec.encode_score_reply(request, self.shard.score(request.groups))
+        if len(request.groups.words):
+            self.check(request.groups)
+            answers = self.shard.score(request.groups)
+        else:
+            answers = Answers.empty(0)
+        searched = time.perf_counter()
+        data = codec.encode_score_reply(request, answers)
+        encode_s = time.perf_counter() - searched
+        return Answered(data, answers.matched_order, begun, searched - begun, encode_s)
 
     def check(self, groups: QueryGroups) -> None:
         """Raises `Refusal` unless the shard may trust `groups` and owns every context in it."""
@@ -408,7 +483,9 @@ class ShardService:
         except Refusal as refusal:
             if refusal.reason is not Reason.SLOT_NOT_OWNED:
                 raise
-        codec.encode_score_reply(request, self.shard.score(request.groups))
+        answers = self.shard.score(request.groups)
+        codec.encode_score_reply(request, answers)
+        counting.warm_up(answers.matched_order)
 
     # ------------------------------------------------- Describe and Heartbeat
 
@@ -449,7 +526,7 @@ class ShardService:
             instance=self.process.instance,
             messages=self.metrics.messages,
             queries=self.metrics.queries,
-            refused=self.metrics.refused,
+            refused=self.metrics.refused_total,
             in_flight=self.metrics.in_flight,
             uptime_ms=int(1000 * (self._clock() - self._started)),
             worker=self.process.worker,

@@ -42,4 +42,4 @@ async def follow(watch: Watch, reload: Callable[[], None], *, what: str) -> None
         except ConfigError as exc:
             logger.error("server.%s.kept", what, extra={"error": str(exc)})
         else:
-            logger.info("server.%s.reloaded", what)
+            logger.info("server.%s.reloaded", what, extra={"files": len(watch.paths)})

@@ -6,6 +6,9 @@ workers, and none of them would survive the fork that replaces one.
 
 A worker speaks to it over a pipe, a line of JSON at a time; its end, however it comes, is the end
 of the pipe. Signals go the other way: SIGTERM drains, SIGKILL ends.
+
+Where metrics are wanted, one more process joins those of the workers (`exposition.serve_joined`):
+it is replaced like a worker, and outlives them all.
 """
 
 from __future__ import annotations
@@ -16,18 +19,23 @@ import json
 import logging
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 import dlm.errors
 from dlm.errors import ConfigError, DlmError
 from dlm.server.config import ServerConfig
+from dlm.server.exposition import serve_joined, worker_socket
+from dlm.server.http import tcp_socket
 from dlm.server.parent import end_with_parent
 from dlm.server.port import reserved
 from dlm.server.process import Process
@@ -52,12 +60,13 @@ class _Stopped(BaseException):
 class _Worker:
     """A process of ours, or the pause before the next one.
 
+    index   which worker it is; None of the process that shows the metrics of all
     pid     0 between two processes
     pipe    where it speaks; -1 likewise
     again   when the next one starts
     """
 
-    index: int
+    index: int | None
     restarts: int = 0
     quick_deaths: int = 0
     pid: int = 0
@@ -84,6 +93,8 @@ class Supervisor:
         self._config = config
         self._warm, self._work, self._notice = warm, work, notice
         self._workers = [_Worker(index) for index in range(config.workers)]
+        self._shows = _Worker(None) if config.metrics_port else None
+        self._metrics: _Metrics | None = None
         self._port = 0
         self._signals = 0
         self._interruptible = False
@@ -115,6 +126,7 @@ class Supervisor:
             self._wake,
             self._woken,
             reserved(config.host, config.port, address=config.address) as self._port,
+            _metrics(config) as self._metrics,
             self._handling_signals(),
         ):
             try:
@@ -153,6 +165,11 @@ class Supervisor:
 
     # ---------------------------------------------------------------- the whole
 
+    @property
+    def _processes(self) -> list[_Worker]:
+        """The workers, and what shows their metrics."""
+        return [*self._workers, self._shows] if self._shows else self._workers
+
     def _prepare(self) -> None:
         begun = time.monotonic()
         self._warm()
@@ -160,7 +177,9 @@ class Supervisor:
         # pages that the workers share.
         gc.collect()
         gc.freeze()
-        logger.info("supervisor.warmed", extra={"duration_s": round(time.monotonic() - begun, 3)})
+        logger.info(
+            "server.supervisor.warmed", extra={"duration_s": round(time.monotonic() - begun, 3)}
+        )
 
     def _supervise(self) -> None:
         """Until every worker has ended after a signal."""
@@ -169,7 +188,7 @@ class Supervisor:
             if self._signals and self._stopping_since is None:
                 self._stop(now)
             if self._stopping_since is None:
-                for worker in self._workers:
+                for worker in self._processes:
                     if not worker.pid and worker.again <= now:
                         self._start(worker)
             elif not any(worker.pid for worker in self._workers):
@@ -193,13 +212,13 @@ class Supervisor:
             return None
         if self._stopping_since is not None:
             return max(self._last_moment() - now, 0.0)
-        pauses = [max(w.again - now, 0.0) for w in self._workers if not w.pid]
+        pauses = [max(w.again - now, 0.0) for w in self._processes if not w.pid]
         return min(pauses, default=None)
 
     def _stop(self, now: float) -> None:
         self._stopping_since = now
         self._notice.withdraw()
-        logger.info("supervisor.draining", extra={"workers": len(self._workers)})
+        logger.info("server.supervisor.draining", extra={"workers": len(self._workers)})
         self._send(signal.SIGTERM)
 
     def _kill(self) -> None:
@@ -214,10 +233,10 @@ class Supervisor:
                 os.kill(worker.pid, number)
 
     def _end_all(self) -> None:
-        """No worker outlives this; none is left but where something was raised."""
-        self._send(signal.SIGKILL)
-        for worker in self._workers:
+        """No process outlives this; no worker is left but where something was raised."""
+        for worker in self._processes:
             if worker.pid:
+                os.kill(worker.pid, signal.SIGKILL)
                 os.waitpid(worker.pid, 0)
                 os.close(worker.pipe)
                 worker.pid = 0
@@ -242,10 +261,10 @@ class Supervisor:
         worker.pipe = ours
         os.set_blocking(ours, False)
         self._selector.register(ours, selectors.EVENT_READ, worker)
-        logger.info(
-            "worker.started",
-            extra={"worker": worker.index, "pid": worker.pid, "restarts": worker.restarts},
-        )
+        facts = {"worker": worker.index, "pid": worker.pid, "restarts": worker.restarts}
+        is_worker = worker.index is not None
+        name = "server.worker.started" if is_worker else "server.exposition.started"
+        logger.info(name, extra=facts)
 
     def _be(
         self, worker: _Worker, pipe: int, parent: int, mask: set[int | signal.Signals]
@@ -260,15 +279,27 @@ class Supervisor:
             end_with_parent(parent)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             self._selector.close()
-            _name_in_logs(worker.index)
-            process = Process(worker.index, len(self._workers), worker.restarts)
-            status = int(
-                self._work(self._port, process, lambda ready: _say(pipe, {"ready": asdict(ready)}))
-            )
+            metrics = self._metrics
+            if worker.index is None:
+                assert metrics is not None
+                serve_joined(metrics.listening, metrics.sockets)
+                status = 0
+            else:
+                if metrics is not None:
+                    metrics.listening.close()
+                _name_in_logs(worker.index)
+                process = Process(
+                    worker.index,
+                    len(self._workers),
+                    worker.restarts,
+                    metrics_path=metrics.sockets[worker.index] if metrics else None,
+                )
+                tell: OnReady = lambda ready: _say(pipe, {"ready": asdict(ready)})  # noqa: E731
+                status = int(self._work(self._port, process, tell))
         except (DlmError, OSError) as exc:
             _say(pipe, {"error": type(exc).__name__, "message": str(exc)})
         except BaseException as exc:
-            logger.critical("worker.failed", exc_info=exc)
+            logger.critical("server.worker.failed", exc_info=exc, extra={"worker": worker.index})
         finally:
             try:
                 logging.shutdown()
@@ -301,7 +332,7 @@ class Supervisor:
             self._published = True
             self._notice.publish(replace(ready, pid=os.getpid(), workers=len(self._workers)))
             logger.info(
-                "supervisor.ready", extra={"port": self._port, "workers": len(self._workers)}
+                "server.supervisor.ready", extra={"port": self._port, "workers": len(self._workers)}
             )
 
     def _ended(self, worker: _Worker) -> None:
@@ -317,12 +348,12 @@ class Supervisor:
             "status": status,
             "lived_s": round(lived, 3),
         }
-        if self._stopping_since is not None:
+        if self._stopping_since is not None and worker.index is not None:
             # One that was not ready had nothing in flight, however it ended.
             self._whole = self._whole and (status == 0 or not worker.ready)
-            logger.info("worker.exited", extra=facts)
+            logger.info("server.worker.exited", extra=facts)
             return
-        if not self._published:
+        if not self._published and worker.index is not None:
             raise worker.error or ConfigError(
                 f"worker {worker.index} ended with status {status} before the server was ready; "
                 "what it logged says why"
@@ -331,7 +362,34 @@ class Supervisor:
         worker.again = time.monotonic() + pause
         worker.restarts += 1
         facts |= {"again_in_s": pause, "error": str(worker.error or "")}
-        logger.error("worker.exited", extra=facts)
+        name = "server.exposition.exited" if worker.index is None else "server.worker.exited"
+        logger.error(name, extra=facts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Metrics:
+    """Where the metrics of all workers are asked for, and where each shows its own."""
+
+    listening: socket.socket
+    sockets: dict[int, Path]
+
+
+@contextlib.contextmanager
+def _metrics(config: ServerConfig) -> Iterator[_Metrics | None]:
+    """The port, bound, and a folder that nobody else may enter; None where none is wanted.
+
+    Raises  ConfigError  the port cannot be bound
+    """
+    if not config.metrics_port:
+        yield None
+        return
+    with tcp_socket(config.metrics_host, config.metrics_port) as listening:
+        folder = Path(tempfile.mkdtemp(prefix="dlm-metrics-"))
+        try:
+            sockets = {worker: worker_socket(folder, worker) for worker in range(config.workers)}
+            yield _Metrics(listening, sockets)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _say(pipe: int, content: object) -> None:

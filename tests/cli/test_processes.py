@@ -225,7 +225,12 @@ def test_events_keep_their_names_and_name_their_worker(
     events = [json.loads(line) for line in said.splitlines()]
     seen = {(event["event"], event.get("worker")) for event in events}
     for worker in (0, 1):
-        for name in ("worker.started", "server.ready", "server.state", "worker.exited"):
+        for name in (
+            "server.worker.started",
+            "server.ready",
+            "server.state",
+            "server.worker.exited",
+        ):
             assert (name, worker) in seen
-    assert ("supervisor.ready", None) in seen
+    assert ("server.supervisor.ready", None) in seen
     assert ("server.stopped", None) in seen

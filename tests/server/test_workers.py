@@ -6,14 +6,18 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from dlm.errors import ConfigError
 from dlm.server.app import serve
@@ -172,6 +176,55 @@ def test_a_killed_worker_is_replaced_while_the_others_answer(sharded, two):
     assert pids[0] not in children(two.process.pid)
     two.process.terminate()
     assert two.wait() == 0
+
+
+def shown(port: int, name: str, **labels: str) -> dict[str, float]:
+    """Of each worker the sample of that name and those labels, as a scrape shows it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as reply:
+        families = list(text_string_to_metric_families(reply.read().decode()))
+    return {
+        sample.labels["worker"]: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    }
+
+
+def test_one_port_shows_the_metrics_of_all_workers(sharded, start, monkeypatch):
+    """Also after a worker was replaced, and after the process that shows them was."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    rng = np.random.default_rng(5)
+    with tempfile.TemporaryDirectory() as folder:  # a short path, as those of sockets must be
+        monkeypatch.setenv("TMPDIR", folder)
+        server = start(0, workers=2, metrics_port=port).wait_ready()
+        with one_of_each(server.address, 2) as callers:
+            for caller in callers.values():
+                asked = sharded.questions.ask(rng, 0)
+                sharded.questions.verify(0, asked, caller.score(asked.data, timeout=WAIT_S))
+            requests = "dlm_server_requests_total"
+            until(lambda: shown(port, requests, result="ok") == {"0": 1, "1": 1})
+            assert shown(port, requests, result="UNAUTHENTICATED") == {"0": 0, "1": 0}
+        first, _, shows = children(server.process.pid)
+        os.kill(shows, signal.SIGKILL)
+        until(lambda: server.errors.count("exposition.started") == 2)
+        assert shown(port, "dlm_server_state", state="ready") == {"0": 1, "1": 1}
+        os.kill(first, signal.SIGKILL)
+        until(lambda: shown(port, "dlm_server_worker_restarts_total") == {"0": 1, "1": 0})
+        assert list(Path(folder).glob("dlm-metrics-*"))
+        server.process.terminate()
+        assert server.wait() == 0
+        assert list(Path(folder).glob("*")) == []
+    assert server.errors.count("exposition.exited") == 1
+
+
+def test_a_port_for_metrics_that_is_taken_ends_the_start(sharded, start):
+    """Before anything is compiled, with the setting that it comes from."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = start(0, workers=2, metrics_port=taken.getsockname()[1])
+        assert server.wait() != 0
+    assert "cannot be bound for metrics" in server.errors
+    assert "worker.started" not in server.errors
 
 
 def test_workers_end_when_the_supervisor_is_killed(two):
