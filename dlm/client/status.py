@@ -1,4 +1,4 @@
-"""How the servers of a cluster are: heartbeats of each, and of each process behind its port.
+"""How the servers of a cluster are: heartbeats of each process behind a port, for each model.
 
 Several worker processes may share a port, and a connection reaches whichever of them the system
 picks; so further connections are made until every worker was met, or patience is at its end.
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from dlm.client.topology import Connect, Endpoint
+from dlm.client.topology import MAX_SHARD_SETS, Connect, Endpoint
 from dlm.client.transport import Connection
 from dlm.errors import DlmError
 from dlm.index.layout import Manifest, parse_manifest
@@ -35,7 +35,7 @@ def tries_for(workers: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One server process, or a server that does not answer.
+    """A model that a server process holds, or a server that does not answer.
 
     address        as cluster.toml gives it
     shard          that it says it holds; the hint of cluster.toml while it is silent, or None
@@ -100,20 +100,12 @@ class _Beat:
     round_trip_s: float
 
 
-class _Worker:
-    """A connection to one process, and its last two beats."""
+class _Held:
+    """The last two beats of one process for one shard set that it holds."""
 
-    def __init__(self, connection: Connection, beat: _Beat) -> None:
-        self.connection = connection
+    def __init__(self, beat: _Beat) -> None:
         self.before: _Beat | None = None
         self.last = beat
-
-    def told(self, beat: _Beat) -> bool:
-        """Takes a beat; false where another process answered it."""
-        if beat.reply.instance != self.last.reply.instance:
-            return False
-        self.before, self.last = self.last, beat
-        return True
 
     def row(self, endpoint: Endpoint, model: str | None) -> Row:
         """What the beats say."""
@@ -145,6 +137,33 @@ class _Worker:
         )
 
 
+class _Worker:
+    """A connection to one process.
+
+    held  a shard set -> its beats; the default, under which the process itself is told of, first
+    """
+
+    def __init__(self, connection: Connection, beat: _Beat) -> None:
+        self.connection = connection
+        self.instance = beat.reply.instance
+        self.shard = beat.reply.shard
+        self.workers = beat.reply.workers
+        self.held = {bytes(beat.reply.shard_set): _Held(beat)}
+
+    def told(self, shard_set: bytes, beat: _Beat) -> bool:
+        """Takes a beat; false where another process answered it, or for another shard set."""
+        reply = beat.reply
+        if reply.instance != self.instance or bytes(reply.shard_set) != shard_set:
+            return False
+        found = self.held.get(shard_set)
+        if found is None:
+            self.held[shard_set] = _Held(beat)
+        else:
+            found.before, found.last = found.last, beat
+            self.workers = reply.workers
+        return True
+
+
 def _state(state: int) -> str:
     """The name of a `ServerState`; one that this version does not know is "unknown"."""
     try:
@@ -162,16 +181,17 @@ class _Server:
     ) -> None:
         self.endpoint = endpoint
         self.workers: dict[int, _Worker] = {}
-        self.manifest: Manifest | None = None
+        self.manifests: dict[bytes, Manifest] = {}
         self._connect = connect
         self._timeout_s = timeout_s
         self._clock = clock
         self._sequence = 0
 
-    def _beat(self, connection: Connection) -> _Beat:
+    def _beat(self, connection: Connection, shard_set: bytes = b"", shard: int = 0) -> _Beat:
         self._sequence += 1
         begun = self._clock()
-        reply = connection.heartbeat(pb.HeartbeatRequest(sequence=self._sequence), self._timeout_s)
+        request = pb.HeartbeatRequest(sequence=self._sequence, shard_set=shard_set, shard=shard)
+        reply = connection.heartbeat(request, self._timeout_s)
         now = self._clock()
         return _Beat(now, reply, now - begun)
 
@@ -180,7 +200,7 @@ class _Server:
         error: DlmError | None = None
         for instance, worker in list(self.workers.items()):
             try:
-                if worker.told(self._beat(worker.connection)):
+                if self._beat_all(worker):
                     continue
             except DlmError as exc:
                 error = exc
@@ -201,16 +221,31 @@ class _Server:
             expected = self._expected()
         if not self.workers:
             return [Row(self.endpoint.address, self.endpoint.shard, error=_told(error))]
-        rows = [worker.row(self.endpoint, self._model(worker)) for worker in self.workers.values()]
+        rows = [row for worker in self.workers.values() for row in self._rows(worker)]
         rows.sort(key=lambda row: row.worker or 0)
-        if len(rows) < expected:
+        if len(self.workers) < expected:
             why = _told(error) if error else "no connection reached the others"
-            note = f"{len(rows)} of {expected} workers answered: {why}"
+            note = f"{len(self.workers)} of {expected} workers answered: {why}"
             rows = [replace(row, error=note) for row in rows]
         return rows
 
     def _expected(self) -> int:
-        return max((w.last.reply.workers for w in self.workers.values()), default=1) or 1
+        return max((w.workers for w in self.workers.values()), default=1) or 1
+
+    def _beat_all(self, worker: _Worker) -> bool:
+        """A beat of each shard set of a worker; false where another process answers by now."""
+        default, *others = worker.held
+        return worker.told(default, self._beat(worker.connection)) and all(
+            worker.told(one, self._beat(worker.connection, one, worker.shard)) for one in others
+        )
+
+    def _rows(self, worker: _Worker) -> list[Row]:
+        """One a shard set; what belongs to the whole process is told with the default alone."""
+        rows = [
+            held.row(self.endpoint, self._model(worker, shard_set))
+            for shard_set, held in worker.held.items()
+        ]
+        return rows[:1] + [replace(row, cpu_percent=None, memory_bytes=None) for row in rows[1:]]
 
     def _meet(self) -> None:
         """Makes a connection; keeps it where it met a worker that was not known."""
@@ -219,22 +254,38 @@ class _Server:
         try:
             beat = self._beat(connection)
             if beat.reply.instance not in self.workers:
-                self.workers[beat.reply.instance] = _Worker(connection, beat)
+                worker = _Worker(connection, beat)
+                self._find_others(worker)
+                self.workers[worker.instance] = worker
                 kept = True
         finally:
             if not kept:
                 connection.close()
 
-    def _model(self, worker: _Worker) -> str | None:
-        """The model behind a shard set; asked once, and again when there is another."""
-        shard_set = worker.last.reply.shard_set.hex()
-        if self.manifest is None or self.manifest.shard_set != shard_set:
+    def _find_others(self, worker: _Worker) -> None:
+        """The shard sets that a process holds beside its default; none where it does not say."""
+        try:
+            reply = worker.connection.describe(self._timeout_s)
+            self._learn(reply)
+            others = [bytes(one) for one in reply.shard_sets if bytes(one) not in worker.held]
+            for one in others[:MAX_SHARD_SETS]:
+                worker.told(one, self._beat(worker.connection, one, worker.shard))
+        except DlmError:
+            return
+
+    def _learn(self, reply: pb.DescribeReply) -> None:
+        manifest = parse_manifest(reply.manifest, self.endpoint.address)
+        self.manifests[manifest.shard_set_bytes] = manifest
+
+    def _model(self, worker: _Worker, shard_set: bytes) -> str | None:
+        """The model behind a shard set, which is asked for once."""
+        if shard_set not in self.manifests:
             try:
-                reply = worker.connection.describe(self._timeout_s)
-                self.manifest = parse_manifest(reply.manifest, self.endpoint.address)
+                self._learn(worker.connection.describe(self._timeout_s, shard_set))
             except DlmError:
                 return None
-        return self.manifest.model[:ID_DIGITS] if self.manifest.shard_set == shard_set else None
+        found = self.manifests.get(shard_set)
+        return found.model[:ID_DIGITS] if found else None
 
     def close(self) -> None:
         for worker in self.workers.values():
@@ -270,8 +321,8 @@ class ClusterStatus:
             rows = [row for part in pool.map(_Server.look, self._servers) for row in part]
         shards = {row.shard for row in rows if row.shard is not None}
         for server in self._servers:
-            if server.manifest is not None:
-                shards |= set(range(server.manifest.shards))
+            for manifest in server.manifests.values():
+                shards |= set(range(manifest.shards))
         ready = {row.shard for row in rows if row.state == "ready"}
         return Look(tuple(rows), tuple(sorted(shards)), tuple(sorted(shards - ready)))
 

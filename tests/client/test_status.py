@@ -8,12 +8,14 @@ import pytest
 
 from client.questions import ask, queries_to
 from client.scripted import Clients
-from cluster import Cluster, ProcessServer, ThreadServer
+from cluster import Cluster, ProcessServer, ThreadServer, build
 from dlm.client.status import ClusterStatus, tries_for
 from dlm.client.topology import Endpoint
 from dlm.client.transport import GrpcConnection
 from dlm.errors import ShardDown
+from dlm.index.shard import Shard
 from dlm.wire._pb import shard_pb2 as pb
+from models import random_model
 
 
 class Ticks:
@@ -101,6 +103,25 @@ def test_a_stopped_server_costs_its_timeout_and_is_silent(files, cache_dir) -> N
         status.close()
 
 
+def test_each_model_of_a_server_is_a_row(files, tmp_path) -> None:
+    """The default first, which alone tells what the process costs; each with counts of its own."""
+    other = build(random_model(seed=3, order=3, words=20, per_order=40), tmp_path, 1)
+    shards = [Shard.open(files.directory, 0), Shard.open(other.directory, 0)]
+    server = ThreadServer(shards).ready()
+    status = ClusterStatus([Endpoint(server.address)], GrpcConnection, 20.0)
+    for look in (status.look(), status.look()):
+        assert [row.model for row in look.rows] == [
+            files.manifest.model[:12],
+            other.manifest.model[:12],
+        ]
+        assert [row.state for row in look.rows] == ["ready", "ready"]
+        assert look.missing == (1, 2)
+    assert [row.queries_per_s for row in look.rows] == [0, 0]
+    assert [row.memory_bytes is None for row in look.rows] == [False, True]
+    status.close()
+    server.end()
+
+
 class Port:
     """Workers that share a port: each connection meets the next of `order`.
 
@@ -147,7 +168,7 @@ class OneOf:
             memory_bytes=1 << 20,
         )
 
-    def describe(self, timeout_s: float) -> pb.DescribeReply:
+    def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
         """Nothing: these have no model."""
         raise ShardDown("shared:1 gave no answer: UNAVAILABLE")
 
