@@ -46,6 +46,9 @@ def cluster(
         int, typer.Option(help="Port of shard 0, the others follow; 0 takes free ports.")
     ] = 0,
     workers: Annotated[int, typer.Option(help="Processes of each server.")] = 1,
+    metrics_port: Annotated[
+        int, typer.Option(help="Port of the metrics of shard 0, the others follow; 0 is none.")
+    ] = 0,
     tls_cert: Annotated[str | None, typer.Option(help="As of dlm serve.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="As of dlm serve.")] = None,
     tls_client_ca: Annotated[str | None, typer.Option(help="As of dlm serve.")] = None,
@@ -70,8 +73,9 @@ def cluster(
 
     manifests = [read_manifest(directory) for directory in directories]
     count = max(manifest.shards for manifest in manifests)
-    if port and not 1 <= port <= 65536 - count:
-        raise ConfigError(f"--port {port}: {count} ports from there must lie in 1 to 65535")
+    for name, first in (("port", port), ("metrics-port", metrics_port)):
+        if first and not 1 <= first <= 65536 - count:
+            raise ConfigError(f"--{name} {first}: {count} ports from there must lie in 1 to 65535")
     if not cluster_file.absolute().parent.is_dir():
         raise ConfigError(f"{cluster_file}: its folder does not exist")
     check_free(cluster_file)
@@ -97,6 +101,7 @@ def cluster(
             directories,
             workers=workers,
             first_port=port,
+            first_metrics_port=metrics_port,
             log_level=log_level,
             options=options,
         ) as servers:

@@ -46,6 +46,7 @@ def running_servers(
     *,
     workers: int = 1,
     first_port: int = 0,
+    first_metrics_port: int = 0,
     log_level: str = "warning",
     options: Sequence[str] = (),
 ) -> Iterator[list[Server]]:
@@ -57,6 +58,7 @@ def running_servers(
     Args
         workers     processes of each server
         first_port  server i gets first_port + i; 0 takes free ports
+        first_metrics_port  likewise, and 0 is none
         options     of `dlm serve`, for each
     Raises
         ShardDown, ConfigError  a server did not start; what it said is on standard error
@@ -78,6 +80,8 @@ def running_servers(
                     os.fspath(ready[index]),
                 ]
                 command += ["--port", str(first_port + index if first_port else 0)]
+                metrics_port = first_metrics_port + index if first_metrics_port else 0
+                command += ["--metrics-port", str(metrics_port)]
                 command += ["--host", "127.0.0.1", "--log-level", log_level, *options]
                 processes.append(
                     subprocess.Popen(
