@@ -17,6 +17,7 @@
     │   ├── DeadlineExceeded   ... the deadline passed
     │   ├── Overloaded         ... the server refused for load
     │   └── StaleShardSet      ... the servers hold another shard set now
+    ├── AuthenticationError    the server does not let this client in; trying again is in vain
     └── ProtocolError          a peer broke the contract of proto/README.md
 
 A message says what was found, what was expected, where, and what to do.
@@ -128,3 +129,10 @@ class StaleShardSet(UnavailableError):
 
 class ProtocolError(DlmError):
     """A peer broke the contract of proto/README.md."""
+
+
+class AuthenticationError(DlmError):
+    """The server does not let this client in: no token, or one that it does not know.
+
+    Not retried: the same call has the same end until the token is another.
+    """

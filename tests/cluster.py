@@ -30,9 +30,10 @@ from dlm.index.build import build_shard_set
 from dlm.index.layout import Manifest, read_manifest
 from dlm.index.shard import Shard
 from dlm.ngram.backoff import DictModel
-from dlm.server.app import Ready, ShardServer
+from dlm.server.app import ShardServer
 from dlm.server.config import ServerConfig
 from dlm.server.health import Event
+from dlm.server.ready import Notice, Ready
 from dlm.wire._pb import shard_pb2 as pb
 from models import PlainModel
 
@@ -44,9 +45,9 @@ import json, sys
 from pathlib import Path
 from dlm.server.app import serve
 from dlm.server.config import ServerConfig
-directory, index, config = json.loads(sys.argv[1])
+directories, index, config = json.loads(sys.argv[1])
 sys.exit(serve(
-    ServerConfig(**config), Path(directory), index,
+    ServerConfig(**config), [Path(directory) for directory in directories], index,
     on_ready=lambda ready: print(ready.port, flush=True),
 ))
 """
@@ -97,11 +98,18 @@ def build(model: PlainModel, folder: Path, shards: int) -> ModelFiles:
 
 
 class ProcessServer:
-    """A shard server in a process of its own; `ready` waits for it."""
+    """A shard server in processes of its own; `ready` waits for it.
 
-    def __init__(self, directory: Path, index: int, port: int = 0, **config: Any) -> None:
+    Args
+        directory  of a shard set, or a list of them
+    """
+
+    def __init__(
+        self, directory: Path | list[Path], index: int, port: int = 0, **config: Any
+    ) -> None:
         self.port = port
-        arguments = json.dumps([str(directory), index, {"port": port, **config}])
+        directories = [str(d) for d in (directory if isinstance(directory, list) else [directory])]
+        arguments = json.dumps([directories, index, {"port": port, **config}])
         self.process = subprocess.Popen(
             [sys.executable, "-c", CHILD, arguments],
             cwd=ROOT,
@@ -124,6 +132,11 @@ class ProcessServer:
     def address(self) -> str:
         """host:port."""
         return f"127.0.0.1:{self.port}"
+
+    def workers(self) -> list[int]:
+        """The processes that it has started."""
+        pid = self.process.pid
+        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def pause(self) -> None:
         """Stops the process where it is; returns once the system says so."""
@@ -172,7 +185,7 @@ class ThreadServer:
     """A `ShardServer`, the class that processes run, in a thread of this process.
 
     Args
-        shard  an open `Shard`, or what stands in for one
+        shard  an open `Shard`, or what stands in for one; or a list of them, of several models
     """
 
     def __init__(self, shard: Any, port: int = 0, **config: Any) -> None:
@@ -184,7 +197,9 @@ class ThreadServer:
         self._run.add_done_callback(self._ended)
 
     async def _main(self) -> int:
-        self.server = ShardServer(self._config, self.shard, on_ready=self._ready.set_result)
+        notice = Notice(self._ready.set_result)
+        shards = self.shard if isinstance(self.shard, list) else [self.shard]
+        self.server = ShardServer(self._config, shards, notice=notice)
         return await self.server.run()
 
     def _ended(self, run: Future[int]) -> None:

@@ -58,7 +58,7 @@ def served(
     shard_set: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Client, list[str]]]:
     """A client of the four shards behind real servers, and the servers' addresses."""
-    with running_servers(shard_set, SHARDS) as servers:
+    with running_servers([shard_set]) as servers:
         addresses = [s.endpoint.address for s in servers]
         config = ClientConfig(deadline_s=60, cache_dir=tmp_path_factory.mktemp("cache"))
         with Client.connect(addresses, config) as client:

@@ -65,7 +65,7 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     PlainModel(3, ngrams).write(tmp_path / "model.arpa")
     manifest = build_shard_set(tmp_path / "model.arpa", tmp_path / "shards/model", 2)
     code = "\n".join(re.findall(r"```python\n(.*?)```", README, re.S))
-    with running_servers(tmp_path / "shards/model", 2) as servers:
+    with running_servers([tmp_path / "shards/model"]) as servers:
         write_cluster_file(
             tmp_path / "cluster.toml", [s.endpoint for s in servers], shard_set=manifest.shard_set
         )

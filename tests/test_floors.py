@@ -15,8 +15,8 @@ FLOORS = {
     part: floor
     for floor, parts in enumerate(
         [
-            ["errors", "units"],
-            ["config", "extsort"],
+            ["errors", "units", "histogram"],
+            ["config", "extsort", "tracing"],
             ["ngram"],
             ["index", "wire", "estimate", "federated"],
             ["server", "client", "distill"],
@@ -56,6 +56,10 @@ def may_import(package: str, path: Path) -> bool:
         return path == Path("wire/generate.py")
     if package.startswith("grpc"):
         return is_below(path, "server", "client", "gateway", "wire/status.py")
+    if package == "prometheus_client":
+        return is_below(path, "server", "client", "gateway", "cli")
+    if package == "opentelemetry":
+        return path == Path("tracing.py")
     if package in ("jax", "jaxlib", "flax", "optax"):
         return is_below(path, "federated", "distill")
     return True
@@ -160,6 +164,8 @@ def test_imports_point_down_and_packages_stay_confined() -> None:
         ("index/a.py", "import grpc.aio", "imports grpc"),
         ("wire/codec.py", "import grpc", "imports grpc"),
         ("wire/a.py", "from grpc_tools import protoc", "imports grpc_tools"),
+        ("wire/a.py", "import prometheus_client", "imports prometheus_client"),
+        ("server/a.py", "from opentelemetry import trace", "imports opentelemetry"),
         ("client/a.py", "try:\n    import jax\nexcept ImportError:\n    pass", "imports jax"),
         ("server/a.py", "def f():\n    print(1)", "server/a.py:2 prints"),
         ("unheard_of/a.py", "", "stands on no floor"),
@@ -184,6 +190,8 @@ def test_a_planted_violation_is_found(path: str, text: str, fault: str, tmp_path
         ("extsort.py", "from dlm import kernels\nfrom dlm._extsort_merge import merged"),
         ("wire/status.py", "import grpc"),
         ("wire/generate.py", "from grpc_tools import protoc"),
+        ("client/metrics.py", "from prometheus_client import Metric"),
+        ("tracing.py", "from opentelemetry import trace"),
         ("federated/rnn.py", "import jax"),
         ("cli/main.py", "from dlm.client import Client\nprint(1)"),
         ("wire/generate.py", "if __name__ == '__main__':\n    print(1)"),

@@ -1,4 +1,4 @@
-"""`dlm cluster`: every shard of a set on this machine, in one command."""
+"""`dlm cluster`: every shard of one or more sets on this machine, in one command."""
 
 from __future__ import annotations
 
@@ -36,32 +36,57 @@ def check_free(cluster_file: Path) -> None:
 
 
 def cluster(
-    directory: Annotated[Path, typer.Argument(help="Folder of a shard set.")],
+    directories: Annotated[
+        list[Path], typer.Argument(help="Folder of a shard set; more folders, more models.")
+    ],
     cluster_file: Annotated[
         Path, typer.Option("--cluster", help="File to write, which client commands take.")
     ] = Path("cluster.toml"),
     port: Annotated[
         int, typer.Option(help="Port of shard 0, the others follow; 0 takes free ports.")
     ] = 0,
+    workers: Annotated[int, typer.Option(help="Processes of each server.")] = 1,
+    metrics_port: Annotated[
+        int, typer.Option(help="Port of the metrics of shard 0, the others follow; 0 is none.")
+    ] = 0,
+    tls_cert: Annotated[str | None, typer.Option(help="As of dlm serve.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="As of dlm serve.")] = None,
+    tls_client_ca: Annotated[str | None, typer.Option(help="As of dlm serve.")] = None,
+    tokens: Annotated[str | None, typer.Option(help="As of dlm serve.")] = None,
+    ca: Annotated[str, typer.Option(help="As of dlm score; written for clients.")] = "",
+    cert: Annotated[str, typer.Option(help="As of dlm score; written for clients.")] = "",
+    key: Annotated[str, typer.Option(help="As of dlm score; written for clients.")] = "",
+    token_file: Annotated[str, typer.Option(help="As of dlm score; written for clients.")] = "",
     log_level: Annotated[str, typer.Option(help="Of the servers.")] = "warning",
 ) -> None:
     """Serve every shard on loopback, in the foreground, until Ctrl-C or SIGTERM.
 
+    With several folders each server holds its shard of every set that has one.
+
     Example: dlm cluster shards/model, and in another terminal: dlm score text.txt
     """
     from dlm.cli.processes import running_servers
+    from dlm.client.security import ClientSecurity
     from dlm.client.topology import write_cluster_file
     from dlm.errors import ConfigError, ShardDown
     from dlm.index.layout import read_manifest
 
-    manifest = read_manifest(directory)
-    if port and not 1 <= port <= 65536 - manifest.shards:
-        raise ConfigError(
-            f"--port {port}: {manifest.shards} ports from there must lie in 1 to 65535"
-        )
+    manifests = [read_manifest(directory) for directory in directories]
+    count = max(manifest.shards for manifest in manifests)
+    for name, first in (("port", port), ("metrics-port", metrics_port)):
+        if first and not 1 <= first <= 65536 - count:
+            raise ConfigError(f"--{name} {first}: {count} ports from there must lie in 1 to 65535")
     if not cluster_file.absolute().parent.is_dir():
         raise ConfigError(f"{cluster_file}: its folder does not exist")
     check_free(cluster_file)
+    security = ClientSecurity(ca=ca, cert=cert, key=key, token_file=token_file)
+    given = {
+        "--tls-cert": tls_cert,
+        "--tls-key": tls_key,
+        "--tls-client-ca": tls_client_ca,
+        "--tokens": tokens,
+    }
+    options = [part for name, file in given.items() if file for part in (name, file)]
     stopping = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -73,13 +98,26 @@ def cluster(
     written: str | None = None
     try:
         with running_servers(
-            directory, manifest.shards, first_port=port, log_level=log_level
+            directories,
+            workers=workers,
+            first_port=port,
+            first_metrics_port=metrics_port,
+            log_level=log_level,
+            options=options,
         ) as servers:
             if not stopping.is_set():
                 endpoints = [server.endpoint for server in servers]
-                write_cluster_file(cluster_file, endpoints, shard_set=manifest.shard_set)
+                write_cluster_file(
+                    cluster_file,
+                    endpoints,
+                    shard_set=manifests[0].shard_set,
+                    security=security,
+                )
                 written = cluster_file.read_text()
-                print(f"{manifest.shards} shards of {directory} (shard set {manifest.shard_set})")
+                for directory, manifest in zip(directories, manifests, strict=True):
+                    print(
+                        f"{manifest.shards} shards of {directory} (shard set {manifest.shard_set})"
+                    )
                 for endpoint in endpoints:
                     print(f"  shard {endpoint.shard} at {endpoint.address}")
                 print(f"wrote {cluster_file}; Ctrl-C stops", flush=True)

@@ -71,7 +71,7 @@ def demo(
         counts = " + ".join(f"{c:,}" for c in manifest.counts)
         tell(f"{counts} n-grams; starting {shards} servers (the first start compiles the kernels)")
         _warm(folder)
-        with running_servers(folder, shards) as servers:
+        with running_servers([folder]) as servers:
             addresses = [server.endpoint.address for server in servers]
             tell("serving at " + ", ".join(addresses))
             config = ClientConfig(deadline_s=DEADLINE_S, cache_dir=Path(scratch) / "cache")

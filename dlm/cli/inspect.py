@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 Directory = Annotated[Path, typer.Argument(help="Folder of a shard set.")]
 
+MIB = 1 << 20
+# Of a server process beside the mapped files: 206 MiB resident once warm, kernels and libraries
+# among it, and room for the messages in flight.
+PROCESS_MIB = 256
+
 
 def describe(manifest: Manifest) -> dict[str, Any]:
     """What `dlm info --json` prints.
@@ -73,18 +78,53 @@ def summary(manifest: Manifest) -> None:
         print(f"{name:{width}}{value}".rstrip())
 
 
+def helm_values(manifest: Manifest, workers: int) -> str:
+    """Values of the chart deploy/helm/dlm for a shard set, as YAML; what `dlm info --helm` prints.
+
+    Memory is that of the heaviest shard with the low orders and the vocabulary, mapped once for all
+    workers, and PROCESS_MIB for each process: the workers, and one above them where there are
+    several. The limit is a quarter above it. Pages that are mapped count, locked or not.
+    """
+    heaviest = max(f.bytes for f in manifest.files if f.kind == "shard")
+    common = sum(f.bytes for f in manifest.files if f.kind != "shard")
+    processes = workers + (workers > 1)
+    memory = -(-(heaviest + common) // MIB) + processes * PROCESS_MIB
+    return (
+        f"# Shard set {manifest.shard_set} of model {manifest.model}, workers: {workers}.\n"
+        f"shards: {manifest.shards}\n"
+        f"workers: {workers}\n"
+        "resources:\n"
+        "  requests:\n"
+        f'    cpu: "{workers}"\n'
+        f"    memory: {memory}Mi\n"
+        "  limits:\n"
+        f"    memory: {-(-memory * 5 // 4)}Mi\n"
+    )
+
+
 def info(
     directory: Directory,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    helm: Annotated[
+        bool, typer.Option("--helm", help="Print values of the Helm chart: shards and resources.")
+    ] = False,
+    workers: Annotated[
+        int, typer.Option(min=1, max=256, help="With --helm: processes of each server.")
+    ] = 1,
 ) -> None:
     """Tell what a shard set holds, from its manifest alone.
 
     Example: dlm info shards/model
     """
+    from dlm.errors import ConfigError
     from dlm.index.layout import read_manifest
 
+    if as_json and helm:
+        raise ConfigError("--json and --helm were both given; one of them is expected")
     manifest = read_manifest(directory)
-    if as_json:
+    if helm:
+        print(helm_values(manifest, workers), end="")
+    elif as_json:
         print(json.dumps(describe(manifest), indent=1))
     else:
         summary(manifest)

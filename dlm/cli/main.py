@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dlm import __version__
-from dlm.cli import cluster, demo, inspect, score, serve, shard
+from dlm.cli import cluster, demo, inspect, score, serve, shard, status, token
 from dlm.errors import DlmError
 
 app = typer.Typer(
@@ -43,7 +43,9 @@ app.command("info")(inspect.info)
 app.command("export")(inspect.export)
 app.command("serve")(serve.serve)
 app.command("cluster")(cluster.cluster)
+app.command("status")(status.status)
 app.command("score")(score.score)
+app.command("token")(token.token)
 
 
 def main() -> None:

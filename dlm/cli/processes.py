@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from dlm.client.topology import Endpoint
 from dlm.errors import ConfigError, ShardDown
+from dlm.index.layout import Manifest, read_manifest
+from dlm.server.parent import end_with_parent
 
 START_S = 120.0  # the first start compiles the kernels: seconds, more on a busy machine
 STOP_S = 10.0
-_PR_SET_PDEATHSIG = 1  # Linux: the signal a child gets when its parent dies
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,40 +31,64 @@ class Server:
     endpoint: Endpoint
 
 
-def _end_with_parent(parent: int) -> None:
-    """In the child: no server outlives the command that started it, however that ended."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
+def holders(manifests: Sequence[Manifest]) -> list[list[int]]:
+    """For each server of a cluster, the places in `manifests` of the sets that have its shard."""
+    servers = max(manifest.shards for manifest in manifests)
+    return [
+        [at for at, manifest in enumerate(manifests) if index < manifest.shards]
+        for index in range(servers)
+    ]
 
 
 @contextlib.contextmanager
 def running_servers(
-    directory: Path, shards: int, *, first_port: int = 0, log_level: str = "warning"
+    directories: Sequence[Path],
+    *,
+    workers: int = 1,
+    first_port: int = 0,
+    first_metrics_port: int = 0,
+    log_level: str = "warning",
+    options: Sequence[str] = (),
 ) -> Iterator[list[Server]]:
-    """Every shard of a set, each served by a process of its own; stopped at the end.
+    """A server for each shard index of the shard sets in `directories`; stopped at the end.
+
+    Server i holds shard i of every set that has one; the first folder is the default of those that
+    hold it.
 
     Args
-        first_port  shard i gets first_port + i; 0 takes free ports
+        workers     processes of each server
+        first_port  server i gets first_port + i; 0 takes free ports
+        first_metrics_port  likewise, and 0 is none
+        options     of `dlm serve`, for each
     Raises
         ShardDown, ConfigError  a server did not start; what it said is on standard error
     """
+    held = holders([read_manifest(directory) for directory in directories])
     with tempfile.TemporaryDirectory(prefix="dlm-") as scratch:
-        ready = [Path(scratch) / f"shard-{index}.json" for index in range(shards)]
+        ready = [Path(scratch) / f"shard-{index}.json" for index in range(len(held))]
         processes: list[subprocess.Popen[bytes]] = []
         try:
-            for index in range(shards):
-                command = [sys.executable, "-m", "dlm.cli.main", "serve", os.fspath(directory)]
-                command += ["--shard", str(index), "--ready-file", os.fspath(ready[index])]
+            for index, sets in enumerate(held):
+                command = [sys.executable, "-m", "dlm.cli.main", "serve"]
+                command += [os.fspath(directories[at]) for at in sets]
+                command += [
+                    "--workers",
+                    str(workers),
+                    "--shard",
+                    str(index),
+                    "--ready-file",
+                    os.fspath(ready[index]),
+                ]
                 command += ["--port", str(first_port + index if first_port else 0)]
-                command += ["--host", "127.0.0.1", "--log-level", log_level]
+                metrics_port = first_metrics_port + index if first_metrics_port else 0
+                command += ["--metrics-port", str(metrics_port)]
+                command += ["--host", "127.0.0.1", "--log-level", log_level, *options]
                 processes.append(
                     subprocess.Popen(
                         command,
                         stdin=subprocess.DEVNULL,
                         start_new_session=True,  # Ctrl-C reaches the parent, which stops them
-                        preexec_fn=partial(_end_with_parent, os.getpid()),
+                        preexec_fn=partial(end_with_parent, os.getpid()),
                     )
                 )
             yield _wait_ready(processes, ready)

@@ -72,6 +72,10 @@ def score(
     local: Annotated[
         Path | None, typer.Option(help="Score from this shard set on disk, without servers.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Which model of the servers: the first 6 digits of its id, or more."),
+    ] = None,
     words: Annotated[
         bool, typer.Option("--words", help="Every token with its matched order.")
     ] = False,
@@ -79,10 +83,21 @@ def score(
         bool, typer.Option("--json", help="One object a sentence, then one object `summary`.")
     ] = False,
     deadline: Annotated[float, typer.Option(help="Seconds a batch of sentences may take.")] = 30.0,
+    ca: Annotated[
+        str, typer.Option(help="PEM file: who signs the servers' certificates; turns TLS on.")
+    ] = "",
+    cert: Annotated[str, typer.Option(help="PEM file: this client's certificate.")] = "",
+    key: Annotated[str, typer.Option(help="PEM file: its key, mode 600.")] = "",
+    server_name: Annotated[str, typer.Option(help="Name in the servers' certificates.")] = "",
+    token_file: Annotated[str, typer.Option(help="File with this client's token, mode 600.")] = "",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Send the token to other machines without TLS.")
+    ] = False,
 ) -> None:
     """Score text: log10 P, tokens and OOVs of each sentence, then perplexities.
 
-    Without --cluster or --local, cluster.toml in this folder is used.
+    Without --cluster or --local, cluster.toml in this folder is used; what it says of TLS and
+    tokens yields to --ca, --cert, --key, --server-name and --token-file.
     Example: dlm score --cluster cluster.toml text.txt
     """
     from dlm.client import Client, ClientConfig
@@ -92,6 +107,8 @@ def score(
 
     if cluster is not None and local is not None:
         raise ConfigError("--cluster and --local were both given; one of them is expected")
+    if model is not None and local is not None:
+        raise ConfigError("--model chooses among what servers hold; --local names a folder")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # words are bytes
     with _input(file) as stream:
@@ -99,9 +116,16 @@ def score(
         if local is not None:
             client = LocalClient.open(local)
         else:
-            client = Client.connect(
-                cluster or Path("cluster.toml"), ClientConfig(deadline_s=deadline)
+            config = ClientConfig(
+                deadline_s=deadline,
+                ca=ca,
+                cert=cert,
+                key=key,
+                server_name=server_name,
+                token_file=token_file,
+                insecure=insecure,
             )
+            client = Client.connect(cluster or Path("cluster.toml"), config, model=model)
         utterance = client.utterance()
         summary = Summary()
         if not as_json and not words:

@@ -1,4 +1,4 @@
-"""`dlm serve`: one shard, answering."""
+"""`dlm serve`: one shard of one or more models, answering."""
 
 from __future__ import annotations
 
@@ -37,13 +37,36 @@ def log_to_stderr(level: str) -> None:
 
 
 def serve(
-    directory: Annotated[Path, typer.Argument(help="Folder of a shard set.")],
-    shard: Annotated[int, typer.Option(help="Which shard to serve, from 0.")],
+    directories: Annotated[
+        list[Path], typer.Argument(help="Folder of a shard set; more folders, more models.")
+    ],
+    shard: Annotated[int, typer.Option(help="Which shard of each to serve, from 0.")],
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to bind; loopback by default.")] = None,
-    allow_remote: Annotated[
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that share the port; 1 by default.")
+    ] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="PEM file: the server's chain.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="PEM file: its key, mode 600.")] = None,
+    tls_client_ca: Annotated[
+        str | None, typer.Option(help="PEM file: who signs certificates that clients must show.")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="File of the tokens that let clients in; see dlm token.")
+    ] = None,
+    open_health: Annotated[
+        bool | None, typer.Option("--open-health", help="Health checks need no token.")
+    ] = None,
+    insecure: Annotated[
         bool | None,
-        typer.Option("--allow-remote", help="Allow an address that other machines reach."),
+        typer.Option("--insecure", help="Let other machines ask without TLS or saying who asks."),
+    ] = None,
+    allow_remote: Annotated[bool, typer.Option("--allow-remote", hidden=True)] = False,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Port of /metrics, /healthz and /readyz; 0 is none.")
+    ] = None,
+    metrics_host: Annotated[
+        str | None, typer.Option(help="Address of that port; loopback by default.")
     ] = None,
     preload: Annotated[
         bool | None, typer.Option("--preload", help="Map every page before reporting ready.")
@@ -56,13 +79,17 @@ def serve(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a table [server].")] = None,
     ready_file: Annotated[
-        Path | None, typer.Option(help="Written once ready: JSON with port, shard, shard_set, pid.")
+        Path | None,
+        typer.Option(help="Written once ready: JSON with port, shard, shard_sets, pid."),
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Serve one shard until SIGTERM; what is in flight is finished first.
 
-    Example: dlm serve shards/model --shard 0 --port 50060
+    Several folders are several models behind one port: a call names the one it means, or gets the
+    first.
+
+    Example: dlm serve shards/model --shard 0 --port 50060 --workers 4
     """
     from dlm.config import resolve
     from dlm.errors import ConfigError
@@ -71,14 +98,27 @@ def serve(
 
     if log_level.lower() not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"--log-level {log_level}: debug, info, warning or error is expected")
+    if allow_remote:
+        raise ConfigError(
+            "--allow-remote is gone: give --tls-cert and --tls-key with --tls-client-ca or "
+            "--tokens, or --insecure on a network where every machine may read the model"
+        )
     log_to_stderr(log_level)
     flags = {
         "port": port,
         "host": host,
-        "allow_remote": allow_remote,
+        "workers": workers,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "tls_client_ca": tls_client_ca,
+        "tokens": tokens,
+        "open_health": open_health,
+        "insecure": insecure,
+        "metrics_port": metrics_port,
+        "metrics_host": metrics_host,
         "preload": preload,
         "mlock": mlock,
         "huge_pages": huge_pages,
     }
     settings = resolve(ServerConfig, "server", flags=flags, file=config)
-    raise typer.Exit(run(settings, directory, shard, ready_file=ready_file))
+    raise typer.Exit(run(settings, directories, shard, ready_file=ready_file))

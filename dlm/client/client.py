@@ -12,12 +12,16 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from dlm.client.config import ClientConfig
 from dlm.client.core import ClusterFile, Core, FixedEndpoints, Stats
+from dlm.client.metrics import ClientCollector
+from dlm.client.security import read_cluster_security
 from dlm.client.topology import Endpoint
+from dlm.client.transport import GrpcConnection
 from dlm.client.utterance import AsyncUtterance, Utterance
 from dlm.index.layout import Manifest
 from dlm.ngram.vocab import Vocabulary
@@ -25,12 +29,18 @@ from dlm.ngram.vocab import Vocabulary
 Cluster: TypeAlias = str | os.PathLike[str] | Sequence[str]
 
 
-def _core(cluster: Cluster, config: ClientConfig | None) -> Core:
+def _core(cluster: Cluster, config: ClientConfig | None, model: str | None) -> Core:
+    config = config or ClientConfig()
+    security = config.security
+    endpoints: ClusterFile | FixedEndpoints
     if isinstance(cluster, (str, os.PathLike)):
-        endpoints: Any = ClusterFile(cluster)
+        endpoints = ClusterFile(cluster)
+        endpoints()  # says what to do where there is no such file
+        security = security.over(read_cluster_security(cluster))
     else:
         endpoints = FixedEndpoints([Endpoint(address) for address in cluster])
-    return Core(endpoints, config or ClientConfig())
+    connect = partial(GrpcConnection, streams=config.connections, security=security)
+    return Core(endpoints, config, connect=connect, model=model)
 
 
 class _Face:
@@ -54,6 +64,11 @@ class _Face:
         """What this client has counted."""
         return self._core.stats
 
+    @property
+    def metrics(self) -> ClientCollector:
+        """The same and more for Prometheus: ``registry.register(client.metrics)``."""
+        return ClientCollector(self._core)
+
     def __repr__(self) -> str:
         snapshot = self._core._snapshot
         if snapshot is None:
@@ -68,17 +83,24 @@ class Client(_Face):
     """The synchronous face."""
 
     @classmethod
-    def connect(cls, cluster: Cluster, config: ClientConfig | None = None) -> Client:
+    def connect(
+        cls, cluster: Cluster, config: ClientConfig | None = None, *, model: str | None = None
+    ) -> Client:
         """Finds the servers, and fetches the low orders unless they are in the cache.
 
         Args
             cluster  path of a cluster.toml, or a list of addresses "host:port"
+            model    of the models that they hold, the one whose id, or the id of whose shard set,
+                     begins so: 6 hex digits or more, as `dlm info` prints them. Without it, the
+                     shard set of which they hold most shards
         Raises
-            ConfigError       no such file, or a cache that cannot be written
+            ConfigError       no such file, a cache that cannot be written, certificates or a token
+                              that cannot be read; or the servers hold no such model, or several
+            AuthenticationError  the servers do not let this client in
             UnavailableError  no server answers
             ProtocolError     servers answer, but not as proto/README.md says
         """
-        client = cls(_core(cluster, config))
+        client = cls(_core(cluster, config, model))
         client._core.snapshot()
         return client
 
@@ -106,9 +128,11 @@ class AsyncClient(_Face):
     """The asyncio face: the same methods, awaited."""
 
     @classmethod
-    async def connect(cls, cluster: Cluster, config: ClientConfig | None = None) -> AsyncClient:
+    async def connect(
+        cls, cluster: Cluster, config: ClientConfig | None = None, *, model: str | None = None
+    ) -> AsyncClient:
         """See `Client.connect`."""
-        client = cls(_core(cluster, config))
+        client = cls(_core(cluster, config, model))
         await asyncio.to_thread(client._core.snapshot)
         return client
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from dlm.client.security import ClientSecurity
 from dlm.errors import ConfigError
 
 
@@ -33,6 +34,10 @@ class ClientConfig:
     max_queries    queries in one message, >= 1; fewer where the servers take fewer. 16,384: about
                    200 KiB a message, where the cost a query has long stopped falling.
     cache_dir      folder for low orders, shared by processes.
+    trace          make an OpenTelemetry span of each call; needs the extra `trace`.
+
+    ca, cert, key, server_name, token_file, token, insecure: whom to trust and what to show, see
+    `ClientSecurity`. Each stands before what cluster.toml says; without any, calls are plaintext.
     """
 
     deadline_s: float = 2.0
@@ -41,9 +46,18 @@ class ClientConfig:
     connections: int = 4
     max_queries: int = 16384
     cache_dir: Path = field(default_factory=default_cache_dir)
+    trace: bool = False
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    server_name: str = ""
+    token_file: str = ""
+    token: str = field(default="", repr=False)
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cache_dir", Path(self.cache_dir))
+        _ = self.security  # which checks them
         for name in ("deadline_s", "connect_s"):
             if not 0 < getattr(self, name) < 1e6:
                 raise ConfigError(
@@ -54,3 +68,11 @@ class ClientConfig:
                 raise ConfigError(
                     f"client.{name} is {getattr(self, name)}; a whole number from 1 is expected"
                 )
+
+    @property
+    def security(self) -> ClientSecurity:
+        """How this client shows who it is.
+
+        Raises  ConfigError  half of a pair, or no token where one is expected
+        """
+        return ClientSecurity(**{f.name: getattr(self, f.name) for f in fields(ClientSecurity)})

@@ -20,20 +20,31 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm import __version__
 from dlm.client import batcher, kernels, router
 from dlm.client.cascade import Fallback, NoFallback
 from dlm.client.config import ClientConfig
 from dlm.client.lowgrams import LowGrams, check_queries, fetch
-from dlm.client.topology import Connect, Endpoint, Topology, discover, read_cluster_file
-from dlm.client.transport import Connection, GrpcConnection
+from dlm.client.metrics import CANCELLED, OK, ClientMetrics, result_of
+from dlm.client.topology import (
+    Connect,
+    Endpoint,
+    Topology,
+    check_model,
+    discover,
+    read_cluster_file,
+)
+from dlm.client.transport import Connection, GrpcConnection, Metadata
 from dlm.errors import DeadlineExceeded, DlmError, Overloaded, ShardDown, StaleShardSet
 from dlm.ngram.query import Answers, QueryGroups
+from dlm.tracing import Span, Tracer
 from dlm.wire import codec
 
 log = logging.getLogger(__name__)
@@ -91,9 +102,15 @@ class Snapshot:
 
 
 class _Call:
-    """One caller's batch: distinct queries, and how many of them still wait for a server."""
+    """One caller's batch: distinct queries, and how many of them still wait for a server.
 
-    __slots__ = ("answers", "deadline", "future", "left", "lock", "model", "place")
+    messages  messages that carried a part of it
+    span      where it is traced
+    """
+
+    __slots__ = (
+        *("answers", "deadline", "future", "left", "lock", "messages", "model", "place", "span"),
+    )
 
     def __init__(
         self, model: str, answers: Answers, place: NDArray[np.int64], deadline: float
@@ -105,6 +122,8 @@ class _Call:
         self.future: Future[Answers] = Future()
         self.left = 0
         self.lock = threading.Lock()
+        self.messages = 0
+        self.span: Span | None = None
 
     def fill(self, at: NDArray[np.int64], of: NDArray[np.int64], answers: Answers) -> None:
         """Writes answers `of` to the distinct queries `at`; the last part completes the call."""
@@ -163,12 +182,14 @@ class _Item:
 
     shard_set  whose table routed it
     reroutes   fresh tables so far
+    queued     when it began to wait, by `perf_counter`
     """
 
     call: _Call
     piece: router.Piece
     shard_set: str
     reroutes: int
+    queued: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +219,7 @@ class _Runtime:
         self.refreshing: Future[Snapshot] | None = None
         self.looked = -LOOK_AGAIN_S
         self.stats = Stats()
+        self.counts = ClientMetrics()
 
 
 # Runtimes of a parent process: never touched in a child, and never collected there either, since
@@ -232,6 +254,7 @@ class Core:
 
     Args
         endpoints  returns the servers there are; asked again whenever the table is stale
+        model      which of the models they hold; see `topology.discover`
         connect    makes a connection to an address; `GrpcConnection` where not given
         clock      seconds, monotonic
     """
@@ -241,15 +264,18 @@ class Core:
         endpoints: Callable[[], Sequence[Endpoint]],
         config: ClientConfig,
         *,
+        model: str | None = None,
         connect: Connect | None = None,
         clock: Clock = time.monotonic,
         fallback: Fallback | None = None,
     ) -> None:
         self.config = config
         self._endpoints = endpoints
+        self._model = check_model(model)
         self._connect = connect
         self._clock = clock
         self._fallback = fallback or NoFallback()
+        self._tracer = Tracer(__version__) if config.trace else None
         self._runtime_ = _Runtime()
         self._closed = False
         self._snapshot: Snapshot | None = None
@@ -278,6 +304,25 @@ class Core:
         with runtime.lock:
             return replace(runtime.stats)
 
+    @property
+    def counts(self) -> ClientMetrics:
+        """What the metrics of this process are made of."""
+        return self._runtime.counts
+
+    def load(self) -> dict[int, tuple[int, int]]:
+        """Of each shard asked so far: messages in flight, and pieces that wait for one."""
+        runtime = self._runtime
+        with runtime.lock:
+            return {s: (w.in_flight, len(w.waiting)) for s, w in runtime.windows.items()}
+
+    def cache_bytes(self) -> int:
+        """Bytes of the files in the cache that are in use; 0 before the first snapshot."""
+        snapshot = self._snapshot
+        if snapshot is None:
+            return 0
+        manifest = snapshot.topology.manifest
+        return sum(manifest.file(kind).bytes for kind in ("vocabulary", "low_orders"))
+
     def snapshot(self) -> Snapshot:
         """The shard set in use; found and fetched at the first call.
 
@@ -305,6 +350,7 @@ class Core:
         return {
             "endpoints": self._endpoints,
             "config": self.config,
+            "model": self._model,
             "connect": self._connect,
             "fallback": self._fallback,
         }
@@ -314,6 +360,7 @@ class Core:
             self,
             state["endpoints"],
             state["config"],
+            model=state["model"],
             connect=state["connect"],
             fallback=state["fallback"],
         )
@@ -384,6 +431,7 @@ class Core:
                 self.connection,
                 self.config.connect_s if timeout_s is None else timeout_s,
                 prefer=None if stale is None else stale.shard_set,
+                model=self._model,
             )
         finally:
             self._runtime.looked = self._clock()
@@ -437,6 +485,7 @@ class Core:
             StaleShardSet  at once, where the servers hold another model now
             in the future: UnavailableError, ProtocolError
         """
+        begun = time.perf_counter()
         self._check_open()
         # A call begins outside of any turn. An exception from a signal handler may have cut off the
         # last one of this thread just where nothing could clear it.
@@ -456,6 +505,8 @@ class Core:
         answers, remote = snapshot.grams.score(grouped.groups)
         deadline = self._clock() + (self.config.deadline_s if deadline_s is None else deadline_s)
         call = _Call(model, answers, grouped.place, deadline)
+        if self._tracer is not None:
+            call.span = self._tracer.begin("dlm.call", queries=len(words))
         asked = grouped.groups.word_counts
         unique_remote = int(asked[remote].sum())
         asked_remotely = unique_remote
@@ -467,10 +518,18 @@ class Core:
             stats.queries += len(words)
             stats.zero_message += len(words) - asked_remotely
             stats.duplicates += asked_remotely - unique_remote
+        if call.span is not None:
+            share = 1.0 - asked_remotely / max(len(words), 1)
+            call.future.add_done_callback(partial(_end_span, call, call.span, share))
         if unique_remote == 0:
             call.succeed()
+            runtime.counts.call(OK, time.perf_counter() - begun)
             return call.future
         call.left = unique_remote
+        planned = time.perf_counter()
+        call.future.add_done_callback(
+            lambda done: runtime.counts.call(_result_of(done), planned - begun)
+        )
         self._dispatch(snapshot, call, grouped.groups, remote, None, 0)
         return call.future
 
@@ -485,13 +544,13 @@ class Core:
     ) -> None:
         """Queues the remote part of `groups`, whose words stand at `at` in the call (None: at
         their own places)."""
-        limit = self._max_queries(snapshot)
+        limit, now = self._max_queries(snapshot), time.perf_counter()
         manifest = snapshot.topology.manifest
         let_in = set()
         for piece in router.route(groups, remote, manifest.slots, manifest.shards, limit):
             if at is not None:
                 piece = router.Piece(piece.shard, piece.groups, at[piece.at])
-            item = _Item(call, piece, snapshot.shard_set, reroutes)
+            item = _Item(call, piece, snapshot.shard_set, reroutes, now)
             more = reroutes > 0 or piece.shard in let_in
             let_in.add(piece.shard)
             work = batcher.Work(item, len(piece.groups.words), call.deadline, more)
@@ -597,6 +656,7 @@ class Core:
                 + (f" ({known})" if known else "")
             )
         connection = self.connection(address)
+        begun = time.perf_counter()
         request, checksum = codec.encode_score_request(
             manifest.shard_set_bytes, shard, merged.groups
         )
@@ -611,6 +671,7 @@ class Core:
             runtime.stats.bytes_sent += len(request)
 
         def reply(data: bytes | None, error: DlmError | None) -> None:
+            came = time.perf_counter()
             try:
                 if error is None:
                     answers = codec.decode_score_reply(
@@ -627,12 +688,36 @@ class Core:
             with runtime.lock:
                 runtime.stats.bytes_received += len(data or b"")
                 runtime.stats.failed += error is not None
+            runtime.counts.message(
+                result_of(error),
+                queries,
+                len({id(item.call) for item in message.items}),
+                begun - min(item.queued for item in message.items),
+                left - begun,
+                came - left,
+                time.perf_counter() - came if data is not None else 0.0,
+            )
             if error is None:
                 self._step(shard, batcher.Done(message.number))
             else:
                 self._settle(message, error)
 
-        connection.score(request, max(deadline - self._clock(), 0.0), reply)
+        left = time.perf_counter()
+        timeout_s = max(deadline - self._clock(), 0.0)
+        if self._tracer is None:
+            connection.score(request, timeout_s, reply)
+        else:
+            connection.score(request, timeout_s, reply, self._trace(message))
+
+    def _trace(self, message: _Message) -> Metadata:
+        """The context of the first call in the message that is sampled: a server's span has one
+        parent, so of calls that share a message one shows it."""
+        spans = []
+        for item in message.items:
+            item.call.messages += 1
+            spans.append(item.call.span)
+        sampled = next((span for span in spans if span is not None and span.sampled), None)
+        return () if sampled is None or self._tracer is None else self._tracer.metadata(sampled)
 
     def _settle(self, message: _Message, error: DlmError) -> None:
         """Ends a message that failed: by a fresh table and another try where that can help."""
@@ -719,6 +804,14 @@ def _as_dlm_error(error: Exception, shard: int) -> DlmError:
     wrapped = DlmError(f"shard {shard}: a message could not be made or read: {error!r}")
     wrapped.__cause__ = error
     return wrapped
+
+
+def _end_span(call: _Call, span: Span, zero_message_share: float, done: Future[Answers]) -> None:
+    span.end(_result_of(done), messages=call.messages, zero_message_share=zero_message_share)
+
+
+def _result_of(done: Future[Answers]) -> str:
+    return CANCELLED if done.cancelled() else result_of(done.exception())
 
 
 def _other_model(found: str, expected: str) -> StaleShardSet:

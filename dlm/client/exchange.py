@@ -50,13 +50,15 @@ class Exchange:
     """One stream to one server. Any thread may send; replies come on the loop's thread.
 
     Args
-        open_channel  makes the channel; called on the loop
+        open_channel  makes the channel, and says what metadata a call must carry; on the loop
     Guarantees
         `reply` of a message that was taken is called once: with the bytes, or with an error, at the
         deadline at the latest (give or take what the machine needs to run a thread)
     """
 
-    def __init__(self, loop: LoopThread, open_channel: Callable[[], Any], address: str) -> None:
+    def __init__(
+        self, loop: LoopThread, open_channel: Callable[[], tuple[Any, Any]], address: str
+    ) -> None:
         self.address = address
         self.pending: dict[int, Sent] = {}  # by sequence
         self.ended = False
@@ -145,8 +147,9 @@ class Exchange:
     async def _run(self) -> None:
         error: DlmError = ShardDown(f"{self.address} ended the stream; ask again")
         try:
-            async with self._open_channel() as channel:
-                call = channel.stream_stream(f"/{SERVICE}/Exchange")()
+            channel, metadata = self._open_channel()
+            async with channel:
+                call = channel.stream_stream(f"/{SERVICE}/Exchange")(metadata=metadata)
                 writer = asyncio.create_task(self._write(call))
                 try:
                     while (data := await call.read()) is not grpc.aio.EOF:

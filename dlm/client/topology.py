@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from dlm.client.security import PLAIN, ClientSecurity
 from dlm.client.transport import Connection
-from dlm.errors import ConfigError, DlmError, ProtocolError, ShardDown, ShardFormatError
+from dlm.errors import (
+    AuthenticationError,
+    ConfigError,
+    DlmError,
+    ProtocolError,
+    ShardDown,
+    ShardFormatError,
+)
 from dlm.index.layout import Manifest, parse_manifest
 from dlm.wire._pb import shard_pb2 as pb
 
 Connect = Callable[[str], Connection]
 NO_LIMIT = 1 << 32
+MAX_SHARD_SETS = 64  # of one server that are asked for; a server with more is not of this kind
 WRITTEN_BY = "# Written by dlm cluster"
 
 
@@ -80,9 +91,17 @@ def _endpoint(path: Path, server: Mapping[str, Any]) -> Endpoint:
     return Endpoint(address, shard)
 
 
-def write_cluster_file(path: Path, endpoints: Sequence[Endpoint], *, shard_set: str) -> None:
-    """Writes a cluster.toml whole or not at all."""
+def write_cluster_file(
+    path: Path, endpoints: Sequence[Endpoint], *, shard_set: str, security: ClientSecurity = PLAIN
+) -> None:
+    """Writes a cluster.toml whole or not at all; of `security` all but the token itself."""
     lines = [f"{WRITTEN_BY} for shard set {shard_set}."]
+    if security.token_file:
+        lines += ["", f"token_file = {json.dumps(security.token_file)}"]
+    if security.ca:
+        names = ("ca", "cert", "key", "server_name")
+        values = [(name, getattr(security, name)) for name in names]
+        lines += ["", "[tls]", *(f"{name} = {json.dumps(v)}" for name, v in values if v)]
     for endpoint in endpoints:
         lines += ["", "[[server]]", f'address = "{endpoint.address}"']
         if endpoint.shard is not None:
@@ -92,78 +111,182 @@ def write_cluster_file(path: Path, endpoints: Sequence[Endpoint], *, shard_set: 
     temporary.replace(path)
 
 
+def check_model(model: str | None) -> str | None:
+    """`model` in small letters; raises `ConfigError` unless it can begin the id of a model."""
+    if model is None or re.fullmatch(r"[0-9a-f]{6,32}", model.lower()):
+        return model and model.lower()
+    raise ConfigError(
+        f"the model {model!r} is no id: 6 to 32 hex digits are expected, the first of the model's "
+        "id or of its shard set's, as `dlm info` prints them"
+    )
+
+
+@dataclass(slots=True)
+class _Held:
+    """A shard set that servers hold, and where.
+
+    addresses   shard -> address, the first that says so
+    holders     every address that holds any shard of it
+    defaults    servers that mean it where a call names no shard set
+    max_queries of each server that holds it
+    """
+
+    manifest: Manifest
+    addresses: dict[int, str] = field(default_factory=dict)
+    holders: set[str] = field(default_factory=set)
+    defaults: int = 0
+    max_queries: list[int] = field(default_factory=list)
+
+
+class _Census:
+    """What the servers say of themselves, put together."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.held: dict[str, _Held] = {}
+        self.faults: dict[str, str] = {}
+        self.errors: list[DlmError] = []
+        self.silent: list[Endpoint] = []
+        self._parsed: dict[bytes, Manifest] = {}
+
+    def add(self, endpoint: Endpoint, reply: pb.DescribeReply | DlmError, place: int) -> None:
+        """One description; `place` 0 is of the server's default."""
+        address = endpoint.address
+        self.asked += place == 0
+        if isinstance(reply, DlmError):
+            self._blame(address, reply)
+            if place == 0:
+                self.silent.append(endpoint)
+            return
+        try:
+            manifest = self._parsed.get(reply.manifest) or parse_manifest(
+                reply.manifest, f"the manifest of {address}"
+            )
+        except ShardFormatError as exc:
+            self._blame(address, exc)
+            return
+        self._parsed[reply.manifest] = manifest
+        held = self.held.setdefault(manifest.shard_set, _Held(manifest))
+        held.addresses.setdefault(reply.shard, address)
+        held.holders.add(address)
+        held.defaults += place == 0
+        held.max_queries.append(_max_queries(reply, manifest))
+
+    def _blame(self, address: str, error: DlmError) -> None:
+        self.faults[address] = str(error)
+        self.errors.append(error)
+
+    def choose(self, prefer: str | None, model: str | None) -> _Held:
+        """The shard set to use; raises as `discover`."""
+        wanted = {
+            name: held
+            for name, held in self.held.items()
+            if model is None or name.startswith(model) or held.manifest.model.startswith(model)
+        }
+        if not wanted:
+            self._miss(model)
+        models = sorted({held.manifest.model for held in wanted.values()})
+        if model is not None and len(models) > 1:
+            raise ConfigError(
+                f"{model} begins the ids of several models that the servers hold: "
+                f"{', '.join(models)}. Give more digits"
+            )
+        return max(
+            wanted.items(),
+            key=lambda one: (
+                len(one[1].addresses),
+                one[0] == prefer,
+                one[1].defaults,
+                one[0],
+            ),
+        )[1]
+
+    def _miss(self, model: str | None) -> NoReturn:
+        faults = "; ".join(f"{address}: {fault}" for address, fault in self.faults.items())
+        if not self.held:
+            message = f"none of {self.asked} servers can be used: {faults}"
+            if any(isinstance(e, (ProtocolError, ShardFormatError)) for e in self.errors):
+                raise ProtocolError(message)
+            if self.errors and all(isinstance(e, AuthenticationError) for e in self.errors):
+                raise AuthenticationError(message)
+            raise ShardDown(message)
+        found = ", ".join(
+            f"{held.manifest.model} (shard set {name})" for name, held in sorted(self.held.items())
+        )
+        message = f"no server holds a model {model}; they hold {found}"
+        if self.silent:
+            raise ShardDown(f"{message}. Not all of them answer: {faults}")
+        raise ConfigError(f"{message}. Give one of these, or serve the other")
+
+
+def _describe(
+    endpoint: Endpoint, connect: Connect, timeout_s: float
+) -> list[pb.DescribeReply | DlmError]:
+    """What a server says of its default shard set, then of each other one."""
+    try:
+        connection = connect(endpoint.address)
+        first = connection.describe(timeout_s)
+    except ConfigError:
+        raise  # not the server's fault, and the same for each
+    except DlmError as exc:
+        return [exc]
+    replies: list[pb.DescribeReply | DlmError] = [first]
+    others = [one for one in dict.fromkeys(first.shard_sets) if one != first.shard_set]
+    for shard_set in others[:MAX_SHARD_SETS]:
+        try:
+            replies.append(connection.describe(timeout_s, shard_set))
+        except DlmError as exc:
+            replies.append(exc)
+    return replies
+
+
 def discover(
     endpoints: Sequence[Endpoint],
     connect: Connect,
     timeout_s: float,
     *,
     prefer: str | None = None,
+    model: str | None = None,
 ) -> Topology:
     """Asks every server what it holds.
 
     Args
-        prefer  shard set to choose where servers disagree, if any of them holds it
+        timeout_s  for each description
+        prefer     shard set to choose where servers disagree, if any of them holds it
+        model      only shard sets whose id, or the id of whose model, begins so; see `check_model`
     Returns
-        the shard set of which most shards answer; a shard whose server is silent stands at the
-        address that the endpoints give for it, so that asking it fails and later works
+        the shard set of which most shards answer, and among equals the one that is the default of
+        most servers; a shard whose server is silent stands at the address that the endpoints give
+        for it, so that asking it fails and later works
     Raises
-        ShardDown      no server answers
+        ShardDown      no server answers, or none that does holds `model` while others are silent
         ProtocolError  servers answer, and none with a description that can be read
+        ConfigError    every server answers, and none holds `model`; or it stands for several; or
+                       what the client is to show of itself cannot be read
+        AuthenticationError  every server refuses this client
     """
-    found: dict[str, tuple[Manifest, dict[int, str]]] = {}
-    faults: dict[str, str] = {}
-    silent: list[Endpoint] = []
-    parsed: dict[bytes, Manifest] = {}
-    errors: list[DlmError] = []
-
-    def ask(endpoint: Endpoint) -> tuple[Endpoint, Any]:
-        try:
-            return endpoint, connect(endpoint.address).describe(timeout_s)
-        except DlmError as exc:
-            return endpoint, exc
-
     with ThreadPoolExecutor(max_workers=min(len(endpoints), 16) or 1) as pool:
-        replies = list(pool.map(ask, endpoints))
-    for endpoint, reply in replies:
-        if isinstance(reply, DlmError):
-            faults[endpoint.address] = str(reply)
-            errors.append(reply)
-            silent.append(endpoint)
-            continue
-        try:
-            manifest = parsed.get(reply.manifest) or parse_manifest(
-                reply.manifest, f"the manifest of {endpoint.address}"
-            )
-        except ShardFormatError as exc:
-            faults[endpoint.address] = str(exc)
-            errors.append(exc)
-            continue
-        parsed[reply.manifest] = manifest
-        found.setdefault(manifest.shard_set, (manifest, {}))[1].setdefault(
-            reply.shard, endpoint.address
-        )
-    if not found:
-        message = f"none of {len(endpoints)} servers can be used: " + "; ".join(
-            f"{address}: {fault}" for address, fault in faults.items()
-        )
-        if any(isinstance(e, (ProtocolError, ShardFormatError)) for e in errors):
-            raise ProtocolError(message)
-        raise ShardDown(message)
-    chosen = max(found, key=lambda s: (len(found[s][1]), s == prefer, s))
-    manifest, addresses = found[chosen]
-    for shard_set, (_, others) in found.items():
-        if shard_set != chosen:
-            for address in others.values():
-                faults[address] = f"holds shard set {shard_set}, not {chosen}"
-    for endpoint in silent:
+        replies = list(pool.map(lambda e: _describe(e, connect, timeout_s), endpoints))
+    census = _Census()
+    for endpoint, said in zip(endpoints, replies, strict=True):
+        for place, reply in enumerate(said):
+            census.add(endpoint, reply, place)
+    chosen = census.choose(prefer, model)
+    manifest, addresses = chosen.manifest, chosen.addresses
+    _blame_others(census, chosen)
+    for endpoint in census.silent:
         if endpoint.shard is not None and endpoint.shard < manifest.shards:
             addresses.setdefault(endpoint.shard, endpoint.address)
-    limits = [_max_queries(reply, manifest) for _, reply in replies if _is_of(reply, manifest)]
-    return Topology(manifest, addresses, faults, min(limits, default=NO_LIMIT))
+    return Topology(manifest, addresses, census.faults, min(chosen.max_queries, default=NO_LIMIT))
 
 
-def _is_of(reply: Any, manifest: Manifest) -> bool:
-    return not isinstance(reply, DlmError) and reply.manifest == manifest.text
+def _blame_others(census: _Census, chosen: _Held) -> None:
+    """Names the servers that hold other shard sets only."""
+    for shard_set, held in census.held.items():
+        for address in held.holders - chosen.holders:
+            census.faults.setdefault(
+                address, f"holds shard set {shard_set}, not {chosen.manifest.shard_set}"
+            )
 
 
 def _max_queries(reply: pb.DescribeReply, manifest: Manifest) -> int:

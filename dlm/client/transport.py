@@ -18,6 +18,7 @@ import grpc
 from dlm.client import fork, loop
 from dlm.client.exchange import SERVICE, Exchange, Reply, Sent, error_of_call
 from dlm.client.fork import inside
+from dlm.client.security import PLAIN, ClientSecurity, Metadata, open_aio_channel, open_channel
 from dlm.errors import DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
@@ -52,11 +53,17 @@ class Connection(Protocol):
 
     address: str
 
-    def score(self, request: bytes, timeout_s: float, reply: Reply) -> None:
-        """Sends a ScoreRequest; `reply` is called once, on any thread."""
+    def score(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> None:
+        """Sends a ScoreRequest; `reply` is called once, on any thread.
 
-    def describe(self, timeout_s: float) -> pb.DescribeReply:
-        """What the server holds, its checksum verified."""
+        Args
+            metadata  what a server needs to see of a trace; mostly nothing
+        """
+
+    def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
+        """What the server holds, its checksum verified; of `shard_set`, or of its default."""
 
     def download(self, request: pb.DownloadRequest, timeout_s: float) -> Chunks:
         """Pieces of a file."""
@@ -74,16 +81,19 @@ class GrpcConnection:
     Args
         streams  Exchange streams at most, each over a channel of its own: workers that share a
                  port share the load by connections. The second is opened when the first is busy.
+        security  TLS and the token, see `ClientSecurity`
     """
 
-    def __init__(self, address: str, streams: int = 1) -> None:
+    def __init__(self, address: str, streams: int = 1, *, security: ClientSecurity = PLAIN) -> None:
         self.address = address
+        self._security = security
         self._most = streams
         self._lock = threading.RLock()  # reentrant, as a signal handler may fork anywhere
         self._closed = False
         self._streams: list[Exchange | None] = [None]
         self._held: deque[Sent] = deque()  # in flight when the process forked
         self._channel = self._open()
+        self._score = self._channel.unary_unary(f"/{SERVICE}/Score")
         self._describe = self._channel.unary_unary(
             f"/{SERVICE}/Describe",
             request_serializer=pb.DescribeRequest.SerializeToString,
@@ -99,14 +109,34 @@ class GrpcConnection:
 
     def _open(self) -> grpc.Channel:
         with inside():
-            channel = grpc.insecure_channel(self.address, options=OPTIONS)
+            channel = open_channel(self.address, OPTIONS, self._security)
             fork.register()
         return channel
 
-    def score(self, request: bytes, timeout_s: float, reply: Reply) -> None:
+    def score(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> None:
         """See `Connection.score`."""
+        if metadata:
+            arguments = (request, timeout_s, reply, metadata)
+            threading.Thread(target=self._score_alone, args=arguments, daemon=True).start()
+            return
         while not self._stream().send(request, timeout_s, reply):
             pass  # that stream ended meanwhile; the next is a new one
+
+    def _score_alone(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata
+    ) -> None:
+        """As a call of its own, since the metadata of a stream are sent when it opens.
+
+        For the few messages whose trace is sampled: it costs three times a message of a stream.
+        """
+        try:
+            data = self._call(self._score, request, timeout_s, metadata)
+        except DlmError as exc:
+            reply(None, exc)
+        else:
+            reply(data, None)
 
     def _stream(self) -> Exchange:
         """The stream with the fewest messages in flight; a new one where none is idle."""
@@ -135,8 +165,8 @@ class GrpcConnection:
                 fork.add(self)
             return found
 
-    def _open_for_loop(self) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(self.address, options=OPTIONS)
+    def _open_for_loop(self) -> tuple[grpc.aio.Channel, Metadata]:
+        return open_aio_channel(self.address, OPTIONS, self._security)
 
     def suspend(self) -> None:
         """See `fork.Streams`."""
@@ -153,11 +183,10 @@ class GrpcConnection:
             except DlmError as exc:
                 sent.reply(None, exc)
 
-    def describe(self, timeout_s: float) -> pb.DescribeReply:
+    def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
         """See `Connection.describe`."""
-        message = codec.parse(
-            pb.DescribeReply(), self._call(self._describe, pb.DescribeRequest(), timeout_s)
-        )
+        request = pb.DescribeRequest(shard_set=shard_set)
+        message = codec.parse(pb.DescribeReply(), self._call(self._describe, request, timeout_s))
         if message.checksum != codec.describe_checksum(message):
             raise ProtocolError(f"{self.address}: the description was damaged on the way")
         return message
@@ -193,19 +222,29 @@ class GrpcConnection:
         for stream in streams:
             stream.close(self._closed_error())
 
-    def _start(self, method: Callable[..., Any], request: object, timeout_s: float) -> Any:
+    def _start(
+        self,
+        method: Callable[..., Any],
+        request: object,
+        timeout_s: float,
+        metadata: Metadata = (),
+    ) -> Any:
         """The call, under way."""
         try:
             with inside():
-                return method(request, timeout=timeout_s)
+                return method(request, timeout=timeout_s, metadata=metadata or None)
         except ValueError as exc:
             raise self._closed_error() from exc
 
     def _call(
-        self, method: grpc.UnaryUnaryMultiCallable, request: object, timeout_s: float
+        self,
+        method: grpc.UnaryUnaryMultiCallable,
+        request: object,
+        timeout_s: float,
+        metadata: Metadata = (),
     ) -> bytes:
         # As a future: gRPC's blocking form would wait inside gRPC.
-        call = self._start(method.future, request, timeout_s)
+        call = self._start(method.future, request, timeout_s, metadata)
         try:
             return bytes(call.result())
         except grpc.RpcError as exc:

@@ -1,19 +1,19 @@
-"""One shard server from start to end: open, bind, warm, serve, drain.
+"""One shard server process from start to end: open, bind, warm, serve, drain.
 
-`serve` is the whole of it for a process; `ShardServer` is the same without files and signals.
+`serve` is the whole of it for the command; `ShardServer` is one process without files and signals.
+Where several processes share the port, `workers` starts them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,23 @@ import numpy as np
 import uvloop
 from grpc_reflection.v1alpha import reflection
 
-from dlm.errors import ConfigError
 from dlm.index.layout import map_columns
 from dlm.index.residence import MAPPED, Residence
 from dlm.index.shard import Shard
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
+from dlm.server.collector import Served, ServerCollector
 from dlm.server.config import ServerConfig
+from dlm.server.exposition import worker_exposition
 from dlm.server.health import HEALTH_SERVICE, SHARD_SERVICE, Action, Event, Health, State, step
-from dlm.server.service import Clock, OpenShard, ShardService
+from dlm.server.http import HttpServer, tcp_socket, unix_socket
+from dlm.server.models import Models
+from dlm.server.port import cannot_be_bound
+from dlm.server.process import Process
+from dlm.server.ready import Notice, OnReady, Ready
+from dlm.server.security import CHANNEL_OPTIONS, Guard, allow_connections
+from dlm.server.service import Clock, OpenShard, ShardService, open_files
+from dlm.server.workers import Supervisor
 from dlm.wire import codec
 
 logger = logging.getLogger(__name__)
@@ -40,49 +48,73 @@ STOP_GRACE_S = 0.5
 WARM_UP_SEED = 20190812
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A server that answers: what a parent process wants to know of it."""
-
-    host: str
-    port: int
-    shard: int
-    shard_set: str
-    pid: int
-
-
-OnReady = Callable[[Ready], None]
-
-
 def serve(
     config: ServerConfig,
-    directory: Path,
+    directories: Sequence[Path],
     index: int,
     *,
     on_ready: OnReady | None = None,
     ready_file: Path | None = None,
 ) -> int:
-    """Serves shard `index` of the shard set in `directory` until SIGTERM or SIGINT.
+    """Serves shard `index` of the shard set in each of `directories` until SIGTERM or SIGINT.
 
     Args
-        on_ready    called once, when the first query can be answered
-        ready_file  JSON of `Ready`, there from that moment until the server drains
+        directories  one or more; a call that names no shard set means the first
+        on_ready     called once, when the first query can be answered, by every worker
+        ready_file   JSON of `Ready`, there from that moment until the server drains
     Returns
         0 where everything in flight was answered, 1 where the second signal or drain_s cut it off
     Raises
         ShardFormatError  a file is missing, damaged or contradicts the manifest
-        ConfigError       the port cannot be bound, or memory cannot be locked
+        ConfigError       the port cannot be bound, memory cannot be locked, one shard set twice, a
+                          file of tokens or certificates is no good, or a worker ended before it
+                          was ready
     """
+    allow_connections()
     residence = Residence(config.preload, config.mlock, config.huge_pages)
-    shard = open_shard(directory, index, verify=config.verify, residence=residence)
-    if ready_file is not None:
-        ready_file.unlink(missing_ok=True)
+    shards = [
+        open_shard(directory, index, verify=config.verify, residence=residence)
+        for directory in directories
+    ]
+    notice = Notice(on_ready, ready_file)
+    if config.workers == 1:
+        return _run(lambda: ShardServer(config, shards, notice=notice))
+    # What is opened and compiled here is shared by all workers, since they are forked from here.
+    files = [open_files(shard) for shard in shards]
+
+    def warm() -> None:
+        for shard, opened in zip(shards, files, strict=True):
+            service = ShardService(shard, config, files=opened)
+            for data in warm_up_messages(shard):
+                service.warm_up(data)
+            service.close()
+
+    def work(port: int, process: Process, tell: OnReady) -> int:
+        own = replace(config, port=port)
+        return _run(
+            lambda: ShardServer(own, shards, notice=Notice(tell), process=process, files=files),
+            worker=True,
+        )
+
+    return Supervisor(config, warm=warm, work=work, notice=notice).run()
+
+
+def _run(make: Callable[[], ShardServer], *, worker: bool = False) -> int:
+    """Runs a server on a loop of its own, until a signal.
+
+    Args
+        worker  SIGTERM comes from the supervisor, and may come from a service manager as well: the
+                second says no more than the first
+    """
 
     async def main() -> int:
-        server = ShardServer(config, shard, on_ready=on_ready, ready_file=ready_file)
+        server = make()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, server.post, Event.STOP)
+        if worker:
+            loop.add_signal_handler(signal.SIGTERM, server.drain)
+        else:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, server.post, Event.STOP)
         return await server.run()
 
     return int(uvloop.run(main()))
@@ -109,29 +141,56 @@ def open_shard(
 
 
 class ShardServer:
-    """A gRPC server for one shard, on the running event loop.
+    """A gRPC server for the shards that one process holds, on the running event loop.
 
     `run` carries out what `health.step` says; `post` is how events reach it.
+
+    Args
+        shards   one of each shard set, the default first
+        process  which of the processes on the port this is
+        files    of each shard, what `open_files` gave before the process was forked
+    Raises
+        ConfigError  one shard set twice
     """
 
     def __init__(
         self,
         config: ServerConfig,
-        shard: OpenShard,
+        shards: Sequence[OpenShard],
         *,
-        on_ready: OnReady | None = None,
-        ready_file: Path | None = None,
+        notice: Notice | None = None,
+        process: Process | None = None,
+        files: Sequence[Mapping[int, int]] | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.config = config
-        self.service = ShardService(shard, config, clock=clock)
+        self.process = process or Process()
+        opened: Sequence[Mapping[int, int] | None] = files or [None] * len(shards)
+        self.models = Models(
+            [
+                ShardService(shard, config, clock=clock, process=self.process, files=own)
+                for shard, own in zip(shards, opened, strict=True)
+            ]
+        )
+        self.guard = Guard(config, self.service.metrics)
         self.port = 0
-        self._health = Health(self.service.state)
-        self._on_ready = on_ready
-        self._ready_file = ready_file
+        self._health = Health(self.models.state)
+        self._notice = notice or Notice()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._failure: Exception | None = None
+        self._asked_to_drain = False
+
+    @property
+    def service(self) -> ShardService:
+        """Of the default shard set."""
+        return self.models.default
+
+    def drain(self) -> None:
+        """Posts STOP, once however often it is called."""
+        if not self._asked_to_drain:
+            self._asked_to_drain = True
+            self.post(Event.STOP)
 
     def post(self, event: Event) -> None:
         """Hands `event` to `run`; from any thread. An event for a server that has ended is lost."""
@@ -145,19 +204,24 @@ class ShardServer:
         """Serves until the events say that it is over; returns and raises as `serve`."""
         try:
             server = self._bind()
+            shown = self._show()
             try:
                 await server.start()
+                self.guard.start()
                 threading.Thread(target=self._warm_up, name="dlm-warm-up", daemon=True).start()
                 last = await self._serve()
-                whole = self.service.metrics.in_flight == 0
+                whole = self.models.in_flight == 0
                 await self._health.close()
                 if last is Event.DRAINED and whole:
                     await server.stop(STOP_GRACE_S)
             finally:
-                self._unpublish()
+                self._notice.withdraw()
+                self.guard.close()
                 await server.stop(None)
+                if shown is not None:
+                    await asyncio.to_thread(shown.close)
         finally:
-            self.service.close()
+            self.models.close()
         logger.info("server.stopped", extra={"shard": self.service.shard.index, "whole": whole})
         if self._failure is not None:
             raise self._failure
@@ -168,16 +232,16 @@ class ShardServer:
         drain: asyncio.Task[None] | None = None
         while True:
             event = await self._events.get()
-            before = self.service.state
-            self.service.state, actions = step(before, event)
+            before = self.models.state
+            self.models.state, actions = step(before, event)
             self._log_step(before, event)
             for action in actions:
                 if action is Action.ANNOUNCE:
-                    await self._health.announce(self.service.state)
+                    await self._health.announce(self.models.state)
                 elif action is Action.PUBLISH:
                     self._publish()
                 elif action is Action.DRAIN:
-                    self._unpublish()
+                    self._notice.withdraw()
                     drain = asyncio.create_task(self._drain())
                 elif action is Action.CLOSE:
                     if drain is not None:
@@ -188,8 +252,9 @@ class ShardServer:
         config = self.config
         server = grpc.aio.server(
             options=[
-                # Otherwise a second server on the port shares it in silence.
-                ("grpc.so_reuseport", 0),
+                # Workers share the port, which their supervisor keeps from others. One process must
+                # not: a second server would share it in silence.
+                ("grpc.so_reuseport", int(self.process.workers > 1)),
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
                 # One connection may fill the server, but not queue far beyond it.
@@ -200,80 +265,91 @@ class ShardServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.keepalive_time_ms", 30_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
+                *CHANNEL_OPTIONS,
             ],
-            # A backstop over all connections, before a message is even read; it gives no reason.
-            maximum_concurrent_rpcs=4 * config.max_in_flight + 256,
+            interceptors=(self.guard,),
         )
-        handlers = (self.service.handlers(), self._health.handlers())
+        handlers = (self.models.handlers(), self._health.handlers())
         server.add_generic_rpc_handlers(handlers)
         names = (SHARD_SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         try:
-            self.port = int(server.add_insecure_port(config.address))
+            self.port = self.guard.bind(server, config.address)
         except RuntimeError as exc:
-            raise ConfigError(
-                f"{config.address} cannot be bound: another process listens there, or this machine "
-                "has no such address. Stop the other, or give another port (0 picks a free one)"
-            ) from exc
+            raise cannot_be_bound(config.address) from exc
         return server
+
+    def _show(self) -> HttpServer | None:
+        """The HTTP endpoint of metrics and probes, where one is wanted."""
+        config = self.config
+        if self.process.metrics_path is not None:
+            listening = unix_socket(self.process.metrics_path)
+        elif config.metrics_port:
+            listening = tcp_socket(config.metrics_host, config.metrics_port)
+        else:
+            return None
+        served = [
+            Served(
+                service.shard.manifest.model,
+                service.shard.manifest.shard_set,
+                service.shard.index,
+                service.shard.order,
+                service.metrics,
+                lambda: self.models.state,
+            )
+            for service in self.models
+        ]
+        collector = ServerCollector(lambda: served, self.process)
+        return worker_exposition(listening, collector, lambda: self.models.state, self._loop)
 
     def _warm_up(self) -> None:
         """Compiles and runs the kernels before a client waits for them; in its own thread."""
         begun = time.monotonic()
         try:
-            messages = warm_up_messages(self.service.shard)
-            for data in messages:
-                self.service.warm_up(data)
+            messages = 0
+            for service in self.models:
+                for data in warm_up_messages(service.shard):
+                    service.warm_up(data)
+                    messages += 1
         except Exception as exc:  # noqa: BLE001 - handed to `run`, which raises it
             self._failure = exc
             self.post(Event.FAILED)
             return
         logger.info(
             "server.warmed",
-            extra={"messages": len(messages), "duration_s": round(time.monotonic() - begun, 3)},
+            extra={"messages": messages, "duration_s": round(time.monotonic() - begun, 3)},
         )
         self.post(Event.WARMED)
 
     async def _drain(self) -> None:
         try:
             async with asyncio.timeout(self.config.drain_s):
-                await self.service.idle()
+                await self.models.idle()
         except TimeoutError:
-            logger.warning("server.drain.cut", extra={"in_flight": self.service.metrics.in_flight})
+            logger.warning("server.drain.cut", extra={"in_flight": self.models.in_flight})
         self.post(Event.DRAINED)
 
     def _log_step(self, before: State, event: Event) -> None:
-        after = self.service.state
+        after = self.models.state
         name = "server.ready" if (before, after) == (State.WARMING, State.READY) else "server.state"
         logger.info(
             name,
             extra={
-                "event": event.name,
+                "cause": event.name,
                 "from_state": before.name,
                 "to_state": after.name,
                 "address": self.config.address,
                 "port": self.port,
                 "shard": self.service.shard.index,
-                "shard_set": self.service.shard.manifest.shard_set,
-                "in_flight": self.service.metrics.in_flight,
+                "shard_sets": [service.shard_set.hex() for service in self.models],
+                "in_flight": self.models.in_flight,
             },
         )
 
     def _publish(self) -> None:
-        shard = self.service.shard
-        ready = Ready(
-            self.config.host, self.port, shard.index, shard.manifest.shard_set, os.getpid()
-        )
-        if self._ready_file is not None:
-            partial = self._ready_file.with_name(f"{self._ready_file.name}.{ready.pid}")
-            partial.write_text(json.dumps(asdict(ready)) + "\n", encoding="utf-8")
-            partial.replace(self._ready_file)
-        if self._on_ready is not None:
-            self._on_ready(ready)
-
-    def _unpublish(self) -> None:
-        if self._ready_file is not None:
-            self._ready_file.unlink(missing_ok=True)
+        sets = [service.shard_set.hex() for service in self.models]
+        index, host = self.service.shard.index, self.config.host
+        self._notice.publish(Ready(host, self.port, index, sets[0], os.getpid(), sets))
 
 
 def warm_up_messages(shard: OpenShard) -> list[bytes]:

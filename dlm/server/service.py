@@ -10,37 +10,43 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
+import numpy as np
+from numpy.typing import NDArray
 
 from dlm import __version__
 from dlm.errors import ProtocolError
 from dlm.index.layout import FileEntry, Manifest
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.server import kernels
+from dlm.server import metrics as counting
 from dlm.server.config import ServerConfig
-from dlm.server.health import SHARD_SERVICE, State
+from dlm.server.health import State
 from dlm.server.lateness import Lateness
 from dlm.server.metrics import ServerMetrics
+from dlm.server.process import Process
+from dlm.server.security import caller
+from dlm.tracing import Tracer
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
-from dlm.wire.status import CODE_OF, REASON_KEY, Reason
+from dlm.wire.status import CODE_OF, PUSHBACK_KEY, REASON_KEY, Reason
 
 logger = logging.getLogger(__name__)
 
-KIND_OF_FILE = {
+KIND_OF_FILE: dict[int, str] = {
     pb.DOWNLOAD_FILE_VOCABULARY: "vocabulary",
     pb.DOWNLOAD_FILE_LOW_ORDERS: "low_orders",
 }
 # Advice to whoever is refused for load: by then the queue that was full has moved on.
 RETRY_AFTER_MS = 50
-PUSHBACK_KEY = "grpc-retry-pushback-ms"  # gRPC's own name for it (gRFC A6)
+LOAD_REASONS = frozenset({Reason.OVERLOADED, Reason.CLIENT_LIMIT})
 Clock = Callable[[], float]
 R = TypeVar("R")
 
@@ -61,6 +67,17 @@ class OpenShard(Protocol):
         """Answers to queries that passed `ShardService.check`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A reply, and what is counted of it: its queries' orders, and the seconds of each stage."""
+
+    data: bytes
+    matched_orders: NDArray[np.uint8]
+    begun: float
+    search_s: float
+    encode_s: float
+
+
 class Refusal(Exception):
     """A call that is refused: the reason and a message for whoever reads the client's log.
 
@@ -79,6 +96,17 @@ def _too_late() -> Refusal:
     )
 
 
+def open_files(shard: OpenShard) -> dict[int, int]:
+    """Descriptors of the files that clients download, by their number on the wire.
+
+    Held open from the start: a folder replaced under a running server changes nothing.
+    """
+    return {
+        number: os.open(shard.directory / shard.manifest.file(kind).name, os.O_RDONLY)
+        for number, kind in KIND_OF_FILE.items()
+    }
+
+
 def reason_of_fault(error: ProtocolError) -> Reason:
     """The reason that goes with what the codec found wrong."""
     if isinstance(error, codec.DamagedMessage):
@@ -92,35 +120,49 @@ class ShardService:
     """Answers for one shard.
 
     Args
-        shard   open and verified
-        config  limits
-        clock   seconds that never go back; what deadlines and the uptime are measured on
+        shard    open and verified
+        config   limits
+        clock    seconds that never go back; what deadlines and the uptime are measured on
+        process  what a heartbeat says of the process
+        files    what `open_files` gave, for services that must not open them anew
     Guarantees
         a Score is answered whole and right, or refused with a code and a reason; nothing that a
         client sends can end the process
     """
 
     def __init__(
-        self, shard: OpenShard, config: ServerConfig, *, clock: Clock = time.monotonic
+        self,
+        shard: OpenShard,
+        config: ServerConfig,
+        *,
+        clock: Clock = time.monotonic,
+        process: Process | None = None,
+        files: Mapping[int, int] | None = None,
     ) -> None:
         self.shard = shard
         self.config = config
         self.state = State.WARMING
         self.metrics = ServerMetrics()
-        self.instance = secrets.randbits(64) | 1  # never 0, which is what an absent field reads as
+        self.process = process or Process()
+        self._tracer = Tracer(__version__) if config.trace else None
         self._clock = clock
         self._started = clock()
         self._shard_set = shard.manifest.shard_set_bytes
+        # Of all models on this port; `Models` says so where there are several.
+        self.held: tuple[bytes, ...] = (self._shard_set,)
+        self.find: Callable[[bytes], ShardService] = lambda shard_set: self
+        # Score messages that this process works on, of all its models.
+        self.load: Callable[[], int] = lambda: self.metrics.in_flight
         self._slots = shard.manifest.slots
         self._threads = ThreadPoolExecutor(config.threads, thread_name_prefix="dlm-score")
         self._packers = ThreadPoolExecutor(1, thread_name_prefix="dlm-download")
         self._idle = asyncio.Event()
         self._idle.set()
-        # Held open from the start: a folder replaced under a running server changes nothing.
-        self._files: dict[int, tuple[int, FileEntry]] = {}
-        for number, kind in KIND_OF_FILE.items():
-            entry = shard.manifest.file(kind)
-            self._files[number] = (os.open(shard.directory / entry.name, os.O_RDONLY), entry)
+        opened = open_files(shard) if files is None else {n: os.dup(f) for n, f in files.items()}
+        self._files: dict[int, tuple[int, FileEntry]] = {
+            number: (descriptor, shard.manifest.file(KIND_OF_FILE[number]))
+            for number, descriptor in opened.items()
+        }
 
     def close(self) -> None:
         """Gives threads and files back; work that no thread has begun is dropped."""
@@ -130,6 +172,11 @@ class ShardService:
             os.close(descriptor)
         self._files = {}
 
+    @property
+    def shard_set(self) -> bytes:
+        """The 16 bytes that name the shard set."""
+        return self._shard_set
+
     async def idle(self) -> None:
         """Returns once no Score is in flight."""
         await self._idle.wait()
@@ -138,44 +185,82 @@ class ShardService:
 
     async def score(self, data: bytes, context: Any) -> bytes:
         """dlm.v1.Shard/Score."""
+        if self._tracer is not None:
+            return await self._traced_score(data, context, self._tracer)
+        return await self._score(data, context)
+
+    async def _score(self, data: bytes, context: Any) -> bytes:
         metrics = self.metrics
-        if metrics.in_flight >= self.config.max_in_flight:
-            metrics.refusals[Reason.OVERLOADED] += 1
-            return await self._abort(context, self._overloaded())
+        overload = self._overload()
+        if overload is not None:
+            metrics.refused(overload.reason)
+            return await self._abort(context, overload)
         self._enter()
         try:
-            reply, queries = await self._score(data, context.time_remaining())
+            return await self._read_and_answer(data, context.time_remaining())
         except Refusal as refusal:
-            metrics.refusals[refusal.reason] += 1
+            metrics.refused(refusal.reason)
             failure = refusal
         except asyncio.CancelledError:
             metrics.abandoned += 1
             raise
         except Exception as exc:  # noqa: BLE001 - whatever it is, the next message must be answered
-            metrics.refusals[Reason.INTERNAL] += 1
+            metrics.refused(Reason.INTERNAL)
             failure = self._internal("score", exc)
-        else:
-            metrics.messages += 1
-            metrics.queries += queries
-            return reply
         finally:
             self._leave()
         return await self._abort(context, failure)
 
-    async def _score(self, data: bytes, remaining_s: float | None) -> tuple[bytes, int]:
+    async def _traced_score(self, data: bytes, context: Any, tracer: Tracer) -> bytes:
+        """Score in a span, where the caller sent the context of one that is sampled."""
+        span = tracer.proceed(
+            "dlm.score", context.invocation_metadata() or (), shard=self.shard.index
+        )
+        if span is None:
+            return await self._score(data, context)
+        result = "abandoned"
+        try:
+            reply = await self._score(data, context)
+            result = "ok"
+            return reply
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            result = next((v for k, v in context.trailing_metadata() if k == REASON_KEY), "failed")
+            raise
+        finally:
+            span.end(result)
+
+    async def _read_and_answer(self, data: bytes, remaining_s: float | None) -> bytes:
         self._require_ready()
         late = None if remaining_s is None else self._clock() + remaining_s
+        arrived = time.perf_counter()
         request = self._decode(self._parse(pb.ScoreRequest(), data))
-        queries = len(request.groups.words)
-        if queries <= self.config.inline_queries:
-            return self._answer(request, late), queries
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._answer, request, late), queries
+        decoded = time.perf_counter()
+        if len(request.groups.words) <= self.config.inline_queries:
+            answered = self._answer(request, late)
+        else:
+            answered = await self._answer_in_thread(request, late)
+        self._count(answered, arrived, decoded)
+        return answered.data
+
+    def _count(
+        self, answered: Answered, arrived: float, decoded: float, waited_s: float = 0.0
+    ) -> None:
+        """Counts a request that was answered, and was read at `arrived` after it had `waited_s`."""
+        self.metrics.answered(
+            len(answered.matched_orders),
+            answered.matched_orders,
+            waited_s + answered.begun - decoded,
+            decoded - arrived,
+            answered.search_s,
+            answered.encode_s,
+        )
 
     # --------------------------------------------------------------- Exchange
 
     async def exchange(self, _: Any, context: Any) -> None:
-        """dlm.v1.Shard/Exchange: a stream of Scores.
+        """dlm.v1.Shard/Exchange: a stream of Scores, of any model on this port.
 
         Small messages are answered one after the other as they are read; so each stream has its
         turn on the event loop, and a client that sends faster than it is served waits in its own
@@ -183,113 +268,144 @@ class ShardService:
         """
         lateness = Lateness()
         writing = asyncio.Lock()
-        large: set[asyncio.Task[None]] = set()
+        large: dict[asyncio.Task[None], ShardService] = {}
         self.metrics.streams += 1
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
+                arrived = time.perf_counter()
                 try:
                     message = codec.parse(pb.ScoreRequest(), data)
                 except ProtocolError as exc:
                     # It has no number, so no reply can name it; and what follows is as doubtful.
-                    self.metrics.refusals[Reason.MALFORMED] += 1
+                    self.metrics.refused(Reason.MALFORMED)
                     await self._abort(context, Refusal(Reason.MALFORMED, str(exc)))
-                if len(message.words) <= 4 * self.config.inline_queries:  # four bytes a word
-                    reply = self._exchange(message, lateness)
+                service = self.find(message.shard_set)
+                overload = service._overload()
+                if overload is not None:
+                    # Written before the next is read: who does not read is not read either.
+                    reply = service._refusal_reply(message, overload)
+                    await service._write(context, reply, writing)
+                elif len(message.words) <= 4 * self.config.inline_queries:  # four bytes a word
+                    reply = service._exchange(message, lateness, arrived)
                     try:
                         # Alone in its stream mostly: then nobody else writes.
-                        async with writing:
-                            await context.write(reply)
+                        await service._write(context, reply, writing)
                     finally:
-                        self._leave()
+                        service._leave()
                 else:
+                    service._enter()  # here, where it was found to fit; not when the task begins
                     task = asyncio.create_task(
-                        self._exchange_large(message, lateness, context, writing)
+                        service._exchange_large(message, lateness, arrived, context, writing)
                     )
-                    large.add(task)
-                    task.add_done_callback(large.discard)
+                    large[task] = service
+                    task.add_done_callback(large.pop)
+                    task.add_done_callback(service._left)
             if large:
                 await asyncio.gather(*large)
         except asyncio.CancelledError:
-            self.metrics.abandoned += len(large)
+            for service in large.values():
+                service.metrics.abandoned += 1
             raise
         finally:
             self.metrics.streams -= 1
-            for task in large:
+            for task in list(large):
                 task.cancel()
 
-    def _exchange(self, message: pb.ScoreRequest, lateness: Lateness) -> bytes:
+    async def _write(self, context: Any, reply: bytes, writing: asyncio.Lock) -> None:
+        begun = time.perf_counter()
+        async with writing:
+            await context.write(reply)
+        self.metrics.wrote(time.perf_counter() - begun)
+
+    def _exchange(self, message: pb.ScoreRequest, lateness: Lateness, arrived: float) -> bytes:
         """The reply to a small message, a refusal included; `_leave` once it is written."""
         self._enter()
         try:
-            request, late = self._admit(message, lateness)
-            reply = self._answer(request, late)
+            request, late, waited_s = self._admit(message, lateness)
+            decoded = time.perf_counter()
+            answered = self._answer(request, late)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the next message must be answered
             return self._refusal_reply(message, exc)
-        self.metrics.messages += 1
-        self.metrics.queries += len(request.groups.words)
-        return reply
+        self._count(answered, arrived, decoded, waited_s)
+        return answered.data
 
     async def _exchange_large(
-        self, message: pb.ScoreRequest, lateness: Lateness, context: Any, writing: asyncio.Lock
+        self,
+        message: pb.ScoreRequest,
+        lateness: Lateness,
+        arrived: float,
+        context: Any,
+        writing: asyncio.Lock,
     ) -> None:
-        self._enter()
         try:
-            try:
-                request, late = self._admit(message, lateness)
-                reply = await asyncio.get_running_loop().run_in_executor(
-                    self._threads, self._answer, request, late
-                )
-            except Exception as exc:  # noqa: BLE001 - as above
-                reply = self._refusal_reply(message, exc)
-            else:
-                self.metrics.messages += 1
-                self.metrics.queries += len(request.groups.words)
-            async with writing:
-                await context.write(reply)
-        finally:
-            self._leave()
+            request, late, waited_s = self._admit(message, lateness)
+            decoded = time.perf_counter()
+            answered = await self._answer_in_thread(request, late)
+        except Exception as exc:  # noqa: BLE001 - as above
+            reply = self._refusal_reply(message, exc)
+        else:
+            self._count(answered, arrived, decoded, waited_s)
+            reply = answered.data
+        await self._write(context, reply, writing)
 
     def _admit(
         self, message: pb.ScoreRequest, lateness: Lateness
-    ) -> tuple[codec.ScoreRequest, float | None]:
-        """The request, and until when its answer is worth having; raises `Refusal`."""
+    ) -> tuple[codec.ScoreRequest, float | None, float]:
+        """The request, until when its answer is worth having, and how long it has waited, in
+        seconds; raises `Refusal`."""
         now = self._clock()
         waited = lateness.of(message.sent_us, now)
         self._require_ready()
-        if self.metrics.in_flight > self.config.max_in_flight:
-            raise self._overloaded()
         late = None
         if message.timeout_us:
             late = now - waited + message.timeout_us * 1e-6
             if now >= late:
                 raise _too_late()
-        return self._decode(message), late
+        return self._decode(message), late, waited
 
     def _refusal_reply(self, message: pb.ScoreRequest, exc: Exception) -> bytes:
         refusal = exc if isinstance(exc, Refusal) else self._internal("exchange", exc)
-        self.metrics.refusals[refusal.reason] += 1
+        self.metrics.refused(refusal.reason)
         return codec.encode_refusal(
             message.sequence,
             refusal.reason.value,
             refusal.message,
-            RETRY_AFTER_MS if refusal.reason is Reason.OVERLOADED else 0,
+            RETRY_AFTER_MS if refusal.reason in LOAD_REASONS else 0,
         )
 
     def _enter(self) -> None:
         self.metrics.in_flight += 1
+        if (client := caller()) is not None:
+            client.in_flight += 1
         self._idle.clear()
 
     def _leave(self) -> None:
         self.metrics.in_flight -= 1
+        if (client := caller()) is not None:
+            client.in_flight -= 1
         if not self.metrics.in_flight:
             self._idle.set()
 
-    def _overloaded(self) -> Refusal:
-        return Refusal(
-            Reason.OVERLOADED,
-            f"{self.metrics.in_flight} messages are in flight, {self.config.max_in_flight} at "
-            "most are taken; ask a replica, or again later",
-        )
+    def _left(self, _: asyncio.Task[None]) -> None:
+        self._leave()
+
+    def _overload(self) -> Refusal | None:
+        """Why no message of this caller can be taken now; None where one can."""
+        load = self.load()
+        if load >= self.config.max_in_flight:
+            return Refusal(
+                Reason.OVERLOADED,
+                f"{load} messages are in flight, {self.config.max_in_flight} at "
+                "most are taken; ask a replica, or again later",
+            )
+        client = caller()
+        if client is not None and client.in_flight >= self.config.client_in_flight:
+            return Refusal(
+                Reason.CLIENT_LIMIT,
+                f"{client.in_flight} messages of this client are in flight, as many as one client "
+                "may have; send fewer at once, or again later",
+            )
+        return None
 
     def _decode(self, message: pb.ScoreRequest) -> codec.ScoreRequest:
         try:
@@ -299,14 +415,24 @@ class ShardService:
         self._require_same(request.shard_set, request.shard)
         return request
 
-    def _answer(self, request: codec.ScoreRequest, late: float | None) -> bytes:
+    async def _answer_in_thread(self, request: codec.ScoreRequest, late: float | None) -> Answered:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._answer, request, late)
+
+    def _answer(self, request: codec.ScoreRequest, late: float | None) -> Answered:
         """The reply to `request`, which is not begun after `late`; in any thread."""
+        begun = time.perf_counter()
         if late is not None and self._clock() >= late:
             raise _too_late()
-        if not len(request.groups.words):
-            return codec.encode_score_reply(request, Answers.empty(0))
-        self.check(request.groups)
-        return codec.encode_score_reply(request, self.shard.score(request.groups))
+        if len(request.groups.words):
+            self.check(request.groups)
+            answers = self.shard.score(request.groups)
+        else:
+            answers = Answers.empty(0)
+        searched = time.perf_counter()
+        data = codec.encode_score_reply(request, answers)
+        encode_s = time.perf_counter() - searched
+        return Answered(data, answers.matched_order, begun, searched - begun, encode_s)
 
     def check(self, groups: QueryGroups) -> None:
         """Raises `Refusal` unless the shard may trust `groups` and owns every context in it."""
@@ -357,7 +483,9 @@ class ShardService:
         except Refusal as refusal:
             if refusal.reason is not Reason.SLOT_NOT_OWNED:
                 raise
-        codec.encode_score_reply(request, self.shard.score(request.groups))
+        answers = self.shard.score(request.groups)
+        codec.encode_score_reply(request, answers)
+        counting.warm_up(answers.matched_order)
 
     # ------------------------------------------------- Describe and Heartbeat
 
@@ -377,6 +505,7 @@ class ShardService:
             max_message_bytes=self.config.max_message_bytes,
             server_version=__version__,
             shard_set=self._shard_set,
+            shard_sets=self.held,
         )
         reply.checksum = codec.describe_checksum(reply)
         return bytes(reply.SerializeToString())
@@ -394,12 +523,16 @@ class ShardService:
             shard_set=self._shard_set,
             shard=self.shard.index,
             state=pb.ServerState.Name(self.state),
-            instance=self.instance,
+            instance=self.process.instance,
             messages=self.metrics.messages,
             queries=self.metrics.queries,
-            refused=self.metrics.refused,
+            refused=self.metrics.refused_total,
             in_flight=self.metrics.in_flight,
             uptime_ms=int(1000 * (self._clock() - self._started)),
+            worker=self.process.worker,
+            workers=self.process.workers,
+            cpu_ms=self.process.cpu_ms(),
+            memory_bytes=self.process.memory.bytes(),
         )
         reply.checksum = codec.heartbeat_checksum(reply)
         return bytes(reply.SerializeToString())
@@ -495,7 +628,8 @@ class ShardService:
             raise Refusal(
                 Reason.WRONG_SHARD_SET,
                 f"shard set {shard_set.hex()} was asked, this server holds "
-                f"{self._shard_set.hex()}; describe the servers again and open a new handle",
+                f"{' and '.join(one.hex() for one in self.held)}; "
+                "describe the servers again and open a new handle",
             )
         if shard is not None and shard != self.shard.index:
             raise Refusal(
@@ -520,7 +654,7 @@ class ShardService:
     async def _abort(self, context: Any, refusal: Refusal) -> NoReturn:
         """Ends the call."""
         metadata: tuple[tuple[str, str], ...] = ((REASON_KEY, refusal.reason.value),)
-        if refusal.reason is Reason.OVERLOADED:
+        if refusal.reason in LOAD_REASONS:
             metadata += ((PUSHBACK_KEY, str(RETRY_AFTER_MS)),)
         await context.abort(CODE_OF[refusal.reason], refusal.message, metadata)
         raise AssertionError("abort returned")
@@ -537,16 +671,3 @@ class ShardService:
             extra={"error": kind, "shard": self.shard.index},
         )
         return Refusal(Reason.INTERNAL, f"the server failed ({kind}); its log says where")
-
-    def handlers(self) -> Any:
-        """What a gRPC server is given: no serializer, so bytes in and bytes out."""
-        return grpc.method_handlers_generic_handler(
-            SHARD_SERVICE,
-            {
-                "Score": grpc.unary_unary_rpc_method_handler(self.score),
-                "Exchange": grpc.stream_stream_rpc_method_handler(self.exchange),
-                "Describe": grpc.unary_unary_rpc_method_handler(self.describe),
-                "Download": grpc.unary_stream_rpc_method_handler(self.download),
-                "Heartbeat": grpc.unary_unary_rpc_method_handler(self.heartbeat),
-            },
-        )

@@ -7,6 +7,7 @@ from enum import StrEnum
 import grpc
 
 from dlm.errors import (
+    AuthenticationError,
     DeadlineExceeded,
     DlmError,
     Overloaded,
@@ -16,6 +17,7 @@ from dlm.errors import (
 )
 
 REASON_KEY = "dlm-reason"  # DO NOT CHANGE: trailing metadata of a refusal, on the wire
+PUSHBACK_KEY = "grpc-retry-pushback-ms"  # gRPC's own name (gRFC A6): try again after so long
 
 
 class Reason(StrEnum):
@@ -33,6 +35,8 @@ class Reason(StrEnum):
     NOT_READY = "NOT_READY"
     DRAINING = "DRAINING"
     OVERLOADED = "OVERLOADED"
+    CLIENT_LIMIT = "CLIENT_LIMIT"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
     LATE = "LATE"
     INTERNAL = "INTERNAL"
 
@@ -50,6 +54,8 @@ CODE_OF: dict[Reason, grpc.StatusCode] = {
     Reason.NOT_READY: grpc.StatusCode.UNAVAILABLE,
     Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
     Reason.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.CLIENT_LIMIT: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     Reason.LATE: grpc.StatusCode.DEADLINE_EXCEEDED,
     Reason.INTERNAL: grpc.StatusCode.INTERNAL,
 }
@@ -63,6 +69,8 @@ ERROR_OF: dict[grpc.StatusCode, type[DlmError]] = {
     grpc.StatusCode.UNAVAILABLE: ShardDown,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.UNAUTHENTICATED: AuthenticationError,
+    grpc.StatusCode.PERMISSION_DENIED: AuthenticationError,
     grpc.StatusCode.CANCELLED: ShardDown,
     grpc.StatusCode.ABORTED: ShardDown,
     grpc.StatusCode.INTERNAL: ProtocolError,
@@ -71,6 +79,38 @@ ERROR_OF: dict[grpc.StatusCode, type[DlmError]] = {
     grpc.StatusCode.OUT_OF_RANGE: ProtocolError,
     grpc.StatusCode.DATA_LOSS: ProtocolError,
 }
+
+
+_STRANGER = (
+    "the authority in ca does not vouch for the server's certificate: another one signed it, or "
+    "its time is over"
+)
+# What gRPC says of a connection that it could not make, and what to do about it.
+ADVICE = (
+    (
+        "WRONG_VERSION_NUMBER",
+        "the server speaks no TLS there: leave ca out, or start the server with --tls-cert",
+    ),
+    ("CERTIFICATE_VERIFY_FAILED", _STRANGER),
+    ("certificate signature failure", _STRANGER),
+    (
+        "Hostname Verification",
+        "the server's certificate is for another name than the address: connect by its name, or "
+        "give that as server_name",
+    ),
+    (
+        "Socket closed",
+        "the server hung up at once: it may speak TLS (give ca), or ask for a certificate that its "
+        "authority signed and that is good now (give cert and key)",
+    ),
+)
+
+
+def advice_on(details: str) -> str | None:
+    """What to do about a connection that was not made, where gRPC's words tell; else None."""
+    if "failed to connect" not in details:
+        return None
+    return next((advice for words, advice in ADVICE if words in details), None)
 
 
 def reason_of(error: grpc.RpcError) -> Reason | None:
@@ -92,7 +132,10 @@ def error_from_rpc(error: grpc.RpcError, *, where: str) -> DlmError:
     details = error.details() if hasattr(error, "details") else str(error)
     # A server of ours names its reason; without one, gRPC speaks, and maybe nobody was there.
     said = "answered" if reason_of(error) else "gave no answer:"
-    return kind(f"{where} {said} {code.name}: {details}")
+    failure = kind(f"{where} {said} {code.name}: {details}")
+    if advice := advice_on(details or ""):
+        failure.args = (f"{failure}. Perhaps {advice}",)
+    return failure
 
 
 def error_from_refusal(reason: str, message: str, *, where: str) -> DlmError:

@@ -4,9 +4,9 @@
 
 Starts a real server for each shard of the set in the folder SHARD_SET, and as many echo servers
 (grpc.aio on uvloop, unary, no work at all); then, in turns, processes of decoders that ask batches
-of 50 contexts x 20 words from real text (`workload`), and echo clients with as many calls in flight,
-whose payloads are as large as the messages were on average. Messages and queries are those that the
-servers counted. Prints a Markdown table; ratios are medians over the rounds.
+of 50 contexts x 20 words from real text (`workload`), and echo clients with as many calls in
+flight, whose payloads are as large as the messages were on average. Messages and queries are those
+that the servers counted. Prints a Markdown table; cells are medians over the rounds.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from cli.support import command, wait_for
 from models import HAND_MADE
 
 MODEL = HAND_MADE["missing_suffixes"]
+OTHER = HAND_MADE["weight_without_continuation"]
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
@@ -45,6 +46,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Path:
     done = run("shard", "model.arpa", "--shards", 2, "--output", "shards", cwd=home)
     assert done.returncode == 0, done.stderr
     return home
+
+
+@pytest.fixture(scope="session")
+def other(folder: Path, run: Run) -> Path:
+    """The shards of another model, in the same folder: three of them."""
+    OTHER.write(folder / "other.arpa")
+    done = run("shard", "other.arpa", "--shards", 3, "--output", "others", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "others"
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from cli.conftest import Run
 from cli.support import command, wait_for
 
 
@@ -150,3 +152,85 @@ def test_the_demo_ends_with_every_score_equal(tmp_path: Path, environ: dict[str,
     assert done.returncode == 0, done.stderr
     assert re.search(rb"All [\d,]+ scores equal the ARPA model's, bit for bit", done.stdout)
     assert list(tmp_path.iterdir()) == [text]
+
+
+def test_a_cluster_of_two_models_answers_as_each(
+    folder: Path, other: Path, run: Run, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """Two shards of one and three of the other, two processes a server: three servers. Without
+    --model the one of most shards is asked."""
+    process = subprocess.Popen(
+        command("cluster", folder / "shards", other, "--workers", 2),
+        cwd=tmp_path,
+        env=environ,
+        stdout=subprocess.PIPE,
+    )
+    wait_for((tmp_path / "cluster.toml").exists, process)
+    try:
+        servers = _children(process.pid)
+        assert [len(_children(pid)) for pid in servers] == [2, 2, 2]
+        text = b"a b c d\nd a b\n"
+        for shards, more in ((folder / "shards", True), (other, True), (other, False)):
+            model = json.loads(run("info", shards, "--json").stdout)["model"]
+            chosen = ["--model", model[:8]] if more else []
+            served = run("score", *chosen, cwd=tmp_path, text=text)
+            local = run("score", "--local", shards, text=text)
+            assert served.returncode == local.returncode == 0, served.stderr + local.stderr
+            assert served.stdout == local.stdout
+        unknown = run("score", "--model", "0" * 8, cwd=tmp_path)
+        assert unknown.returncode == 1
+        assert b"no server holds a model 00000000" in unknown.stderr
+    finally:
+        workers = [pid for server in _children(process.pid) for pid in _children(server)]
+        process.terminate()
+        printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert printed.count(b"shard set") == 2
+    _wait_gone(workers)
+
+
+def test_workers_do_not_outlive_a_cluster_that_was_killed(
+    folder: Path, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """Two generations below."""
+    process = subprocess.Popen(
+        command("cluster", folder / "shards", "--workers", 2),
+        cwd=tmp_path,
+        env=environ,
+        stdout=subprocess.DEVNULL,
+    )
+    wait_for((tmp_path / "cluster.toml").exists, process)
+    servers = _children(process.pid)
+    workers = [pid for server in servers for pid in _children(server)]
+    assert len(workers) == 4
+    process.kill()
+    process.wait()
+    _wait_gone(servers + workers)
+
+
+def test_events_keep_their_names_and_name_their_worker(
+    folder: Path, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """A line of JSON each: the event, and in a worker's lines which one it is."""
+    process = subprocess.Popen(
+        command("serve", folder / "shards", "--shard", 0, "--workers", 2, "--ready-file", "ready"),
+        cwd=tmp_path,
+        env=environ,
+        stderr=subprocess.PIPE,
+    )
+    wait_for((tmp_path / "ready").exists, process)
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0
+    events = [json.loads(line) for line in said.splitlines()]
+    seen = {(event["event"], event.get("worker")) for event in events}
+    for worker in (0, 1):
+        for name in (
+            "server.worker.started",
+            "server.ready",
+            "server.state",
+            "server.worker.exited",
+        ):
+            assert (name, worker) in seen
+    assert ("server.supervisor.ready", None) in seen
+    assert ("server.stopped", None) in seen

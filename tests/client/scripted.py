@@ -12,7 +12,7 @@ from cluster import Cluster
 from dlm.client import Client, ClientConfig
 from dlm.client.core import ClusterFile, Core, FixedEndpoints
 from dlm.client.topology import Endpoint
-from dlm.client.transport import GrpcConnection, Reply
+from dlm.client.transport import GrpcConnection, Metadata, Reply
 from dlm.errors import DlmError
 from dlm.index.layout import Manifest
 from dlm.wire import codec
@@ -90,7 +90,9 @@ class Scripted:
                 self._real[address] = GrpcConnection(address)
             return self._real[address]
 
-    def score(self, request: bytes, timeout_s: float, reply: Reply) -> None:
+    def score(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> None:
         """See `Connection.score`."""
 
         def changed(data: bytes | None, error: DlmError | None) -> None:
@@ -101,7 +103,7 @@ class Scripted:
 
         def send() -> None:
             try:
-                self._target().score(request, timeout_s, changed)
+                self._target().score(request, timeout_s, changed, metadata)
             except DlmError as exc:  # closed while it was held
                 reply(None, exc)
 
@@ -112,10 +114,10 @@ class Scripted:
         else:
             self.network.take(self.address, request, send)
 
-    def describe(self, timeout_s: float) -> pb.DescribeReply:
+    def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
         """See `Connection.describe`."""
         self.network.described += 1
-        return self._target().describe(timeout_s)
+        return self._target().describe(timeout_s, shard_set)
 
     def download(
         self, request: pb.DownloadRequest, timeout_s: float
@@ -231,7 +233,9 @@ class FileServer:
         finally:
             self.streams -= 1
 
-    def score(self, request: bytes, timeout_s: float, reply: Reply) -> None:
+    def score(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> None:
         """Never called here."""
         raise AssertionError
 

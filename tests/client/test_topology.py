@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,8 +10,11 @@ import pytest
 
 from cluster import ModelFiles
 from dlm.client.topology import (
+    MAX_SHARD_SETS,
     NO_LIMIT,
     Endpoint,
+    _Census,
+    check_model,
     discover,
     read_cluster_file,
     write_cluster_file,
@@ -59,13 +63,23 @@ def saying(*servers: tuple[str, object]):
     """A `connect` to servers that say this of themselves, or fail with it."""
     said = dict(servers)
 
-    def describe(address: str) -> pb.DescribeReply:
+    def describe(address: str, shard_set: bytes) -> object:
         found = said[address]
+        if isinstance(found, list):  # of several shard sets, the default first
+            found = next(r for r in found if shard_set in (b"", getattr(r, "shard_set", None)))
         if isinstance(found, DlmError):
             raise found
-        return found  # type: ignore[return-value]
+        return found
 
-    return lambda address: SimpleNamespace(describe=lambda timeout_s: describe(address))
+    return lambda address: SimpleNamespace(
+        describe=lambda timeout_s, shard_set=b"": describe(address, shard_set)
+    )
+
+
+def holding(*held: tuple[ModelFiles, int]) -> list[pb.DescribeReply]:
+    """What a server says that holds a shard of each of several sets."""
+    sets = [files.manifest.shard_set_bytes for files, _ in held]
+    return [reply(files, shard, shard_sets=sets) for files, shard in held]
 
 
 def reply(files: ModelFiles, shard: int, **more) -> pb.DescribeReply:
@@ -153,3 +167,117 @@ def test_the_smallest_limit_of_the_servers_holds_for_all(files, other_files) -> 
     assert discover(endpoints("c:1"), connect, 1.0).max_queries == NO_LIMIT
     tiny = saying(("a:1", reply(files, 0, max_message_bytes=10)))
     assert discover(endpoints("a:1"), tiny, 1.0).max_queries == 1
+
+
+def test_a_model_is_chosen_by_the_beginning_of_its_id_or_of_its_shard_set(
+    files, other_files
+) -> None:
+    """In small letters or large; without it the set of most shards is taken."""
+    connect = saying(
+        ("a:1", holding((other_files, 0), (files, 0))),
+        ("b:1", holding((other_files, 1), (files, 1))),
+        ("c:1", reply(files, 2)),
+    )
+    listed = endpoints("a:1", "b:1", "c:1")
+    for wanted in (files, other_files):
+        for name in (wanted.manifest.model, wanted.manifest.shard_set):
+            for model in (name, name[:6], name[:9].upper()):
+                topology = discover(listed, connect, 1.0, model=check_model(model))
+                assert topology.manifest.shard_set == wanted.manifest.shard_set
+    assert topology.addresses == {0: "a:1", 1: "b:1"}
+    assert "holds shard set" in topology.faults["c:1"]
+    topology = discover(listed, connect, 1.0)
+    assert topology.manifest.shard_set == files.manifest.shard_set
+    assert topology.addresses == {0: "a:1", 1: "b:1", 2: "c:1"}
+    assert topology.faults == {}
+
+
+def test_among_sets_held_alike_the_default_of_the_servers_is_taken(files, other_files) -> None:
+    """Unless the other one is in use already."""
+    for first, second in ((files, other_files), (other_files, files)):
+        connect = saying(
+            ("a:1", holding((first, 0), (second, 0))), ("b:1", holding((first, 1), (second, 1)))
+        )
+        listed = endpoints("a:1", "b:1")
+        assert discover(listed, connect, 1.0).manifest.shard_set == first.manifest.shard_set
+        kept = discover(listed, connect, 1.0, prefer=second.manifest.shard_set)
+        assert kept.manifest.shard_set == second.manifest.shard_set
+
+
+def test_shardings_of_one_model_are_no_choice_to_make(files) -> None:
+    """While servers move from one to the other, the one of most shards is taken."""
+    again = files.again(2)
+    connect = saying(("a:1", holding((files, 0), (again, 0))), ("b:1", reply(again, 1)))
+    topology = discover(endpoints("a:1", "b:1"), connect, 1.0, model=files.manifest.model)
+    assert topology.manifest.shard_set == again.manifest.shard_set
+
+
+def test_a_model_that_nobody_holds_is_a_typed_error(files, other_files) -> None:
+    """The message names what is held. While a server is silent it may be that one's."""
+    listed = endpoints("a:1", "b:1")
+    name = other_files.manifest.model
+    connect = saying(("a:1", reply(files, 0)), ("b:1", reply(files, 1)))
+    with pytest.raises(
+        ConfigError, match=f"no server holds a model {name}.*{files.manifest.model}"
+    ):
+        discover(listed, connect, 1.0, model=name)
+    connect = saying(("a:1", reply(files, 0)), ("b:1", ShardDown("gone")))
+    with pytest.raises(ShardDown, match=f"no server holds a model {name}.*b:1: gone"):
+        discover(listed, connect, 1.0, model=name)
+
+
+def test_a_beginning_that_several_models_share_is_refused(files, other_files) -> None:
+    """The message names them. Ids that begin alike are rare, so one of these is made up."""
+    theirs = other_files.manifest
+    model = theirs.model
+    made_up = reply(files, 0)
+    connect = saying(("a:1", reply(other_files, 0)), ("b:1", made_up))
+    census = _Census()
+    census.add(Endpoint("a:1"), reply(other_files, 0), 0)
+    census.add(Endpoint("b:1"), made_up, 0)
+    held = census.held[files.manifest.shard_set]
+    held.manifest = dataclasses.replace(held.manifest, model=model[:8] + "0" * 24)
+    with pytest.raises(ConfigError, match=f"several models.*{model[:8]}.*more digits"):
+        census.choose(None, model[:8])
+    assert census.choose(None, model[:9]).manifest is census.held[theirs.shard_set].manifest
+    assert discover(endpoints("a:1", "b:1"), connect, 1.0, model=model[:8]).manifest.model == model
+
+
+@pytest.mark.parametrize("model", ["", "abcde", "0" * 33, "abcdeg", "abc def"])
+def test_what_can_begin_no_id_is_refused(model) -> None:
+    """Fewer than six digits would soon be ambiguous."""
+    with pytest.raises(ConfigError, match="6 to 32 hex digits"):
+        check_model(model)
+    assert check_model(None) is None
+
+
+def test_a_set_that_a_server_lists_but_does_not_describe_is_left_out(files, other_files) -> None:
+    """The server stays for what it does describe, and the fault is told."""
+    said: list[object] = [reply(files, 0, shard_sets=[files.manifest.shard_set_bytes, b"x" * 16])]
+
+    def describe(timeout_s: float, shard_set: bytes = b"") -> object:
+        if shard_set:
+            raise ShardDown("gone meanwhile")
+        return said[0]
+
+    topology = discover(
+        endpoints("a:1"),
+        lambda address: SimpleNamespace(describe=describe),
+        1.0,  # type: ignore
+    )
+    assert topology.addresses == {0: "a:1"}
+    assert topology.faults == {"a:1": "gone meanwhile"}
+
+
+def test_a_server_that_lists_sets_without_end_is_asked_for_some(files) -> None:
+    """So that it cannot keep a client busy for ever."""
+    asked = []
+
+    def describe(timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
+        asked.append(shard_set)
+        if shard_set:
+            raise ShardDown("no")
+        return reply(files, 0, shard_sets=[n.to_bytes(16, "big") for n in range(100_000)])
+
+    discover(endpoints("a:1"), lambda address: SimpleNamespace(describe=describe), 1.0)  # type: ignore
+    assert len(asked) == 1 + MAX_SHARD_SETS

@@ -28,6 +28,16 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 
 @pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """The same of another model, of order 3, in two shards."""
+    folder: Path = tmp_path_factory.mktemp("other")
+    arpa = random_model(seed=8, order=3, words=40, per_order=200).write(folder / "model.arpa")
+    manifest = build_shard_set(arpa, folder / "shards", 2)
+    questions = Questions(manifest, DictModel.from_arpa(arpa))
+    return SimpleNamespace(directory=folder / "shards", manifest=manifest, questions=questions)
+
+
+@pytest.fixture(scope="session")
 def servers(sharded):
     """A real server process for each shard."""
     started = [ServerProcess(sharded.directory, i) for i in range(SHARDS)]
@@ -52,7 +62,7 @@ def start(sharded):
     """Starts a server process for a shard; ends it with the test."""
     started = []
 
-    def begin(index: int = 0, directory: Path | None = None, **more) -> ServerProcess:
+    def begin(index: int = 0, directory: Path | list[Path] | None = None, **more) -> ServerProcess:
         started.append(ServerProcess(directory or sharded.directory, index, **more))
         return started[-1]
 

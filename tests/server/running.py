@@ -29,6 +29,7 @@ from dlm.ngram.query import Answers, QueryGroups
 from dlm.server.app import ShardServer
 from dlm.server.config import ServerConfig
 from dlm.server.health import Event
+from dlm.server.ready import Notice
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, reason_of
@@ -43,9 +44,9 @@ from pathlib import Path
 from dlm.server.app import serve
 from dlm.server.config import ServerConfig
 logging.basicConfig(stream=sys.stderr, level=logging.INFO)
-directory, index, config, ready_file = json.loads(sys.argv[1])
+directories, index, config, ready_file = json.loads(sys.argv[1])
 sys.exit(serve(
-    ServerConfig(**config), Path(directory), index,
+    ServerConfig(**config), [Path(directory) for directory in directories], index,
     on_ready=lambda ready: print(json.dumps(asdict(ready)), flush=True),
     ready_file=Path(ready_file) if ready_file else None,
 ))
@@ -53,12 +54,27 @@ sys.exit(serve(
 
 
 class ServerProcess:
-    """A shard server in a process of its own; `ready` holds what it said, once `wait_ready` ran."""
+    """A shard server in processes of its own; `ready` holds what it said, once `wait_ready` ran.
+
+    Args
+        directory  of a shard set, or a list of them
+    """
 
     def __init__(
-        self, directory: Path, index: int, *, ready_file: Path | None = None, **config: Any
+        self,
+        directory: Path | list[Path],
+        index: int,
+        *,
+        ready_file: Path | None = None,
+        **config: Any,
     ) -> None:
-        arguments = [str(directory), index, config, str(ready_file) if ready_file else None]
+        directories = directory if isinstance(directory, list) else [directory]
+        arguments = [
+            list(map(str, directories)),
+            index,
+            config,
+            str(ready_file) if ready_file else None,
+        ]
         self.process = subprocess.Popen(
             [sys.executable, "-c", CHILD, json.dumps(arguments)],
             cwd=ROOT,
@@ -135,7 +151,11 @@ class GatedShard:
 
 
 class ThreadServer:
-    """A `ShardServer` in a thread with its own loop."""
+    """A `ShardServer` in a thread with its own loop.
+
+    Args
+        shard  an open one, or what stands in for it; or a list of them, of several models
+    """
 
     def __init__(
         self, shard: Any, *, clock: Callable[[], float] | None = None, **config: Any
@@ -147,9 +167,9 @@ class ThreadServer:
 
         async def main() -> int:
             more = {} if clock is None else {"clock": clock}
-            self.server = ShardServer(
-                ServerConfig(**config), shard, on_ready=lambda _: self._ready.set(), **more
-            )
+            shards = shard if isinstance(shard, list) else [shard]
+            notice = Notice(lambda _: self._ready.set())
+            self.server = ShardServer(ServerConfig(**config), shards, notice=notice, **more)
             self._bound.set()
             return await self.server.run()
 
@@ -198,7 +218,9 @@ class Caller:
     """Raw calls to one server."""
 
     def __init__(self, address: str) -> None:
-        self.channel = grpc.insecure_channel(address, options=[("grpc.enable_retries", 0)])
+        # A pool of its own: a connection of its own, which may reach another worker.
+        options = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+        self.channel = grpc.insecure_channel(address, options=options)
         name = "/dlm.v1.Shard/"
         self.score = self.channel.unary_unary(name + "Score")
         self.describe = self.channel.unary_unary(name + "Describe")

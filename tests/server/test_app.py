@@ -184,7 +184,7 @@ def test_port_in_use_is_a_config_error(sharded, servers):
     """Two servers never share a port in silence."""
     port = servers[0].ready["port"]
     with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be bound"):
-        serve(ServerConfig(port=port), sharded.directory, 0)
+        serve(ServerConfig(port=port), [sharded.directory], 0)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "vocabulary.arrow", "shard-0000.arrow"])

@@ -15,7 +15,7 @@ def test_defaults_are_valid_and_local():
     """A server that was told nothing listens on this machine alone."""
     config = ServerConfig()
     assert config.address == "127.0.0.1:0"
-    assert not config.allow_remote
+    assert not config.insecure
     assert config.verify
 
 
@@ -33,27 +33,52 @@ def test_defaults_are_valid_and_local():
         ("localhost.example.org", False),
     ],
 )
-def test_remote_address_needs_allow_remote(host, local):
-    """Without authentication, a host that others can reach must be asked for twice."""
+def test_remote_address_needs_clients_that_say_who_they_are(host, local):
+    """Where anybody could ask, or a token be read on the way, it must be asked for twice."""
     assert is_loopback(host) == local
-    if local:
-        assert ServerConfig(host=host).host == host
-    else:
-        with pytest.raises(ConfigError, match="no authentication"):
-            ServerConfig(host=host)
-        assert ServerConfig(host=host, allow_remote=True).host == host
+    tls = {"tls_cert": "cert.pem", "tls_key": "key.pem"}
+    open_to_all = [({}, "nothing says"), (tls, "nothing says"), ({"tokens": "t"}, "without TLS")]
+    for settings, fault in open_to_all:
+        if local:
+            assert ServerConfig(host=host, **settings).host == host
+        else:
+            with pytest.raises(ConfigError, match=fault):
+                ServerConfig(host=host, **settings)
+        assert ServerConfig(host=host, insecure=True, **settings).host == host
+    for settings in (tls | {"tokens": "t"}, tls | {"tls_client_ca": "ca.pem"}):
+        assert ServerConfig(host=host, **settings).host == host
+
+
+@pytest.mark.parametrize(
+    ("settings", "missing"),
+    [
+        ({"tls_cert": "c"}, "server.tls_key is not given"),
+        ({"tls_key": "k"}, "server.tls_cert is not given"),
+        ({"tls_client_ca": "ca"}, "needs TLS"),
+    ],
+)
+def test_half_of_tls_is_refused(settings, missing):
+    """Even on loopback, even insecure: it is a mistake."""
+    for insecure in (False, True):
+        with pytest.raises(ConfigError, match=missing):
+            ServerConfig(insecure=insecure, **settings)
 
 
 @pytest.mark.parametrize(
     ("field", "values"),
     [
         ("port", (-1, 65_536)),
+        ("workers", (0, 257)),
         ("max_queries", (0, (1 << 22) + 1)),
         ("max_message_bytes", (4095, (64 << 20) + 1)),
         ("max_in_flight", (0, 65_537)),
         ("inline_queries", (-1, 65_537)),
         ("threads", (0, 257)),
         ("max_downloads", (0, 1025)),
+        ("client_streams", (0, 65_537)),
+        ("client_in_flight", (0, 65_537)),
+        ("client_downloads", (0, 1025)),
+        ("max_calls", (63, (1 << 20) + 1)),
         ("drain_s", (-0.1, 3601.0, float("nan"))),
         ("host", ("",)),
     ],

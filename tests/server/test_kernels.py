@@ -70,3 +70,14 @@ def test_small_orders_own_nothing(order):
             0,
         )
         assert fault == kernels.BAD_CONTEXT_LENGTH
+
+
+@pytest.mark.parametrize("counting", [kernels.count_orders, kernels.count_orders.py_func])
+def test_orders_are_counted(counting) -> None:
+    """As NumPy counts them; what is beyond the totals is left out."""
+    orders = np.random.default_rng(1).integers(0, 20, 1000).astype(np.uint8)
+    totals = np.zeros(16, np.int64)
+    counting(orders, totals)
+    counting(orders[:0], totals)
+    counting(orders, totals)
+    assert totals.tolist() == (2 * np.bincount(orders, minlength=20)[:16]).tolist()

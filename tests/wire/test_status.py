@@ -7,13 +7,20 @@ from pathlib import Path
 import grpc
 import pytest
 
-from dlm.errors import DlmError, ProtocolError, StaleShardSet, UnavailableError
+from dlm.errors import (
+    AuthenticationError,
+    DlmError,
+    ProtocolError,
+    StaleShardSet,
+    UnavailableError,
+)
 from dlm.wire.status import (
     CODE_OF,
     ERROR_OF,
     REASON_KEY,
     STALE_REASONS,
     Reason,
+    advice_on,
     error_from_rpc,
     reason_of,
 )
@@ -77,10 +84,13 @@ def test_only_what_may_pass_is_unavailable():
     """Faults of the message are ProtocolError: asking again gives the same."""
     for reason in Reason:
         kind = ERROR_OF[CODE_OF[reason]]
-        passing = {Reason.NOT_READY, Reason.DRAINING, Reason.OVERLOADED, Reason.LATE}
+        passing = {Reason.NOT_READY, Reason.DRAINING, Reason.LATE}
+        passing |= {Reason.OVERLOADED, Reason.CLIENT_LIMIT}
         if reason in passing:
             assert issubclass(kind, UnavailableError)
             assert kind.retryable
+        elif reason is Reason.UNAUTHENTICATED:
+            assert kind is AuthenticationError
         elif reason not in STALE_REASONS:
             assert kind is ProtocolError
 
@@ -95,6 +105,15 @@ def test_reason_is_read_from_the_metadata():
     assert reason_of(FakeRpcError(code, ())) is None
     assert reason_of(FakeRpcError(code)) is None
     assert reason_of(grpc.RpcError()) is None
+
+
+def test_a_connection_that_was_not_made_comes_with_advice():
+    """Where gRPC's words say what is wrong; not for a connection that broke later."""
+    failed = "failed to connect to all addresses; last error: "
+    assert "leave ca out" in advice_on(failed + "Tls handshake failed: WRONG_VERSION_NUMBER")
+    assert "hung up at once" in advice_on(failed + "Socket closed")
+    assert advice_on(failed + "Connection refused") is None
+    assert advice_on("Socket closed") is None
 
 
 def test_readme_lists_every_reason_with_its_code():

@@ -1,0 +1,332 @@
+"""How the servers of a cluster are: heartbeats of each process behind a port, for each model.
+
+Several worker processes may share a port, and a connection reaches whichever of them the system
+picks; so further connections are made until every worker was met, or patience is at its end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from dlm.client.topology import MAX_SHARD_SETS, Connect, Endpoint
+from dlm.client.transport import Connection
+from dlm.errors import DlmError
+from dlm.index.layout import Manifest, parse_manifest
+from dlm.wire._pb import shard_pb2 as pb
+
+Clock = Callable[[], float]
+
+ID_DIGITS = 12
+MAX_TRIES = 256
+
+
+def tries_for(workers: int) -> int:
+    """Connections to make before giving up on a worker that none of them met.
+
+    Each meets one of n workers by chance; after 8 n + 8 of them one is missed with a probability of
+    n (1 - 1/n)^(8 n + 8): below 1 % for 30 workers, below 0.1 % for 8.
+    """
+    return min(8 * workers + 8, MAX_TRIES)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A model that a server process holds, or a server that does not answer.
+
+    address        as cluster.toml gives it
+    shard          that it says it holds; the hint of cluster.toml while it is silent, or None
+    state          "warming", "ready", "draining"; "silent" where it does not answer
+    worker, workers  which of the processes on the port it is, from 0, and how many there are
+    model, shard_set  their first 12 hex digits
+    queries_per_s, messages_per_s  answered, between the last two beats
+    refused        messages refused since it started
+    in_flight      messages being worked on
+    cpu_percent    of one core, between the last two beats
+    memory_bytes   of the process alone
+    uptime_s       since it started
+    round_trip_ms  of the last beat
+    error          why there is nothing to tell, or why less than there could be
+
+    None stands for what is not known (yet).
+    """
+
+    address: str
+    shard: int | None
+    state: str = "silent"
+    worker: int | None = None
+    workers: int | None = None
+    model: str | None = None
+    shard_set: str | None = None
+    queries_per_s: float | None = None
+    messages_per_s: float | None = None
+    refused: int | None = None
+    in_flight: int | None = None
+    cpu_percent: float | None = None
+    memory_bytes: int | None = None
+    uptime_s: float | None = None
+    round_trip_ms: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """All rows of one look, and what follows from them.
+
+    shards   shards that there should be, as far as anybody knows
+    missing  of these, the ones that no server answers for: none of its servers is ready
+    """
+
+    rows: tuple[Row, ...]
+    shards: tuple[int, ...]
+    missing: tuple[int, ...]
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON: `servers` (`Row`, field by field), `shards` and `missing`."""
+        return {
+            "servers": [asdict(row) for row in self.rows],
+            "shards": list(self.shards),
+            "missing": list(self.missing),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Beat:
+    at: float
+    reply: pb.HeartbeatReply
+    round_trip_s: float
+
+
+class _Held:
+    """The last two beats of one process for one shard set that it holds."""
+
+    def __init__(self, beat: _Beat) -> None:
+        self.before: _Beat | None = None
+        self.last = beat
+
+    def row(self, endpoint: Endpoint, model: str | None) -> Row:
+        """What the beats say."""
+        reply, before = self.last.reply, self.before
+        row = Row(
+            endpoint.address,
+            reply.shard,
+            _state(reply.state),
+            reply.worker if reply.workers else None,
+            reply.workers or None,
+            model,
+            reply.shard_set.hex()[:ID_DIGITS],
+            refused=reply.refused,
+            in_flight=reply.in_flight,
+            memory_bytes=reply.memory_bytes or None,
+            uptime_s=reply.uptime_ms / 1000,
+            round_trip_ms=1000 * self.last.round_trip_s,
+        )
+        passed_s = self.last.at - before.at if before else 0.0
+        if before is None or passed_s <= 0:
+            return row
+        old = before.reply
+        cpu_ms = reply.cpu_ms - old.cpu_ms if reply.cpu_ms else None
+        return replace(
+            row,
+            queries_per_s=(reply.queries - old.queries) / passed_s,
+            messages_per_s=(reply.messages - old.messages) / passed_s,
+            cpu_percent=None if cpu_ms is None else cpu_ms / (10 * passed_s),
+        )
+
+
+class _Worker:
+    """A connection to one process.
+
+    held  a shard set -> its beats; the default, under which the process itself is told of, first
+    """
+
+    def __init__(self, connection: Connection, beat: _Beat) -> None:
+        self.connection = connection
+        self.instance = beat.reply.instance
+        self.shard = beat.reply.shard
+        self.workers = beat.reply.workers
+        self.held = {bytes(beat.reply.shard_set): _Held(beat)}
+
+    def told(self, shard_set: bytes, beat: _Beat) -> bool:
+        """Takes a beat; false where another process answered it, or for another shard set."""
+        reply = beat.reply
+        if reply.instance != self.instance or bytes(reply.shard_set) != shard_set:
+            return False
+        found = self.held.get(shard_set)
+        if found is None:
+            self.held[shard_set] = _Held(beat)
+        else:
+            found.before, found.last = found.last, beat
+            self.workers = reply.workers
+        return True
+
+
+def _state(state: int) -> str:
+    """The name of a `ServerState`; one that this version does not know is "unknown"."""
+    try:
+        name: str = pb.ServerState.Name(state)
+    except ValueError:
+        return "unknown"
+    return name.removeprefix("SERVER_STATE_").lower()
+
+
+class _Server:
+    """One address: the workers met there, by their instance."""
+
+    def __init__(
+        self, endpoint: Endpoint, connect: Connect, timeout_s: float, clock: Clock
+    ) -> None:
+        self.endpoint = endpoint
+        self.workers: dict[int, _Worker] = {}
+        self.manifests: dict[bytes, Manifest] = {}
+        self._connect = connect
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._sequence = 0
+
+    def _beat(self, connection: Connection, shard_set: bytes = b"", shard: int = 0) -> _Beat:
+        self._sequence += 1
+        begun = self._clock()
+        request = pb.HeartbeatRequest(sequence=self._sequence, shard_set=shard_set, shard=shard)
+        reply = connection.heartbeat(request, self._timeout_s)
+        now = self._clock()
+        return _Beat(now, reply, now - begun)
+
+    def look(self) -> list[Row]:
+        """A beat of each worker known, and of those that can be found."""
+        error: DlmError | None = None
+        for instance, worker in list(self.workers.items()):
+            try:
+                if self._beat_all(worker):
+                    continue
+            except DlmError as exc:
+                error = exc
+            worker.connection.close()
+            del self.workers[instance]
+        expected = self._expected()
+        end = self._clock() + self._timeout_s
+        tries = 0
+        while len(self.workers) < expected and tries < tries_for(expected):
+            if tries and self._clock() >= end:
+                break
+            tries += 1
+            try:
+                self._meet()
+            except DlmError as exc:
+                error = exc
+                break
+            expected = self._expected()
+        if not self.workers:
+            return [Row(self.endpoint.address, self.endpoint.shard, error=_told(error))]
+        rows = [row for worker in self.workers.values() for row in self._rows(worker)]
+        rows.sort(key=lambda row: row.worker or 0)
+        if len(self.workers) < expected:
+            why = _told(error) if error else "no connection reached the others"
+            note = f"{len(self.workers)} of {expected} workers answered: {why}"
+            rows = [replace(row, error=note) for row in rows]
+        return rows
+
+    def _expected(self) -> int:
+        return max((w.workers for w in self.workers.values()), default=1) or 1
+
+    def _beat_all(self, worker: _Worker) -> bool:
+        """A beat of each shard set of a worker; false where another process answers by now."""
+        default, *others = worker.held
+        return worker.told(default, self._beat(worker.connection)) and all(
+            worker.told(one, self._beat(worker.connection, one, worker.shard)) for one in others
+        )
+
+    def _rows(self, worker: _Worker) -> list[Row]:
+        """One a shard set; what belongs to the whole process is told with the default alone."""
+        rows = [
+            held.row(self.endpoint, self._model(worker, shard_set))
+            for shard_set, held in worker.held.items()
+        ]
+        return rows[:1] + [replace(row, cpu_percent=None, memory_bytes=None) for row in rows[1:]]
+
+    def _meet(self) -> None:
+        """Makes a connection; keeps it where it met a worker that was not known."""
+        connection = self._connect(self.endpoint.address)
+        kept = False
+        try:
+            beat = self._beat(connection)
+            if beat.reply.instance not in self.workers:
+                worker = _Worker(connection, beat)
+                self._find_others(worker)
+                self.workers[worker.instance] = worker
+                kept = True
+        finally:
+            if not kept:
+                connection.close()
+
+    def _find_others(self, worker: _Worker) -> None:
+        """The shard sets that a process holds beside its default; none where it does not say."""
+        try:
+            reply = worker.connection.describe(self._timeout_s)
+            self._learn(reply)
+            others = [bytes(one) for one in reply.shard_sets if bytes(one) not in worker.held]
+            for one in others[:MAX_SHARD_SETS]:
+                worker.told(one, self._beat(worker.connection, one, worker.shard))
+        except DlmError:
+            return
+
+    def _learn(self, reply: pb.DescribeReply) -> None:
+        manifest = parse_manifest(reply.manifest, self.endpoint.address)
+        self.manifests[manifest.shard_set_bytes] = manifest
+
+    def _model(self, worker: _Worker, shard_set: bytes) -> str | None:
+        """The model behind a shard set, which is asked for once."""
+        if shard_set not in self.manifests:
+            try:
+                self._learn(worker.connection.describe(self._timeout_s, shard_set))
+            except DlmError:
+                return None
+        found = self.manifests.get(shard_set)
+        return found.model[:ID_DIGITS] if found else None
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.connection.close()
+
+
+def _told(error: DlmError | None) -> str:
+    return " ".join(str(error).split()) if error else "no answer"
+
+
+class ClusterStatus:
+    """Looks at every server, again and again; rates come from the second look on.
+
+    Args
+        endpoints  the servers, each once
+        connect    makes a connection of its own at every call
+        timeout_s  seconds for one heartbeat, and for meeting all workers of a server
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        connect: Connect,
+        timeout_s: float,
+        *,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._servers = [_Server(e, connect, timeout_s, clock) for e in endpoints]
+
+    def look(self) -> Look:
+        """One look at all servers at once; never raises for a server's sake."""
+        with ThreadPoolExecutor(max_workers=min(len(self._servers), 32) or 1) as pool:
+            rows = [row for part in pool.map(_Server.look, self._servers) for row in part]
+        shards = {row.shard for row in rows if row.shard is not None}
+        for server in self._servers:
+            for manifest in server.manifests.values():
+                shards |= set(range(manifest.shards))
+        ready = {row.shard for row in rows if row.state == "ready"}
+        return Look(tuple(rows), tuple(sorted(shards)), tuple(sorted(shards - ready)))
+
+    def close(self) -> None:
+        """Lets go of every connection."""
+        for server in self._servers:
+            server.close()

@@ -1,0 +1,53 @@
+"""Counts of values by size: what a metric of durations or sizes is while nobody looks at it.
+
+Plain lists and numbers, so that counting costs a quarter of a microsecond and needs no lock where
+one thread counts; whoever shows a histogram turns it into another library's form.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import accumulate
+
+# Seconds, from 5 us (a small message's checks) to 2.5 s (a client's deadline).
+SECONDS = (
+    *(5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3),
+    *(5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5),
+)
+# Things counted, 1 to 65,536: queries a message, calls a message.
+SIZES = tuple(float(1 << power) for power in range(17))
+
+
+class Histogram:
+    """How many values fell into each bucket, and their sum.
+
+    Args
+        bounds  upper ends of the buckets, ascending, each inside its bucket; one more bucket holds
+                what is larger
+    Shapes
+        counts  len(bounds) + 1, not cumulative
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Iterable[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """Counts `value`."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        """Values counted."""
+        return sum(self.counts)
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """(upper end as text, values up to it), ending in "+Inf", as Prometheus wants buckets."""
+        names = [f"{bound:g}" for bound in self.bounds] + ["+Inf"]
+        # Copied first: values counted meanwhile, on another thread, must not break the order.
+        return list(zip(names, accumulate(list(self.counts)), strict=True))

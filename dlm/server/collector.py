@@ -1,0 +1,164 @@
+"""The counts of `metrics.py` in the form of Prometheus, made when somebody asks.
+
+No query text, word or id is ever a label: labels are ids of models and shard sets (their first
+12 hex digits), numbers of shards and workers, and the closed sets of reasons, stages and states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from dlm import __version__
+from dlm.server.health import State
+from dlm.server.metrics import LABELS, ServerMetrics
+from dlm.server.process import Process
+from dlm.wire.status import Reason
+
+ID_DIGITS = 12
+STAGES = ("queue", "decode", "search", "encode", "write")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A shard that this process serves, and what is counted of it.
+
+    state  asked at every scrape
+    """
+
+    model: str
+    shard_set: str
+    shard: int
+    order: int
+    metrics: ServerMetrics
+    state: Callable[[], State]
+
+    def labels(self, worker: int) -> tuple[str, str, str, str]:
+        """Values of `LABELS`."""
+        return (
+            self.model[:ID_DIGITS],
+            self.shard_set[:ID_DIGITS],
+            str(self.shard),
+            str(worker),
+        )
+
+
+class ServerCollector(Collector):
+    """The families of one process.
+
+    Args
+        served    what it serves, asked at every scrape, the default first; what belongs to the
+                  whole process (memory, version) is told with the labels of the default
+        process   which of the processes on the port this is
+    """
+
+    def __init__(
+        self,
+        served: Callable[[], Sequence[Served]],
+        process: Process | None = None,
+    ) -> None:
+        self._served = served
+        self._process = process or Process()
+
+    def describe(self) -> Iterable[Metric]:
+        """The same families without samples."""
+        return self._families([])
+
+    def collect(self) -> Iterable[Metric]:
+        """The families as they stand now."""
+        return self._families(self._served())
+
+    def _families(self, served: Sequence[Served]) -> Iterator[Metric]:
+        labelled = [(s.labels(self._process.worker), s) for s in served]
+        yield from _requests(labelled)
+        yield from _histograms(labelled)
+        for name, documentation in (
+            ("in_flight", "Score requests being worked on."),
+            ("streams", "Exchange streams that are open."),
+            ("downloads", "Download streams that are open."),
+        ):
+            gauge = GaugeMetricFamily(f"dlm_server_{name}", documentation, labels=LABELS)
+            for labels, s in labelled:
+                gauge.add_metric(labels, getattr(s.metrics, name))
+            yield gauge
+        state = GaugeMetricFamily(
+            "dlm_server_state", "1 for the state the server is in.", labels=(*LABELS, "state")
+        )
+        for labels, s in labelled:
+            now = s.state()
+            for known in State:
+                state.add_metric((*labels, known.name.lower()), known is now)
+        yield state
+        memory = GaugeMetricFamily(
+            "dlm_server_memory_bytes",
+            "Memory of the process alone; pages it shares with others are left out.",
+            labels=LABELS,
+        )
+        restarts = CounterMetricFamily(
+            "dlm_server_worker_restarts", "Processes that were this worker before.", labels=LABELS
+        )
+        info = GaugeMetricFamily("dlm_server_info", "Always 1.", labels=(*LABELS, "version"))
+        for labels, _ in labelled[:1]:
+            memory.add_metric(labels, self._process.memory.bytes())
+            restarts.add_metric(labels, self._process.restarts)
+            info.add_metric((*labels, __version__), 1)
+        yield memory
+        yield restarts
+        yield info
+
+
+Labelled = list[tuple[tuple[str, str, str, str], Served]]
+
+
+def _requests(labelled: Labelled) -> Iterator[Metric]:
+    requests = CounterMetricFamily(
+        "dlm_server_requests",
+        "Score requests by how they ended: ok, the reason of a refusal, or abandoned; and calls "
+        "of any kind that were refused before they were read.",
+        labels=(*LABELS, "result"),
+    )
+    queries = CounterMetricFamily("dlm_server_queries", "Queries answered.", labels=LABELS)
+    orders = CounterMetricFamily(
+        "dlm_server_matched_order",
+        "Queries answered, by the order of the longest n-gram found.",
+        labels=(*LABELS, "order"),
+    )
+    for labels, s in labelled:
+        counts = s.metrics
+        requests.add_metric((*labels, "ok"), counts.messages)
+        requests.add_metric((*labels, "abandoned"), counts.abandoned)
+        # All of them from the start: a rate over a series that begins with its first refusal
+        # would not see that one.
+        for reason in Reason:
+            requests.add_metric((*labels, reason.value), counts.refused_for(reason))
+        queries.add_metric(labels, counts.queries)
+        for order in range(1, s.order + 1):
+            orders.add_metric((*labels, str(order)), int(counts.matched_orders[order]))
+    yield requests
+    yield queries
+    yield orders
+
+
+def _histograms(labelled: Labelled) -> Iterator[Metric]:
+    batch = HistogramMetricFamily(
+        "dlm_server_batch_queries", "Queries of a Score request.", labels=LABELS
+    )
+    stages = HistogramMetricFamily(
+        "dlm_server_stage_seconds", "Seconds a Score request spent.", labels=(*LABELS, "stage")
+    )
+    for labels, s in labelled:
+        sizes = s.metrics.batch_queries
+        batch.add_metric(labels, sizes.cumulative(), sizes.total)
+        for stage in STAGES:
+            seconds = getattr(s.metrics, f"{stage}_s")
+            stages.add_metric((*labels, stage), seconds.cumulative(), seconds.total)
+    yield batch
+    yield stages

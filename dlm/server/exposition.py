@@ -1,0 +1,203 @@
+"""What a server shows over HTTP: /metrics, /healthz and /readyz.
+
+It holds numbers alone, no text of anyone, and takes no input but a path; still it tells how busy a
+server is, so it listens on loopback unless told otherwise.
+
+One process shows itself (`worker_exposition`). Several that share a port each show themselves on a
+unix socket in a private folder, and a process beside them shows all in one (`serve_joined`): a
+worker that is dead or stuck is left out, and never fails a scrape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+
+from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from dlm.server.health import State
+from dlm.server.http import HttpServer, Response, Route, get, text
+
+logger = logging.getLogger(__name__)
+
+METRICS, HEALTHZ, READYZ = "/metrics", "/healthz", "/readyz"
+# Scrapes may not cost more than a few per cent of a core, however many come: text this fresh is
+# given again. Seconds.
+FRESH_S = 0.1
+# A loop that has not come round in this time is taken for stuck. Seconds.
+STUCK_S = 2.0
+# What a worker has to answer a scrape. Seconds; scrapers wait 10 by default.
+WORKER_S = 3.0  # above STUCK_S, so that a stuck loop is told as such
+WORKER_BYTES = 16 << 20
+
+Clock = Callable[[], float]
+
+
+def worker_socket(folder: Path, worker: int) -> Path:
+    """Where worker `worker` shows itself below the private folder of its supervisor."""
+    return folder / f"metrics-{worker}.sock"
+
+
+def worker_exposition(
+    listening: socket.socket,
+    collector: Collector,
+    state: Callable[[], State],
+    loop: asyncio.AbstractEventLoop,
+    *,
+    clock: Clock = time.monotonic,
+) -> HttpServer:
+    """Shows one server process; close what is returned.
+
+    /healthz is 200 while the process answers on `loop`, where its messages are answered, and 503
+    while that is stuck; /readyz is 200 in READY alone. Both say the state.
+
+    Args
+        listening  a socket of `http.tcp_socket` or `http.unix_socket`
+        loop       the event loop that serves
+    """
+    rendered: tuple[float, bytes] | None = None
+
+    async def metrics() -> Response:
+        nonlocal rendered
+        now = clock()
+        if rendered is None or not 0 <= now - rendered[0] < FRESH_S:
+            rendered = (now, generate_latest(collector))
+        return Response(HTTPStatus.OK, rendered[1], CONTENT_TYPE_LATEST)
+
+    async def healthz() -> Response:
+        came_round = asyncio.Event()
+        mine = asyncio.get_running_loop()
+        try:
+            loop.call_soon_threadsafe(mine.call_soon_threadsafe, came_round.set)
+            async with asyncio.timeout(STUCK_S):
+                await came_round.wait()
+        except (TimeoutError, RuntimeError):
+            return text(HTTPStatus.SERVICE_UNAVAILABLE, "stuck")
+        return text(HTTPStatus.OK, state().name.lower())
+
+    async def readyz() -> Response:
+        now = state()
+        status = HTTPStatus.OK if now is State.READY else HTTPStatus.SERVICE_UNAVAILABLE
+        return text(status, now.name.lower())
+
+    return HttpServer(listening, {METRICS: metrics, HEALTHZ: healthz, READYZ: readyz})
+
+
+def joined_exposition(
+    listening: socket.socket,
+    sockets: Mapping[int, Path],
+    *,
+    clock: Clock = time.monotonic,
+) -> HttpServer:
+    """Shows several worker processes as one; close what is returned.
+
+    /readyz is 200 while at least one worker is ready: the port is answered then. /healthz is 200
+    while at least one worker's is: a dead or stuck one is its supervisor's to replace.
+
+    Args
+        sockets  worker -> its unix socket (`worker_socket`), there or not
+    """
+    rendered: tuple[float, bytes] | None = None
+    one_at_a_time = asyncio.Lock()
+
+    async def metrics() -> Response:
+        nonlocal rendered
+        async with one_at_a_time:
+            now = clock()
+            if rendered is None or not 0 <= now - rendered[0] < FRESH_S:
+                texts = {
+                    worker: answer.body.decode("utf-8", "replace")
+                    for worker, answer in (await _ask_all(sockets, METRICS)).items()
+                    if answer.status is HTTPStatus.OK
+                }
+                body = generate_latest(_Families(join(texts)))
+                rendered = (clock(), body)  # from now: asking may have taken long
+            return Response(HTTPStatus.OK, rendered[1], CONTENT_TYPE_LATEST)
+
+    async def probe(target: str) -> Response:
+        answers = await _ask_all(sockets, target)
+        said = {w: a.body.decode("latin-1").strip() for w, a in answers.items()}
+        lines = [f"worker {w}: {said.get(w, 'no answer')}" for w in sorted(sockets)]
+        fine = any(answer.status is HTTPStatus.OK for answer in answers.values())
+        status = HTTPStatus.OK if fine else HTTPStatus.SERVICE_UNAVAILABLE
+        return text(status, "\n".join(lines))
+
+    routes: dict[str, Route] = {
+        METRICS: metrics,
+        HEALTHZ: lambda: probe(HEALTHZ),
+        READYZ: lambda: probe(READYZ),
+    }
+    return HttpServer(listening, routes)
+
+
+def serve_joined(listening: socket.socket, sockets: Mapping[int, Path]) -> None:
+    """`joined_exposition` as a whole process, until SIGTERM or SIGINT.
+
+    For a child of the supervisor, which itself has no threads, so that it may fork: bind
+    `listening` before the fork, so that a port that is taken is told at the start.
+    """
+    ends = (signal.SIGTERM, signal.SIGINT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # in the server's thread too
+    server = joined_exposition(listening, sockets)
+    signal.sigwait(ends)
+    server.close()
+
+
+def join(texts: Mapping[int, str]) -> list[Metric]:
+    """The families of several workers as one list, each family once.
+
+    Args
+        texts  worker -> its /metrics; one that cannot be read is left out
+    Guarantees
+        every sample has the label `worker`; samples of a worker keep their order
+    """
+    families: dict[str, Metric] = {}
+    for worker, exposed in sorted(texts.items()):
+        try:
+            parsed = list(text_string_to_metric_families(exposed))
+        except (ValueError, KeyError, IndexError) as exc:
+            logger.warning(
+                "server.metrics.unread", extra={"worker": worker, "error": type(exc).__name__}
+            )
+            continue
+        for family in parsed:
+            joined = families.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type)
+            )
+            for sample in family.samples:
+                labels = {"worker": str(worker), **sample.labels}
+                joined.samples.append(sample._replace(labels=labels))
+    return list(families.values())
+
+
+class _Families(Collector):
+    """Families that are there already, for `generate_latest`."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+async def _ask_all(sockets: Mapping[int, Path], target: str) -> dict[int, Response]:
+    """What the workers answer, those that do so in time."""
+
+    async def ask(path: Path) -> Response | None:
+        try:
+            async with asyncio.timeout(WORKER_S):
+                return await get(path, target, WORKER_BYTES)
+        except (TimeoutError, OSError, ValueError):
+            return None
+
+    workers = list(sockets)
+    answers = await asyncio.gather(*(ask(sockets[worker]) for worker in workers))
+    return {w: a for w, a in zip(workers, answers, strict=True) if a is not None}

@@ -1,0 +1,205 @@
+"""GET over HTTP/1.1, for probes and scrapers, in a thread of its own.
+
+Small on purpose: one request a connection, no body is ever read. Whoever connects can slow nothing
+but the endpoint itself: a connection has `REQUEST_S` from its first byte to its last, a head has
+`HEAD_BYTES`, and beyond `CONNECTIONS` at once, connections are closed unread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import TypeAlias
+
+from dlm.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+CONNECTIONS = 32
+HEAD_BYTES = 8192
+REQUEST_S = 5.0
+TEXT = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What a path answers."""
+
+    status: HTTPStatus
+    body: bytes
+    content_type: str = TEXT
+
+
+Route: TypeAlias = Callable[[], Awaitable[Response]]
+
+
+def text(status: HTTPStatus, line: str) -> Response:
+    """A response of one line."""
+    return Response(status, line.encode() + b"\n")
+
+
+def tcp_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens.
+
+    Raises  ConfigError  it cannot be bound
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as exc:
+        raise ConfigError(
+            f"{host}:{port} cannot be bound for metrics: {exc.strerror or exc}. Give another "
+            "metrics_port (--metrics-port), or 0 for none"
+        ) from exc
+
+
+def unix_socket(path: Path) -> socket.socket:
+    """A socket that listens at `path`, in place of what an ended process may have left there.
+
+    Raises  ConfigError  it cannot be bound
+    """
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        found.bind(os.fspath(path))
+        found.listen(CONNECTIONS)
+    except OSError as exc:
+        found.close()
+        raise ConfigError(f"{path} cannot be bound for metrics: {exc.strerror or exc}") from exc
+    return found
+
+
+class HttpServer:
+    """Answers the `routes` on a socket that listens, until closed.
+
+    Args
+        routes  path -> what answers it; runs on this server's own event loop
+    """
+
+    def __init__(self, listening: socket.socket, routes: Mapping[str, Route]) -> None:
+        self._socket = listening
+        self._routes = routes
+        self._open = 0
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="dlm-http", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on; of a TCP socket."""
+        return int(self._socket.getsockname()[1])
+
+    def close(self) -> None:
+        """Lets go of the socket; connections that are open are cut."""
+        with contextlib.suppress(RuntimeError):  # closed already
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        start = (
+            asyncio.start_unix_server
+            if self._socket.family == socket.AF_UNIX
+            else asyncio.start_server
+        )
+        server = await start(self._connected, sock=self._socket, limit=HEAD_BYTES)
+        await self._stop.wait()
+        server.close()
+        mine = asyncio.current_task()
+        open_now = [task for task in asyncio.all_tasks() if task is not mine]
+        for task in open_now:
+            task.cancel()
+        await asyncio.gather(*open_now, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._open >= CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._open += 1
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                writer.write(await self._exchange(reader))
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (TimeoutError, EOFError, OSError):
+            pass  # it went away, or it dawdled
+        finally:
+            self._open -= 1
+            writer.transport.abort()
+
+    async def _exchange(self, reader: asyncio.StreamReader) -> bytes:
+        """The bytes that answer what is read."""
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            return _bytes(text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head is too long"))
+        parts = head.split(b"\r\n", 1)[0].split(b" ")
+        if len(parts) != 3 or not parts[2].startswith(b"HTTP/1."):
+            return _bytes(text(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request"))
+        method, path = parts[0], parts[1].split(b"?", 1)[0].decode("latin-1")
+        if method not in (b"GET", b"HEAD"):
+            return _bytes(text(HTTPStatus.METHOD_NOT_ALLOWED, "GET alone is answered"))
+        route = self._routes.get(path)
+        if route is None:
+            known = ", ".join(sorted(self._routes))
+            return _bytes(text(HTTPStatus.NOT_FOUND, f"{known}: nothing else is here"))
+        try:
+            response = await route()
+        except Exception as exc:  # noqa: BLE001 - the next request must be answered
+            logger.error("server.http.failed", extra={"path": path, "error": type(exc).__name__})
+            response = text(HTTPStatus.INTERNAL_SERVER_ERROR, "failed; the server's log says where")
+        return _bytes(response, with_body=method == b"GET")
+
+
+def _bytes(response: Response, *, with_body: bool = True) -> bytes:
+    head = (
+        f"HTTP/1.1 {response.status.value} {response.status.phrase}\r\n"
+        f"Content-Type: {response.content_type}\r\n"
+        f"Content-Length: {len(response.body)}\r\n"
+        "Cache-Control: no-store\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode("latin-1") + (response.body if with_body else b"")
+
+
+async def get(path: Path, target: str, limit: int) -> Response:
+    """What the server on the unix socket at `path` answers to GET `target`; no time bound.
+
+    Raises
+        OSError     nobody listens there, or the connection broke
+        ValueError  what came is no whole response of at most `limit` bytes
+    """
+    reader, writer = await asyncio.open_unix_connection(os.fspath(path), limit=limit)
+    try:
+        writer.write(f"GET {target} HTTP/1.1\r\nConnection: close\r\n\r\n".encode("latin-1"))
+        try:
+            head, _, _ = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n\r\n")
+            fields = dict(
+                line.lower().split(": ", 1) for line in head.decode("latin-1").split("\r\n")[1:]
+            )
+            length = int(fields["content-length"])
+            if length > limit:
+                raise ValueError(f"{length} bytes were announced, {limit} at most are read")
+            body = await reader.readexactly(length)
+            status = HTTPStatus(int(head.split(b" ", 2)[1]))
+        except (EOFError, KeyError, IndexError, asyncio.LimitOverrunError) as exc:
+            raise ValueError("what came is no whole HTTP response") from exc
+        return Response(status, body, fields.get("content-type", TEXT))
+    finally:
+        writer.transport.abort()

@@ -1,0 +1,150 @@
+"""Several models behind one port: which of them a call means.
+
+A call names its shard set, and is handed to the service that holds it, which checks and answers it
+as if it were alone. The first is what a call means that names none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import grpc
+
+from dlm.errors import ConfigError, ProtocolError
+from dlm.server.health import SHARD_SERVICE, State
+from dlm.server.service import ShardService
+from dlm.wire import codec
+from dlm.wire._pb import shard_pb2 as pb
+
+M = TypeVar("M", pb.ScoreRequest, pb.DescribeRequest, pb.DownloadRequest, pb.HeartbeatRequest)
+
+# How a ScoreRequest begins that was written in the order of its fields, as all known writers do:
+# field 1, 16 bytes.
+_FIRST_FIELD = b"\x0a" + bytes([codec.SHARD_SET_BYTES])
+_FIRST_END = len(_FIRST_FIELD) + codec.SHARD_SET_BYTES
+
+
+class Models:
+    """The services of one server process, one a shard set.
+
+    Raises
+        ConfigError  the same shard set twice
+    """
+
+    def __init__(self, services: Sequence[ShardService]) -> None:
+        self.default = services[0]
+        self._by_set = {service.shard_set: service for service in services}
+        if len(self._by_set) != len(services):
+            for service in services:
+                service.close()
+            raise ConfigError(
+                "two of the folders hold the same shard set; name each model once "
+                f"(found: {', '.join(service.shard_set.hex() for service in services)})"
+            )
+        for service in services:
+            service.held = tuple(self._by_set)
+            service.find = self.find
+            if len(services) > 1:
+                service.load = lambda: self.in_flight
+
+    def __iter__(self) -> Iterator[ShardService]:
+        return iter(self._by_set.values())
+
+    def __len__(self) -> int:
+        return len(self._by_set)
+
+    @property
+    def state(self) -> State:
+        """Of all services: they warm up, answer and drain together."""
+        return self.default.state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        for service in self:
+            service.state = state
+
+    @property
+    def in_flight(self) -> int:
+        """Score messages that any service is working on."""
+        return sum(service.metrics.in_flight for service in self)
+
+    async def idle(self) -> None:
+        """Returns once no Score is in flight."""
+        while self.in_flight:
+            for service in self:
+                await service.idle()
+
+    def close(self) -> None:
+        """Gives threads and files back."""
+        for service in self:
+            service.close()
+
+    # ------------------------------------------------------------- the choice
+
+    def find(self, shard_set: bytes) -> ShardService:
+        """The service that is to check and answer a message that names `shard_set`.
+
+        The first where none holds it: that one refuses it, for the first reason in the order of the
+        contract (a damaged message is CHECKSUM, not another set). Each service makes sure itself
+        that a message names its own set, so that no mistake here becomes an answer.
+        """
+        return self._by_set.get(shard_set, self.default)
+
+    def find_for(self, data: bytes) -> ShardService:
+        """`find` for a serialized ScoreRequest, before anything in it is checked."""
+        if data.startswith(_FIRST_FIELD):
+            named = data[len(_FIRST_FIELD) : _FIRST_END]
+        else:
+            named = self._named(pb.ScoreRequest(), data)
+        return self.find(named)
+
+    def _named(self, message: M, data: bytes) -> bytes:
+        try:
+            return bytes(codec.parse(message, data).shard_set)
+        except ProtocolError:
+            return b""
+
+    def _chosen(self, message: M, data: bytes) -> ShardService:
+        """`find` for the calls whose messages are small and few."""
+        return self.find(self._named(message, data))
+
+    # -------------------------------------------------------------- the calls
+
+    async def score(self, data: bytes, context: Any) -> bytes:
+        """dlm.v1.Shard/Score."""
+        return await self.find_for(data).score(data, context)
+
+    async def exchange(self, messages: Any, context: Any) -> None:
+        """dlm.v1.Shard/Exchange; each message of the stream goes to the service that it names."""
+        await self.default.exchange(messages, context)
+
+    async def describe(self, data: bytes, context: Any) -> bytes:
+        """dlm.v1.Shard/Describe."""
+        return await self._chosen(pb.DescribeRequest(), data).describe(data, context)
+
+    async def heartbeat(self, data: bytes, context: Any) -> bytes:
+        """dlm.v1.Shard/Heartbeat."""
+        return await self._chosen(pb.HeartbeatRequest(), data).heartbeat(data, context)
+
+    async def download(self, data: bytes, context: Any) -> AsyncIterator[bytes]:
+        """dlm.v1.Shard/Download."""
+        chunks: Any = self._chosen(pb.DownloadRequest(), data).download(data, context)
+        async with aclosing(chunks):  # a client that stops half-way keeps no place
+            async for chunk in chunks:
+                yield chunk
+
+    def handlers(self) -> Any:
+        """What a gRPC server is given: no serializer, so bytes in and bytes out."""
+        calls: Any = self.default if len(self._by_set) == 1 else self
+        return grpc.method_handlers_generic_handler(
+            SHARD_SERVICE,
+            {
+                "Score": grpc.unary_unary_rpc_method_handler(calls.score),
+                "Exchange": grpc.stream_stream_rpc_method_handler(calls.exchange),
+                "Describe": grpc.unary_unary_rpc_method_handler(calls.describe),
+                "Download": grpc.unary_stream_rpc_method_handler(calls.download),
+                "Heartbeat": grpc.unary_unary_rpc_method_handler(calls.heartbeat),
+            },
+        )

@@ -1,0 +1,97 @@
+"""What a server process says of itself: which worker it is, and what it costs."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# A heartbeat shows the memory as it was at most about this many seconds ago.
+MEMORY_AGE_S = 1.0
+# The system walks the page tables to count: time is spent on that at most one part in so many.
+MEMORY_SHARE = 100
+
+
+def private_memory(status: Path = Path("/proc/self")) -> int:
+    """Bytes that would be free if this process ended: written by it, and shared with no other.
+
+    Pages of mapped files are left out, since they belong to the page cache; so are pages that a
+    worker still shares with the process it was forked from.
+    """
+    try:
+        lines = (status / "smaps_rollup").read_bytes().splitlines()
+    except OSError:  # a kernel without it: shared pages of the parent count in
+        resident, shared = (status / "statm").read_bytes().split()[1:3]
+        return (int(resident) - int(shared)) * 4096
+    sizes = {name: int(rest[0]) for name, *rest in map(bytes.split, lines) if len(rest) == 2}
+    return 1024 * (sizes.get(b"Private_Dirty:", 0) + sizes.get(b"SwapPss:", 0))
+
+
+class MemoryGauge:
+    """`private_memory`, without making anybody wait for it.
+
+    Args
+        read   what counts the bytes; may take milliseconds for each GiB mapped
+        clock  seconds that never go back
+    Guarantees
+        only the first `bytes` reads on the caller's thread; later ones give the last number known
+        and, where it is old, have a thread of their own find the next
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], int] = private_memory,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read, self._clock = read, clock
+        self._bytes: int | None = None
+        self._due = 0.0
+        self._reading = threading.Lock()
+
+    def bytes(self) -> int:
+        """Bytes of this process alone."""
+        if self._bytes is None:
+            self._measure()
+        elif self._clock() >= self._due and self._reading.acquire(blocking=False):
+            threading.Thread(target=self._refresh, name="dlm-memory", daemon=True).start()
+        return self._bytes or 0
+
+    def _refresh(self) -> None:
+        try:
+            self._measure()
+        finally:
+            self._reading.release()
+
+    def _measure(self) -> None:
+        begun = self._clock()
+        self._bytes = self._read()
+        now = self._clock()
+        self._due = now + max(MEMORY_AGE_S, MEMORY_SHARE * (now - begun))
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One of the processes that share a port.
+
+    worker    which of them, from 0
+    workers   how many there are
+    restarts  processes that were this worker before
+    instance  drawn at random: another number is another process, whose counters began at 0
+    metrics_path  unix socket that it shows its metrics on, where its supervisor joins those of all
+    """
+
+    worker: int = 0
+    workers: int = 1
+    restarts: int = 0
+    # Never 0, which is what an absent field reads as.
+    instance: int = field(default_factory=lambda: secrets.randbits(64) | 1)
+    memory: MemoryGauge = field(default_factory=MemoryGauge, compare=False, repr=False)
+    metrics_path: Path | None = None
+
+    @staticmethod
+    def cpu_ms() -> int:
+        """Processor time since the start, of all threads, in milliseconds."""
+        return time.process_time_ns() // 1_000_000

@@ -1,0 +1,57 @@
+"""How a server tells its parent that it answers, and where."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A server that answers: what a parent process wants to know of it.
+
+    shard_set   of the first folder, which a call that names none means
+    shard_sets  of every folder
+    pid         of the process that takes signals
+    """
+
+    host: str
+    port: int
+    shard: int
+    shard_set: str
+    pid: int
+    shard_sets: Sequence[str] = ()
+    workers: int = 1
+
+
+OnReady = Callable[[Ready], None]
+
+
+class Notice:
+    """The ready file and the callback: there from `publish` until `withdraw`.
+
+    Args
+        file  JSON of `Ready`; one that was left there is removed at once
+    """
+
+    def __init__(self, on_ready: OnReady | None = None, file: Path | None = None) -> None:
+        self._on_ready = on_ready
+        self._file = file
+        self.withdraw()
+
+    def publish(self, ready: Ready) -> None:
+        """Writes the file, whole or not at all, and calls back."""
+        if self._file is not None:
+            partial = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+            partial.write_text(json.dumps(asdict(ready)) + "\n", encoding="utf-8")
+            partial.replace(self._file)
+        if self._on_ready is not None:
+            self._on_ready(ready)
+
+    def withdraw(self) -> None:
+        """Removes the file."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)

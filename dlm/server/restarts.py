@@ -1,0 +1,30 @@
+"""When a worker that ended is started again. Pure: times in, times out."""
+
+from __future__ import annotations
+
+# A worker that lived shorter than this, in seconds, may well die of the same cause again.
+QUICK_S = 30.0
+# Then the next start waits, in seconds: this, and twice as long with each further quick death.
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 30.0
+
+
+def pause_after(lived_s: float, quick_deaths: int) -> tuple[int, float]:
+    """What follows from the death of a worker.
+
+    Args
+        lived_s       seconds from its start to its end
+        quick_deaths  quick deaths in a row before this one
+    Returns
+        quick deaths in a row from now on, and the seconds to wait before the next start
+
+    Edge cases
+        | the first quick death       | no pause: one crash costs nobody a second |
+        | a long life                 | no pause, and the count begins anew       |
+    """
+    if lived_s >= QUICK_S:
+        return 0, 0.0
+    if quick_deaths == 0:
+        return 1, 0.0
+    doubled = FIRST_PAUSE_S * 2.0 ** min(quick_deaths - 1, 16)
+    return quick_deaths + 1, min(doubled, LONGEST_PAUSE_S)

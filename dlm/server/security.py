@@ -1,0 +1,364 @@
+"""Who may call, and how much of the server one client may take: one interceptor before every call.
+
+Without a good token a call ends here, whatever its method, before a byte of its request is read;
+with one it is counted against its client until it ends, and ends when its token is taken away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import resource
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+
+from dlm.server.config import ServerConfig
+from dlm.server.health import HEALTH_SERVICE, SHARD_SERVICE
+from dlm.server.metrics import ServerMetrics
+from dlm.server.tls import Certificates
+from dlm.server.tokens import Tokens, read_tokens
+from dlm.server.watch import Watch, follow
+from dlm.wire.status import CODE_OF, PUSHBACK_KEY, REASON_KEY, Reason
+
+logger = logging.getLogger(__name__)
+
+DOWNLOAD = f"/{SHARD_SERVICE}/Download"
+HEALTH = frozenset({f"/{HEALTH_SERVICE}/Check", f"/{HEALTH_SERVICE}/Watch"})
+
+# One text for every such call: it says what to do, and nothing of why this one was refused.
+UNAUTHENTICATED = (
+    "this server takes calls with a token it knows, as metadata `authorization: Bearer TOKEN`; "
+    "set token_file (or token) on the client"
+)
+
+REQUEST_S = 20.0  # for the one message of a call that has one; it usually comes with the call
+RETRY_CALLS_MS = 1000  # what a client above its limit of calls is told
+MAX_FILES = 1 << 20
+LOG_S = 1.0  # refusals are logged once a second at most, however many there are
+
+# Frames of a peer that has no right here yet. 16 KiB of metadata is ten times what calls need.
+CHANNEL_OPTIONS = (
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.absolute_max_metadata_size", 16 << 10),
+    # Calls of all clients that wait for the event loop to look at them: above the first number
+    # gRPC cancels some at random, without a word. Its own 1,000 and 3,000 are one peer's burst.
+    ("grpc.server.max_pending_requests", 1 << 16),
+    ("grpc.server.max_pending_requests_hard_limit", 1 << 17),
+    # From connecting to the first frames of HTTP/2, TLS between them; 120 s without it.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.http2.settings_timeout", 10_000),
+    # Connections without a call are closed after ten minutes; clients make them anew unseen.
+    ("grpc.max_connection_idle_ms", 600_000),
+)
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """What one client has open now.
+
+    name       of its token; else the subject of its certificate; else its address without the port
+    calls      calls and streams of every kind
+    in_flight  Score messages being worked on; `service` counts them
+    downloads  Download streams
+    """
+
+    name: str
+    calls: int = 0
+    in_flight: int = 0
+    downloads: int = 0
+
+
+_caller: ContextVar[Client | None] = ContextVar("dlm_caller", default=None)
+
+
+def caller() -> Client | None:
+    """The client of the call that runs here; None outside of calls that passed a `Guard`."""
+    return _caller.get()
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call under way."""
+
+    client: Client
+    digest: bytes | None
+    task: asyncio.Task[Any]
+    revoked: bool = False
+
+
+Handler = Callable[[Any, Any], Any]
+
+
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Lets calls in, or not; on the event loop.
+
+    Args
+        config   tls_*, tokens, open_health and the limits of a client
+        metrics  what is counted, names of tokens among it
+    Raises
+        ConfigError  a file that config names is no good
+    """
+
+    def __init__(self, config: ServerConfig, metrics: ServerMetrics) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._tokens: Tokens | None = None
+        self._watches: list[tuple[Watch, Callable[[], None], str]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._calls: set[_Call] = set()
+        self._clients: dict[str, Client] = {}
+        self._refusals = 0
+        self._logged = -LOG_S
+        if config.tokens:
+            path = Path(config.tokens)
+            # Before it is read: what changes meanwhile is read again.
+            self._watches.append((Watch([path]), self.reload_tokens, "tokens"))
+            self._tokens = read_tokens(path)
+        self.certificates: Certificates | None = None
+        if config.tls_cert:
+            ca = Path(config.tls_client_ca) if config.tls_client_ca else None
+            files = [p for p in (Path(config.tls_cert), Path(config.tls_key), ca) if p is not None]
+            watch = Watch(files)
+            self.certificates = Certificates(Path(config.tls_cert), Path(config.tls_key), ca)
+            self._watches.append((watch, self.certificates.reload, "certificates"))
+
+    # ------------------------------------------------------------------- life
+
+    def bind(self, server: Any, address: str) -> int:
+        """Binds `address` with TLS or without, as configured; returns the port.
+
+        Raises  RuntimeError, from gRPC
+        """
+        if self.certificates is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, self.certificates.credentials()))
+
+    def start(self) -> None:
+        """Follows changes of the files from now on."""
+        self._tasks = [
+            asyncio.create_task(follow(watch, reload, what=what))
+            for watch, reload, what in self._watches
+        ]
+
+    def close(self) -> None:
+        """Stops following."""
+        for task in self._tasks:
+            task.cancel()
+
+    def reload_tokens(self) -> None:
+        """Reads the tokens again, and ends what was opened by one that is gone.
+
+        Raises  ConfigError; then nothing changes
+        """
+        tokens = read_tokens(Path(self._config.tokens))
+        self._tokens = tokens
+        good = set(tokens.digests)
+        ended = 0
+        for call in self._calls:
+            if call.digest is not None and call.digest not in good and not call.revoked:
+                call.revoked = True
+                call.task.cancel()
+                ended += 1
+        logger.info(
+            "server.tokens.taken",
+            extra={"clients": sorted(set(tokens.names)), "calls_ended": ended},
+        )
+
+    # ---------------------------------------------------------- before a call
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: Any
+    ) -> Any:
+        """See grpc.aio.ServerInterceptor: the handler of a call, or one that refuses it."""
+        tokens, name, digest = self._tokens, None, None
+        if tokens is not None:
+            number = tokens.find(details.invocation_metadata)
+            if number is not None:
+                name, digest = tokens.names[number], tokens.digests[number]
+            elif not (self._config.open_health and details.method in HEALTH):
+                return _streams(self._refuse)
+        handler = await continuation(details)
+        return None if handler is None else self._guarded(handler, details.method, name, digest)
+
+    def _guarded(
+        self, handler: Any, method: str, name: str | None, digest: bytes | None
+    ) -> grpc.RpcMethodHandler:
+        """`handler`, begun before the request is read, so that a call counts from its start."""
+        codec = handler.request_deserializer, handler.response_serializer
+
+        async def one(requests: Any, context: Any) -> Any:
+            work = self._one(handler.unary_unary or handler.stream_unary, handler)
+            return await self._run(name, digest, method, work, requests, context)
+
+        async def many(requests: Any, context: Any) -> None:
+            work = self._many(handler.unary_stream or handler.stream_stream, handler)
+            await self._run(name, digest, method, work, requests, context)
+
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(many, *codec)
+        return grpc.stream_unary_rpc_method_handler(one, *codec)
+
+    def _one(self, behaviour: Handler, handler: Any) -> Handler:
+        async def work(requests: Any, context: Any) -> Any:
+            request = requests if handler.request_streaming else await _first(context)
+            return await behaviour(request, context)
+
+        return work
+
+    def _many(self, behaviour: Handler, handler: Any) -> Handler:
+        async def work(requests: Any, context: Any) -> None:
+            request = requests if handler.request_streaming else await _first(context)
+            replies = behaviour(request, context)
+            if inspect.isawaitable(replies):
+                await replies
+                return
+            async with aclosing(replies):
+                async for reply in replies:
+                    await context.write(reply)
+
+        return work
+
+    # ------------------------------------------------------------ during a call
+
+    async def _run(
+        self,
+        name: str | None,
+        digest: bytes | None,
+        method: str,
+        work: Handler,
+        requests: Any,
+        context: Any,
+    ) -> Any:
+        client = self._client(name or _identity(context))
+        task = asyncio.current_task()
+        assert task is not None
+        refusal = self._full(client, method)
+        if refusal is not None:
+            self._forget(client)
+            await self._limit(context, client, *refusal, RETRY_CALLS_MS)
+        call = _Call(client, digest, task)
+        self._calls.add(call)
+        client.calls += 1
+        client.downloads += method == DOWNLOAD
+        if name is not None:
+            self._metrics.clients[name] += 1
+        # Each call runs in a task of its own, whose context ends with it.
+        _caller.set(client)
+        try:
+            return await work(requests, context)
+        except asyncio.CancelledError:
+            if not call.revoked or context.done():
+                raise
+            task.uncancel()
+        finally:
+            self._calls.discard(call)
+            client.calls -= 1
+            client.downloads -= method == DOWNLOAD
+            self._forget(client)
+        return await self._refuse(requests, context)
+
+    def _client(self, name: str) -> Client:
+        found = self._clients.get(name)
+        if found is None:
+            found = self._clients[name] = Client(name)
+        return found
+
+    def _forget(self, client: Client) -> None:
+        """Addresses come and go: who has nothing open is not kept."""
+        if not client.calls:
+            self._clients.pop(client.name, None)
+
+    def _full(self, client: Client, method: str) -> tuple[Reason, str] | None:
+        """Why this client may not open another call; None where it may."""
+        config = self._config
+        if client.calls >= config.client_streams:
+            return Reason.CLIENT_LIMIT, (
+                f"{client.calls} calls and streams of this client are open, as many as one client "
+                "may have; end some, or call again later"
+            )
+        if method == DOWNLOAD and client.downloads >= config.client_downloads:
+            return Reason.CLIENT_LIMIT, (
+                f"{client.downloads} downloads of this client are running, as many as one client "
+                "may have; ask again later, from the same offset"
+            )
+        if len(self._calls) >= config.max_calls:
+            return Reason.OVERLOADED, (
+                f"{len(self._calls)} calls and streams are open, as many as this server takes; "
+                "ask a replica, or again later"
+            )
+        return None
+
+    # --------------------------------------------------------------- refusals
+
+    async def _refuse(self, _: Any, context: Any) -> NoReturn:
+        self._metrics.unauthenticated += 1
+        if fields := self._worth_a_line(context):
+            logger.warning("server.unauthenticated", extra=fields)
+        await _abort(context, Reason.UNAUTHENTICATED, UNAUTHENTICATED)
+
+    async def _limit(
+        self, context: Any, client: Client, reason: Reason, message: str, retry_ms: int
+    ) -> NoReturn:
+        if reason is Reason.CLIENT_LIMIT:
+            self._metrics.client_limits += 1
+        else:
+            self._metrics.refused(reason)
+        if fields := self._worth_a_line(context):
+            logger.warning("server.client.limit", extra=fields | {"client": client.name})
+        await _abort(context, reason, message, (PUSHBACK_KEY, str(retry_ms)))
+
+    def _worth_a_line(self, context: Any) -> dict[str, Any]:
+        """What is logged of a refusal, and of those since the last line; nothing within LOG_S."""
+        self._refusals += 1
+        now = asyncio.get_running_loop().time()
+        if now - self._logged < LOG_S:
+            return {}
+        fields = {"peer": context.peer(), "refusals": self._refusals}
+        self._logged, self._refusals = now, 0
+        return fields
+
+
+def allow_connections() -> None:
+    """Raises this process's limit of open files to what it may have, so that idle connections of
+    one peer leave room for others."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _streams(behaviour: Handler) -> grpc.RpcMethodHandler:
+    """A handler that gRPC begins at once: those of one request wait for its bytes first."""
+    return grpc.stream_stream_rpc_method_handler(behaviour)
+
+
+async def _first(context: Any) -> Any:
+    """The message of a call that has one."""
+    try:
+        async with asyncio.timeout(REQUEST_S):
+            request = await context.read()
+    except TimeoutError:
+        await _abort(context, Reason.LATE, f"no message came within {REQUEST_S:g} s of the call")
+    if request is grpc.aio.EOF:
+        await _abort(context, Reason.MALFORMED, "the call ended without a message")
+    return request
+
+
+async def _abort(context: Any, reason: Reason, message: str, *more: tuple[str, str]) -> NoReturn:
+    await context.abort(CODE_OF[reason], message, ((REASON_KEY, reason.value), *more))
+    raise AssertionError("abort returned")
+
+
+def _identity(context: Any) -> str:
+    """Who calls without a token: the subject of the certificate, or the address without port."""
+    subject = context.auth_context().get("x509_subject")
+    if subject and subject[0]:
+        return str(subject[0].decode("utf-8", "replace"))
+    peer = str(context.peer())
+    return peer if peer.startswith("unix") else peer.rpartition(":")[0]

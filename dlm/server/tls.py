@@ -1,0 +1,96 @@
+"""The server's certificate, its key and the authority of its clients, changed while it runs."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from dlm.errors import ConfigError
+from dlm.wire.secret import read_secret
+
+
+class Certificates:
+    """What a handshake uses: read and checked once, then again whenever `reload` is called.
+
+    A connection keeps what it began with; each new handshake takes what was read last.
+
+    Raises
+        ConfigError  a file is missing or no PEM, the key is of another certificate or has a
+                     password, or others may read it
+    """
+
+    def __init__(self, cert: Path, key: Path, client_ca: Path | None) -> None:
+        self.paths = tuple(p for p in (cert, key, client_ca) if p is not None)
+        self._cert, self._key, self._client_ca = cert, key, client_ca
+        self._configuration = self._read()
+        self._fresh = False
+
+    def reload(self) -> None:
+        """Reads the files again; what was read before stays where they are no good.
+
+        Raises  ConfigError
+        """
+        self._configuration = self._read()
+        self._fresh = True
+
+    def credentials(self) -> Any:
+        """What a gRPC port is bound with; handshakes follow every `reload`."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration,
+            self._newer,
+            require_client_authentication=self._client_ca is not None,
+        )
+
+    def _newer(self) -> Any:
+        """gRPC asks this at each handshake, on its own threads; None: as before."""
+        if not self._fresh:
+            return None
+        self._fresh = False
+        return self._configuration
+
+    def _read(self) -> Any:
+        cert, key = _read(self._cert), read_secret(self._key)
+        client_ca = None if self._client_ca is None else _read(self._client_ca)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        # The bytes that were read, not the files again, which may have changed since.
+        with _as_file(cert) as cert_file, _as_file(key) as key_file:
+            try:
+                context.load_cert_chain(cert_file, key_file, password=lambda: b"")
+            except (OSError, ValueError) as exc:
+                raise ConfigError(
+                    f"{self._cert} and {self._key} are no certificate in PEM and its key without "
+                    f"a password: {getattr(exc, 'reason', None) or exc}"
+                ) from exc
+        if client_ca is not None:
+            try:
+                context.load_verify_locations(cadata=client_ca.decode("ascii"))
+            except (OSError, ValueError) as exc:
+                raise ConfigError(
+                    f"{self._client_ca} holds no certificate in PEM: "
+                    f"{getattr(exc, 'reason', None) or exc}"
+                ) from exc
+        return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=client_ca)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
+
+
+@contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """A file name for bytes in memory: the ssl module takes certificates from files alone."""
+    descriptor = os.memfd_create("dlm-tls")
+    try:
+        os.write(descriptor, content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

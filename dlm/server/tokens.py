@@ -1,0 +1,95 @@
+"""Who may call: the tokens file, and whose a token is."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlm.errors import ConfigError
+from dlm.wire.secret import AUTHORIZATION, SCHEME, TOKEN, digest, lines_of, read_secret
+
+# Every call is compared with every token, so that the time tells nothing: 0.1 ms at this many.
+MAX_TOKENS = 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HASH = re.compile(r"[0-9a-fA-F]{64}")
+_FORMAT = "NAME:SHA256 in hex or NAME:TOKEN, as `dlm token NAME` prints"
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens that are good now.
+
+    digests  SHA-256 of each, 32 bytes
+    names    whose it is; a name may have several, so that they can be changed one after the other
+    """
+
+    digests: tuple[bytes, ...]
+    names: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"Tokens({len(self.digests)} of {', '.join(sorted(set(self.names)))})"
+
+    def find(self, metadata: object) -> int | None:
+        """Number of the token that a call brings, None where it brings none that is good.
+
+        Guarantees  the same steps whatever the call brings: one hash, one comparison with each
+                    digest, none of which ends early
+        """
+        brought = [value for key, value in metadata or () if key == AUTHORIZATION]  # type: ignore[attr-defined]
+        value = brought[0] if len(brought) == 1 else ""
+        raw = value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")
+        scheme, token = raw[: len(SCHEME)], raw[len(SCHEME) :]
+        asked = digest(token)
+        found = -1
+        for number, good in enumerate(self.digests):
+            if hmac.compare_digest(asked, good):
+                found = number
+        right = scheme.lower() == SCHEME.lower().encode()
+        return found if right and found >= 0 else None
+
+
+def is_name(name: str) -> bool:
+    """Whether a client may be called so."""
+    return _NAME.fullmatch(name) is not None
+
+
+def read_tokens(path: Path) -> Tokens:
+    """The tokens in a file: a line ``NAME:TOKEN`` or ``NAME:SHA256`` each, `#` before a comment.
+
+    Raises
+        ConfigError  what is wrong with it, by line; never what stands there
+    """
+    digests: list[bytes] = []
+    names: list[str] = []
+    for number, line in lines_of(read_secret(path), path):
+        name, colon, secret = line.partition(":")
+        if not colon or not is_name(name):
+            raise ConfigError(
+                f"{path}, line {number}: {_FORMAT} is expected, with a name of 1 to 64 characters "
+                "of A-Z a-z 0-9 . _ -"
+            )
+        if _HASH.fullmatch(secret):
+            hashed = bytes.fromhex(secret)
+        elif TOKEN.fullmatch(secret):
+            hashed = digest(secret.encode())
+        else:
+            raise ConfigError(
+                f"{path}, line {number}: the token of {name} is none: {_FORMAT}; a token has 16 to "
+                "512 characters of A-Z a-z 0-9 . _ ~ + / -"
+            )
+        if hashed in digests:
+            raise ConfigError(
+                f"{path}, line {number}: the token of {name} stands in an earlier line too "
+                f"(of {names[digests.index(hashed)]}); give each client its own"
+            )
+        digests.append(hashed)
+        names.append(name)
+    if not digests:
+        raise ConfigError(
+            f"{path} holds no token; {_FORMAT} is expected. (To let nobody in, stop the server.)"
+        )
+    if len(digests) > MAX_TOKENS:
+        raise ConfigError(f"{path} holds {len(digests)} tokens; {MAX_TOKENS} at most are expected")
+    return Tokens(tuple(digests), tuple(names))

@@ -1,0 +1,45 @@
+"""Files that may change under a running server: when to read them again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dlm.errors import ConfigError
+from dlm.wire.secret import signature
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.25  # a change is taken up at the second look: within half a second
+
+
+class Watch:
+    """Whether files have changed and come to rest: alike at two looks, unlike what was loaded."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = tuple(paths)
+        self._loaded = self._seen = signature(*self.paths)
+
+    def changed(self) -> bool:
+        """A look; True once for each change, when it is over."""
+        before, self._seen = self._seen, signature(*self.paths)
+        if self._seen != before or self._seen == self._loaded:
+            return False
+        self._loaded = self._seen
+        return True
+
+
+async def follow(watch: Watch, reload: Callable[[], None], *, what: str) -> None:
+    """Calls `reload` after each change; one that it refuses is logged, and the old stays."""
+    while True:
+        await asyncio.sleep(POLL_S)
+        if not watch.changed():
+            continue
+        try:
+            reload()
+        except ConfigError as exc:
+            logger.error("server.%s.kept", what, extra={"error": str(exc)})
+        else:
+            logger.info("server.%s.reloaded", what, extra={"files": len(watch.paths)})

@@ -1,0 +1,420 @@
+"""Several processes on one port: who starts them, replaces them and ends them.
+
+The supervisor opens and compiles, and forks its workers from there, so that they share every page
+of it (README.md, "Decisions"). It never starts gRPC, an event loop or a thread: those belong to the
+workers, and none of them would survive the fork that replaces one.
+
+A worker speaks to it over a pipe, a line of JSON at a time; its end, however it comes, is the end
+of the pipe. Signals go the other way: SIGTERM drains, SIGKILL ends.
+
+Where metrics are wanted, one more process joins those of the workers (`exposition.serve_joined`):
+it is replaced like a worker, and outlives them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import logging
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import dlm.errors
+from dlm.errors import ConfigError, DlmError
+from dlm.server.config import ServerConfig
+from dlm.server.exposition import serve_joined, worker_socket
+from dlm.server.http import tcp_socket
+from dlm.server.parent import end_with_parent
+from dlm.server.port import reserved
+from dlm.server.process import Process
+from dlm.server.ready import Notice, OnReady, Ready
+from dlm.server.restarts import pause_after
+
+logger = logging.getLogger(__name__)
+
+# Serves on a port until SIGTERM, and returns the exit status; in the worker's process.
+Work = Callable[[int, Process, OnReady], int]
+
+# Seconds that a worker has beyond drain_s to end by itself.
+END_GRACE_S = 15.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class _Stopped(BaseException):
+    """A signal came while there was no worker."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A process of ours, or the pause before the next one.
+
+    index   which worker it is; None of the process that shows the metrics of all
+    pid     0 between two processes
+    pipe    where it speaks; -1 likewise
+    again   when the next one starts
+    """
+
+    index: int | None
+    restarts: int = 0
+    quick_deaths: int = 0
+    pid: int = 0
+    pipe: int = -1
+    started: float = 0.0
+    again: float = 0.0
+    ready: bool = False
+    said: bytes = field(default=b"", repr=False)
+    error: DlmError | None = None
+
+
+class Supervisor:
+    """Keeps `config.workers` processes serving.
+
+    Args
+        warm    what is done once, before the first fork: what it leaves in memory is shared
+        work    what each worker does; gets the port, its own `Process`, and what to call when ready
+        notice  published when all workers answer, withdrawn when they drain
+    """
+
+    def __init__(
+        self, config: ServerConfig, *, warm: Callable[[], None], work: Work, notice: Notice
+    ) -> None:
+        self._config = config
+        self._warm, self._work, self._notice = warm, work, notice
+        self._workers = [_Worker(index) for index in range(config.workers)]
+        self._shows = _Worker(None) if config.metrics_port else None
+        self._metrics: _Metrics | None = None
+        self._port = 0
+        self._signals = 0
+        self._interruptible = False
+        self._stopping_since: float | None = None
+        self._killed = False
+        self._whole = True
+        self._published = False
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._woken = socket.socketpair()
+
+    def run(self) -> int:
+        """Serves until SIGTERM or SIGINT; a second one ends the workers at once.
+
+        Returns
+            0 where every worker answered all that it had, 1 where one was cut off
+        Raises
+            ConfigError  the port cannot be bound, or a worker ended before all were ready
+            DlmError     what such a worker raised
+        """
+        try:
+            return self._run()
+        except _Stopped:
+            return 0
+
+    def _run(self) -> int:
+        config = self._config
+        with (
+            self._selector,
+            self._wake,
+            self._woken,
+            reserved(config.host, config.port, address=config.address) as self._port,
+            _metrics(config) as self._metrics,
+            self._handling_signals(),
+        ):
+            try:
+                self._interruptible = True
+                if self._signals:
+                    raise _Stopped
+                self._prepare()
+                self._supervise()
+            finally:
+                self._interruptible = False
+                self._notice.withdraw()
+                self._end_all()
+        logger.info("server.stopped", extra={"workers": config.workers, "whole": self._whole})
+        return 0 if self._whole else 1
+
+    # ------------------------------------------------------------------ signals
+
+    @contextlib.contextmanager
+    def _handling_signals(self) -> Iterator[None]:
+        for end in (self._wake, self._woken):
+            end.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        before = {number: signal.signal(number, self._signalled) for number in _SIGNALS}
+        wakes = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakes)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        if self._interruptible and not any(worker.pid for worker in self._workers):
+            raise _Stopped
+
+    # ---------------------------------------------------------------- the whole
+
+    @property
+    def _processes(self) -> list[_Worker]:
+        """The workers, and what shows their metrics."""
+        return [*self._workers, self._shows] if self._shows else self._workers
+
+    def _prepare(self) -> None:
+        begun = time.monotonic()
+        self._warm()
+        # What is here stays: the collector need not look at it again, and so does not write to the
+        # pages that the workers share.
+        gc.collect()
+        gc.freeze()
+        logger.info(
+            "server.supervisor.warmed", extra={"duration_s": round(time.monotonic() - begun, 3)}
+        )
+
+    def _supervise(self) -> None:
+        """Until every worker has ended after a signal."""
+        while True:
+            now = time.monotonic()
+            if self._signals and self._stopping_since is None:
+                self._stop(now)
+            if self._stopping_since is None:
+                for worker in self._processes:
+                    if not worker.pid and worker.again <= now:
+                        self._start(worker)
+            elif not any(worker.pid for worker in self._workers):
+                return
+            elif self._signals > 1 or now >= self._last_moment():
+                self._kill()
+            for key, _ in self._selector.select(self._patience(now)):
+                if key.data is None:
+                    with contextlib.suppress(BlockingIOError):
+                        self._woken.recv(4096)
+                else:
+                    self._hear(key.data)
+
+    def _last_moment(self) -> float:
+        assert self._stopping_since is not None
+        return self._stopping_since + self._config.drain_s + END_GRACE_S
+
+    def _patience(self, now: float) -> float | None:
+        """Seconds until there is something to do that nobody will say."""
+        if self._killed:
+            return None
+        if self._stopping_since is not None:
+            return max(self._last_moment() - now, 0.0)
+        pauses = [max(w.again - now, 0.0) for w in self._processes if not w.pid]
+        return min(pauses, default=None)
+
+    def _stop(self, now: float) -> None:
+        self._stopping_since = now
+        self._notice.withdraw()
+        logger.info("server.supervisor.draining", extra={"workers": len(self._workers)})
+        self._send(signal.SIGTERM)
+
+    def _kill(self) -> None:
+        if not self._killed:
+            self._killed = True
+            self._whole = False
+            self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        for worker in self._workers:
+            if worker.pid:  # ours until we wait for it, so never another process of that number
+                os.kill(worker.pid, number)
+
+    def _end_all(self) -> None:
+        """No process outlives this; no worker is left but where something was raised."""
+        for worker in self._processes:
+            if worker.pid:
+                os.kill(worker.pid, signal.SIGKILL)
+                os.waitpid(worker.pid, 0)
+                os.close(worker.pipe)
+                worker.pid = 0
+
+    # --------------------------------------------------------------- one worker
+
+    def _start(self, worker: _Worker) -> None:
+        worker.started, worker.ready, worker.said, worker.error = time.monotonic(), False, b"", None
+        ours, theirs = os.pipe()
+        parent = os.getpid()
+        sys.stdout.flush()
+        # A signal must find either our handler or the child's own, never ours in the child.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            worker.pid = os.fork()
+            if not worker.pid:
+                os.close(ours)
+                self._be(worker, theirs, parent, blocked)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        os.close(theirs)  # the worker's copy is the last: its end is the end of the pipe
+        worker.pipe = ours
+        os.set_blocking(ours, False)
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+        facts = {"worker": worker.index, "pid": worker.pid, "restarts": worker.restarts}
+        is_worker = worker.index is not None
+        name = "server.worker.started" if is_worker else "server.exposition.started"
+        logger.info(name, extra=facts)
+
+    def _be(
+        self, worker: _Worker, pipe: int, parent: int, mask: set[int | signal.Signals]
+    ) -> NoReturn:
+        """The life of a worker, from the fork to its end; never returns."""
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is in flight yet
+            # Ctrl-C reaches every process of a terminal; the supervisor's SIGTERM follows.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            end_with_parent(parent)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            self._selector.close()
+            metrics = self._metrics
+            if worker.index is None:
+                assert metrics is not None
+                serve_joined(metrics.listening, metrics.sockets)
+                status = 0
+            else:
+                if metrics is not None:
+                    metrics.listening.close()
+                _name_in_logs(worker.index)
+                process = Process(
+                    worker.index,
+                    len(self._workers),
+                    worker.restarts,
+                    metrics_path=metrics.sockets[worker.index] if metrics else None,
+                )
+                tell: OnReady = lambda ready: _say(pipe, {"ready": asdict(ready)})  # noqa: E731
+                status = int(self._work(self._port, process, tell))
+        except (DlmError, OSError) as exc:
+            _say(pipe, {"error": type(exc).__name__, "message": str(exc)})
+        except BaseException as exc:
+            logger.critical("server.worker.failed", exc_info=exc, extra={"worker": worker.index})
+        finally:
+            try:
+                logging.shutdown()
+            finally:
+                os._exit(status)
+
+    def _hear(self, worker: _Worker) -> None:
+        """What a worker says, or that it has ended."""
+        try:
+            data = os.read(worker.pipe, 65_536)
+        except BlockingIOError:
+            return
+        worker.said += data
+        *lines, worker.said = worker.said.split(b"\n")
+        for line in lines:
+            content = json.loads(line)
+            if "ready" in content:
+                worker.ready = True
+                self._publish(Ready(**content["ready"]))
+            else:
+                worker.error = _as_error(content["error"], content["message"])
+        if not data:
+            self._ended(worker)
+
+    def _publish(self, ready: Ready) -> None:
+        """Says that the server answers, once all workers do."""
+        if self._published or self._stopping_since is not None:
+            return
+        if all(worker.ready for worker in self._workers):
+            self._published = True
+            self._notice.publish(replace(ready, pid=os.getpid(), workers=len(self._workers)))
+            logger.info(
+                "server.supervisor.ready", extra={"port": self._port, "workers": len(self._workers)}
+            )
+
+    def _ended(self, worker: _Worker) -> None:
+        self._selector.unregister(worker.pipe)
+        os.close(worker.pipe)
+        _, how = os.waitpid(worker.pid, 0)
+        status, pid = os.waitstatus_to_exitcode(how), worker.pid
+        worker.pid, worker.pipe = 0, -1
+        lived = time.monotonic() - worker.started
+        facts: dict[str, Any] = {
+            "worker": worker.index,
+            "pid": pid,
+            "status": status,
+            "lived_s": round(lived, 3),
+        }
+        if self._stopping_since is not None and worker.index is not None:
+            # One that was not ready had nothing in flight, however it ended.
+            self._whole = self._whole and (status == 0 or not worker.ready)
+            logger.info("server.worker.exited", extra=facts)
+            return
+        if not self._published and worker.index is not None:
+            raise worker.error or ConfigError(
+                f"worker {worker.index} ended with status {status} before the server was ready; "
+                "what it logged says why"
+            )
+        worker.quick_deaths, pause = pause_after(lived, worker.quick_deaths)
+        worker.again = time.monotonic() + pause
+        worker.restarts += 1
+        facts |= {"again_in_s": pause, "error": str(worker.error or "")}
+        name = "server.exposition.exited" if worker.index is None else "server.worker.exited"
+        logger.error(name, extra=facts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Metrics:
+    """Where the metrics of all workers are asked for, and where each shows its own."""
+
+    listening: socket.socket
+    sockets: dict[int, Path]
+
+
+@contextlib.contextmanager
+def _metrics(config: ServerConfig) -> Iterator[_Metrics | None]:
+    """The port, bound, and a folder that nobody else may enter; None where none is wanted.
+
+    Raises  ConfigError  the port cannot be bound
+    """
+    if not config.metrics_port:
+        yield None
+        return
+    with tcp_socket(config.metrics_host, config.metrics_port) as listening:
+        folder = Path(tempfile.mkdtemp(prefix="dlm-metrics-"))
+        try:
+            sockets = {worker: worker_socket(folder, worker) for worker in range(config.workers)}
+            yield _Metrics(listening, sockets)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _say(pipe: int, content: object) -> None:
+    """One line to the supervisor; where that is gone, so is this process soon."""
+    data = json.dumps(content).encode() + b"\n"
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(pipe, data) :]
+
+
+def _as_error(kind: str, message: str) -> DlmError:
+    """What a worker raised, as the same class."""
+    found = getattr(dlm.errors, kind, None)
+    if isinstance(found, type) and issubclass(found, DlmError):
+        return found(message)
+    return ConfigError(message)  # the operating system said no
+
+
+def _name_in_logs(index: int) -> None:
+    """Every line that this process logs says which worker wrote it."""
+
+    def named(record: logging.LogRecord) -> bool:
+        if not hasattr(record, "worker"):
+            record.worker = index
+        return True
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(named)

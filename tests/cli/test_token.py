@@ -1,0 +1,88 @@
+"""`dlm token`, and servers and clients started with what it makes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import Run
+from cli.support import command, wait_for
+from dlm.client.security import read_cluster_security
+from dlm.server.tokens import read_tokens
+from dlm.wire.secret import digest
+
+
+def test_a_pair_of_lines_is_printed(run: Run, tmp_path: Path) -> None:
+    """One for the server, hashed; one for the client. Each time another token."""
+    seen = set()
+    for _ in range(2):
+        done = run("token", "decoder-1")
+        assert done.returncode == 0, done.stderr
+        server, client = (x for x in done.stdout.decode().splitlines() if not x.startswith("#"))
+        assert server == f"decoder-1:{digest(client.encode()).hex()}"
+        seen.add(client)
+    assert len(seen) == 2
+
+
+def test_files_are_made_for_their_owner_alone_and_the_servers_grows(
+    run: Run, tmp_path: Path
+) -> None:
+    """What stands in the server's file stays; the client's is never overwritten."""
+    tokens = tmp_path / "tokens"
+    for name in ("alice", "bob"):
+        mine = ("--tokens", tokens, "--token-file", tmp_path / name)
+        done = run("token", name, *mine)
+        assert done.returncode == 0, done.stderr
+        secret = (tmp_path / name).read_text().strip()
+        assert secret.encode() not in done.stdout + done.stderr
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    assert stat.S_IMODE(tokens.stat().st_mode) == 0o600
+    found = read_tokens(tokens)
+    assert found.names == ("alice", "bob")
+    assert found.digests[1] == digest((tmp_path / "bob").read_text().strip().encode())
+    again = run("token", "bob", *mine)
+    assert (again.returncode, b"exists" in again.stderr) == (1, True)
+    assert read_tokens(tokens) == found
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:b", "-a", "é", "n" * 65])
+def test_a_name_that_the_file_cannot_hold_is_refused(run: Run, tmp_path: Path, name: str) -> None:
+    """Nothing is written."""
+    done = run("token", "--tokens", tmp_path / "tokens", "--", name)
+    assert (done.returncode, b"no name of a client" in done.stderr) == (1, True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_cluster_with_tokens_answers_who_has_one(
+    run: Run, folder: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    """`dlm cluster` writes for clients where their token is, and `dlm score` finds it there."""
+    tokens, mine = tmp_path / "tokens", tmp_path / "mine"
+    assert run("token", "me", "--tokens", tokens, "--token-file", mine).returncode == 0
+    path = tmp_path / "cluster.toml"
+    options = ("--cluster", path, "--tokens", tokens, "--token-file", mine)
+    process = subprocess.Popen(
+        command("cluster", folder / "shards", *options), env=environ, stdout=subprocess.DEVNULL
+    )
+    try:
+        wait_for(path.exists, process)
+        assert read_cluster_security(path).token_file == str(mine)
+        text = b"a b c\n"
+        scored = run("score", "--cluster", path, text=text)
+        assert scored.returncode == 0, scored.stderr
+        plain = run("score", "--local", folder / "shards", text=text)
+        assert scored.stdout == plain.stdout
+        other = tmp_path / "other"
+        assert run("token", "you", "--token-file", other).returncode == 0
+        refused = run("score", "--cluster", path, "--token-file", other, text=text)
+        assert refused.returncode == 1
+        assert b"authorization: Bearer TOKEN" in refused.stderr
+        assert b"Traceback" not in refused.stderr
+    finally:
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 0

@@ -1,0 +1,177 @@
+"""dlm.client.security: what a client shows, and to whom."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+
+from certificates import Authority
+from dlm.client.config import ClientConfig
+from dlm.client.security import PLAIN, ClientSecurity, open_channel, read_cluster_security
+from dlm.client.topology import Endpoint, read_cluster_file, write_cluster_file
+from dlm.client.transport import GrpcConnection
+from dlm.errors import ConfigError
+
+TOKEN = "decoder-" + "d" * 32
+
+
+def token_file(folder: Path, content: str = TOKEN + "\n") -> Path:
+    """A client's token file."""
+    path = folder / "decoder.token"
+    path.touch(0o600)
+    path.write_text(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"cert": "c"}, "belong together"),
+        ({"key": "k"}, "belong together"),
+        ({"cert": "c", "key": "k"}, "client.ca turns it on"),
+        ({"server_name": "n"}, "client.ca turns it on"),
+        ({"token": TOKEN, "token_file": "f"}, "both given"),
+        ({"token": "short"}, "no token"),
+        ({"token": TOKEN + "\n"}, "no token"),
+        ({"token": "é" * 20}, "no token"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, fault):
+    """Before anything is sent; and the token is not in the message."""
+    with pytest.raises(ConfigError, match=fault) as caught:
+        ClientSecurity(**settings)
+    assert TOKEN not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("127.0.0.1:5", True),
+        ("localhost:5", True),
+        ("[::1]:5", True),
+        ("ipv4:127.0.0.1:5", True),
+        ("ipv6:[::1]:5", True),
+        ("ipv6:%5B::1%5D:5", True),
+        ("dns:///localhost:5", True),
+        ("unix:/run/dlm", True),
+        ("ipv4:127.0.0.1:5,127.0.0.2:5", True),
+        ("ipv4:127.0.0.1:5,10.0.0.1:5", False),
+        ("10.0.0.1:5", False),
+        ("[2001:db8::1]:5", False),
+        ("example.org:5", False),
+        ("dns:///example.org:5", False),
+        ("dns://127.0.0.1/example.org:5", False),
+        ("localhost.example.org:5", False),
+        ("127.0.0.1.example.org:5", False),
+        ("0.0.0.0:5", False),
+    ],
+)
+def test_a_token_leaves_this_machine_over_tls_alone(tmp_path, address, local):
+    """Unless insecure; without a token there is nothing to protect."""
+    path = str(token_file(tmp_path))
+    authority = Authority(tmp_path)
+    for given in ({"token": TOKEN}, {"token_file": path}):
+        if local:
+            open_channel(address, (), ClientSecurity(**given)).close()
+        else:
+            with pytest.raises(ConfigError, match="another machine") as caught:
+                open_channel(address, (), ClientSecurity(**given))
+            assert TOKEN not in str(caught.value)
+        open_channel(address, (), ClientSecurity(**given, insecure=True)).close()
+        open_channel(address, (), ClientSecurity(**given, ca=str(authority.ca))).close()
+    open_channel(address, (), PLAIN).close()
+
+
+@pytest.mark.parametrize("which", ["token", "token_file"])
+def test_a_token_is_shown_nowhere(tmp_path, which):
+    """Nor pickled, where it is named by its file."""
+    given = TOKEN if which == "token" else str(token_file(tmp_path))
+    security = ClientSecurity(**{which: given})
+    config = ClientConfig(cache_dir=tmp_path, **{which: given})
+    connection = GrpcConnection("127.0.0.1:1", security=security)
+    for shown in (security, config, config.security, connection, connection.__dict__):
+        assert TOKEN not in repr(shown)
+    for kept in (security, config):
+        assert (TOKEN.encode() in pickle.dumps(kept)) == (which == "token")
+        assert pickle.loads(pickle.dumps(kept)) == kept == copy.deepcopy(kept)
+    connection.close()
+
+
+def test_files_are_read_when_the_channel_is_made(tmp_path):
+    """So that what is missing is told at once, and not as a server that does not answer."""
+    authority = Authority(tmp_path)
+    for settings, fault in (
+        ({"ca": tmp_path / "none"}, "cannot be read"),
+        ({"ca": token_file(tmp_path)}, "no certificate"),
+        ({"token_file": tmp_path / "none"}, "cannot be read"),
+        (
+            {"ca": authority.ca, "cert": authority.client.cert, "key": tmp_path / "none"},
+            "cannot be read",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=fault):
+            open_channel("127.0.0.1:1", (), ClientSecurity(**settings))
+    authority.client.key.chmod(0o640)
+    mine = {"cert": authority.client.cert, "key": authority.client.key}
+    with pytest.raises(ConfigError, match="chmod 600"):
+        open_channel("127.0.0.1:1", (), ClientSecurity(ca=authority.ca, **mine))
+
+
+def test_cluster_toml_says_whom_to_trust(tmp_path):
+    """Paths are relative to its folder; what is written is what is read."""
+    path = tmp_path / "cluster.toml"
+    server = '[[server]]\naddress = "h:1"\n'
+    path.write_text(f'token_file = "t"\n{server}[tls]\nca = "ca.pem"\nserver_name = "n"\n')
+    read = read_cluster_security(path)
+    assert read == ClientSecurity(
+        ca=str(tmp_path / "ca.pem"), server_name="n", token_file=str(tmp_path / "t")
+    )
+    assert read_cluster_file(path) == [Endpoint("h:1")]
+    write_cluster_file(path, [Endpoint("h:1", 0)], shard_set="00", security=read)
+    assert read_cluster_security(path) == read
+    write_cluster_file(path, [Endpoint("h:1", 0)], shard_set="00")
+    assert read_cluster_security(path) == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (f'token = "{TOKEN}"', "holds a token"),
+        (f'[tls]\ntoken = "{TOKEN}"', "holds a token"),
+        ("[tls]\nca = 3", "must be a string"),
+        ("token_file = 3", "must be a string"),
+        ('tls = "ca.pem"', "no setting tls"),
+        ('[tls]\nauthority = "x"', "no setting authority"),
+        ('[tls]\ncert = "x"', "belong together"),
+        ("[tls", "TOML"),
+    ],
+)
+def test_a_cluster_toml_that_says_it_wrongly_is_refused(tmp_path, text, fault):
+    """With the path; a token in it is refused, since such files are no secret."""
+    path = tmp_path / "cluster.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=fault) as caught:
+        read_cluster_security(path)
+    said = " ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert str(path) in said
+    assert TOKEN not in said
+
+
+def test_the_configuration_stands_before_cluster_toml(tmp_path):
+    """Setting by setting; a token and a token file, a certificate and its key go together."""
+    base = ClientSecurity(ca="/a", cert="/c", key="/k", server_name="n", token_file="/t")
+    assert PLAIN.over(base) == base
+    assert base.over(PLAIN) == base
+    assert ClientSecurity(ca="/b").over(base).ca == "/b"
+    assert ClientSecurity(token=TOKEN).over(base).token_file == ""
+    mine = ClientSecurity(ca="/a", cert="/mine", key="/mine.key").over(base)
+    assert (mine.cert, mine.key, mine.token_file) == ("/mine", "/mine.key", "/t")
+
+
+def test_a_config_with_half_of_tls_is_refused(tmp_path):
+    """Where it is made, as every setting."""
+    with pytest.raises(ConfigError, match="belong together"):
+        ClientConfig(cache_dir=tmp_path, cert="c")

@@ -1,0 +1,240 @@
+"""How the servers of a cluster are told to be."""
+
+from __future__ import annotations
+
+from itertools import cycle
+
+import pytest
+
+from client.questions import ask, queries_to
+from client.scripted import Clients
+from cluster import Cluster, ProcessServer, ThreadServer, build
+from dlm.client.status import ClusterStatus, tries_for
+from dlm.client.topology import Endpoint
+from dlm.client.transport import GrpcConnection
+from dlm.errors import ShardDown
+from dlm.index.shard import Shard
+from dlm.wire._pb import shard_pb2 as pb
+from models import random_model
+
+
+class Ticks:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def of(cluster: Cluster, clock=None, **more) -> ClusterStatus:
+    """The status of a cluster as its cluster.toml gives it."""
+    endpoints = [Endpoint(address, shard) for shard, address in enumerate(cluster.addresses)]
+    return ClusterStatus(endpoints, GrpcConnection, 20.0, **({"clock": clock} if clock else {}))
+
+
+def test_rates_are_those_between_two_looks(cluster, client, files) -> None:
+    """Two seconds by the clock, with five questions in between; before, there are none."""
+    clock = Ticks()
+    status = of(cluster, clock)
+    first = status.look()
+    assert [row.queries_per_s for row in first.rows] == [None] * 3
+    queries = queries_to(files, 1)[:5]
+    ask(client.utterance(), files.oracle, queries)
+    clock.now = 2.0
+    rows = status.look().rows
+    assert [row.shard for row in rows] == [0, 1, 2]
+    assert [row.queries_per_s for row in rows] == [0, 2.5, 0]
+    assert [row.messages_per_s for row in rows] == [0, 0.5, 0]
+    assert {row.state for row in rows} == {"ready"}
+    assert {row.model for row in rows} == {files.manifest.model[:12]}
+    assert {row.shard_set for row in rows} == {files.manifest.shard_set[:12]}
+    assert all(row.uptime_s is not None and row.uptime_s >= 0 for row in rows)
+    assert [row.error for row in rows] == [None] * 3
+    status.close()
+
+
+def test_a_server_that_dies_is_a_row_and_its_shard_is_missing(files) -> None:
+    """And it is found again, as another process, when it is back on its port."""
+    with Cluster(files) as cluster:
+        status = of(cluster)
+        assert status.look().missing == ()
+        port = cluster.ports[1]
+        cluster.servers[1].end()
+        look = status.look()
+        assert look.missing == (1,)
+        assert look.shards == (0, 1, 2)
+        row = look.rows[1]
+        assert (row.address, row.shard, row.state) == (cluster.addresses[1], 1, "silent")
+        assert row.error
+        assert "gave no answer" in row.error
+        assert row.queries_per_s is None
+        cluster.servers[1] = ThreadServer(cluster.servers[1].shard, port).ready()
+        back = status.look()
+        assert back.missing == ()
+        assert back.rows[1].queries_per_s is None  # another process, so nothing to subtract from
+        status.close()
+
+
+def test_a_shard_that_no_line_of_the_file_names_is_missing(cluster) -> None:
+    """The manifest of one server says how many there should be."""
+    status = ClusterStatus([Endpoint(cluster.addresses[2])], GrpcConnection, 20.0)
+    look = status.look()
+    assert look.shards == (0, 1, 2)
+    assert look.missing == (0, 1)
+    status.close()
+
+
+def test_a_stopped_server_costs_its_timeout_and_is_silent(files, cache_dir) -> None:
+    """A process that hangs answers no heartbeat; the others are told all the same."""
+    with Cluster(files, kind=ProcessServer) as cluster, Clients(cache_dir):
+        endpoints = [Endpoint(address) for address in cluster.addresses]
+        status = ClusterStatus(endpoints, GrpcConnection, 1.0)
+        status.look()
+        cluster.servers[0].pause()
+        look = status.look()
+        cluster.servers[0].resume()
+        assert look.rows[0].state == "silent"
+        assert "DEADLINE_EXCEEDED" in (look.rows[0].error or "")
+        # A busy machine may make the others late too, but never wrong.
+        assert {row.state for row in look.rows[1:]} <= {"ready", "silent"}
+        assert 0 in look.missing
+        status.close()
+
+
+def test_each_model_of_a_server_is_a_row(files, tmp_path) -> None:
+    """The default first, which alone tells what the process costs; each with counts of its own."""
+    other = build(random_model(seed=3, order=3, words=20, per_order=40), tmp_path, 1)
+    shards = [Shard.open(files.directory, 0), Shard.open(other.directory, 0)]
+    server = ThreadServer(shards).ready()
+    status = ClusterStatus([Endpoint(server.address)], GrpcConnection, 20.0)
+    for look in (status.look(), status.look()):
+        assert [row.model for row in look.rows] == [
+            files.manifest.model[:12],
+            other.manifest.model[:12],
+        ]
+        assert [row.state for row in look.rows] == ["ready", "ready"]
+        assert look.missing == (1, 2)
+    assert [row.queries_per_s for row in look.rows] == [0, 0]
+    assert [row.memory_bytes is None for row in look.rows] == [False, True]
+    status.close()
+    server.end()
+
+
+class Port:
+    """Workers that share a port: each connection meets the next of `order`.
+
+    Stands in for the system, which picks at random; `made` and `closed` count connections.
+    """
+
+    def __init__(self, order: list[int], workers: int, state: int = pb.SERVER_STATE_READY) -> None:
+        self.order = cycle(order)
+        self.workers = workers
+        self.state = state
+        self.made = 0
+        self.closed = 0
+        self.dead: set[int] = set()
+        self.queries = dict.fromkeys(range(workers), 0)
+
+    def connect(self, address: str) -> OneOf:
+        """A connection to one of them."""
+        self.made += 1
+        return OneOf(self, next(self.order))
+
+
+class OneOf:
+    """A connection to worker `worker` of a `Port`."""
+
+    address = "shared:1"
+
+    def __init__(self, port: Port, worker: int) -> None:
+        self.port, self.worker = port, worker
+
+    def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
+        """As a server with several workers answers."""
+        if self.worker in self.port.dead:
+            raise ShardDown("shared:1 gave no answer: UNAVAILABLE")
+        return pb.HeartbeatReply(
+            sequence=request.sequence,
+            shard_set=bytes(16),
+            shard=4,
+            state=self.port.state,
+            instance=1000 + self.worker,
+            queries=self.port.queries[self.worker],
+            worker=self.worker,
+            workers=self.port.workers,
+            cpu_ms=10 * self.port.queries[self.worker] or 1,
+            memory_bytes=1 << 20,
+        )
+
+    def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
+        """Nothing: these have no model."""
+        raise ShardDown("shared:1 gave no answer: UNAVAILABLE")
+
+    def close(self) -> None:
+        """Counts."""
+        self.port.closed += 1
+
+
+def test_every_worker_of_a_port_is_met() -> None:
+    """However often the system picks the same one; connections that met nobody new are closed."""
+    port, clock = Port([2, 2, 0, 2, 0, 0, 1], 3), Ticks()
+    status = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=clock)
+    rows = status.look().rows
+    assert [(row.worker, row.workers, row.shard) for row in rows] == [
+        (0, 3, 4),
+        (1, 3, 4),
+        (2, 3, 4),
+    ]
+    assert (port.made, port.closed) == (7, 4)
+    port.queries[1] = 100
+    clock.now = 4.0
+    rows = status.look().rows
+    assert port.made == 7  # all are known, so nobody is looked for
+    assert [row.queries_per_s for row in rows] == [0, 25, 0]
+    assert [row.cpu_percent for row in rows] == [0, pytest.approx(25, abs=0.1), 0]
+    status.close()
+    assert port.closed == 7
+
+
+def test_a_worker_that_is_never_met_is_said_to_be_missing() -> None:
+    """After a bounded number of connections."""
+    port = Port([0, 1], 3)
+    status = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=Ticks())
+    look = status.look()
+    assert port.made == tries_for(3)
+    assert [row.worker for row in look.rows] == [0, 1]
+    assert {row.error for row in look.rows} == {
+        "2 of 3 workers answered: no connection reached the others"
+    }
+    assert look.missing == ()
+
+
+def test_a_worker_that_died_is_looked_for_again() -> None:
+    """Its connection fails; the others stay."""
+    port = Port([0, 1, 1], 2)
+    status = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=Ticks())
+    assert len(status.look().rows) == 2
+    port.dead.add(0)
+    rows = status.look().rows
+    assert [row.worker for row in rows] == [1]
+    assert rows[0].error
+    assert "1 of 2 workers answered" in rows[0].error
+
+
+@pytest.mark.parametrize(
+    ("state", "name", "missing"),
+    [
+        (pb.SERVER_STATE_WARMING, "warming", (4,)),
+        (pb.SERVER_STATE_READY, "ready", ()),
+        (pb.SERVER_STATE_DRAINING, "draining", (4,)),
+        (77, "unknown", (4,)),
+    ],
+)
+def test_a_shard_is_answered_by_a_server_that_is_ready(state, name, missing) -> None:
+    """Servers that warm up or drain are there, but do not answer."""
+    port = Port([0], 1, state)
+    look = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=Ticks()).look()
+    assert look.rows[0].state == name
+    assert look.missing == missing

@@ -1,0 +1,295 @@
+"""The image and compose.yaml: what they copy exists, nothing is root, nothing is secret."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from deploy.documents import DEPLOY, ROOT, SETTINGS, load, texts
+from dlm import __version__
+from dlm.client.topology import read_cluster_file
+from dlm.config import resolve
+from dlm.server.config import ServerConfig
+
+# One instruction a list: its lines joined, comments left out.
+_LINES = re.sub(r"^#.*\n", "", texts()["Containerfile"], flags=re.M).replace("\\\n", " ")
+INSTRUCTIONS = [line.split(None, 1) for line in _LINES.split("\n") if line.strip()]
+COMPOSE = load("compose.yaml")
+SHARDS = {n: s for n, s in COMPOSE["services"].items() if n.startswith("shard-")}
+
+# What compose.yaml uses of the Compose Specification, and nothing else.
+_STRINGS = {"type": "array", "items": {"type": "string"}}
+_SERVICE = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["image", "networks"],
+    "properties": {
+        "image": {"type": "string", "pattern": "^[a-z0-9./-]+:[^:]+$"},
+        "build": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["context", "dockerfile"],
+            "properties": {"context": {"type": "string"}, "dockerfile": {"type": "string"}},
+        },
+        "command": _STRINGS,
+        "environment": {"type": "object", "additionalProperties": {"type": "string"}},
+        "volumes": {"type": "array", "items": {"type": "string", "pattern": "^.+:/.+$"}},
+        "networks": _STRINGS,
+        "ports": {
+            "type": "array",
+            "items": {"type": "string", "pattern": r"^127\.0\.0\.1:\d+:\d+$"},
+        },
+        "read_only": {"const": True},
+        "tmpfs": _STRINGS,
+        "cap_drop": {"const": ["ALL"]},
+        "security_opt": {"const": ["no-new-privileges:true"]},
+        "stop_grace_period": {"type": "string", "pattern": r"^\d+s$"},
+        "restart": {"enum": ["no", "always", "on-failure", "unless-stopped"]},
+        "profiles": _STRINGS,
+        "healthcheck": {"const": {"disable": True}},
+        "depends_on": {
+            "oneOf": [
+                _STRINGS,
+                {
+                    "type": "object",
+                    "additionalProperties": {"const": {"condition": "service_healthy"}},
+                },
+            ]
+        },
+        "logging": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["driver"],
+            "properties": {
+                "driver": {"type": "string"},
+                "options": {"type": "object", "additionalProperties": {"type": "string"}},
+            },
+        },
+    },
+}
+COMPOSE_SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["name", "services"],
+    "patternProperties": {"^x-": {}},
+    "properties": {
+        "name": {"type": "string"},
+        "services": {"type": "object", "additionalProperties": _SERVICE},
+        "networks": {
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {"internal": {"type": "boolean"}},
+            },
+        },
+        "volumes": {"type": "object", "additionalProperties": {"const": {}}},
+    },
+}
+
+
+def stage_of(instruction: int) -> int:
+    """Which FROM an instruction stands under."""
+    return sum(words[0] == "FROM" for words in INSTRUCTIONS[: instruction + 1])
+
+
+def environment() -> dict[str, str]:
+    """Variables of the image that runs."""
+    last = max(stage_of(at) for at in range(len(INSTRUCTIONS)))
+    lines = [w[1] for at, w in enumerate(INSTRUCTIONS) if w[0] == "ENV" and stage_of(at) == last]
+    pairs = re.findall(r'(\w+)=("[^"]*"|\S*)', " ".join(lines))
+    return {name: value.strip('"') for name, value in pairs}
+
+
+def test_only_known_instructions_are_used() -> None:
+    """A line that is no instruction is a build that fails."""
+    known = {"ARG", "FROM", "ENV", "COPY", "RUN", "USER", "EXPOSE", "STOPSIGNAL"}
+    known |= {"HEALTHCHECK", "ENTRYPOINT", "CMD"}
+    assert {words[0] for words in INSTRUCTIONS} <= known
+    assert [w[1] for w in INSTRUCTIONS if w[0] == "FROM"] == [
+        "python:${PYTHON}-slim AS build",
+        "python:${PYTHON}-slim",
+    ]
+
+
+def test_everything_that_is_copied_exists() -> None:
+    """From the repository, or from the stage before; nothing else comes in."""
+    for at, (word, rest) in enumerate(INSTRUCTIONS):
+        if word != "COPY":
+            continue
+        options = [w for w in rest.split() if w.startswith("--")]
+        *sources, _ = [w for w in rest.split() if not w.startswith("--")]
+        for source in sources:
+            if "--from=build" in options:
+                assert stage_of(at) == 2
+                assert source == "/opt/dlm"
+            else:
+                assert (ROOT / source).exists(), source
+
+
+def test_the_build_is_sent_what_it_copies_and_nothing_else() -> None:
+    """A context without models and keys; but whole."""
+    first, *rest = [
+        line
+        for line in texts()["Containerfile.dockerignore"].split("\n")
+        if line and not line.startswith("#")
+    ]
+    assert first == "*"
+    sent = {line[1:] for line in rest if line.startswith("!")}
+    copied = {
+        word
+        for instruction, words in INSTRUCTIONS
+        if instruction == "COPY" and "--from=" not in words
+        for word in words.split()[:-1]
+        if not word.startswith("--")
+    }
+    assert all(any(Path(word).is_relative_to(path) for path in sent) for word in copied)
+    assert all(any(Path(word).is_relative_to(path) for word in copied) for path in sent)
+
+
+def test_what_is_copied_is_enough_to_build_the_package() -> None:
+    """The files that pyproject.toml names, and the package."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    copied = " ".join(w[1] for w in INSTRUCTIONS if w[0] == "COPY").split()
+    needed = {"pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]}
+    assert needed | set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) <= set(
+        copied
+    )
+    runs = [w[1] for w in INSTRUCTIONS if w[0] == "RUN"]
+    assert any("pip install --no-cache-dir /src" in run for run in runs)
+
+
+def test_the_image_runs_as_a_user_without_rights() -> None:
+    """By number, so that an orchestrator can see that it is not root."""
+    users = [at for at, words in enumerate(INSTRUCTIONS) if words[0] == "USER"]
+    assert INSTRUCTIONS[users[-1]][1] == "10001:10001"
+    assert stage_of(users[-1]) == 2
+    after = {words[0] for words in INSTRUCTIONS[users[-1] :]}
+    assert not after & {"RUN", "COPY"}
+
+
+def test_the_variables_of_the_image_are_settings() -> None:
+    """DLM_SERVER_<FIELD> for fields that there are, with values that they take."""
+    given = {k: v for k, v in environment().items() if k.startswith("DLM_SERVER_")}
+    names = {name.removeprefix("DLM_SERVER_").lower() for name in given}
+    assert {"host", "port", "metrics_host", "metrics_port"} <= names <= SETTINGS
+    exposed = next(w[1] for w in INSTRUCTIONS if w[0] == "EXPOSE").split()
+    assert exposed == [given["DLM_SERVER_PORT"], given["DLM_SERVER_METRICS_PORT"]]
+
+
+def test_kernels_are_compiled_for_the_processor_that_they_run_on() -> None:
+    """Both stages name the same one; another name is another compilation, at each start."""
+    lines = [words[1] for words in INSTRUCTIONS if words[0] == "ENV"]
+    targets = [re.findall(r"NUMBA_CPU_\w+=\S+", line) for line in lines]
+    assert len(targets) == 2
+    assert targets[0] == targets[1] != []
+    assert texts()["container/start"].count("/opt/dlm/kernels") == 2
+    assert "NUMBA_CACHE_DIR=/opt/dlm/kernels" in lines[0]
+
+
+def test_the_probe_of_the_image_is_python_that_compiles() -> None:
+    """An exec form, of the interpreter that is there."""
+    line = next(w[1] for w in INSTRUCTIONS if w[0] == "HEALTHCHECK")
+    command = json.loads(line[line.index("[") :])
+    assert command[:2] == ["python", "-c"]
+    ast.parse(command[2])
+    assert "/readyz" in command[2]
+
+
+@pytest.mark.parametrize("name", ["warm", "start"])
+def test_the_scripts_of_the_image_parse(name: str) -> None:
+    """`sh -n`, and they end at the first error."""
+    path = DEPLOY / "container" / name
+    subprocess.run([shutil.which("sh") or "sh", "-n", path], check=True)
+    assert "\nset -eu\n" in path.read_text()
+
+
+def test_start_gives_the_command_a_copy_of_the_kernels(tmp_path: Any) -> None:
+    """Kernels of another image, left in the folder, are gone."""
+    built, cache = tmp_path / "built", tmp_path / "cache"
+    for folder, name in ((built, "new.nbi"), (cache, "old.nbi")):
+        folder.mkdir()
+        (folder / name).touch()
+    script = texts()["container/start"].replace("/opt/dlm/kernels", str(built))
+    done = subprocess.run(
+        ["sh", "-c", script, "start", "echo", "a b", "c"],
+        env={"NUMBA_CACHE_DIR": str(cache), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "a b c\n"
+    assert [path.name for path in cache.iterdir()] == ["new.nbi"]
+
+
+def test_compose_is_in_order() -> None:
+    """By the rules above; every volume, network and dependency is there."""
+    jsonschema.validate(COMPOSE, COMPOSE_SCHEMA)
+    for name, service in COMPOSE["services"].items():
+        assert set(service["networks"]) <= COMPOSE["networks"].keys(), name
+        assert set(service.get("depends_on", ())) <= COMPOSE["services"].keys(), name
+        for volume in service.get("volumes", ()):
+            source = volume.split(":/")[0]
+            if source.startswith("./"):
+                assert (DEPLOY / source).exists(), volume
+            elif not source.startswith("${"):
+                assert source in COMPOSE["volumes"], volume
+        if "build" in service:
+            assert (DEPLOY / service["build"]["context"]).resolve() == ROOT
+            assert (ROOT / service["build"]["dockerfile"]).exists()
+            assert service["image"] == f"dlm:{__version__}"
+
+
+def test_a_planted_fault_in_compose_is_found() -> None:
+    """So that the schema above is known to look."""
+    for fault in ({"privileged": True}, {"ports": ["9090:9090"]}, {"command": "dlm serve"}):
+        changed = COMPOSE | {"services": {"a": COMPOSE["services"]["prometheus"] | fault}}
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(changed, COMPOSE_SCHEMA)
+
+
+def test_shards_of_compose_serve_one_shard_each_and_are_where_clients_look() -> None:
+    """Shard i in service shard-i, at the address of cluster.toml, scraped by Prometheus."""
+    endpoints = read_cluster_file(DEPLOY / "cluster.toml")
+    port = environment()["DLM_SERVER_PORT"]
+    assert [(e.address, e.shard) for e in endpoints] == [
+        (f"shard-{index}:{port}", index) for index in range(len(SHARDS))
+    ]
+    for index in range(len(SHARDS)):
+        assert SHARDS[f"shard-{index}"]["command"][-2:] == ["--shard", str(index)]
+    scraped = load("prometheus/prometheus.yml")["scrape_configs"][0]["static_configs"][0]["targets"]
+    metrics = environment()["DLM_SERVER_METRICS_PORT"]
+    assert scraped == [f"shard-{index}:{metrics}" for index in range(len(SHARDS))]
+
+
+def test_a_server_takes_the_settings_that_compose_gives() -> None:
+    """Those that it has already; and it ends before it is killed."""
+    for service in SHARDS.values():
+        given = environment() | service["environment"]
+        assert {
+            name.removeprefix("DLM_SERVER_").lower()
+            for name in given
+            if name.startswith("DLM_SERVER_")
+        } <= SETTINGS
+        local = {"DLM_SERVER_HOST": "127.0.0.1"}
+        config = resolve(ServerConfig, "server", environ=given | local)
+        assert config.preload
+        assert config.drain_s < int(service["stop_grace_period"][:-1])
+
+
+@pytest.mark.parametrize("name", sorted(texts()))
+def test_no_file_holds_a_secret(name: str) -> None:
+    """No key, and nothing that looks like a token or a password with a value."""
+    text = texts()[name]
+    assert "PRIVATE KEY" not in text
+    assert not re.search(r"(?i)(password|passwd|secret_key|api_key)\s*[:=]\s*[\"']?\w{6,}", text)
+    assert not re.search(r"(?<![0-9a-f])[0-9a-f]{40,}(?![0-9a-f])", text)

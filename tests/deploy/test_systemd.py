@@ -1,0 +1,103 @@
+"""The unit of a shard: it parses, is fenced in, and leaves a shard the time to drain."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from deploy.documents import SETTINGS, texts
+from dlm.server.config import ServerConfig
+
+UNIT = texts()["systemd/dlm-shard@.service"]
+LINES = re.findall(r"^(\w+)=(.*)$", UNIT, re.M)
+ENVIRONMENT = ["systemd/dlm.env", "systemd/shard-1.env"]
+
+
+def values(name: str) -> list[str]:
+    """What a directive is given, each time."""
+    return [value for key, value in LINES if key == name]
+
+
+def test_the_unit_is_sections_comments_and_directives() -> None:
+    """A checked list, for machines without systemd."""
+    assert re.findall(r"^\[(\w+)\]$", UNIT, re.M) == ["Unit", "Service", "Install"]
+    for line in UNIT.split("\n"):
+        assert re.fullmatch(r"|#.*|\[\w+\]|[A-Z]\w*=.*", line), line
+    repeated = {key for key, _ in LINES if len(values(key)) > 1}
+    assert repeated == {"EnvironmentFile"}
+
+
+def test_systemd_agrees(tmp_path: Path) -> None:
+    """`systemd-analyze verify`, with a program that is there in the place of dlm."""
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not on PATH")
+    here = tmp_path / "dlm-shard@2.service"
+    here.write_text(UNIT.replace("/opt/dlm/bin/dlm", shutil.which("true") or "/bin/true"))
+    done = subprocess.run(
+        [analyze, "verify", "--man=no", here], capture_output=True, text=True, check=False
+    )
+    said = [line for line in done.stderr.split("\n") if "dlm-shard" in line]
+    assert said == []
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_instance_serves_the_shard_it_is_named_after() -> None:
+    """dlm-shard@2 is shard 2."""
+    (start,) = values("ExecStart")
+    assert re.search(r" --shard %i( |$)", start)
+
+
+def test_it_is_killed_only_after_it_could_drain() -> None:
+    """SIGTERM, drain_s, and time to spare."""
+    assert values("KillSignal") == ["SIGTERM"]
+    (timeout,) = values("TimeoutStopSec")
+    assert int(timeout) >= 2 * ServerConfig().drain_s
+    assert values("Restart") == ["on-failure"]
+
+
+@pytest.mark.parametrize(
+    "directive",
+    [
+        ("NoNewPrivileges", "yes"),
+        ("CapabilityBoundingSet", ""),
+        ("ProtectSystem", "strict"),
+        ("ProtectHome", "yes"),
+        ("PrivateTmp", "yes"),
+        ("PrivateDevices", "yes"),
+        ("RestrictNamespaces", "yes"),
+        ("SystemCallFilter", "@system-service"),
+        ("RestrictAddressFamilies", "AF_INET AF_INET6 AF_UNIX"),
+    ],
+)
+def test_it_is_fenced_in(directive: tuple[str, str]) -> None:
+    """What a server never needs is closed to it."""
+    assert directive in LINES
+
+
+def test_it_may_compile_kernels() -> None:
+    """Memory that is written and then run; and a user who is not root."""
+    assert values("MemoryDenyWriteExecute") == []
+    assert values("User") == ["dlm"]
+
+
+@pytest.mark.parametrize("name", ENVIRONMENT)
+def test_environment_files_name_settings_that_exist(name: str) -> None:
+    """Commented ones too; and what the unit reads from them."""
+    found = re.findall(r"^#?(\w+)=(.*)$", texts()[name], re.M)
+    assert found
+    settings = {key.removeprefix("DLM_SERVER_").lower() for key, _ in found} - {"dlm_shard_set"}
+    assert settings <= SETTINGS
+    assert all(" " not in value and '"' not in value for _, value in found)
+
+
+def test_what_the_unit_reads_is_given() -> None:
+    """Every ${VARIABLE} of ExecStart stands in dlm.env, and the files are those of the folder."""
+    given = dict(re.findall(r"^(\w+)=(.*)$", texts()["systemd/dlm.env"], re.M))
+    assert set(re.findall(r"\$\{(\w+)\}", values("ExecStart")[0])) <= given.keys()
+    names = [Path(value.lstrip("-")).name.replace("%i", "1") for value in values("EnvironmentFile")]
+    assert names == [Path(name).name for name in ENVIRONMENT]

@@ -1,0 +1,229 @@
+"""Whole clients against servers with certificates and tokens, right and wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from certificates import Authority
+from client.questions import ask, random_queries
+from cluster import WAIT_S, Cluster, ModelFiles, build, until
+from dlm.client import AsyncClient, Client, ClientConfig
+from dlm.client.topology import Endpoint, write_cluster_file
+from dlm.errors import AuthenticationError, ConfigError, ShardDown
+from models import random_model
+from server.test_security import write_tokens
+
+ALICE, BOB = "alice-" + "a" * 32, "bob-" + "b" * 32
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """A random model of order 4 in two shards."""
+    model = random_model(23, order=4, words=40, per_order=300)
+    return build(model, tmp_path_factory.mktemp("model"), 2)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """That both sides trust."""
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture
+def serve(files: ModelFiles) -> Iterator[Any]:
+    """Starts a cluster with these settings; ends it with the test."""
+    running: list[Cluster] = []
+
+    def begin(**config: Any) -> Cluster:
+        running.append(Cluster(files, **{k: str(v) for k, v in config.items()}))
+        return running[-1]
+
+    yield begin
+    for cluster in running:
+        cluster.end()
+
+
+@pytest.fixture
+def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Connects a client with these settings; closes it with the test."""
+    made: list[Client] = []
+
+    def begin(cluster: Cluster, **config: Any) -> Client:
+        cache = tmp_path_factory.getbasetemp() / "low-orders"
+        given = {k: str(v) for k, v in config.items()}
+        made.append(
+            Client.connect(
+                cluster.addresses, ClientConfig(deadline_s=WAIT_S, cache_dir=cache, **given)
+            )
+        )
+        return made[-1]
+
+    yield begin
+    for client in made:
+        client.close()
+
+
+def tls(authority: Authority) -> dict[str, Path]:
+    """A server's settings."""
+    return {"tls_cert": authority.server.cert, "tls_key": authority.server.key}
+
+
+def test_a_client_with_a_certificate_and_a_token_gets_the_oracles_scores(
+    serve, connect, files, authority, tmp_path
+) -> None:
+    """From cluster.toml alone; and so does a copy in another process."""
+    token = tmp_path / "alice.token"
+    write_tokens(token, ALICE)
+    tokens = write_tokens(tmp_path / "tokens", f"alice:{ALICE}")
+    cluster = serve(**tls(authority), tls_client_ca=authority.ca, tokens=tokens)
+    (tmp_path / "decoder.pem").write_bytes(authority.client.cert.read_bytes())
+    write_tokens(tmp_path / "decoder.key", authority.client.key.read_text().rstrip())
+    path = tmp_path / "cluster.toml"
+    lines = "\n".join(f'[[server]]\naddress = "{address}"' for address in cluster.addresses)
+    path.write_text(
+        f'token_file = "alice.token"\n{lines}\n[tls]\nca = "{authority.ca}"\n'
+        'cert = "decoder.pem"\nkey = "decoder.key"\n'
+    )
+    config = ClientConfig(deadline_s=WAIT_S, cache_dir=tmp_path / "cache")
+    queries = random_queries(files.oracle, 7, 200)
+    with Client.connect(path, config) as client:
+        ask(client.utterance(), files.oracle, queries)
+        frozen = pickle.dumps(client)
+        assert ALICE.encode() not in frozen
+        with pickle.loads(frozen) as copy:
+            ask(copy.utterance(), files.oracle, queries)
+
+
+@pytest.mark.parametrize("token", [None, ALICE + "x"])
+def test_without_its_token_a_client_is_told_so_and_asks_once(
+    serve, connect, tmp_path, token
+) -> None:
+    """At connecting; the error is no UnavailableError, so nobody tries again."""
+    cluster = serve(tokens=write_tokens(tmp_path / "tokens", f"alice:{ALICE}"))
+    with pytest.raises(AuthenticationError, match="authorization: Bearer TOKEN") as caught:
+        connect(cluster, **({"token": token} if token else {}))
+    assert ALICE not in str(caught.value)
+    counted = [server.server.service.metrics.unauthenticated for server in cluster.servers]
+    assert counted == [1, 1]
+
+
+def test_a_client_whose_token_is_removed_is_refused_and_comes_back_with_another(
+    serve, connect, files, tmp_path
+) -> None:
+    """It reads its file again; the connection stays."""
+    tokens = write_tokens(tmp_path / "tokens", f"alice:{ALICE}")
+    token = write_tokens(tmp_path / "alice.token", ALICE)
+    cluster = serve(tokens=tokens)
+    client = connect(cluster, token_file=token)
+    queries = random_queries(files.oracle, 3, 50)
+    ask(client.utterance(), files.oracle, queries)
+    write_tokens(tokens, f"alice:{BOB}")
+
+    def refused() -> bool:
+        try:
+            ask(client.utterance(), files.oracle, queries)
+        except AuthenticationError:
+            return True
+        return False
+
+    until(refused)
+    token.write_text(BOB)  # half-written: its line has no end, so the old one stays
+    assert refused()
+    token.write_text(f"{BOB}\n")
+    until(lambda: not refused())
+
+
+def failure(connect: Any, cluster: Cluster, **config: Any) -> str:
+    """What a client is told that finds no server it can use."""
+    with pytest.raises(ShardDown) as caught:
+        connect(cluster, **config)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["authority", "other"])
+def test_a_certificate_of_another_authority_is_refused(
+    serve, connect, authority, tmp_path, name
+) -> None:
+    """Of another name, or of the same: by the client."""
+    told = failure(connect, serve(**tls(authority)), ca=Authority(tmp_path, name).ca)
+    assert "does not vouch" in told
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ({"expired": True}, "its time is over"),
+        ({"self_signed": True}, "does not vouch"),
+        ({"host": "other.example"}, "another name than the address"),
+    ],
+)
+def test_a_bad_certificate_of_a_server_is_refused(serve, connect, authority, kind, told) -> None:
+    """Expired, signed by itself, of another host: at once, with what to do."""
+    pair = authority.issue("bad", **kind)
+    cluster = serve(tls_cert=pair.cert, tls_key=pair.key)
+    assert told in failure(connect, cluster, ca=authority.ca)
+
+
+def test_server_name_stands_for_the_address(serve, connect, files, authority) -> None:
+    """Servers behind addresses that no certificate names."""
+    pair = authority.issue("named", host="dlm.example")
+    cluster = serve(tls_cert=pair.cert, tls_key=pair.key)
+    client = connect(cluster, ca=authority.ca, server_name="dlm.example")
+    ask(client.utterance(), files.oracle, random_queries(files.oracle, 1, 20))
+
+
+@pytest.mark.parametrize("kind", [None, {"expired": True}, {"self_signed": True}, "stranger"])
+def test_a_client_without_a_good_certificate_is_refused(
+    serve, connect, authority, tmp_path, kind
+) -> None:
+    """None, an expired one, one of its own, one of another authority."""
+    cluster = serve(**tls(authority), tls_client_ca=authority.ca)
+    mine = {}
+    if kind is not None:
+        issuer = Authority(tmp_path) if kind == "stranger" else authority
+        pair = issuer.issue("bad-client", **({} if kind == "stranger" else kind))
+        mine = {"cert": pair.cert, "key": pair.key}
+    assert "give cert and key" in failure(connect, cluster, ca=authority.ca, **mine)
+
+
+def test_plaintext_to_a_tls_port_and_tls_to_a_plaintext_port_say_so(
+    serve, connect, authority
+) -> None:
+    """The usual mistakes, each with its remedy."""
+    assert "it may speak TLS (give ca)" in failure(connect, serve(**tls(authority)))
+    assert "leave ca out" in failure(connect, serve(), ca=authority.ca)
+
+
+def test_a_token_is_not_sent_to_another_machine_in_the_clear(connect, tmp_path) -> None:
+    """The client refuses, whatever answers there."""
+    for cluster in (["192.0.2.1:1"], tmp_path / "cluster.toml"):
+        if not isinstance(cluster, list):
+            write_cluster_file(cluster, [Endpoint("192.0.2.1:1", 0)], shard_set="00")
+        with pytest.raises(ConfigError, match="another machine"):
+            Client.connect(
+                cluster, ClientConfig(deadline_s=WAIT_S, cache_dir=tmp_path, token=ALICE)
+            )
+
+
+def test_the_asyncio_face_knows_tokens_too(serve, files, tmp_path) -> None:
+    """And many threads may read the token file at once."""
+    cluster = serve(tokens=write_tokens(tmp_path / "tokens", f"alice:{ALICE}"))
+    token = write_tokens(tmp_path / "alice.token", ALICE)
+    config = ClientConfig(deadline_s=WAIT_S, cache_dir=tmp_path / "cache", token_file=str(token))
+
+    async def asked() -> None:
+        async with await AsyncClient.connect(cluster.addresses, config) as client:
+            scored = await client.utterance().score_sentences(["a b c"])
+            assert len(scored) == 1
+
+    asyncio.run(asked())
+    queries = random_queries(files.oracle, 5, 50)
+    with Client.connect(cluster.addresses, config) as client, ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: ask(client.utterance(), files.oracle, queries), range(8)))

@@ -1,0 +1,87 @@
+"""A peer that speaks just enough HTTP/2 to open calls and leave them idle, from any address."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Sequence
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEADERS, RESET, SETTINGS = 1, 3, 4
+END_STREAM, ACK, END_HEADERS = 1, 1, 4
+
+
+def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
+    """One frame."""
+    return (
+        len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+    )
+
+
+def _literal(text: str) -> bytes:
+    raw = text.encode()
+    assert len(raw) < 127
+    return bytes([len(raw)]) + raw
+
+
+class Peer:
+    """A connection that opens calls without ever sending a message."""
+
+    def __init__(self, address: str, *, source: str = "127.0.0.1", timeout_s: float = 60.0) -> None:
+        host, port = address.rsplit(":", 1)
+        self._address = address
+        self.socket = socket.create_connection((host, int(port)), timeout_s, (source, 0))
+        # The acknowledgement of settings may come before what it acknowledges.
+        self.socket.sendall(PREFACE + frame(SETTINGS) + frame(SETTINGS, ACK))
+        self._next = 1
+        self._read = b""
+        self.ended: set[int] = set()
+
+    def open_calls(self, method: str, count: int, metadata: Sequence[tuple[str, str]] = ()) -> None:
+        """Begins `count` calls: their headers, no message, and no end."""
+        headers = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", method),
+            (":authority", self._address),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+            *metadata,
+        ]
+        block = b"".join(b"\0" + _literal(name) + _literal(value) for name, value in headers)
+        frames = bytearray()
+        for _ in range(count):
+            frames += frame(HEADERS, END_HEADERS, self._next, block)
+            self._next += 2
+        self.socket.sendall(frames)
+
+    def read(self) -> None:
+        """Waits for bytes of the server, and notes the calls that it has ended."""
+        more = self.socket.recv(1 << 16)
+        assert more, "the server closed the connection"
+        self._read += more
+        while len(self._read) >= 9:
+            end = 9 + int.from_bytes(self._read[:3], "big")
+            if len(self._read) < end:
+                return
+            kind, flags, stream = self._read[3], self._read[4], self._read[5:9]
+            if kind == RESET or (kind == HEADERS and flags & END_STREAM):
+                self.ended.add(int.from_bytes(stream, "big"))
+            self._read = self._read[end:]
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self.socket.close()
+
+
+def wait_ended(peers: Sequence[Peer], count: int) -> None:
+    """Returns once the server has ended `count` calls of all peers together."""
+    by_file = {peer.socket.fileno(): peer for peer in peers}
+    waiting = select.poll()  # not select(), which takes descriptors below 1,024 only
+    for file in by_file:
+        waiting.register(file, select.POLLIN)
+    while sum(len(peer.ended) for peer in peers) < count:
+        ready = waiting.poll(60_000)
+        assert ready, "the server ends no more calls"
+        for file, _ in ready:
+            by_file[file].read()

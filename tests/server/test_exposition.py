@@ -1,0 +1,547 @@
+"""/metrics, /healthz and /readyz: of one process, and of several joined."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import CollectorRegistry
+
+from dlm.errors import ConfigError
+from dlm.index.shard import Shard
+from dlm.server import exposition
+from dlm.server.app import ShardServer
+from dlm.server.collector import Served, ServerCollector
+from dlm.server.config import ServerConfig
+from dlm.server.exposition import join, joined_exposition, worker_exposition, worker_socket
+from dlm.server.health import Event, State
+from dlm.server.http import (
+    CONNECTIONS,
+    HEAD_BYTES,
+    HttpServer,
+    Response,
+    get,
+    tcp_socket,
+    unix_socket,
+)
+from dlm.server.metrics import FAMILIES, ServerMetrics
+from dlm.server.process import Process
+from dlm.server.ready import Notice
+from dlm.wire.status import Reason
+from server.running import ROOT, WAIT_S, outcome, until
+
+Sample = dict[str, float]
+
+
+def samples(body: str) -> Sample:
+    """name{label=value,...} -> number, of a /metrics text; without the labels all servers share."""
+    out = {}
+    for family in text_string_to_metric_families(body):
+        for sample in family.samples:
+            labels = ",".join(
+                f"{k}={v}"
+                for k, v in sample.labels.items()
+                if k not in ("model", "shard_set", "shard", "worker")
+            )
+            out[f"{sample.name}{{{labels}}}"] = sample.value
+    return out
+
+
+def fetch(port: int, path: str) -> tuple[int, str]:
+    """Status and body of a GET."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=WAIT_S) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def raw(port: int, data: bytes, *, close: bool = False) -> bytes:
+    """All that comes back for `data`."""
+    with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as connection:
+        connection.sendall(data)
+        if close:
+            connection.shutdown(socket.SHUT_WR)
+        out = b""
+        while part := connection.recv(65536):
+            out += part
+        return out
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def served(metrics: ServerMetrics, state: State = State.READY) -> Served:
+    """A shard of a model of order 3."""
+    return Served("a" * 32, "b" * 32, 2, 3, metrics, lambda: state)
+
+
+def test_the_counts_of_real_requests_are_shown(gated, sharded) -> None:
+    """Answers and refusals of a server, scraped; the sums are those of what was asked."""
+    port = free_port()
+    _, server, caller = gated(metrics_port=port)
+    rng = np.random.default_rng(3)
+    asked = [sharded.questions.ask(rng, 0) for _ in range(3)]
+    for one in asked:
+        sharded.questions.verify(0, one, outcome(caller.score, one.data).data)
+    wrong = sharded.questions.ask(rng, 1)
+    assert outcome(caller.score, wrong.data).reason is Reason.WRONG_SHARD
+    status, body = fetch(port, "/metrics")
+    assert status == 200
+    shown = samples(body)
+    queries = sum(len(one.queries) for one in asked)
+    assert shown["dlm_server_requests_total{result=ok}"] == 3
+    assert shown["dlm_server_requests_total{result=WRONG_SHARD}"] == 1
+    assert shown["dlm_server_queries_total{}"] == queries
+    assert shown["dlm_server_batch_queries_sum{}"] == queries
+    assert shown["dlm_server_batch_queries_count{}"] == 3
+    expected = np.zeros(5, int)
+    for one in asked:
+        for context, word in one.queries:
+            expected[sharded.questions.oracle.score(context, word).matched_order] += 1
+    for order in range(1, 5):
+        assert shown[f"dlm_server_matched_order_total{{order={order}}}"] == expected[order]
+    assert "dlm_server_matched_order_total{order=5}" not in shown
+    for stage in ("queue", "decode", "search", "encode"):
+        assert shown[f"dlm_server_stage_seconds_count{{stage={stage}}}"] == 3
+        assert shown[f"dlm_server_stage_seconds_sum{{stage={stage}}}"] > 0
+    assert shown["dlm_server_state{state=ready}"] == 1
+    assert shown["dlm_server_state{state=draining}"] == 0
+    assert shown["dlm_server_memory_bytes{}"] > 1 << 20
+    manifest = sharded.manifest
+    labels = f'model="{manifest.model[:12]}",shard="0",shard_set="{manifest.shard_set[:12]}"'
+    assert f'dlm_server_queries_total{{{labels},worker="0"}} {queries}.0' in body
+    assert caller.beat().refused == 1
+    server.end()
+    with pytest.raises(OSError):
+        fetch(port, "/metrics")
+
+
+def test_probes_follow_the_state(gated) -> None:
+    """/readyz is 503 while it warms and drains; /healthz is 200 as long as the loop turns."""
+    port = free_port()
+    shard, server, _ = gated(open_gate=False, wait=False, metrics_port=port)
+    assert fetch(port, "/readyz") == (503, "warming\n")
+    assert fetch(port, "/healthz") == (200, "warming\n")
+    shard.gate.set()
+    server.wait_ready()
+    assert fetch(port, "/readyz") == (200, "ready\n")
+    held = threading.Event()
+    reached = threading.Event()
+
+    def hold() -> None:
+        reached.set()
+        held.wait(WAIT_S)
+
+    server.server._loop.call_soon_threadsafe(hold)
+    assert reached.wait(WAIT_S)
+    assert fetch(port, "/healthz") == (503, "stuck\n")
+    held.set()
+    assert fetch(port, "/healthz")[0] == 200
+
+
+def test_draining_is_not_ready(gated, sharded) -> None:
+    """A load balancer must look elsewhere before the port closes."""
+    port = free_port()
+    shard, server, caller = gated(metrics_port=port, inline_queries=0)
+    shard.gate.clear()
+    waiting = caller.score.future(
+        sharded.questions.ask(np.random.default_rng(1), 0).data, timeout=WAIT_S
+    )
+    until(lambda: server.server.service.metrics.in_flight == 1)
+    server.post(Event.STOP)
+    until(lambda: server.server.service.state is State.DRAINING)
+    assert fetch(port, "/readyz") == (503, "draining\n")
+    shard.gate.set()
+    assert waiting.result()
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    """With what to do."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(ConfigError, match=r"metrics_port \(--metrics-port\)"),
+    ):
+        tcp_socket("127.0.0.1", taken.getsockname()[1])
+
+
+@pytest.fixture
+def shown() -> Iterator[tuple[HttpServer, ServerMetrics]]:
+    """An endpoint over counts that the test changes."""
+    metrics = ServerMetrics()
+    loop = asyncio.new_event_loop()
+    collector = ServerCollector(lambda: [served(metrics)])
+    server = worker_exposition(
+        tcp_socket("127.0.0.1", 0), collector, lambda: State.READY, loop, clock=lambda: 0.0
+    )
+    yield server, metrics
+    server.close()
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", b"404"),
+        (b"GET /metrics/../etc/passwd HTTP/1.1\r\n\r\n", b"404"),
+        (b"GET /\xff\xfe HTTP/1.1\r\n\r\n", b"404"),
+        (b"GET /metrics?name=x HTTP/1.1\r\nHost: a\r\n\r\n", b"200"),
+        (b"GET /metrics HTTP/1.0\r\n\r\n", b"200"),
+        (b"POST /metrics HTTP/1.1\r\nContent-Length: 0\r\n\r\n", b"405"),
+        (b"PRI * HTTP/2.0\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\r\n\r\n", b"400"),
+        (b"\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\nA: " + b"a" * 2 * HEAD_BYTES + b"\r\n\r\n", b"431"),
+    ],
+)
+def test_what_is_no_scrape_is_refused(shown, data: bytes, status: bytes) -> None:
+    """By a status; the next request is answered."""
+    assert raw(shown[0].port, data).split(b" ")[1] == status
+    assert fetch(shown[0].port, "/metrics")[0] == 200
+
+
+def test_head_has_no_body(shown) -> None:
+    """Its length is told all the same."""
+    head, _, body = raw(shown[0].port, b"HEAD /readyz HTTP/1.1\r\n\r\n").partition(b"\r\n\r\n")
+    assert b"Content-Length: 6" in head
+    assert body == b""
+
+
+def test_whatever_comes_to_this_port_scores_are_answered(gated, sharded) -> None:
+    """While connections say nothing, or nonsense without an end."""
+    port = free_port()
+    _, _, caller = gated(metrics_port=port)
+    held = [socket.create_connection(("127.0.0.1", port)) for _ in range(2 * CONNECTIONS)]
+    for i, connection in enumerate(held):
+        if i % 2:
+            with contextlib.suppress(OSError):  # closed by now, being one too many
+                connection.sendall(os.urandom(HEAD_BYTES + 100))
+    rng = np.random.default_rng(8)
+    for _ in range(10):
+        asked = sharded.questions.ask(rng, 0)
+        sharded.questions.verify(0, asked, outcome(caller.score, asked.data).data)
+    for connection in held:
+        connection.close()
+
+    def scraped() -> bool:
+        try:
+            return fetch(port, "/metrics")[0] == 200
+        except OSError:  # those that are closed may not be counted out yet
+            return False
+
+    until(scraped)
+
+
+def test_half_a_request_ends_with_its_connection(shown) -> None:
+    """Nothing comes back, nothing stays."""
+    assert raw(shown[0].port, b"GET /metr", close=True) == b""
+    assert fetch(shown[0].port, "/metrics")[0] == 200
+
+
+def test_connections_that_say_nothing_are_bounded(shown) -> None:
+    """As many as are held, and the next is closed unread; when one goes, a scrape is answered."""
+    server, _ = shown
+    held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(CONNECTIONS)]
+    until(lambda: server._open == CONNECTIONS)
+    with pytest.raises((ConnectionError, AssertionError)):
+        assert raw(server.port, b"") != b""
+    held.pop().close()
+    until(lambda: server._open == CONNECTIONS - 1)
+    assert fetch(server.port, "/readyz")[0] == 200
+    for connection in held:
+        connection.close()
+
+
+def test_text_is_made_once_for_scrapes_that_come_together(shown) -> None:
+    """The clock stands still here, so what is counted since does not show yet."""
+    server, metrics = shown
+    first = fetch(server.port, "/metrics")[1]
+    metrics.refused(Reason.LATE)
+    assert fetch(server.port, "/metrics")[1] == first
+
+
+def test_a_failing_route_is_an_error_of_one_request() -> None:
+    """Its message stays inside."""
+
+    async def fails() -> Response:
+        raise ValueError("secret")
+
+    server = HttpServer(tcp_socket("127.0.0.1", 0), {"/": fails})
+    status, body = fetch(server.port, "/")
+    assert status == 500
+    assert "secret" not in body
+    assert fetch(server.port, "/")[0] == 500
+    server.close()
+
+
+def test_histograms_are_cumulative_and_end_with_the_count() -> None:
+    """A value on a bound lies inside its bucket."""
+    metrics = ServerMetrics()
+    orders = np.array([1, 3, 3], np.uint8)
+    for queries in (1, 2, 3, 100_000):
+        metrics.answered(queries, orders[:queries], 1e-5, 0.0, 9.0, 0.0)
+    registry = CollectorRegistry()
+    registry.register(ServerCollector(lambda: [served(metrics)], Process(4, 5)))
+    labels = {"model": "a" * 12, "shard_set": "b" * 12, "shard": "2", "worker": "4"}
+
+    def value(name: str, **more: str) -> float | None:
+        return registry.get_sample_value(name, {**labels, **more})
+
+    batch = "dlm_server_batch_queries_bucket"
+    assert [value(batch, le=le) for le in ("1", "2", "4", "65536", "+Inf")] == [1, 2, 3, 3, 4]
+    seconds = "dlm_server_stage_seconds_bucket"
+    assert value(seconds, stage="queue", le="5e-06") == 0
+    assert value(seconds, stage="queue", le="1e-05") == 4
+    assert value(seconds, stage="search", le="2.5") == 0
+    assert value("dlm_server_stage_seconds_count", stage="search") == 4
+    assert math.isclose(value("dlm_server_stage_seconds_sum", stage="search") or 0, 36)
+    assert value("dlm_server_matched_order_total", order="3") == 1 + 2 + 2
+    with pytest.raises(ValueError, match="Duplicated"):
+        registry.register(ServerCollector(lambda: [served(metrics)]))
+
+
+def test_the_families_are_those_that_are_declared(shown) -> None:
+    """Names and labels, in the text that Prometheus reads."""
+    shown[1].refused(Reason.LATE)
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(fetch(shown[0].port, "/metrics")[1]):
+        for sample in family.samples:
+            name = family.name if family.type == "histogram" else sample.name
+            found.setdefault(name, set()).update(sample.labels)
+    assert found == {name: set(labels) for name, labels in FAMILIES.items()}
+
+
+def test_two_models_on_one_port_are_told_apart() -> None:
+    """Counts by model; what belongs to the process once, under the default."""
+    one, two = ServerMetrics(messages=1), ServerMetrics(messages=2)
+    models = [served(one), Served("c" * 32, "d" * 32, 0, 5, two, lambda: State.READY)]
+    families = {m.name: m for m in ServerCollector(lambda: models).collect()}
+    ok = [s for s in families["dlm_server_requests"].samples if s.labels["result"] == "ok"]
+    assert {s.labels["model"]: s.value for s in ok} == {"a" * 12: 1, "c" * 12: 2}
+    assert [s.labels["model"] for s in families["dlm_server_memory_bytes"].samples] == ["a" * 12]
+
+
+# -- several workers ------------------------------------------------------------------------
+
+WORKER = """
+import asyncio, sys
+from pathlib import Path
+from dlm.server.collector import Served, ServerCollector
+from dlm.server.exposition import worker_exposition, worker_socket
+from dlm.server.health import State
+from dlm.server.http import unix_socket
+from dlm.server.metrics import ServerMetrics
+from dlm.server.process import Process
+folder, worker, messages, state = sys.argv[1:]
+metrics = ServerMetrics(messages=int(messages))
+served = Served("a" * 32, "b" * 32, 2, 3, metrics, lambda: State[state])
+loop = asyncio.new_event_loop()
+worker_exposition(
+    unix_socket(worker_socket(Path(folder), int(worker))),
+    ServerCollector(lambda: [served], Process(int(worker), 4)), lambda: State[state], loop,
+)
+print("listening", flush=True)
+loop.run_forever()
+"""
+
+
+class Workers:
+    """Processes that each show themselves below `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, worker: int, messages: int, state: str = "READY") -> None:
+        """Returns once it listens."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(self.folder), str(worker), str(messages), state],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+        )
+        self.processes[worker] = process
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"listening\n"
+
+    def kill(self, worker: int) -> None:
+        """Ends it at once."""
+        process = self.processes.pop(worker)
+        process.kill()
+        process.wait(WAIT_S)
+        assert process.stdout is not None
+        process.stdout.close()
+
+    @property
+    def sockets(self) -> dict[int, Path]:
+        """Of three workers, whether they live or not."""
+        return {worker: worker_socket(self.folder, worker) for worker in range(3)}
+
+
+@pytest.fixture
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    """None yet."""
+    found = Workers(tmp_path_factory.mktemp("w"))
+    yield found
+    for worker in list(found.processes):
+        found.kill(worker)
+
+
+def messages_of(body: str) -> dict[str, float]:
+    """Worker -> requests answered."""
+    return {
+        sample.labels["worker"]: sample.value
+        for family in text_string_to_metric_families(body)
+        for sample in family.samples
+        if sample.name == "dlm_server_requests_total" and sample.labels["result"] == "ok"
+    }
+
+
+def test_a_server_shows_itself_on_a_unix_socket_as_the_worker_it_is(sharded, tmp_path) -> None:
+    """What its supervisor joins; nothing listens on a port then."""
+    path = worker_socket(tmp_path, 2)
+    path.write_bytes(b"")  # what a killed process left there
+
+    async def main() -> str:
+        ready = asyncio.Event()
+        server = ShardServer(
+            ServerConfig(metrics_port=1),  # which could not be bound
+            [Shard.open(sharded.directory, 0)],
+            notice=Notice(lambda _: ready.set()),
+            process=Process(2, 3, metrics_path=path),
+        )
+        running = asyncio.create_task(server.run())
+        await asyncio.wait_for(ready.wait(), WAIT_S)
+        shown = await get(path, "/metrics", 1 << 20)
+        server.post(Event.STOP)
+        assert await running == 0
+        return shown.body.decode()
+
+    assert messages_of(asyncio.run(main())) == {"2": 0}
+
+
+def test_one_scrape_shows_every_worker_that_lives(workers, monkeypatch) -> None:
+    """A killed one is left out, a stopped one is not waited for, a new one is there again."""
+    monkeypatch.setattr(exposition, "WORKER_S", 0.5)  # what the stopped one costs here
+    ticks = iter(range(10_000))
+    for worker in range(3):
+        workers.start(worker, 10 + worker, "WARMING" if worker == 2 else "READY")
+    server = joined_exposition(
+        tcp_socket("127.0.0.1", 0), workers.sockets, clock=lambda: float(next(ticks))
+    )
+
+    def shows(expected: dict[str, float]) -> bool:
+        return messages_of(fetch(server.port, "/metrics")[1]) == expected
+
+    try:
+        until(lambda: shows({"0": 10, "1": 11, "2": 12}))
+        body = fetch(server.port, "/metrics")[1]
+        assert body.count("# TYPE dlm_server_requests_total counter") == 1
+        assert body.count("dlm_server_worker_restarts_total{") == 3
+        states = (200, "worker 0: ready\nworker 1: ready\nworker 2: warming\n")
+        until(lambda: fetch(server.port, "/readyz") == states)
+        workers.kill(0)
+        until(lambda: shows({"1": 11, "2": 12}))
+        workers.processes[1].send_signal(signal.SIGSTOP)
+        until(lambda: shows({"2": 12}))
+        health = (200, "worker 0: no answer\nworker 1: no answer\nworker 2: warming\n")
+        until(lambda: fetch(server.port, "/healthz") == health)
+        assert fetch(server.port, "/readyz")[0] == 503
+        workers.processes[1].send_signal(signal.SIGCONT)
+        workers.start(0, 1)
+        until(lambda: shows({"0": 1, "1": 11, "2": 12}))
+    finally:
+        server.close()
+
+
+def test_the_joining_process_ends_by_a_signal(workers) -> None:
+    """It holds a socket that its parent bound; SIGTERM, and the port is free."""
+    workers.start(0, 5)
+    listening = tcp_socket("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    code = (
+        "import socket, sys\nfrom pathlib import Path\n"
+        "from dlm.server.exposition import serve_joined\n"
+        "serve_joined(socket.socket(fileno=int(sys.argv[1])), {0: Path(sys.argv[2])})\n"
+    )
+    descriptor = str(listening.fileno())
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, descriptor, str(workers.sockets[0])],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        pass_fds=[listening.fileno()],
+    )
+    listening.close()
+    try:
+        assert messages_of(fetch(port, "/metrics")[1]) == {"0": 5}
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+        tcp_socket("127.0.0.1", port).close()
+    finally:
+        process.kill()
+        process.wait(WAIT_S)
+
+
+def test_a_worker_that_answers_nonsense_never_fails_a_scrape(workers) -> None:
+    """Bytes that are no HTTP, a body that ends early, and text that is no metrics."""
+    workers.start(0, 7)
+    replies = iter(
+        [
+            b"\x00\x01garbage\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\ncontent-length: 900\r\n\r\nshort",
+            b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n",
+            b'HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\na{b="} nope\n\n',
+        ]
+    )
+    fake = unix_socket(worker_socket(workers.folder, 1))
+
+    def answer() -> None:
+        for reply in replies:
+            connection, _ = fake.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(reply)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    ticks = iter(range(10_000))
+    server = joined_exposition(
+        tcp_socket("127.0.0.1", 0), workers.sockets, clock=lambda: float(next(ticks))
+    )
+    try:
+        for _ in range(4):
+            status, body = fetch(server.port, "/metrics")
+            assert status == 200
+            assert messages_of(body) == {"0": 7}
+    finally:
+        server.close()
+        thread.join(WAIT_S)
+        fake.close()
+
+
+def test_joining_keeps_every_sample() -> None:
+    """Two texts of one family become one family with both workers; help and type once."""
+    text = '# HELP a_total x\n# TYPE a_total counter\na_total{reason="b"} 1.0\n'
+    other = text + '# HELP c x\n# TYPE c gauge\nc{worker="9"} 2.0\n'
+    families = {m.name: m for m in join({1: text, 0: other})}
+    assert [s.labels for s in families["a"].samples] == [
+        {"worker": "0", "reason": "b"},
+        {"worker": "1", "reason": "b"},
+    ]
+    assert families["c"].samples[0].labels == {"worker": "9"}
+    assert exposition.join({}) == []

@@ -1,0 +1,205 @@
+"""dlm.server.models over the wire: several models behind one port, each with its own answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import numpy as np
+import pytest
+
+from dlm.errors import ConfigError
+from dlm.index.shard import Shard
+from dlm.server.app import ShardServer
+from dlm.server.config import ServerConfig
+from dlm.server.health import Event
+from dlm.wire import codec
+from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.status import Reason
+from server.running import WAIT_S, Caller, GatedShard, ThreadServer, forget, outcome, until
+
+UNKNOWN = bytes(range(16))
+
+
+@pytest.fixture
+def pair(sharded, other):
+    """A server of shard 0 of both models, the first the default, and a caller."""
+    server = ThreadServer([Shard.open(one.directory, 0) for one in (sharded, other)])
+    server.wait_ready()
+    caller = Caller(server.address)
+    yield server, caller
+    caller.close()
+    server.end()
+
+
+def test_each_model_gives_its_own_answers(sharded, other, pair):
+    """By the shard set that a message names, turn by turn; and counts its own."""
+    server, caller = pair
+    rng = np.random.default_rng(1)
+    for _ in range(5):
+        for one in (sharded, other, other):
+            asked = one.questions.ask(rng, 0)
+            one.questions.verify(0, asked, caller.score(asked.data, timeout=WAIT_S))
+    assert [service.metrics.messages for service in server.server.models] == [5, 10]
+    assert caller.beat().messages == 5
+    assert caller.beat(shard_set=other.manifest.shard_set_bytes).messages == 10
+    assert caller.beat().instance == caller.beat(shard_set=other.manifest.shard_set_bytes).instance
+
+
+def test_fields_in_another_order_reach_the_same_model(other, pair):
+    """Protobuf allows any: the shard set last."""
+    _, caller = pair
+    asked = other.questions.ask(np.random.default_rng(2), 0)
+    head = 2 + codec.SHARD_SET_BYTES
+    data = asked.data[head:] + asked.data[:head]
+    other.questions.verify(0, asked, caller.score(data, timeout=WAIT_S))
+
+
+def test_descriptions_name_every_set_with_the_default_first(sharded, other, pair):
+    """Whichever is described; an empty set means the default."""
+    _, caller = pair
+    names = [one.manifest.shard_set_bytes for one in (sharded, other)]
+    for asked, one in ((b"", sharded), (names[0], sharded), (names[1], other)):
+        request = pb.DescribeRequest(shard_set=asked).SerializeToString()
+        reply = pb.DescribeReply.FromString(caller.describe(request, timeout=WAIT_S))
+        assert reply.checksum == codec.describe_checksum(reply)
+        assert reply.manifest == one.manifest.text
+        assert reply.shard_set == one.manifest.shard_set_bytes
+        assert list(reply.shard_sets) == names
+
+
+def test_files_are_those_of_the_set_that_is_named(sharded, other, pair):
+    """Byte for byte; and each download gives its place back."""
+    server, caller = pair
+    for one in (sharded, other):
+        entry = one.manifest.file("low_orders")
+        request = pb.DownloadRequest(
+            shard_set=one.manifest.shard_set_bytes, file=pb.DOWNLOAD_FILE_LOW_ORDERS
+        )
+        data = b""
+        for raw in caller.download(request.SerializeToString(), timeout=WAIT_S):
+            chunk = pb.DownloadChunk.FromString(raw)
+            data += codec.decode_chunk(
+                chunk,
+                shard_set=request.shard_set,
+                shard=0,
+                offset=len(data),
+                file_bytes=entry.bytes,
+            )
+        assert data == (one.directory / entry.name).read_bytes()
+    assert [service.metrics.downloads for service in server.server.models] == [0, 0]
+
+
+def test_a_set_that_is_not_here_is_refused_with_what_is(sharded, other, pair):
+    """For every call; and a message that is damaged is told so, not sent to another table."""
+    _, caller = pair
+    names = [one.manifest.shard_set for one in (sharded, other)]
+    asked = sharded.questions.ask(np.random.default_rng(3), 0)
+    request = codec.decode_score_request(asked.data, max_queries=10_000)
+    data, _ = codec.encode_score_request(UNKNOWN, 0, request.groups)
+    describe = pb.DescribeRequest(shard_set=UNKNOWN).SerializeToString()
+    beat = pb.HeartbeatRequest(shard_set=UNKNOWN).SerializeToString()
+    for call, message in (
+        (caller.score, data),
+        (caller.describe, describe),
+        (caller.heartbeat, beat),
+    ):
+        found = outcome(call, message)
+        assert (found.code, found.reason) == (
+            grpc.StatusCode.FAILED_PRECONDITION,
+            Reason.WRONG_SHARD_SET,
+        )
+        assert UNKNOWN.hex() in found.details
+        assert all(name in found.details for name in names)
+    damaged = bytearray(asked.data)
+    damaged[5] ^= 1  # in the shard set
+    assert outcome(caller.score, bytes(damaged)).reason is Reason.CHECKSUM
+    assert outcome(caller.score, b"\x0a\x10short").reason is Reason.MALFORMED
+    short = pb.DescribeRequest(shard_set=b"short").SerializeToString()
+    assert outcome(caller.describe, short).reason is Reason.MALFORMED
+
+
+def test_a_message_in_the_wrong_hands_is_refused(sharded, other):
+    """The choice of a service is no check: each makes sure that a message is its own."""
+    server = ThreadServer([Shard.open(one.directory, 0) for one in (sharded, other)])
+    server.wait_ready()
+    caller = Caller(server.address)
+    for service in server.server.models:
+        service.find = lambda shard_set: server.server.models.default
+    asked = other.questions.ask(np.random.default_rng(6), 0)
+    message = pb.ScoreRequest.FromString(asked.data)
+    message.sequence = 1
+    stream = caller.channel.stream_stream("/dlm.v1.Shard/Exchange")
+    (reply,) = stream(iter([message.SerializeToString()]), timeout=WAIT_S)
+    assert pb.ScoreReply.FromString(reply).reason == Reason.WRONG_SHARD_SET
+    caller.close()
+    server.end()
+
+
+def test_one_stream_may_ask_several_models(sharded, other, pair):
+    """Each message of an Exchange goes to the set that it names; one that is not here is refused,
+    and the stream goes on."""
+    server, caller = pair
+    rng = np.random.default_rng(7)
+    asked = {n: (one, one.questions.ask(rng, 0)) for n, one in enumerate((sharded, other) * 3)}
+    messages = []
+    for sequence, (_, one) in asked.items():
+        message = pb.ScoreRequest.FromString(one.data)
+        message.sequence = sequence
+        messages.append(message.SerializeToString())
+        groups = codec.decode_score_request(one.data, max_queries=10_000).groups
+        unknown = pb.ScoreRequest.FromString(codec.encode_score_request(UNKNOWN, 0, groups)[0])
+        unknown.sequence = 100 + sequence
+        messages.append(unknown.SerializeToString())
+    stream = caller.channel.stream_stream("/dlm.v1.Shard/Exchange")
+    refused = []
+    for data in stream(iter(messages), timeout=WAIT_S):
+        reply = pb.ScoreReply.FromString(data)
+        if reply.reason:
+            assert reply.reason == Reason.WRONG_SHARD_SET
+            refused.append(reply.sequence)
+        else:
+            of, one = asked.pop(reply.sequence)
+            of.questions.verify(0, one, data)
+    assert not asked
+    assert sorted(refused) == [100 + n for n in range(6)]
+    until(lambda: server.server.models.in_flight == 0)
+    assert [service.metrics.messages for service in server.server.models] == [3, 3]
+
+
+def test_the_same_shard_set_twice_is_refused(sharded, other):
+    """One of them would never be asked."""
+    shards = [Shard.open(one.directory, 0) for one in (sharded, other, sharded)]
+
+    async def make() -> None:
+        ShardServer(ServerConfig(), shards)
+
+    with pytest.raises(ConfigError, match="same shard set"):
+        asyncio.run(make())
+
+
+def test_draining_waits_for_every_model(sharded, other):
+    """The second model's message is answered though the first has nothing to do."""
+    gated = GatedShard(Shard.open(other.directory, 0))
+    server = ThreadServer(
+        [Shard.open(sharded.directory, 0), gated], inline_queries=0, drain_s=WAIT_S
+    )
+    server.wait_ready()
+    caller = Caller(server.address)
+    try:
+        asked = other.questions.ask(np.random.default_rng(4), 0)
+        forget(gated.entered)
+        gated.gate.clear()
+        answer = caller.score.future(asked.data, timeout=WAIT_S)
+        assert gated.entered.acquire(timeout=WAIT_S)
+        server.post(Event.STOP)
+        late = sharded.questions.ask(np.random.default_rng(5), 0)
+        assert outcome(caller.score, late.data).reason is Reason.DRAINING
+        assert not server.status.done()
+        gated.gate.set()
+        other.questions.verify(0, asked, answer.result())
+        assert server.status.result(WAIT_S) == 0
+    finally:
+        gated.gate.set()
+        caller.close()
+        server.end()

@@ -1,0 +1,469 @@
+"""dlm.server.security: who may call, and how much one client may take; with real servers."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2
+
+from certificates import Authority
+from dlm.client.security import ClientSecurity, open_channel
+from dlm.server.config import ServerConfig
+from dlm.server.security import UNAUTHENTICATED
+from dlm.wire import codec
+from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.status import PUSHBACK_KEY, REASON_KEY, Reason, reason_of
+from http2 import Peer, wait_ended
+from server.running import WAIT_S, Outcome, forget, outcome, outcome_of, until
+
+ALICE, BOB = "alice-" + "a" * 32, "bob-" + "b" * 32
+METHODS = (
+    "/dlm.v1.Shard/Score",
+    "/dlm.v1.Shard/Exchange",
+    "/dlm.v1.Shard/Describe",
+    "/dlm.v1.Shard/Download",
+    "/dlm.v1.Shard/Heartbeat",
+    "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/Watch",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    "/dlm.v1.Shard/NoSuchMethod",
+    "/no.such.Service/Method",
+)
+
+
+def write_tokens(path: Path, *lines: str) -> Path:
+    """A tokens file, put in place by renaming."""
+    new = path.with_name("new")
+    new.touch(0o600)
+    new.write_text("".join(f"{line}\n" for line in lines))
+    new.rename(path)
+    return path
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    """The tokens of alice and bob."""
+    return write_tokens(tmp_path / "tokens", "# who may ask", f"alice:{ALICE}", f"bob:{BOB}")
+
+
+@pytest.fixture
+def channels() -> Iterator[Any]:
+    """Opens channels; closes them with the test."""
+    made: list[grpc.Channel] = []
+
+    def begin(
+        address: str, token: str = "", options: dict[str, int] | None = None, **security: Any
+    ) -> grpc.Channel:
+        common = {"grpc.enable_retries": 0, "grpc.use_local_subchannel_pool": 1}
+        chosen = tuple((common | (options or {})).items())
+        made.append(open_channel(address, chosen, ClientSecurity(token=token, **security)))
+        return made[-1]
+
+    yield begin
+    for channel in made:
+        channel.close()
+
+
+def metadata_of(token: str) -> tuple[tuple[str, str], ...]:
+    """What a call with `token` carries."""
+    return (("authorization", f"Bearer {token}"),)
+
+
+def call(channel: grpc.Channel, method: str, data: bytes = b"", **more: Any) -> Outcome:
+    """One message, one reply."""
+    return outcome_of(channel.unary_unary(method).future(data, timeout=WAIT_S, **more))
+
+
+def beat(channel: grpc.Channel) -> Outcome:
+    """A heartbeat: the cheapest call."""
+    return call(channel, "/dlm.v1.Shard/Heartbeat")
+
+
+# ------------------------------------------------------------------------------------- tokens
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        (),
+        metadata_of("nobody-" + "n" * 32),
+        metadata_of(ALICE[:-1] + "x"),
+        metadata_of(ALICE + "x"),
+        metadata_of(ALICE) + metadata_of(BOB),
+        (("authorization", ALICE),),
+        (("authorization", f"Basic {ALICE}"),),
+        (("authorization", "Bearer "),),
+        (("authorization", "Bearer \x7e \x20 !\"'"),),
+        (("authorization", "Bearer " + "\x20" * 3000),),
+        (("authorization-bin", f"Bearer {ALICE}".encode()),),
+        (("x-token", ALICE),),
+    ],
+)
+def test_without_a_good_token_every_call_ends_alike(gated, tokens, channels, method, metadata):
+    """Whatever the method and whatever is wrong: one code, one message, one reason, no more."""
+    _, server, _ = gated(tokens=str(tokens))
+    with pytest.raises(grpc.RpcError) as caught:
+        channels(server.address).unary_unary(method)(b"", timeout=WAIT_S, metadata=metadata)
+    error = caught.value
+    assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert error.details() == UNAUTHENTICATED
+    assert [tuple(pair) for pair in error.trailing_metadata()] == [(REASON_KEY, "UNAUTHENTICATED")]
+    assert error.initial_metadata() is None or not list(error.initial_metadata())
+
+
+def test_a_call_is_refused_before_its_request_is_there(gated, tokens):
+    """The headers alone are answered; no byte of a message was sent, or ever will be."""
+    _, server, _ = gated(tokens=str(tokens))
+    peer = Peer(server.address)
+    for method in METHODS:
+        peer.open_calls(method, 20)
+    wait_ended([peer], 20 * len(METHODS))
+    peer.close()
+    assert server.server.service.metrics.unauthenticated == 20 * len(METHODS)
+
+
+def test_with_a_good_token_every_method_answers(gated, tokens, channels, sharded):
+    """And the name of the token is counted, not the token."""
+    _, server, _ = gated(tokens=str(tokens))
+    channel = channels(server.address, ALICE)
+    asked = sharded.questions.ask(np.random.default_rng(1), 0)
+    answered = call(channel, "/dlm.v1.Shard/Score", asked.data)
+    sharded.questions.verify(0, asked, answered.data)
+    assert call(channel, "/dlm.v1.Shard/Describe").code is grpc.StatusCode.OK
+    assert beat(channel).code is grpc.StatusCode.OK
+    assert call(channel, "/grpc.health.v1.Health/Check").data == b"\x08\x01"
+    watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=WAIT_S)
+    assert next(watch) == b"\x08\x01"
+    watch.cancel()
+    reflection = channel.stream_stream(METHODS[7])(iter([b"\x3a\x00"]), timeout=WAIT_S)
+    assert b"dlm.v1.Shard" in next(reflection)
+    assert call(channel, "/dlm.v1.Shard/NoSuchMethod").code is grpc.StatusCode.UNIMPLEMENTED
+    assert set(server.server.service.metrics.clients) == {"alice"}
+    assert server.server.service.metrics.clients["alice"] >= 6
+
+
+def test_health_is_open_where_the_configuration_says_so(gated, tokens, channels):
+    """For probes; nothing else is."""
+    _, server, _ = gated(tokens=str(tokens), open_health=True)
+    channel = channels(server.address)
+    assert call(channel, "/grpc.health.v1.Health/Check").data == b"\x08\x01"
+    assert beat(channel).reason is Reason.UNAUTHENTICATED
+    assert call(channel, "/grpc.health.v1.Health/NoSuch").reason is Reason.UNAUTHENTICATED
+
+
+def test_metadata_above_the_bound_is_refused_and_the_server_lives(gated, tokens, channels):
+    """gRPC itself refuses it, before any of this code sees it."""
+    _, server, _ = gated(tokens=str(tokens))
+    huge = (("authorization", "Bearer " + "a" * 100_000),)
+    refused = call(channels(server.address), METHODS[4], metadata=huge)
+    assert refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert beat(channels(server.address, ALICE)).code is grpc.StatusCode.OK
+
+
+def test_streams_end_when_their_token_is_removed_and_others_stay(gated, tokens, channels, sharded):
+    """Bob's calls and his connection go on; alice comes back with her new token."""
+    _, server, _ = gated(tokens=str(tokens))
+    alice, bob = channels(server.address, ALICE), channels(server.address, BOB)
+    watches = [
+        channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=WAIT_S)
+        for channel in (alice, bob)
+    ]
+    assert [next(watch) for watch in watches] == [b"\x08\x01", b"\x08\x01"]
+    asked = sharded.questions.ask(np.random.default_rng(1), 0)
+    sending: SimpleQueue[bytes] = SimpleQueue()
+    sending.put(asked.data + codec.exchange_tail(1, 0, 0))
+    exchange = alice.stream_stream(METHODS[1])(iter(sending.get, b""), timeout=WAIT_S)
+    sharded.questions.verify(0, asked, next(exchange))
+    new = ALICE[::-1]
+    write_tokens(tokens, f"alice:{new}", f"bob:{BOB}")
+    for stream in (watches[0], exchange):
+        with pytest.raises(grpc.RpcError) as caught:
+            next(stream)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert reason_of(caught.value) is Reason.UNAUTHENTICATED
+    sending.put(b"")
+    assert beat(alice).reason is Reason.UNAUTHENTICATED
+    assert beat(bob).code is grpc.StatusCode.OK
+    assert beat(channels(server.address, new)).code is grpc.StatusCode.OK
+    assert watches[1].is_active()
+    watches[1].cancel()
+
+
+def test_a_call_in_a_kernel_ends_too_when_its_token_is_removed(gated, tokens, channels, sharded):
+    """Its answer is thrown away."""
+    shard, server, _ = gated(tokens=str(tokens), inline_queries=0)
+    forget(shard.entered)
+    shard.gate.clear()
+    asked = sharded.questions.ask(np.random.default_rng(1), 0)
+    score = channels(server.address, ALICE).unary_unary(METHODS[0])
+    waiting = score.future(asked.data, timeout=WAIT_S)
+    assert shard.entered.acquire(timeout=WAIT_S)
+    write_tokens(tokens, f"bob:{BOB}")
+    assert outcome_of(waiting).reason is Reason.UNAUTHENTICATED
+    shard.gate.set()
+    assert beat(channels(server.address, BOB)).code is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"", "holds no token"),
+        (f"bob:{BOB}".encode(), "half-written"),
+        (f"bob:{BOB}\nal".encode(), "half-written"),
+        (b"bob:\xff\xfe\n", "no ASCII"),
+        (b"bob:short\n", "line 1"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_bad_tokens_file_keeps_the_old_tokens(gated, tokens, channels, caplog, content, fault):
+    """And the log says what is wrong with it, but nothing of what it holds."""
+    _, server, _ = gated(tokens=str(tokens))
+    alice = channels(server.address, ALICE)
+    if content is None:
+        tokens.unlink()
+    else:
+        tokens.write_bytes(content)
+    until(lambda: any(r.message == "server.tokens.kept" for r in caplog.records))
+    [record] = [r for r in caplog.records if r.message == "server.tokens.kept"]
+    assert fault in record.error
+    assert beat(alice).code is grpc.StatusCode.OK
+    assert not any(BOB in str(vars(r)) for r in caplog.records)
+    write_tokens(tokens, f"bob:{BOB}")
+    until(lambda: beat(alice).reason is Reason.UNAUTHENTICATED)
+
+
+def test_refusals_are_logged_now_and_then_without_tokens(gated, tokens, channels, caplog):
+    """A flood of them does not flood the log."""
+    _, server, _ = gated(tokens=str(tokens))
+    channel = channels(server.address, ALICE + "x")
+    for _ in range(50):
+        assert beat(channel).reason is Reason.UNAUTHENTICATED
+    records = [r for r in caplog.records if r.message == "server.unauthenticated"]
+    assert 1 <= len(records) < 50
+    assert records[0].peer.startswith("ipv4:127.0.0.1:")
+    assert not any(ALICE in str(vars(r)) for r in caplog.records)
+
+
+# ------------------------------------------------------------------------------------- limits
+
+
+def test_one_client_above_its_streams_is_refused_and_others_are_not(gated, tokens, channels):
+    """With the time after which to try again; what ends makes room."""
+    _, server, _ = gated(tokens=str(tokens), client_streams=3)
+    alice, bob = channels(server.address, ALICE), channels(server.address, BOB)
+    method = "/grpc.health.v1.Health/Watch"
+    watches = [alice.unary_stream(method)(b"", timeout=WAIT_S) for _ in range(3)]
+    assert [next(watch) for watch in watches] == [b"\x08\x01"] * 3
+    with pytest.raises(grpc.RpcError) as caught:
+        alice.unary_unary(METHODS[4])(b"", timeout=WAIT_S)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert reason_of(caught.value) is Reason.CLIENT_LIMIT
+    assert (PUSHBACK_KEY, "1000") in [tuple(p) for p in caught.value.trailing_metadata()]
+    assert beat(bob).code is grpc.StatusCode.OK
+    watches.pop().cancel()
+    until(lambda: beat(alice).code is grpc.StatusCode.OK)
+    for watch in watches:
+        watch.cancel()
+
+
+def test_one_client_cannot_fill_the_server_with_scores(gated, tokens, channels, sharded):
+    """Above client_in_flight it is refused; another is answered."""
+    shard, server, _ = gated(tokens=str(tokens), client_in_flight=2, inline_queries=0, threads=4)
+    forget(shard.entered)
+    shard.gate.clear()
+    asked = sharded.questions.ask(np.random.default_rng(1), 0)
+    alice, bob = channels(server.address, ALICE), channels(server.address, BOB)
+    waiting = [alice.unary_unary(METHODS[0]).future(asked.data, timeout=WAIT_S) for _ in range(2)]
+    waiting.append(bob.unary_unary(METHODS[0]).future(asked.data, timeout=WAIT_S))
+    for _ in waiting:
+        assert shard.entered.acquire(timeout=WAIT_S)
+    refused = outcome(alice.unary_unary(METHODS[0]), asked.data)
+    assert (refused.code, refused.reason) == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        Reason.CLIENT_LIMIT,
+    )
+    assert server.server.service.metrics.refusals[Reason.CLIENT_LIMIT] == 1
+    shard.gate.set()
+    for future in waiting:
+        sharded.questions.verify(0, asked, outcome_of(future).data)
+    sharded.questions.verify(0, asked, outcome(alice.unary_unary(METHODS[0]), asked.data).data)
+
+
+def test_a_stream_above_the_limit_gets_refusals_and_others_their_answers(
+    gated, tokens, channels, sharded
+):
+    """In the stream, by number, with the time after which to try again."""
+    shard, server, _ = gated(tokens=str(tokens), client_in_flight=2, inline_queries=0, threads=4)
+    forget(shard.entered)
+    shard.gate.clear()
+    asked = sharded.questions.ask(np.random.default_rng(1), 0)
+    alice, bob = channels(server.address, ALICE), channels(server.address, BOB)
+    messages = [asked.data + codec.exchange_tail(i, 0, 0) for i in range(1, 6)]
+    replies = alice.stream_stream(METHODS[1])(iter(messages), timeout=WAIT_S)
+    refused = [pb.ScoreReply.FromString(next(replies)) for _ in range(3)]
+    assert {reply.reason for reply in refused} == {"CLIENT_LIMIT"}
+    assert {reply.retry_after_ms for reply in refused} == {50}
+    waiting = bob.unary_unary(METHODS[0]).future(asked.data, timeout=WAIT_S)
+    shard.gate.set()
+    sharded.questions.verify(0, asked, outcome_of(waiting).data)
+    answered = [pb.ScoreReply.FromString(data) for data in replies]
+    assert not any(reply.reason for reply in answered)
+    assert {reply.sequence for reply in (*refused, *answered)} == set(range(1, 6))
+
+
+@pytest.mark.parametrize("inline_queries", [0, 65_536])
+def test_a_peer_that_does_not_read_its_answers_keeps_nobody_out(
+    gated, tokens, channels, sharded, inline_queries
+):
+    """Its answers wait in its streams, and count as its messages in flight, not as everybody's."""
+    _, server, _ = gated(
+        tokens=str(tokens), max_in_flight=8, client_in_flight=5, inline_queries=inline_queries
+    )
+    metrics = server.server.service.metrics
+    # One answer does not fit what a stream may hold unread.
+    large = sharded.questions.ask(np.random.default_rng(1), 0, contexts=8000)
+    options = {"grpc.http2.bdp_probe": 0}
+    alice, bob = channels(server.address, ALICE, options=options), channels(server.address, BOB)
+    messages = [large.data + codec.exchange_tail(i, 0, 0) for i in range(1, 4)]
+    streams = [alice.stream_stream(METHODS[1])(iter(messages), timeout=WAIT_S) for _ in range(10)]
+    until(lambda: metrics.refusals[Reason.CLIENT_LIMIT] > 0 and metrics.in_flight == 5)
+    asked = sharded.questions.ask(np.random.default_rng(2), 0)
+    for _ in range(5):
+        sharded.questions.verify(0, asked, outcome(bob.unary_unary(METHODS[0]), asked.data).data)
+    for stream in streams:
+        stream.cancel()
+    until(lambda: metrics.in_flight == 0)
+    again = outcome(alice.unary_unary(METHODS[0]), asked.data)
+    sharded.questions.verify(0, asked, again.data)
+
+
+def test_a_server_that_is_full_says_so_to_everybody(gated, channels):
+    """max_calls, over all clients."""
+    _, server, _ = gated(max_calls=64, client_streams=100)
+    peer = Peer(server.address, source="127.0.0.2")
+    peer.open_calls("/dlm.v1.Shard/Score", 70)
+    wait_ended([peer], 6)
+    refused = beat(channels(server.address))
+    assert refused.reason is Reason.OVERLOADED
+    peer.close()
+    until(lambda: beat(channels(server.address)).code is grpc.StatusCode.OK)
+
+
+@pytest.mark.parametrize("by", ["address", "token"])
+def test_three_thousand_idle_calls_of_one_peer_keep_nobody_out(start, tokens, channels, by):
+    """Opened and left so, on ten connections, with the limits that a server has by default."""
+    server = start(**({"tokens": str(tokens)} if by == "token" else {})).wait_ready()
+    source, metadata = ("127.0.0.1", metadata_of(ALICE)) if by == "token" else ("127.0.0.2", ())
+    peers = [Peer(server.address, source=source) for _ in range(10)]
+    for i, peer in enumerate(peers):
+        peer.open_calls(METHODS[(0, 6, 3)[i % 3]], 300, metadata)
+    channel = channels(server.address, BOB if by == "token" else "")
+    for _ in range(20):  # while they pour in
+        assert beat(channel).code is grpc.StatusCode.OK
+    wait_ended(peers, 3000 - ServerConfig().client_streams)  # so the server has looked at all
+    for _ in range(20):
+        assert beat(channel).code is grpc.StatusCode.OK
+    watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=WAIT_S)
+    assert health_pb2.HealthCheckResponse.FromString(next(watch)).status == 1
+    watch.cancel()
+    for peer in peers:
+        peer.close()
+    again = channels(server.address, ALICE if by == "token" else "")
+    until(lambda: beat(again).code is grpc.StatusCode.OK)  # once the server has seen them close
+
+
+@pytest.mark.parametrize("kind", ["silent", "half a hello"])
+def test_two_thousand_idle_connections_keep_nobody_out(start, tmp_path, channels, kind):
+    """To a TLS port: connected and silent, or stuck in the middle of the handshake."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip(f"this process may open {hard} files, the test needs 4,096")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
+    authority = Authority(tmp_path)
+    pair = authority.server
+    server = start(tls_cert=str(pair.cert), tls_key=str(pair.key)).wait_ready()
+    host, port = server.address.split(":")
+    idle = []
+    try:
+        for _ in range(2000):
+            idle.append(socket.create_connection((host, int(port)), WAIT_S, ("127.0.0.2", 0)))
+            if kind != "silent":
+                idle[-1].sendall(bytes.fromhex("160301020001"))  # the first bytes of a ClientHello
+        for _ in range(5):
+            channel = channels(server.address, ca=str(authority.ca))
+            assert beat(channel).code is grpc.StatusCode.OK
+    finally:
+        for connection in idle:
+            connection.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_call_whose_message_never_comes_ends(gated, monkeypatch):
+    """It would be open as long as its peer likes."""
+    monkeypatch.setattr("dlm.server.security.REQUEST_S", 0.05)
+    _, server, _ = gated()
+    peer = Peer(server.address)
+    peer.open_calls("/dlm.v1.Shard/Score", 5)
+    peer.open_calls("/dlm.v1.Shard/Download", 3)
+    wait_ended([peer], 8)
+    peer.close()
+
+
+# ------------------------------------------------------------------------------ certificates
+
+
+def test_certificates_of_clients_are_asked_for_and_name_them(gated, tmp_path, channels, caplog):
+    """Two clients with certificates have limits of their own on one address."""
+    authority = Authority(tmp_path)
+    pair, other = authority.server, authority.issue("other")
+    _, server, _ = gated(
+        tls_cert=str(pair.cert),
+        tls_key=str(pair.key),
+        tls_client_ca=str(authority.ca),
+        client_streams=1,
+    )
+    mine = {"ca": authority.ca, "cert": authority.client.cert, "key": authority.client.key}
+    channel = channels(server.address, **mine)
+    watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=WAIT_S)
+    assert next(watch) == b"\x08\x01"
+    assert beat(channels(server.address, **mine)).reason is Reason.CLIENT_LIMIT
+    [record] = [r for r in caplog.records if r.message == "server.client.limit"]
+    assert record.client == "CN=decoder"
+    theirs = {"ca": authority.ca, "cert": other.cert, "key": other.key}
+    assert beat(channels(server.address, **theirs)).code is grpc.StatusCode.OK
+    assert beat(channels(server.address, ca=authority.ca)).code is grpc.StatusCode.UNAVAILABLE
+    watch.cancel()
+
+
+def test_certificates_are_changed_under_a_running_server(gated, tmp_path, channels, caplog):
+    """New connections get the new one, the old connection goes on; a bad file changes nothing."""
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def put(authority: Authority) -> None:
+        for source, place in ((authority.server.cert, cert), (authority.server.key, key)):
+            fresh = place.with_suffix(".new")
+            fresh.touch(0o600)
+            fresh.write_bytes(source.read_bytes())
+            fresh.rename(place)
+
+    put(old)
+    _, server, _ = gated(tls_cert=str(cert), tls_key=str(key))
+    first = channels(server.address, ca=old.ca)
+    assert beat(first).code is grpc.StatusCode.OK
+    cert.write_bytes(new.server.cert.read_bytes()[:300])
+    until(lambda: any(r.message == "server.certificates.kept" for r in caplog.records))
+    assert beat(channels(server.address, ca=old.ca)).code is grpc.StatusCode.OK
+    put(new)
+    until(lambda: beat(channels(server.address, ca=new.ca)).code is grpc.StatusCode.OK)
+    assert beat(channels(server.address, ca=old.ca)).code is grpc.StatusCode.UNAVAILABLE
+    assert beat(first).code is grpc.StatusCode.OK

@@ -1,0 +1,36 @@
+"""dlm.server.watch: when a file has changed and come to rest."""
+
+from __future__ import annotations
+
+from dlm.server.watch import Watch
+
+
+def test_a_change_is_told_once_and_only_when_it_is_over(tmp_path):
+    """A file that still grows is left alone."""
+    path, other = tmp_path / "a", tmp_path / "b"
+    path.write_text("1")
+    watch = Watch([path, other])
+    assert not watch.changed()
+    path.write_text("12")
+    assert not watch.changed()  # it may not be whole yet
+    path.write_text("123")
+    assert not watch.changed()
+    assert watch.changed()
+    assert not watch.changed()
+    other.write_text("x")
+    assert [watch.changed() for _ in range(3)] == [False, True, False]
+    other.unlink()
+    assert [watch.changed() for _ in range(3)] == [False, True, False]
+
+
+def test_a_change_that_is_taken_back_is_none(tmp_path):
+    """A link turned away and back between two looks."""
+    path = tmp_path / "a"
+    path.write_text("1")
+    watch = Watch([path])
+    path.rename(tmp_path / "b")
+    assert not watch.changed()
+    (tmp_path / "b").rename(path)
+    found = [watch.changed() for _ in range(3)]
+    assert found.count(True) <= 1  # renaming may have touched the file's times
+    assert not watch.changed()

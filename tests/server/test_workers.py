@@ -1,0 +1,422 @@
+"""dlm.server.workers: several processes on one port, whatever happens to any of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dlm.errors import ConfigError
+from dlm.server.app import serve
+from dlm.server.config import ServerConfig
+from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.status import Reason
+from server.running import ROOT, WAIT_S, Caller, ServerProcess, outcome, outcome_of, until
+
+MIB = 1 << 20
+
+# A supervisor whose workers do what the test says, at the moments that the test says.
+SUPERVISED = """
+import os, signal, sys
+from dlm.errors import ConfigError
+from dlm.server.config import ServerConfig
+from dlm.server.ready import Notice, Ready
+from dlm.server.workers import Supervisor
+
+def say(*what):
+    os.write(1, (" ".join(map(str, what)) + chr(10)).encode())
+
+def ready(port, process, tell):
+    tell(Ready("127.0.0.1", port, 0, "00", os.getpid(), ["00"]))
+
+def warm():
+    {warm}
+
+def work(port, process, tell):
+    {work}
+
+notice = Notice(lambda ready: say("ready", ready.workers, ready.pid == os.getpid()))
+try:
+    status = Supervisor(
+        ServerConfig(workers=2, drain_s=0.0), warm=warm, work=work, notice=notice
+    ).run()
+except ConfigError as exc:
+    say("refused", exc)
+    status = 3
+sys.exit(status)
+"""
+
+
+def supervised(work: str, warm: str = "pass") -> subprocess.Popen[str]:
+    """A supervisor of two such workers."""
+    return subprocess.Popen(
+        [sys.executable, "-c", SUPERVISED.format(work=work, warm=warm)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def lines(process: subprocess.Popen[str], count: int) -> list[str]:
+    """The next lines that it prints."""
+    assert process.stdout is not None
+    return [process.stdout.readline().rstrip("\n") for _ in range(count)]
+
+
+def rest(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its exit status, and what it printed since."""
+    said, _ = process.communicate(timeout=WAIT_S)
+    return process.returncode, said
+
+
+def children(pid: int) -> list[int]:
+    """The processes that `pid` has started."""
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, waited for or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@contextlib.contextmanager
+def one_of_each(address: str, workers: int) -> Iterator[dict[int, Caller]]:
+    """A connection to each worker: the system deals them out, so some are made in vain."""
+    made: list[Caller] = []
+    found: dict[int, Caller] = {}
+    try:
+        while len(found) < workers:
+            assert len(made) < 200
+            made.append(Caller(address))
+            found.setdefault(made[-1].beat().worker, made[-1])
+        yield found
+    finally:
+        for caller in made:
+            caller.close()
+
+
+@pytest.fixture
+def two(start) -> ServerProcess:
+    """A server of two workers."""
+    return start(0, workers=2).wait_ready()
+
+
+def test_workers_share_a_port_and_tell_themselves_apart(sharded, two):
+    """Ready is said once, by the supervisor; each answers, and costs little memory of its own."""
+    assert two.ready["workers"] == 2
+    assert two.ready["pid"] == two.process.pid
+    assert len(children(two.process.pid)) == 2
+    rng = np.random.default_rng(1)
+    with one_of_each(two.address, 2) as callers:
+        for index, caller in callers.items():
+            asked = sharded.questions.ask(rng, 0, 60)
+            sharded.questions.verify(0, asked, caller.score(asked.data, timeout=WAIT_S))
+            beat = caller.beat()
+            assert (beat.worker, beat.workers, beat.messages) == (index, 2, 1)
+            assert beat.cpu_ms > 0
+            assert 0 < beat.memory_bytes < 60 * MIB
+        assert len({caller.beat().instance for caller in callers.values()}) == 2
+    two.process.terminate()
+    assert two.wait() == 0
+    assert two.errors.count("worker.started") == two.errors.count("worker.exited") == 2
+    assert two.process.stdout is not None
+    assert two.process.stdout.read() == b""
+
+
+def test_a_killed_worker_is_replaced_while_the_others_answer(sharded, two):
+    """kill -9 under load: right answers or UNAVAILABLE, the other worker goes on, and a new process
+    answers for the one that is gone."""
+    rng = np.random.default_rng(2)
+    asked = [sharded.questions.ask(rng, 0) for _ in range(20)]
+    with one_of_each(two.address, 2) as callers:
+        before = {index: caller.beat() for index, caller in callers.items()}
+        pids = children(two.process.pid)
+        for round_ in range(3):
+            sent = [
+                (index, one, caller.score.future(one.data, timeout=WAIT_S))
+                for one in asked
+                for index, caller in callers.items()
+            ]
+            if round_ == 1:
+                os.kill(pids[0], signal.SIGKILL)
+            codes: dict[int, set[grpc.StatusCode]] = {0: set(), 1: set()}
+            for index, one, future in sent:
+                found = outcome_of(future)
+                codes[index].add(found.code)
+                if found.code is grpc.StatusCode.OK:
+                    sharded.questions.verify(0, one, found.data)
+            assert {grpc.StatusCode.OK} in codes.values()  # the one that lives
+            for seen in codes.values():
+                assert seen <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
+    until(lambda: two.errors.count("worker.started") == 3)
+    with one_of_each(two.address, 2) as callers:
+        after = {index: caller.beat() for index, caller in callers.items()}
+        (new,) = (i for i in after if after[i].instance != before[i].instance)
+        assert after[new].messages <= len(asked)  # it may have had the last round
+        assert after[1 - new].messages >= 3 * len(asked)
+        sharded.questions.verify(0, asked[0], callers[new].score(asked[0].data, timeout=WAIT_S))
+    assert pids[0] not in children(two.process.pid)
+    two.process.terminate()
+    assert two.wait() == 0
+
+
+def shown(port: int, name: str, **labels: str) -> dict[str, float]:
+    """Of each worker the sample of that name and those labels, as a scrape shows it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as reply:
+        families = list(text_string_to_metric_families(reply.read().decode()))
+    return {
+        sample.labels["worker"]: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    }
+
+
+def test_one_port_shows_the_metrics_of_all_workers(sharded, start, monkeypatch):
+    """Also after a worker was replaced, and after the process that shows them was."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    rng = np.random.default_rng(5)
+    with tempfile.TemporaryDirectory() as folder:  # a short path, as those of sockets must be
+        monkeypatch.setenv("TMPDIR", folder)
+        server = start(0, workers=2, metrics_port=port).wait_ready()
+        with one_of_each(server.address, 2) as callers:
+            for caller in callers.values():
+                asked = sharded.questions.ask(rng, 0)
+                sharded.questions.verify(0, asked, caller.score(asked.data, timeout=WAIT_S))
+            requests = "dlm_server_requests_total"
+            until(lambda: shown(port, requests, result="ok") == {"0": 1, "1": 1})
+            assert shown(port, requests, result="UNAUTHENTICATED") == {"0": 0, "1": 0}
+        first, _, shows = children(server.process.pid)
+        os.kill(shows, signal.SIGKILL)
+        until(lambda: server.errors.count("exposition.started") == 2)
+        assert shown(port, "dlm_server_state", state="ready") == {"0": 1, "1": 1}
+        os.kill(first, signal.SIGKILL)
+        until(lambda: shown(port, "dlm_server_worker_restarts_total") == {"0": 1, "1": 0})
+        assert list(Path(folder).glob("dlm-metrics-*"))
+        server.process.terminate()
+        assert server.wait() == 0
+        assert list(Path(folder).glob("*")) == []
+    assert server.errors.count("exposition.exited") == 1
+
+
+def test_a_port_for_metrics_that_is_taken_ends_the_start(sharded, start):
+    """Before anything is compiled, with the setting that it comes from."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = start(0, workers=2, metrics_port=taken.getsockname()[1])
+        assert server.wait() != 0
+    assert "cannot be bound for metrics" in server.errors
+    assert "worker.started" not in server.errors
+
+
+def test_workers_end_when_the_supervisor_is_killed(two):
+    """Nobody would replace or stop them."""
+    pids = children(two.process.pid)
+    assert len(pids) == 2
+    two.process.kill()
+    two.wait()
+    until(lambda: all(map(gone, pids)))
+
+
+def test_the_signal_reaches_every_worker_and_ready_goes(sharded, start, tmp_path):
+    """A message in flight is answered; SIGTERM sent to the whole group counts once."""
+    ready_file = tmp_path / "ready.json"
+    server = start(0, workers=2, inline_queries=0, drain_s=60.0, ready_file=ready_file)
+    server.wait_ready()
+    assert json.loads(ready_file.read_text()) == server.ready
+    rng = np.random.default_rng(3)
+    with one_of_each(server.address, 2) as callers:
+        asked = [sharded.questions.ask(rng, 0, 60) for _ in range(40)]
+        sent = [
+            (a, c.score.future(a.data, timeout=WAIT_S)) for a in asked for c in callers.values()
+        ]
+        until(lambda: all(caller.beat().messages for caller in callers.values()))
+        for pid in (server.process.pid, *children(server.process.pid)):
+            os.kill(pid, signal.SIGTERM)
+        for one, future in sent:
+            found = outcome_of(future)
+            assert found.code in (grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE)
+            if found.code is grpc.StatusCode.OK:
+                sharded.questions.verify(0, one, found.data)
+    assert server.wait() == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (2, 2)])
+def test_a_second_server_on_the_port_is_refused(sharded, start, first, second):
+    """Whether either has workers that would share it; test_app.py has the case of none."""
+    port = start(0, workers=first).wait_ready().ready["port"]
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be bound: another process"):
+        serve(ServerConfig(port=port, workers=second), [sharded.directory], 0)
+
+
+def test_several_models_are_served_by_every_worker(sharded, other, start):
+    """Both are opened once, before the fork."""
+    server = start(1, [sharded.directory, other.directory], workers=2).wait_ready()
+    names = [one.manifest.shard_set for one in (sharded, other)]
+    assert server.ready["shard_sets"] == names
+    assert server.errors.count("server.opened") == 2
+    rng = np.random.default_rng(4)
+    with one_of_each(server.address, 2) as callers:
+        for caller in callers.values():
+            reply = pb.DescribeReply.FromString(caller.describe(b"", timeout=WAIT_S))
+            assert [name.hex() for name in reply.shard_sets] == names
+            for one in (sharded, other):
+                asked = one.questions.ask(rng, 1)
+                one.questions.verify(1, asked, caller.score(asked.data, timeout=WAIT_S))
+
+
+def test_a_replaced_folder_changes_nothing_for_a_new_worker(sharded, start, tmp_path):
+    """A worker that comes later hands out the files that the first ones were started with."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for path in sharded.directory.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    server = start(0, folder, workers=2).wait_ready()
+    for path in folder.iterdir():
+        path.rename(path.with_suffix(".old"))
+        path.write_bytes(b"something else")
+    for pid in children(server.process.pid):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: server.errors.count("server.ready") == 4)
+    rng = np.random.default_rng(5)
+    request = pb.DownloadRequest(
+        shard_set=sharded.manifest.shard_set_bytes, file=pb.DOWNLOAD_FILE_VOCABULARY
+    ).SerializeToString()
+    with one_of_each(server.address, 2) as callers:
+        for caller in callers.values():
+            asked = sharded.questions.ask(rng, 0)
+            sharded.questions.verify(0, asked, caller.score(asked.data, timeout=WAIT_S))
+            (chunk,) = caller.download(request, timeout=WAIT_S)
+            size = sharded.manifest.file("vocabulary").bytes
+            assert pb.DownloadChunk.FromString(chunk).file_bytes == size
+            assert pb.DownloadChunk.FromString(chunk).raw_bytes == size
+
+
+def test_the_same_model_twice_is_refused(sharded, start):
+    """By a worker, before any is ready: its message is the message of the whole."""
+    server = start(0, [sharded.directory, sharded.directory], workers=2)
+    assert server.wait() == 1
+    assert "same shard set" in server.errors
+
+
+def test_signal_during_the_warm_up_ends_the_supervisor():
+    """There is no worker yet, and nothing to drain."""
+    process = supervised("pass", warm="say('warming'); signal.pause()")
+    assert lines(process, 1) == ["warming"]
+    process.terminate()
+    assert rest(process) == (0, "")
+
+
+def test_signal_during_the_start_of_a_server_leaves_nothing_behind(start, tmp_path):
+    """Whatever it was doing: it ends, with no worker and no file left."""
+    server = start(0, workers=2, ready_file=tmp_path / "ready.json")
+    until(lambda: "server.opened" in server.errors)
+    workers = children(server.process.pid)
+    server.process.terminate()
+    assert server.wait() in (0, -signal.SIGTERM)
+    assert "Traceback" not in server.errors
+    until(lambda: all(map(gone, workers)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_signal_before_the_workers_are_ready_ends_them():
+    """Those that have not begun to serve have nothing to finish: exit status 0."""
+    process = supervised("say('born'); signal.pause()")
+    assert lines(process, 2) == ["born", "born"]
+    workers = children(process.pid)
+    process.terminate()
+    assert rest(process) == (0, "")
+    assert all(map(gone, workers))
+
+
+def test_a_second_signal_ends_workers_that_do_not_drain():
+    """At once, with status 1."""
+    deaf = "signal.signal(signal.SIGTERM, lambda *_: say('asked')); ready(port, process, tell)"
+    process = supervised(deaf + "\n    while True: signal.pause()")
+    assert lines(process, 1) == ["ready 2 True"]
+    process.terminate()
+    assert lines(process, 2) == ["asked", "asked"]
+    process.send_signal(signal.SIGINT)
+    assert rest(process) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("work", "says"),
+    [
+        ("raise ConfigError(f'worker {process.worker} has no socks')", "has no socks"),
+        ("open('/no/such/file')", "No such file"),
+        ("os._exit(5)", "ended with status 5 before the server was ready"),
+        ("raise RuntimeError('bug')", "ended with status 1 before"),
+        ("return 'no status'", "ended with status 1 before"),
+    ],
+)
+def test_a_worker_that_cannot_start_ends_the_whole_with_its_message(work, says):
+    """Nothing is tried again before the server was ready once; the other worker ends too."""
+    process = supervised(
+        f"if process.worker: {work}\n    ready(port, process, tell)\n    signal.pause()"
+    )
+    status, said = rest(process)
+    assert status == 3
+    assert said.startswith("refused")
+    assert says in said
+
+
+def test_a_worker_that_dies_again_and_again_is_started_again_and_again():
+    """Even one that cannot start any more; the other goes on, and the count is kept."""
+    work = (
+        "say(process.worker, process.restarts, os.getpid())\n"
+        "    if process.restarts > 1: raise ConfigError('no more')\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
+        "    ready(port, process, tell)\n"
+        "    if process.worker == 0: signal.pause()\n"
+        "    if process.restarts: os._exit(9)\n"
+        "    signal.sigwait([signal.SIGUSR1])\n    return 0"
+    )
+    process = supervised(work, warm="signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])")
+    zero, one, ready = sorted(lines(process, 3))
+    assert ready == "ready 2 True"
+    os.kill(int(one.removeprefix("1 0 ")), signal.SIGUSR1)
+    assert [line.split()[:2] for line in lines(process, 4)] == [["1", str(n)] for n in range(1, 5)]
+    assert int(zero.removeprefix("0 0 ")) in children(process.pid)
+    process.terminate()
+    assert rest(process)[0] == 0
+
+
+def test_draining_workers_refuse_what_comes_late(sharded, start):
+    """As one process does: DRAINING while something is in flight."""
+    server = start(0, workers=2, inline_queries=0, threads=1, drain_s=60.0).wait_ready()
+    rng = np.random.default_rng(6)
+    with one_of_each(server.address, 2) as callers:
+        caller = callers[0]
+        asked = [sharded.questions.ask(rng, 0, 60) for _ in range(60)]
+        sent = [caller.score.future(a.data, timeout=WAIT_S) for a in asked]
+        until(lambda: caller.beat().messages > 0)
+        server.process.terminate()
+        late = {outcome(caller.score, asked[0].data).reason for _ in range(50)}
+        assert late <= {None, Reason.DRAINING}
+        for one, future in zip(asked, sent, strict=True):
+            found = outcome_of(future)
+            if found.code is grpc.StatusCode.OK:
+                sharded.questions.verify(0, one, found.data)
+            else:
+                assert found.code is grpc.StatusCode.UNAVAILABLE
+    assert server.wait() == 0, server.errors

@@ -1,0 +1,177 @@
+"""What is logged, counted and traced: events with names, and never a word of a query."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import re
+import socket
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from client.questions import queries_to, submit
+from client.scripted import Clients, Network
+from cluster import WAIT_S, Cluster, build
+from dlm.cli.serve import JsonLines
+from dlm.errors import DlmError, QueryError
+from dlm.ngram.query import QueryGroups
+from dlm.server.collector import Served, ServerCollector
+from dlm.wire import codec
+from models import PlainModel
+from server.running import Caller, outcome
+
+ROOT = Path(__file__).parents[1]
+EVENT = re.compile(r"(server|client)(\.[a-z_]+)+")
+MARK = "zqxmark"
+# No number that a test meets by chance: of a word id that no model has.
+MARKED_ID = 3_141_592_653
+
+
+def is_log_call(node: ast.AST) -> bool:
+    """Whether a node logs an event."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in ("log", "logger")
+    )
+
+
+def names_of(argument: ast.expr, tree: ast.AST) -> list[str]:
+    """The names that an event may have: a constant, or what a variable is given."""
+    if isinstance(argument, ast.Name):
+        values = [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign)
+            and any(isinstance(t, ast.Name) and t.id == argument.id for t in node.targets)
+        ]
+    else:
+        values = [argument]
+    parts = [p for v in values for p in ((v.body, v.orelse) if isinstance(v, ast.IfExp) else (v,))]
+    return [str(p.value) if isinstance(p, ast.Constant) else "" for p in parts]
+
+
+@pytest.mark.parametrize("part", ["server", "client"])
+def test_every_event_has_a_name_and_fields(part: str) -> None:
+    """`part.what` as a constant, what varies in `extra`: so that logs can be searched."""
+    wrong, seen = [], 0
+    for file in sorted((ROOT / "dlm" / part).glob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for call in ast.walk(tree):
+            if not is_log_call(call):
+                continue
+            assert isinstance(call, ast.Call)
+            seen += 1
+            place = f"{file.relative_to(ROOT)}:{call.lineno}"
+            first, *more = call.args
+            for name in names_of(first, tree) or [""]:
+                # "server.%s.failed" has the call's name in it, from a closed set.
+                if not EVENT.fullmatch(name.replace("%s", "call")):
+                    wrong.append(f"{place} is named {name!r}")
+                if len(more) != name.count("%s"):
+                    wrong.append(f"{place} puts more into its name")
+            if not any(keyword.arg == "extra" for keyword in call.keywords):
+                wrong.append(f"{place} has no fields")
+    assert wrong == []
+    assert seen >= 3
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A model whose words all bear the mark."""
+    words = [f"{MARK}{i}" for i in range(12)]
+    ngrams: dict[tuple[str, ...], tuple[float, float | None]] = {
+        (word,): (-1.0, -0.5) for word in ["<s>", "</s>", "<unk>", *words]
+    }
+    for i in range(12):
+        a, b, c, d = (words[(i + k) % 12] for k in range(4))
+        ngrams |= {(a, b): (-0.5, -0.2), (a, b, c): (-0.4, -0.1), (a, b, c, d): (-0.3, None)}
+    return build(PlainModel(4, ngrams), tmp_path_factory.mktemp("marked"), 2)
+
+
+def test_no_word_of_a_query_is_logged_counted_or_traced(files, tmp_path, caplog) -> None:
+    """At debug level, through answers, refusals, faults inside, and servers that are gone."""
+    trace = pytest.importorskip("opentelemetry.trace")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter = InMemorySpanExporter()
+    provider = trace.get_tracer_provider()
+    if not isinstance(
+        provider, TracerProvider
+    ):  # one for the process: another test may have set it
+        provider = TracerProvider()
+        trace.set_tracer_provider(provider)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    caplog.set_level(logging.DEBUG)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [w for w in files.words() if MARK in w]
+    with (
+        Cluster(files, trace=True, max_queries=64) as cluster,
+        Cluster(files.again(1), metrics_port=port) as shown,
+        Clients(tmp_path) as connect,
+    ):
+        network = Network()
+        clients = [connect(cluster, trace=True), connect(cluster, network)]
+        for client in clients:
+            utterance = client.utterance()
+            utterance.score_sentences([" ".join(words), f"{MARK}oov {words[0]}"])
+            with pytest.raises(QueryError):
+                utterance.score([(MARKED_ID, 1)], [1])
+        # Refused: an id that is too large, bytes that are nothing, a damaged message.
+        manifest = files.manifest
+        groups = QueryGroups(
+            np.array([2], np.uint8),
+            np.array([MARKED_ID, 1], np.uint32),
+            np.array([1], np.uint32),
+            np.array([1], np.uint32),
+        )
+        data = codec.encode_score_request(manifest.shard_set_bytes, 0, groups)[0]
+        caller = Caller(cluster.addresses[0])
+        assert outcome(caller.score, data).reason == "ID_OUT_OF_RANGE"
+        assert outcome(caller.score, MARK.encode()).reason == "MALFORMED"
+        assert outcome(caller.score, data[:-1] + bytes([data[-1] ^ 1])).reason == "CHECKSUM"
+        assert outcome(caller.describe, MARK.encode()).reason == "MALFORMED"
+        caller.close()
+        # A fault inside whose message holds what was asked; at the server, and at the client.
+        service = cluster.servers[0].server.service
+
+        def fails(groups: object) -> None:
+            raise RuntimeError(f"{MARK} {MARKED_ID}")
+
+        service.check = fails
+        queries = queries_to(files, 0)[:2]
+        with pytest.raises(DlmError):
+            submit(clients[0].utterance(), queries, WAIT_S).result(WAIT_S)
+        del service.check
+        network.instant = RuntimeError(f"{MARK} {MARKED_ID}")
+        with pytest.raises(DlmError):
+            submit(clients[1].utterance(), queries, WAIT_S).result(WAIT_S)
+        connect(shown).utterance().score_sentences([" ".join(words)])
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as reply:
+            counted = reply.read().decode()
+        served = Served(
+            manifest.model, manifest.shard_set, 0, 4, service.metrics, lambda: service.state
+        )
+        for collector in (ServerCollector(lambda: [served]), *(c.metrics for c in clients)):
+            registry = CollectorRegistry()
+            registry.register(collector)
+            counted += generate_latest(registry).decode()
+        cluster.end()
+        with pytest.raises(DlmError):
+            submit(clients[0].utterance(), queries, 5.0).result(WAIT_S)
+    lines = [JsonLines().format(record) for record in caplog.records]
+    spans = [span.to_json() for span in exporter.get_finished_spans()]
+    assert any("server.score.failed" in line for line in lines)
+    assert any("dlm.call" in span for span in spans)
+    assert 'result="ID_OUT_OF_RANGE"' in counted
+    for text in [*lines, *spans, counted]:
+        assert MARK not in text
+        assert str(MARKED_ID) not in text
