@@ -33,6 +33,7 @@ from dlm.client.cascade import Fallback, NoFallback
 from dlm.client.config import ClientConfig
 from dlm.client.lowgrams import LowGrams, check_queries, fetch
 from dlm.client.metrics import CANCELLED, OK, ClientMetrics, result_of
+from dlm.client.security import Metadata
 from dlm.client.topology import (
     Connect,
     Endpoint,
@@ -41,7 +42,7 @@ from dlm.client.topology import (
     discover,
     read_cluster_file,
 )
-from dlm.client.transport import Connection, GrpcConnection, Metadata
+from dlm.client.transport import Connection, GrpcConnection
 from dlm.errors import DeadlineExceeded, DlmError, Overloaded, ShardDown, StaleShardSet
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.tracing import Span, Tracer
