@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import settings
-from benchmarks.workload import Mix, from_text
+from benchmarks.workload import Mix, Workload, from_text
 from dlm.cli.processes import running_servers
 from dlm.client import AsyncClient, Client, ClientConfig
 from dlm.client.topology import write_cluster_file
@@ -41,13 +42,15 @@ from dlm.index.layout import read_manifest
 from dlm.wire._pb import shard_pb2 as pb
 
 BATCHES = 400
+WORK = "DLM_BENCH_BATCHES"  # set for the processes started here: a file of what they ask
 CONTEXTS = 50
 Batch = tuple[States, np.ndarray]
 
 
 def batches(utterance: Any) -> list[Batch]:
     """The batches that a decoder asks, in ids of its model."""
-    work = from_text(settings.TEXT, Mix(batches=BATCHES, sentences=100))
+    with Path(os.environ[WORK]).open("rb") as file:
+        work: Workload = pickle.load(file)
     ids = np.array([utterance.vocabulary.id_of(w) for w in work.table], np.uint32)
     width = utterance.order - 1
     kept = np.minimum(work.context_lengths.astype(int), width)
@@ -231,7 +234,10 @@ def measure(directory: Path, seconds: float, rounds: int, only: str) -> None:
     manifest = read_manifest(directory)
     size = {"request": 1500, "reply": 2000}
     rows: dict[str, list[dict[str, float]]] = {}
-    with running_servers_of(directory) as servers, tempfile.TemporaryDirectory() as scratch:
+    with running_servers([directory]) as servers, tempfile.TemporaryDirectory() as scratch:
+        os.environ[WORK] = str(Path(scratch) / "batches")
+        with Path(os.environ[WORK]).open("wb") as file:
+            pickle.dump(from_text(settings.TEXT, Mix(batches=BATCHES, sentences=100)), file)
         cluster = Path(scratch) / "cluster.toml"
         endpoints = [s.endpoint for s in servers]
         write_cluster_file(cluster, endpoints, shard_set=manifest.shard_set)
@@ -296,11 +302,6 @@ def echo_turn(
         for server in started:
             server.kill()
             server.wait()
-
-
-def running_servers_of(directory: Path) -> Any:
-    """The servers of a set, whichever form `running_servers` has."""
-    return running_servers([directory])
 
 
 def main() -> None:

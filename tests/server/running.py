@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -239,6 +240,33 @@ class Caller:
         )
         assert reply.checksum == codec.heartbeat_checksum(reply)
         return reply
+
+
+class Stream:
+    """One Exchange: what is put goes out, `take` gives the next reply."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._out: SimpleQueue[bytes | None] = SimpleQueue()
+        self.call: Any = caller.channel.stream_stream("/dlm.v1.Shard/Exchange")(
+            iter(self._out.get, None), timeout=WAIT_S
+        )
+
+    def put(self, data: bytes, sequence: int, timeout_us: int = 0, sent_us: int = 0) -> None:
+        """Sends an encoded ScoreRequest."""
+        self._out.put(data + codec.exchange_tail(sequence, timeout_us, sent_us))
+
+    def put_bytes(self, data: bytes) -> None:
+        """Sends whatever it is."""
+        self._out.put(data)
+
+    def take(self) -> tuple[pb.ScoreReply, bytes]:
+        """The next reply, parsed and as it came."""
+        data = next(self.call)
+        return pb.ScoreReply.FromString(data), data
+
+    def end(self) -> None:
+        """Sends no more."""
+        self._out.put(None)
 
 
 def forget(semaphore: threading.Semaphore) -> None:

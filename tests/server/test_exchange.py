@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from queue import SimpleQueue
-from typing import Any
 
 import grpc
 import numpy as np
@@ -13,34 +11,7 @@ import pytest
 from dlm.server.health import Event, State
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
-from server.running import WAIT_S, Caller, until
-
-
-class Stream:
-    """One Exchange: what is put goes out, `take` gives the next reply."""
-
-    def __init__(self, caller: Caller) -> None:
-        self._out: SimpleQueue[bytes | None] = SimpleQueue()
-        self.call: Any = caller.channel.stream_stream("/dlm.v1.Shard/Exchange")(
-            iter(self._out.get, None), timeout=WAIT_S
-        )
-
-    def put(self, data: bytes, sequence: int, timeout_us: int = 0, sent_us: int = 0) -> None:
-        """Sends an encoded ScoreRequest."""
-        self._out.put(data + codec.exchange_tail(sequence, timeout_us, sent_us))
-
-    def put_bytes(self, data: bytes) -> None:
-        """Sends whatever it is."""
-        self._out.put(data)
-
-    def take(self) -> tuple[pb.ScoreReply, bytes]:
-        """The next reply, parsed and as it came."""
-        data = next(self.call)
-        return pb.ScoreReply.FromString(data), data
-
-    def end(self) -> None:
-        """Sends no more."""
-        self._out.put(None)
+from server.running import WAIT_S, Stream, until
 
 
 @pytest.fixture
