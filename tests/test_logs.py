@@ -23,6 +23,7 @@ from dlm.server.collector import Served, ServerCollector
 from dlm.wire import codec
 from models import PlainModel
 from server.running import Caller, outcome
+from spans import recorder
 
 ROOT = Path(__file__).parents[1]
 EVENT = re.compile(r"(server|client)(\.[a-z_]+)+")
@@ -96,19 +97,8 @@ def files(tmp_path_factory):
 
 def test_no_word_of_a_query_is_logged_counted_or_traced(files, tmp_path, caplog) -> None:
     """At debug level, through answers, refusals, faults inside, and servers that are gone."""
-    trace = pytest.importorskip("opentelemetry.trace")
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    exporter = InMemorySpanExporter()
-    provider = trace.get_tracer_provider()
-    if not isinstance(
-        provider, TracerProvider
-    ):  # one for the process: another test may have set it
-        provider = TracerProvider()
-        trace.set_tracer_provider(provider)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    pytest.importorskip("opentelemetry.sdk.trace", reason="the extra `test` has the SDK")
+    exporter = recorder()
     caplog.set_level(logging.DEBUG)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -14,8 +14,9 @@ from cluster import WAIT_S, Cluster, build, until
 from dlm.errors import ConfigError, ProtocolError
 from dlm.tracing import Tracer
 from models import random_model
+from spans import recorder
 
-sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="the extra `test` has the SDK")
+pytest.importorskip("opentelemetry.sdk.trace", reason="the extra `test` has the SDK")
 
 ROOT = Path(__file__).parents[1]
 
@@ -23,16 +24,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def exporter():
     """Every span of this process that ended."""
-    from opentelemetry import trace
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
-
-    found = InMemorySpanExporter()
-    provider = sdk.TracerProvider(sampler=ParentBasedTraceIdRatio(1.0))
-    provider.add_span_processor(SimpleSpanProcessor(found))
-    trace.set_tracer_provider(provider)
-    return found
+    return recorder()
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,7 @@ from dlm.wire.secret import (
 logger = logging.getLogger(__name__)
 
 Metadata = tuple[tuple[str, str], ...]
+Token = Callable[[], Metadata]  # what a call must carry, as the file of the token has it now
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +100,28 @@ PLAIN = ClientSecurity()
 
 
 def open_channel(
-    address: str, options: Sequence[tuple[str, Any]], security: ClientSecurity = PLAIN
+    address: str,
+    options: Sequence[tuple[str, Any]],
+    security: ClientSecurity = PLAIN,
+    token: Token | None = None,
 ) -> grpc.Channel:
     """A channel to `address` that does what `security` says; it connects at the first call.
 
+    Args
+        token  what `read_token` gave for it, where several channels are to share that
     Raises
         ConfigError  a file is missing or no good, or the token would travel readable
     """
     channel = _open(grpc, address, options, security)
-    metadata = _metadata(security)
-    return channel if metadata is None else _TokenChannel(channel, metadata)
+    token = token or read_token(security)
+    return channel if token is None else _TokenChannel(channel, token)
 
 
 def open_aio_channel(
     address: str, options: Sequence[tuple[str, Any]], security: ClientSecurity = PLAIN
-) -> tuple[grpc.aio.Channel, Metadata]:
-    """The same for an event loop; and the metadata that a call must carry."""
-    metadata = _metadata(security)
-    return _open(grpc.aio, address, options, security), metadata() if metadata else ()
+) -> grpc.aio.Channel:
+    """The same for an event loop, but for the token: a call must carry that by itself."""
+    return _open(grpc.aio, address, options, security)
 
 
 def _open(
@@ -201,8 +206,14 @@ def _read(path: str) -> bytes:
         raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
 
 
-def _metadata(security: ClientSecurity) -> Callable[[], Metadata] | None:
-    """What adds the token to a call; None where there is none."""
+def read_token(security: ClientSecurity) -> Token | None:
+    """What adds the token to a call; None where there is none.
+
+    Kept, and asked at each call: once its file was good, one that is no good changes nothing.
+
+    Raises
+        ConfigError  the file is missing or no good
+    """
     if security.token:
         fixed = ((AUTHORIZATION, SCHEME + security.token),)
         return lambda: fixed
@@ -239,7 +250,7 @@ class _TokenFile:
 class _TokenCall:
     """A method of a channel, called with a token each time."""
 
-    def __init__(self, method: Any, token: Callable[[], Metadata]) -> None:
+    def __init__(self, method: Any, token: Token) -> None:
         self._method = method
         self._token = token
 
@@ -262,7 +273,7 @@ class _TokenChannel(grpc.Channel):  # type: ignore[misc]
     want TLS even to this machine.
     """
 
-    def __init__(self, channel: grpc.Channel, token: Callable[[], Metadata]) -> None:
+    def __init__(self, channel: grpc.Channel, token: Token) -> None:
         self._channel = channel
         self._token = token
 

@@ -18,7 +18,14 @@ import grpc
 from dlm.client import fork, loop
 from dlm.client.exchange import SERVICE, Exchange, Reply, Sent, error_of_call
 from dlm.client.fork import inside
-from dlm.client.security import PLAIN, ClientSecurity, Metadata, open_aio_channel, open_channel
+from dlm.client.security import (
+    PLAIN,
+    ClientSecurity,
+    Metadata,
+    open_aio_channel,
+    open_channel,
+    read_token,
+)
 from dlm.errors import DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
@@ -86,7 +93,9 @@ class GrpcConnection:
 
     def __init__(self, address: str, streams: int = 1, *, security: ClientSecurity = PLAIN) -> None:
         self.address = address
+        security.check(address)
         self._security = security
+        self._token = read_token(security)
         self._most = streams
         self._lock = threading.RLock()  # reentrant, as a signal handler may fork anywhere
         self._closed = False
@@ -109,7 +118,7 @@ class GrpcConnection:
 
     def _open(self) -> grpc.Channel:
         with inside():
-            channel = open_channel(self.address, OPTIONS, self._security)
+            channel = open_channel(self.address, OPTIONS, self._security, self._token)
             fork.register()
         return channel
 
@@ -166,7 +175,8 @@ class GrpcConnection:
             return found
 
     def _open_for_loop(self) -> tuple[grpc.aio.Channel, Metadata]:
-        return open_aio_channel(self.address, OPTIONS, self._security)
+        channel = open_aio_channel(self.address, OPTIONS, self._security)
+        return channel, self._token() if self._token else ()
 
     def suspend(self) -> None:
         """See `fork.Streams`."""

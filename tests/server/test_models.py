@@ -203,3 +203,27 @@ def test_draining_waits_for_every_model(sharded, other):
         gated.gate.set()
         caller.close()
         server.end()
+
+
+def test_messages_in_flight_count_whatever_model_they_ask(sharded, other):
+    """The limit bounds the memory of the process; a message above it is refused for any model."""
+    gated = GatedShard(Shard.open(other.directory, 0))
+    server = ThreadServer(
+        [Shard.open(sharded.directory, 0), gated], inline_queries=0, max_in_flight=1
+    ).wait_ready()
+    caller = Caller(server.address)
+    try:
+        forget(gated.entered)
+        gated.gate.clear()
+        rng = np.random.default_rng(6)
+        waits, refused = other.questions.ask(rng, 0), sharded.questions.ask(rng, 0)
+        first = caller.score.future(waits.data, timeout=WAIT_S)
+        assert gated.entered.acquire(timeout=WAIT_S)
+        assert outcome(caller.score, refused.data).reason is Reason.OVERLOADED
+        gated.gate.set()
+        other.questions.verify(0, waits, first.result())
+        sharded.questions.verify(0, refused, outcome(caller.score, refused.data).data)
+    finally:
+        gated.gate.set()
+        caller.close()
+        server.end()
