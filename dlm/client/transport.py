@@ -1,8 +1,7 @@
-"""Bytes to a shard server and back: the only place in the client that knows gRPC.
+"""Bytes to a shard server and back.
 
-The synchronous gRPC stack carries both faces: threads and event loops can wait for the same answer,
-and it survives fork, which grpc.aio does not. Scores travel on a stream that stays open (Exchange),
-which costs a third of a call each; `exchange` keeps it.
+Scores travel on streams that stay open (`exchange`), on an event loop in a thread; what is rare goes
+over gRPC's synchronous stack. Both survive forks (`fork`).
 """
 
 from __future__ import annotations
