@@ -1,7 +1,7 @@
 """Bytes to a shard server and back.
 
-Scores travel on streams that stay open (`exchange`), on an event loop in a thread; what is rare goes
-over gRPC's synchronous stack. Both survive forks (`fork`).
+Scores travel on streams that stay open (`exchange`), on an event loop in a thread; what is rare
+goes over gRPC's synchronous stack. Both survive forks (`fork`).
 """
 
 from __future__ import annotations
