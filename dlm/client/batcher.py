@@ -122,6 +122,13 @@ class Window(NamedTuple, Generic[T]):
         """Messages on their way."""
         return len(self.leases)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a new call would be refused, unless something came back or ran out meanwhile."""
+        return len(self.leases) >= self.limit and (
+            self.queued >= self.max_waiting or len(self.waiting) >= MAX_WORKS
+        )
+
 
 def step(
     state: Window[T], event: Submit[T] | Done, now: float

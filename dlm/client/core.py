@@ -56,6 +56,7 @@ LOOK_AGAIN_S = 1.0  # while a shard is down, the servers are looked for this oft
 # What may wait for a shard: a few messages' worth, and however small these are, some queries.
 MAX_WAITING_MESSAGES = 4
 MIN_WAITING = 4096
+SURELY_REMOTE = 64  # queries of a call that the low orders will hardly answer all alone
 CLOSED = "this client is closed"
 
 
@@ -496,6 +497,11 @@ class Core:
             raise _other_model(snapshot.model, model)
         manifest = snapshot.topology.manifest
         check_queries(manifest.order, manifest.vocabulary_size, contexts, lengths, counts, words)
+        if len(words) >= SURELY_REMOTE and (refusal := self._overload(manifest.shards)):
+            refused: Future[Answers] = Future()
+            refused.set_exception(refusal)
+            self._runtime.counts.call(result_of(refusal), time.perf_counter() - begun)
+            return refused
         # A kernel is compiled for each kind of array; callers may bring slices and read-only ones.
         grouped = router.group(
             np.require(contexts, requirements=["C", "W"]),
@@ -533,6 +539,25 @@ class Core:
         )
         self._dispatch(snapshot, call, grouped.groups, remote, None, 0)
         return call.future
+
+    def _overload(self, shards: int) -> Overloaded | None:
+        """What a call is told at once while every shard has too much waiting.
+
+        Before any work: whoever refuses many calls must have time left for those it answers.
+        """
+        runtime = self._runtime
+        now = self._clock()
+        with runtime.lock:
+            windows = runtime.windows
+            if len(windows) < shards or not all(
+                w.is_full and w.earliest > now and all(until > now for _, until in w.leases)
+                for w in windows.values()
+            ):
+                return None
+        return Overloaded(
+            f"every shard has {self.config.window} messages in flight and as many queries waiting "
+            "as may wait; ask less at once, or later"
+        )
 
     def _dispatch(
         self,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from client.questions import (
+    ask,
     assert_equal,
     assert_sentence,
     queries_to,
@@ -23,7 +24,15 @@ from client.questions import (
 from client.scripted import Network, free
 from cluster import WAIT_S, Cluster, build, until
 from dlm.client import AsyncClient, Client, ClientConfig
-from dlm.errors import ConfigError, DlmError, FamilyMismatch, QueryError, ShardDown
+from dlm.client.core import SURELY_REMOTE
+from dlm.errors import (
+    ConfigError,
+    DlmError,
+    FamilyMismatch,
+    Overloaded,
+    QueryError,
+    ShardDown,
+)
 from models import HAND_MADE, random_model
 
 MODELS = {
@@ -240,7 +249,7 @@ def test_questions_without_an_answer_are_refused(client) -> None:
     size = utterance.vocabulary_size
     begin = utterance.begin()
     before = client.stats.messages
-    for ask in (
+    for question in (
         lambda: utterance.score([[1]], [size]),
         lambda: utterance.score([[1]], [-1]),
         lambda: utterance.score([[size]], [1]),
@@ -260,7 +269,7 @@ def test_questions_without_an_answer_are_refused(client) -> None:
         lambda: utterance.next_words(begin, 0),
     ):
         with pytest.raises(QueryError):
-            ask()
+            question()
     assert client.stats.messages == before
 
 
@@ -366,6 +375,45 @@ def test_what_gathers_behind_a_full_window_leaves_in_one_message(cluster, connec
     assert len(second.groups.words) == 8
     assert client.stats.duplicates == 4 * 5 + 8 - 8
     assert client.stats.sent_queries == 9
+
+
+def test_what_only_would_wait_is_refused_at_once_and_small_calls_still_find_low_orders(
+    cluster, connect, files
+) -> None:
+    """All shards full: a large call is told before any work; what was let in is answered."""
+    network = Network()
+    client = connect(cluster.addresses, network, window=1, max_queries=64)
+    utterance = client.utterance()
+    shards = range(files.manifest.shards)
+    queries = [
+        query
+        for some in zip(*(queries_to(files, s) for s in shards), strict=False)
+        for query in some
+    ]
+    rng = np.random.default_rng(4)
+    words = rng.integers(0, utterance.vocabulary_size, 4 * SURELY_REMOTE).tolist()
+    many = [(queries[i % len(queries)][0], word) for i, word in enumerate(words)]
+    waiting = []
+    with network.held():
+        while len(waiting) < 2 or not all(
+            window.is_full for window in client._core._runtime.windows.values()
+        ):
+            waiting.append(submit(utterance, many))
+        before = client.stats
+        assert isinstance(submit(utterance, many).exception(0), Overloaded)
+        assert client.stats == before
+        ask(utterance, files.oracle, [((), word) for _, word in queries[:5]])
+    expected = [files.oracle.score(*query) for query in many]
+    refused = 0
+    for future in waiting:
+        if future.exception(WAIT_S) is None:
+            assert_equal(future.result(), expected)
+        else:  # one shard was full before the other
+            assert isinstance(future.exception(), Overloaded)
+            refused += 1
+    assert refused < len(waiting) / 2
+    until(lambda: free(client))
+    ask(utterance, files.oracle, many)
 
 
 def test_no_message_is_larger_than_the_servers_take(files, connect) -> None:
