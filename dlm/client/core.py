@@ -31,6 +31,7 @@ from dlm import __version__
 from dlm.client import batcher, kernels, router
 from dlm.client.cascade import Fallback, NoFallback
 from dlm.client.config import ClientConfig
+from dlm.client.fork import inside
 from dlm.client.lowgrams import LowGrams, check_queries, fetch
 from dlm.client.metrics import CANCELLED, OK, ClientMetrics, result_of
 from dlm.client.security import Metadata
@@ -371,6 +372,12 @@ class Core:
         """The connection to `address`, made when first asked for."""
         runtime = self._runtime
         with runtime.lock:
+            self._check_open()
+            known = runtime.connections.get(address)
+        if known is not None:
+            return known
+        # The gate comes first: a fork that holds it waits for a loop that may want the lock.
+        with inside(), runtime.lock:
             self._check_open()
             found = runtime.connections.get(address)
             if found is None:

@@ -7,6 +7,7 @@ gives for nothing is done here: which reply belongs to which request, and when t
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
@@ -21,10 +22,13 @@ from dlm.client.loop import LoopThread
 from dlm.errors import DeadlineExceeded, DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
-from dlm.wire.status import error_from_refusal, error_from_rpc, reason_of
+from dlm.wire.status import Reason, error_from_refusal, error_from_rpc, reason_of
 
 SERVICE = "dlm.v1.Shard"
 MAX_TIMEOUT_US = (1 << 32) - 1
+LATE_TOO_SOON_S = 0.02
+
+log = logging.getLogger(__name__)
 
 Reply: TypeAlias = Callable[[bytes | None, DlmError | None], None]
 
@@ -35,6 +39,14 @@ def error_of_call(exc: grpc.RpcError, address: str) -> DlmError:
     error.__cause__ = exc
     error.reason = reason_of(exc)  # type: ignore[attr-defined]
     return error
+
+
+def tell(reply: Reply, data: bytes | None, error: DlmError | None) -> None:
+    """Calls `reply`; what it raises must harm no other message."""
+    try:
+        reply(data, error)
+    except Exception:
+        log.exception("client.reply.failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,45 +78,46 @@ class Exchange:
         self._open_channel = open_channel
         self._lock = threading.RLock()  # reentrant, as a signal handler may fork anywhere
         self._sequence = 0
-        self._outgoing: deque[bytes] = deque()
+        self._outgoing: deque[tuple[int, bytes]] = deque()
         self._writable: asyncio.Event | None = None  # once the stream is being opened
         self._opened = time.monotonic()
         self._looks = inf  # when deadlines are looked at next; on the loop only
-        loop.post(lambda: loop.start(self._run()))
+        self._task: asyncio.Task[None] | None = None
+        if not loop.post(self._begin):
+            self.ended = True
 
     def send(self, request: bytes, timeout_s: float, reply: Reply) -> bool:
         """Sends an encoded ScoreRequest; False where the stream has ended, and nothing is sent."""
         now = time.monotonic()
+        timeout_us = min(max(int(timeout_s * 1e6), 1), MAX_TIMEOUT_US)
         with self._lock:
             if self.ended:
                 return False
             self._sequence += 1
             sequence = self._sequence
+            tail = codec.exchange_tail(sequence, timeout_us, int((now - self._opened) * 1e6))
             self.pending[sequence] = Sent(request, now + timeout_s, reply)
             # Inside the lock, so that messages leave in the order of their numbers.
-            self._outgoing.append(
-                request
-                + codec.exchange_tail(
-                    sequence,
-                    min(max(int(timeout_s * 1e6), 1), MAX_TIMEOUT_US),
-                    int((now - self._opened) * 1e6),
-                )
-            )
-        self._loop.post(lambda: self._leave(now + timeout_s))
-        return True
+            self._outgoing.append((sequence, request + tail))
+        if self._loop.post(lambda: self._leave(now + timeout_s)):
+            return True
+        with self._lock:  # the loop has ended meanwhile; whoever took the message answers for it
+            self.ended = True
+            return self.pending.pop(sequence, None) is None
 
     def end(self, error: DlmError) -> None:
         """Fails every message in flight with `error`; nothing can be sent any more."""
         with self._lock:
             self.ended = True
             pending, self.pending = self.pending, {}
+            self._outgoing.clear()
         for sent in pending.values():
-            sent.reply(None, error)
+            tell(sent.reply, None, error)
 
     def close(self, error: DlmError) -> None:
         """As `end`, and closes the stream."""
         self.end(error)
-        self._loop.post(self._wake)
+        self._loop.post(self._cancel)
 
     def suspend(self) -> list[Sent]:
         """Ends the stream before a fork; returns what was in flight.
@@ -116,16 +129,21 @@ class Exchange:
                 return []
             self.ended = True
             pending, self.pending = self.pending, {}
+            self._outgoing.clear()
         return list(pending.values())
 
     # -- on the loop --------------------------------------------------------------------------
 
-    def _wake(self) -> None:
-        if self._writable is not None:
-            self._writable.set()
+    def _begin(self) -> None:
+        self._task = self._loop.start(self._run())
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
     def _leave(self, deadline: float) -> None:
-        self._wake()
+        if self._writable is not None:
+            self._writable.set()
         if deadline < self._looks:
             self._looks = deadline
             self._loop.call_at(deadline, self._expire, deadline)
@@ -138,11 +156,16 @@ class Exchange:
         with self._lock:
             late = [n for n, sent in self.pending.items() if sent.deadline <= now]
             replies = [self.pending.pop(n).reply for n in late]
+            # What nobody waits for must not pile up behind a server that does not read.
+            while self._outgoing and self._outgoing[0][0] not in self.pending:
+                self._outgoing.popleft()
             self._looks = min((sent.deadline for sent in self.pending.values()), default=inf)
         if self._looks < inf:
             self._loop.call_at(self._looks, self._expire, self._looks)
         for reply in replies:
-            reply(None, DeadlineExceeded(f"{self.address} gave no answer before the deadline"))
+            tell(
+                reply, None, DeadlineExceeded(f"{self.address} gave no answer before the deadline")
+            )
 
     async def _run(self) -> None:
         error: DlmError = ShardDown(f"{self.address} ended the stream; ask again")
@@ -154,6 +177,7 @@ class Exchange:
                 try:
                     while (data := await call.read()) is not grpc.aio.EOF:
                         self._receive(data)
+                        self._close_if_done()
                 finally:
                     # Nothing may hold the channel once this ends: see `loop.stop`.
                     writer.cancel()
@@ -176,7 +200,9 @@ class Exchange:
         try:
             while not self.ended:
                 while self._outgoing:
-                    await call.write(self._outgoing.popleft())
+                    sequence, data = self._outgoing.popleft()
+                    if sequence in self.pending:
+                        await call.write(data)
                 self._writable.clear()
                 if not self._outgoing and not self.ended:
                     await self._writable.wait()
@@ -193,13 +219,22 @@ class Exchange:
         if sent is None:
             return
         if not message.reason:
-            sent.reply(data, None)
+            tell(sent.reply, data, None)
             return
         try:
             codec.check_refusal(message)
         except ProtocolError as exc:
-            sent.reply(None, exc)
+            tell(sent.reply, None, exc)
             return
         error = error_from_refusal(message.reason, message.message, where=self.address)
         error.retry_after_ms = message.retry_after_ms  # type: ignore[attr-defined]
-        sent.reply(None, error)
+        tell(sent.reply, None, error)
+        if message.reason == Reason.LATE and time.monotonic() < sent.deadline - LATE_TOO_SOON_S:
+            # The server's idea of our clock is wrong (a machine was paused): a new stream, a new
+            # idea. What is in flight on this one is still answered.
+            with self._lock:
+                self.ended = True
+
+    def _close_if_done(self) -> None:
+        if self.ended and not self.pending:
+            self._cancel()

@@ -13,6 +13,7 @@ one that never gets there.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -21,6 +22,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from dlm.client import loop
+
+log = logging.getLogger(__name__)
 
 _GATE_S = 5.0
 _gate = threading.RLock()
@@ -58,15 +61,20 @@ def add(streams: Streams) -> None:
 
 def _before_fork() -> None:
     _local.forks_with = _gate if _gate.acquire(timeout=_GATE_S) else None
-    _local.suspended = found = list(_open)
-    for streams in found:
-        streams.suspend()
-    loop.stop()
+    _local.suspended = found = []
+
+    def suspend() -> None:
+        for streams in list(_open):
+            streams.suspend()
+            found.append(streams)
+
+    loop.stop(suspend)
 
 
 def _after_fork_in_parent() -> None:
     gate, _local.forks_with = getattr(_local, "forks_with", None), None
-    found, _local.suspended = getattr(_local, "suspended", []), []
+    _local.suspended = []
+    found = list(_open)  # also what was opened while the loop ended
     if gate is not None:
         gate.release()
     if found:
@@ -76,7 +84,10 @@ def _after_fork_in_parent() -> None:
 
 def _resume(found: list[Streams]) -> None:
     for streams in found:
-        streams.resume()
+        try:
+            streams.resume()
+        except Exception:
+            log.exception("client.resume.failed")  # the others must still be resumed
 
 
 def _after_fork_in_child() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import threading
 from collections import deque
@@ -16,6 +17,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import uvloop
+
+log = logging.getLogger(__name__)
 
 STOP_S = 5.0
 POLLER_S = 0.2
@@ -28,16 +31,20 @@ class LoopThread:
         self._loop = uvloop.new_event_loop()
         self._posted: deque[Callable[[], None]] = deque()
         self._woken = False
+        self.ending = False  # nothing that is posted or started runs any more
         self._tasks: set[asyncio.Task[None]] = set()
         self.thread = threading.Thread(target=self._run, name="dlm-client", daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
+        _here.loop = True
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
     def post(self, call: Callable[[], None]) -> bool:
         """Has `call` run on the loop; from any thread. False where the loop has ended."""
+        if self.ending:
+            return False
         self._posted.append(call)
         if self._woken:
             return True  # whoever set it wakes the loop, which then runs all that was posted
@@ -51,22 +58,34 @@ class LoopThread:
     def _run_posted(self) -> None:
         self._woken = False  # first: what is posted from here on wakes the loop again
         while self._posted:
-            self._posted.popleft()()
+            try:
+                self._posted.popleft()()
+            except Exception:
+                log.exception("client.loop.failed")  # the others that were posted must still run
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """On the loop: runs `work`, which ends with the loop at the latest."""
-        task = self._loop.create_task(work)
+        task: asyncio.Task[None] = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def call_at(self, when: float, call: Callable[..., None], *args: Any) -> None:
         """On the loop: calls `call` at `when` by time.monotonic, give or take a millisecond."""
         self._loop.call_at(when, call, *args)
 
-    def stop(self) -> None:
-        """Cancels what runs, lets it end, and ends the thread."""
+    def stop(self, before: Callable[[], None] = lambda: None) -> None:
+        """Calls `before`, cancels what runs, lets it end, and ends the thread.
+
+        Args
+            before  called on the loop, so between two replies and never within one; here once
+                    more where the loop does not come to it
+        """
 
         async def end() -> None:
+            self._run_posted()
+            before()
+            self.ending = True
             for task in self._tasks:
                 task.cancel()
             # Those of gRPC too, which end with ours; they hold what `stop` wants gone.
@@ -79,12 +98,18 @@ class LoopThread:
 
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(begin)
-        self.thread.join(STOP_S)
-        if not self.thread.is_alive():
+        if is_here():
+            log.error("client.fork.on_loop")  # it cannot end itself; what is forked cannot ask
+        else:
+            self.thread.join(STOP_S)
+        if self.thread.is_alive():
+            before()
+        else:
             self._ending = None
             self._loop.close()
 
 
+_here = threading.local()
 _lock = threading.RLock()
 _running: LoopThread | None = None
 
@@ -93,23 +118,25 @@ def running() -> LoopThread:
     """The loop of this process, started when first asked for; ask inside `fork.inside`."""
     global _running
     with _lock:
-        if _running is None:
+        if _running is None or not _running.thread.is_alive():
             _running = LoopThread()
         return _running
 
 
 def is_here() -> bool:
     """Whether this is the loop's own thread."""
-    return _running is not None and threading.current_thread() is _running.thread
+    return getattr(_here, "loop", False)  # that of one that is being stopped, too
 
 
-def stop() -> None:
+def stop(before: Callable[[], None] = lambda: None) -> None:
     """Ends the loop, if one runs; the next that asks starts another."""
     global _running
-    with _lock:
-        ended, _running = _running, None
-    if ended is not None:
-        ended.stop()
+    ended = _running
+    if ended is None:
+        before()
+    else:
+        ended.stop(before)
+        _running = None  # only now: what still runs on it must start no other
         del ended
         # gRPC's own thread for event loops ends with the last channel; a cycle may hold one. It
         # goes on where the program uses grpc.aio by itself, which gRPC does not take through forks.
@@ -121,7 +148,8 @@ def stop() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _lock, _running
+    global _here, _lock, _running
+    _here = threading.local()
     _lock = threading.RLock()
     _running = None
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import grpc
 
 from dlm.client import fork, loop
-from dlm.client.exchange import SERVICE, Exchange, Reply, Sent, error_of_call
+from dlm.client.exchange import SERVICE, Exchange, Reply, Sent, error_of_call, tell
 from dlm.client.fork import inside
 from dlm.client.security import (
     PLAIN,
@@ -129,8 +129,14 @@ class GrpcConnection:
             arguments = (request, timeout_s, reply, metadata)
             threading.Thread(target=self._score_alone, args=arguments, daemon=True).start()
             return
-        while not self._stream().send(request, timeout_s, reply):
-            pass  # that stream ended meanwhile; the next is a new one
+        while True:
+            stream = self._stream()
+            if stream is None:
+                # The process is about to fork, and this is the loop that ends for it.
+                self._held.append(Sent(request, time.monotonic() + timeout_s, reply))
+                return
+            if stream.send(request, timeout_s, reply):
+                return  # else that stream ended meanwhile; the next is a new one
 
     def _score_alone(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata
@@ -146,8 +152,9 @@ class GrpcConnection:
         else:
             reply(data, None)
 
-    def _stream(self) -> Exchange:
-        """The stream with the fewest messages in flight; a new one where none is idle."""
+    def _stream(self) -> Exchange | None:
+        """The stream with the fewest messages in flight; a new one where none is idle; None on a
+        loop that ends."""
         with self._lock:
             if self._closed:
                 raise self._closed_error()
@@ -168,9 +175,12 @@ class GrpcConnection:
             if found is None or found.ended:
                 if self._closed:
                     raise self._closed_error()
-                found = Exchange(loop.running(), self._open_for_loop, self.address)
-                self._streams[best] = found
                 fork.add(self)
+                home = loop.running()
+                if home.ending and loop.is_here():
+                    return None
+                found = Exchange(home, self._open_for_loop, self.address)
+                self._streams[best] = found
             return found
 
     def _open_for_loop(self) -> tuple[grpc.aio.Channel, Metadata]:
@@ -185,12 +195,19 @@ class GrpcConnection:
 
     def resume(self) -> None:
         """See `fork.Streams`: sends again what was in flight."""
-        while self._held:
-            sent = self._held.popleft()
+        while True:
+            try:
+                sent = self._held.popleft()
+            except IndexError:  # no more, or two forks are being recovered from at once
+                return
             try:
                 self.score(sent.request, sent.deadline - time.monotonic(), sent.reply)
             except DlmError as exc:
-                sent.reply(None, exc)
+                tell(sent.reply, None, exc)
+            except Exception as exc:  # noqa: BLE001 - whoever waits must be told
+                error = DlmError(f"{self.address}: a message could not be sent again: {exc!r}")
+                error.__cause__ = exc
+                tell(sent.reply, None, error)
 
     def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
         """See `Connection.describe`."""

@@ -17,6 +17,7 @@ class Lateness:
     """Of one stream."""
 
     def __init__(self) -> None:
+        self._first: float | None = None
         self._begun = -inf
         self._before = inf  # least difference of the window before
         self._least = inf  # of this window
@@ -27,9 +28,12 @@ class Lateness:
         Args
             now  seconds on a clock that never goes back
         """
+        if self._first is None:
+            self._first = now
         difference = now - sent_us * 1e-6
         if now - self._begun >= WINDOW_S:
             self._begun = now
             self._before, self._least = self._least, inf
         self._least = min(self._least, difference)
-        return difference - min(self._least, self._before)
+        # Whatever the stamps say, nothing of this stream waited longer than it has been open.
+        return min(difference - min(self._least, self._before), now - self._first)

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from cluster import WAIT_S
+from cluster import WAIT_S, until
 from dlm.client.exchange import SERVICE
 from dlm.client.transport import GrpcConnection
 from dlm.errors import (
@@ -198,7 +198,8 @@ def test_a_message_that_gets_no_answer_fails_at_its_deadline_and_harms_no_other(
 def test_a_refusal_becomes_its_error_with_the_advice_it_carries(
     server, connect, reason: str, kind: type[DlmError]
 ) -> None:
-    """As a status would outside of a stream; the stream goes on."""
+    """As a status would outside of a stream; the stream goes on, unless the server says late what
+    is not: then its idea of the client's clock is wrong, and a new stream begins with a new one."""
 
     async def refuse(context: Any, message: pb.ScoreRequest) -> None:
         if message.shard:
@@ -213,7 +214,7 @@ def test_a_refusal_becomes_its_error_with_the_advice_it_carries(
     assert error.retry_after_ms == 70
     assert f"{reason}: so" in str(error)
     assert Asked(connection, 0).shard() == 0
-    assert server.streams == 1
+    assert server.streams == (2 if reason == "LATE" else 1)
 
 
 def test_no_flipped_bit_of_a_refusal_is_believed(server, connect) -> None:
@@ -302,6 +303,58 @@ def test_another_stream_is_opened_only_where_the_first_is_busy(server, connect) 
     server._loop.call_soon_threadsafe(gate.set)
     assert [a.shard() for a in asked] == [1, 2, 3]
     assert server.streams == 2
+
+
+def test_a_reply_that_raises_harms_no_other_message(server, connect) -> None:
+    """Three that expire together, and one that is answered; every caller raises."""
+    told: SimpleQueue[int] = SimpleQueue()
+
+    async def seldom(context: Any, message: pb.ScoreRequest) -> None:
+        if message.shard == 9:
+            await server.answer(context, message)
+
+    def raising(shard: int) -> Callable[[bytes | None, DlmError | None], None]:
+        def reply(data: bytes | None, error: DlmError | None) -> None:
+            told.put(shard)
+            raise RuntimeError("a fault of the caller")
+
+        return reply
+
+    server.script = seldom
+    connection = connect()
+    for shard in (1, 2, 3):
+        request = pb.ScoreRequest(shard=shard).SerializeToString()
+        connection.score(request, 0.2, raising(shard))
+    assert sorted(told.get(timeout=WAIT_S) for _ in range(3)) == [1, 2, 3]
+    connection.score(pb.ScoreRequest(shard=9).SerializeToString(), WAIT_S, raising(9))
+    assert told.get(timeout=WAIT_S) == 9
+    assert Asked(connection, 9).shard() == 9
+    assert server.streams == 1
+
+
+def test_what_nobody_waits_for_does_not_pile_up_behind_a_server_that_does_not_read(
+    server, connect
+) -> None:
+    """20 MB to a server that stops reading: all fail at their deadlines, and nothing is kept."""
+    gate = asyncio.Event()
+
+    async def stuck(context: Any, message: pb.ScoreRequest) -> None:
+        await gate.wait()
+        await server.answer(context, message)
+
+    server.script = stuck
+    connection = connect()
+    big = pb.ScoreRequest(shard=1, words=bytes(1 << 18)).SerializeToString()
+    failures: SimpleQueue[DlmError | None] = SimpleQueue()
+    for _ in range(80):
+        connection.score(big, 0.5, lambda data, error: failures.put(error))
+    for _ in range(80):
+        assert isinstance(failures.get(timeout=WAIT_S), DeadlineExceeded)
+    (stream,) = connection._streams
+    assert stream is not None and not stream.pending and len(stream._outgoing) <= 1
+    connection.close()
+    until(lambda: stream._task is not None and stream._task.done())
+    server._loop.call_soon_threadsafe(gate.set)
 
 
 def test_closing_fails_what_is_in_flight_and_what_comes_after(server, connect) -> None:

@@ -82,18 +82,20 @@ def test_bytes_that_are_no_message_end_the_stream(stream) -> None:
 
 
 def test_a_message_that_waited_longer_than_it_is_worth_is_not_worked_on(sharded, gated) -> None:
-    """The second left 10 s before the first, by the client's clock, and came after it."""
-    shard, _, caller = gated()
+    """The second left a second after the first, and came ten seconds after it."""
+    clock = [100.0]
+    shard, _, caller = gated(clock=lambda: clock[0])
     stream = Stream(caller)
     asked = sharded.questions.ask(np.random.default_rng(2), 0)
-    stream.put(asked.data, 1, timeout_us=30_000_000, sent_us=20_000_000)
+    stream.put(asked.data, 1, timeout_us=30_000_000, sent_us=5_000_000)
     sharded.questions.verify(0, asked, stream.take()[1])
     calls = shard.calls
-    stream.put(asked.data, 2, timeout_us=9_000_000, sent_us=10_000_000)
+    clock[0] += 10.0
+    stream.put(asked.data, 2, timeout_us=8_000_000, sent_us=6_000_000)
     message, _ = stream.take()
     assert (message.sequence, message.reason) == (2, "LATE")
     assert shard.calls == calls
-    stream.put(asked.data, 3, timeout_us=30_000_000, sent_us=10_000_000)
+    stream.put(asked.data, 3, timeout_us=10_000_000, sent_us=6_000_000)
     sharded.questions.verify(0, asked, stream.take()[1])
     stream.end()
 

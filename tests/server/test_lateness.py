@@ -33,3 +33,11 @@ def test_clocks_that_drift_for_a_day_are_not_taken_for_waiting(drift: float) -> 
         lateness.of(int(second * (1 + drift) * 1e6), 100.0 + second) for second in range(86_400)
     )
     assert worst <= 2 * WINDOW_S * 50e-6 + 2e-6
+
+
+def test_no_stamp_makes_a_message_older_than_its_stream() -> None:
+    """Whatever a client writes, what it is told and what is counted stays within bounds."""
+    lateness = Lateness()
+    stamps = [2**64 - 1, 0, 3, 2**63, 1, 2**64 - 1]
+    waited = [lateness.of(stamp, 50.0 + i) for i, stamp in enumerate(stamps)]
+    assert all(0.0 <= w <= i for i, w in enumerate(waited))
