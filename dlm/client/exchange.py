@@ -83,6 +83,8 @@ class Exchange:
         self._opened = time.monotonic()
         self._looks = inf  # when deadlines are looked at next; on the loop only
         self._task: asyncio.Task[None] | None = None
+        self._answers = False  # whether anything ever came
+        self.failure: tuple[float, str] | None = None  # when nobody was found there, and what it is
         if not loop.post(self._begin):
             self.ended = True
 
@@ -184,6 +186,8 @@ class Exchange:
                     await asyncio.wait([writer])
         except grpc.RpcError as exc:
             error = error_of_call(exc, self.address)
+            if not self._answers and not self.ended and isinstance(error, ShardDown):
+                self.failure = time.monotonic(), str(error)
         except DlmError as exc:  # bytes that are no message: nothing after them can be trusted
             error = exc
         except asyncio.CancelledError:
@@ -213,6 +217,7 @@ class Exchange:
 
     def _receive(self, data: bytes) -> None:
         """Hands a reply to whoever waits for it; one that came too late goes nowhere."""
+        self._answers = True
         message = codec.parse(pb.ScoreReply(), data)
         with self._lock:
             sent = self.pending.pop(message.sequence, None)

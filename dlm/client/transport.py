@@ -30,6 +30,8 @@ from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 
 MAX_REPLY_BYTES = 64 << 20
+# Where nobody was found, nobody is looked for again this soon: each look costs a connection.
+PAUSE_S = 0.1
 
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
@@ -169,6 +171,10 @@ class GrpcConnection:
             found = self._streams[best]
             if found is not None and not found.ended:
                 return found
+            if found is not None and found.failure is not None:
+                when, what = found.failure
+                if time.monotonic() < when + PAUSE_S:
+                    raise ShardDown(what)
         # Whoever is inside the gate may want the lock, so the gate comes first.
         with inside(), self._lock:
             found = self._streams[best]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from queue import SimpleQueue
@@ -355,6 +357,20 @@ def test_what_nobody_waits_for_does_not_pile_up_behind_a_server_that_does_not_re
     connection.close()
     until(lambda: stream._task is not None and stream._task.done())
     server._loop.call_soon_threadsafe(gate.set)
+
+
+def test_where_nobody_is_found_nobody_is_looked_for_at_every_message() -> None:
+    """A thousand messages to a port where nothing listens: told at once, by few connections."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    connection = GrpcConnection(f"127.0.0.1:{port}")
+    streams = set()
+    for shard in range(1000):
+        with contextlib.suppress(ShardDown):
+            assert isinstance(Asked(connection, shard).failure(), ShardDown)
+        streams.add(id(connection._streams[0]))
+    assert len(streams) < 500
+    connection.close()
 
 
 def test_closing_fails_what_is_in_flight_and_what_comes_after(server, connect) -> None:
