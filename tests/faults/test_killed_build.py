@@ -113,7 +113,8 @@ def killed_until_done(
             break
         assert build.returncode == -signal.SIGKILL, said
         died += 1
-        assert not folder.exists()
+        if folder.exists():
+            break  # killed between its publication and its end: then it must be whole
         left = folder.with_name(folder.name + ".building")
         assert [v.rule for v in verify(left).violations] == ["manifest"]
     return died, resumed
@@ -144,7 +145,9 @@ def test_a_larger_build_killed_again_and_again(tmp_path: Path) -> None:
             build.kill()
             build.communicate()
             died += 1
-            continue
+            if not (tmp_path / "set").exists():
+                continue
+            break  # killed between its publication and its end: then it must be whole
         assert build.returncode == 0, said
         break
     assert died >= 3
