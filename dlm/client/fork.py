@@ -86,8 +86,8 @@ def _resume(found: list[Streams]) -> None:
     for streams in found:
         try:
             streams.resume()
-        except Exception:
-            log.exception("client.resume.failed")  # the others must still be resumed
+        except Exception as exc:  # noqa: BLE001 - the others must still be resumed
+            log.error("client.resume.failed", extra={"error": type(exc).__name__})
 
 
 def _after_fork_in_child() -> None:

@@ -60,8 +60,8 @@ class LoopThread:
         while self._posted:
             try:
                 self._posted.popleft()()
-            except Exception:
-                log.exception("client.loop.failed")  # the others that were posted must still run
+            except Exception as exc:  # noqa: BLE001 - the others that were posted must still run
+                log.error("client.loop.failed", extra={"error": type(exc).__name__})
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """On the loop: runs `work`, which ends with the loop at the latest."""
@@ -99,7 +99,8 @@ class LoopThread:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(begin)
         if is_here():
-            log.error("client.fork.on_loop")  # it cannot end itself; what is forked cannot ask
+            # It cannot end itself, so what is forked here cannot ask.
+            log.error("client.fork.on_loop", extra={"thread": self.thread.name})
         else:
             self.thread.join(STOP_S)
         if self.thread.is_alive():
