@@ -301,7 +301,7 @@ class ShardService:
                     task.add_done_callback(large.pop)
                     task.add_done_callback(service._left)
             if large:
-                await asyncio.gather(*large)
+                await asyncio.gather(*large, return_exceptions=True)
         except asyncio.CancelledError:
             for service in large.values():
                 service.metrics.abandoned += 1
@@ -386,8 +386,11 @@ class ShardService:
         if not self.metrics.in_flight:
             self._idle.set()
 
-    def _left(self, _: asyncio.Task[None]) -> None:
+    def _left(self, task: asyncio.Task[None]) -> None:
         self._leave()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Mostly a client that went away before its reply.
+            logger.info("server.reply.undelivered", extra={"error": type(error).__name__})
 
     def _overload(self) -> Refusal | None:
         """Why no message of this caller can be taken now; None where one can."""
