@@ -17,10 +17,10 @@ from types import TracebackType
 from typing import TypeAlias
 
 from dlm.client.config import ClientConfig
-from dlm.client.core import ClusterFile, Core, FixedEndpoints, Stats
+from dlm.client.core import Core, Stats
 from dlm.client.metrics import ClientCollector
 from dlm.client.security import read_cluster_security
-from dlm.client.topology import Endpoint
+from dlm.client.topology import ClusterFile, Endpoint, FixedEndpoints
 from dlm.client.transport import GrpcConnection
 from dlm.client.utterance import AsyncUtterance, Utterance
 from dlm.index.layout import Manifest

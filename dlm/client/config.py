@@ -29,8 +29,7 @@ class ClientConfig:
     window         messages in flight a shard, >= 1. More than one, so that a stall does not block
                    every utterance; few, so that concurrent queries gather into one message. 4.
     connections    connections a server, >= 1; the second is opened when the first is busy. Workers
-                   that share a port share the load by connections, so several; each costs two
-                   threads here. 4.
+                   that share a port share the load by connections, so several. 4.
     max_queries    queries in one message, >= 1; fewer where the servers take fewer. 16,384: about
                    200 KiB a message, where the cost a query has long stopped falling.
     cache_dir      folder for low orders, shared by processes.

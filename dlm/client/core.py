@@ -10,25 +10,23 @@ back exactly once, and that is seen only with all of them in one place.
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm import __version__
-from dlm.client import batcher, kernels, router
+from dlm.client import batcher, router
+from dlm.client.call import Call, Item, deliver, own_copy
 from dlm.client.cascade import Fallback, NoFallback
 from dlm.client.config import ClientConfig
 from dlm.client.fork import inside
@@ -41,7 +39,6 @@ from dlm.client.topology import (
     Topology,
     check_model,
     discover,
-    read_cluster_file,
 )
 from dlm.client.transport import Connection, GrpcConnection
 from dlm.errors import DeadlineExceeded, DlmError, Overloaded, ShardDown, StaleShardSet
@@ -104,95 +101,10 @@ class Snapshot:
         return self.topology.manifest.shard_set
 
 
-class _Call:
-    """One caller's batch: distinct queries, and how many of them still wait for a server.
-
-    messages  messages that carried a part of it
-    span      where it is traced
-    """
-
-    __slots__ = (
-        *("answers", "deadline", "future", "left", "lock", "messages", "model", "place", "span"),
-    )
-
-    def __init__(
-        self, model: str, answers: Answers, place: NDArray[np.int64], deadline: float
-    ) -> None:
-        self.model = model
-        self.answers = answers
-        self.place = place
-        self.deadline = deadline
-        self.future: Future[Answers] = Future()
-        self.left = 0
-        self.lock = threading.Lock()
-        self.messages = 0
-        self.span: Span | None = None
-
-    def fill(self, at: NDArray[np.int64], of: NDArray[np.int64], answers: Answers) -> None:
-        """Writes answers `of` to the distinct queries `at`; the last part completes the call."""
-        with self.lock:
-            _copy(at, of, answers, self.answers)
-            self.left -= len(at)
-            done = self.left == 0
-        if done:
-            self.succeed()
-
-    def succeed(self) -> None:
-        result = Answers.empty(len(self.place))
-        _copy(np.arange(len(self.place)), self.place, self.answers, result)
-        with contextlib.suppress(InvalidStateError):  # given up by its caller, or failed already
-            self.future.set_result(result)
-
-    def fail(self, error: DlmError) -> None:
-        with contextlib.suppress(InvalidStateError):
-            self.future.set_exception(_own(error))
-
-
-def _copy(to: NDArray[np.int64], of: NDArray[np.int64], part: Answers, whole: Answers) -> None:
-    """whole[to] = part[of]"""
-    kernels.copy_answers(
-        to,
-        of,
-        part.log10_prob,
-        part.matched_order,
-        part.ngram_length,
-        part.state_length,
-        whole.log10_prob,
-        whole.matched_order,
-        whole.ngram_length,
-        whole.state_length,
-    )
-
-
 def _closed() -> ShardDown:
     error = ShardDown(CLOSED)
     error.retryable = False  # this client never comes back
     return error
-
-
-def _own(error: DlmError) -> DlmError:
-    """A copy for one caller: an exception raised in several threads would mix their traces."""
-    mine = copy.copy(error)
-    mine.__cause__ = error.__cause__
-    if notes := getattr(error, "__notes__", None):
-        mine.__notes__ = list(notes)
-    return mine
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """A piece of a call, waiting for or on its way to a shard.
-
-    shard_set  whose table routed it
-    reroutes   fresh tables so far
-    queued     when it began to wait, by `perf_counter`
-    """
-
-    call: _Call
-    piece: router.Piece
-    shard_set: str
-    reroutes: int
-    queued: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +116,7 @@ class _Message:
 
     snapshot: Snapshot
     shard: int
-    items: list[_Item]
+    items: list[Item]
     merged: router.Grouped
     address: str | None
     number: int
@@ -217,7 +129,7 @@ class _Runtime:
         self.pid = os.getpid()
         self.lock = threading.RLock()
         self.connections: dict[str, Connection] = {}
-        self.windows: dict[int, batcher.Window[_Item]] = {}
+        self.windows: dict[int, batcher.Window[Item]] = {}
         self.helper = ThreadPoolExecutor(1, thread_name_prefix="dlm-refresh")
         self.refreshing: Future[Snapshot] | None = None
         self.looked = -LOOK_AGAIN_S
@@ -240,7 +152,7 @@ def _after_fork() -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 
-_Event: TypeAlias = "batcher.Submit[_Item] | batcher.Done"
+_Event: TypeAlias = "batcher.Submit[Item] | batcher.Done"
 
 
 class _Turn(threading.local):
@@ -258,7 +170,7 @@ class Core:
     Args
         endpoints  returns the servers there are; asked again whenever the table is stale
         model      which of the models they hold; see `topology.discover`
-        connect    makes a connection to an address; `GrpcConnection` where not given
+        connect    makes a connection to an address
         clock      seconds, monotonic
     """
 
@@ -268,7 +180,7 @@ class Core:
         config: ClientConfig,
         *,
         model: str | None = None,
-        connect: Connect | None = None,
+        connect: Connect = GrpcConnection,
         clock: Clock = time.monotonic,
         fallback: Fallback | None = None,
     ) -> None:
@@ -381,11 +293,7 @@ class Core:
             self._check_open()
             found = runtime.connections.get(address)
             if found is None:
-                if self._connect is None:
-                    found = GrpcConnection(address, self.config.connections)
-                else:
-                    found = self._connect(address)
-                runtime.connections[address] = found
+                found = runtime.connections[address] = self._connect(address)
             return found
 
     def _abandon(self, address: str | None) -> None:
@@ -416,7 +324,7 @@ class Core:
         try:
             return running.result()
         except DlmError as exc:
-            raise _own(exc) from exc
+            raise own_copy(exc) from exc
         finally:
             with runtime.lock:
                 if runtime.refreshing is running:
@@ -518,7 +426,7 @@ class Core:
         )
         answers, remote = snapshot.grams.score(grouped.groups)
         deadline = self._clock() + (self.config.deadline_s if deadline_s is None else deadline_s)
-        call = _Call(model, answers, grouped.place, deadline)
+        call = Call(model, answers, grouped.place, deadline)
         if self._tracer is not None:
             call.span = self._tracer.begin("dlm.call", queries=len(words))
         asked = grouped.groups.word_counts
@@ -569,7 +477,7 @@ class Core:
     def _dispatch(
         self,
         snapshot: Snapshot,
-        call: _Call,
+        call: Call,
         groups: QueryGroups,
         remote: NDArray[np.bool_],
         at: NDArray[np.int64] | None,
@@ -583,13 +491,13 @@ class Core:
         for piece in router.route(groups, remote, manifest.slots, manifest.shards, limit):
             if at is not None:
                 piece = router.Piece(piece.shard, piece.groups, at[piece.at])
-            item = _Item(call, piece, snapshot.shard_set, reroutes, now)
+            item = Item(call, piece, snapshot.shard_set, reroutes, now)
             more = reroutes > 0 or piece.shard in let_in
             let_in.add(piece.shard)
             work = batcher.Work(item, len(piece.groups.words), call.deadline, more)
             self._step(piece.shard, batcher.Submit(work))
 
-    def _dispatch_again(self, snapshot: Snapshot, item: _Item, reroutes: int) -> None:
+    def _dispatch_again(self, snapshot: Snapshot, item: Item, reroutes: int) -> None:
         """Queues an item where it belongs by the table of `snapshot`."""
         groups = item.piece.groups
         remote = np.ones(len(groups.word_counts), np.bool_)
@@ -625,7 +533,7 @@ class Core:
                 most = max(MAX_WAITING_MESSAGES * limit, MIN_WAITING)
                 window = window._replace(max_queries=limit, max_waiting=most)
             if self._closed:
-                actions: list[batcher.Action[_Item]] = []
+                actions: list[batcher.Action[Item]] = []
             else:
                 runtime.windows[shard], actions = batcher.step(window, event, self._clock())
         if self._closed and isinstance(event, batcher.Submit):
@@ -648,7 +556,7 @@ class Core:
             else:
                 self._send(shard, [work.item for work in action.works], action.message)
 
-    def _send(self, shard: int, items: list[_Item], number: int) -> None:
+    def _send(self, shard: int, items: list[Item], number: int) -> None:
         """One message for all of `items` that still want it."""
         snapshot = self.snapshot()
         wanted = []
@@ -714,7 +622,7 @@ class Core:
                         queries=queries,
                         request_checksum=checksum,
                     )
-                    _deliver(message.items, message.merged, answers)
+                    deliver(message.items, message.merged, answers)
             except Exception as exc:  # noqa: BLE001 - a place in the window must never be lost
                 error = _as_dlm_error(exc, shard)
                 error.add_note(f"from {address}")
@@ -810,25 +718,16 @@ class Core:
             elif item.reroutes < MAX_REROUTES:
                 self._dispatch_again(fresh, item, item.reroutes + 1)
 
-    def _fail(self, items: list[_Item], merged: router.Grouped, error: DlmError) -> None:
+    def _fail(self, items: list[Item], merged: router.Grouped, error: DlmError) -> None:
         try:
             answers = self._fallback.answer(merged.groups, error)
             if answers is not None:
-                _deliver(items, merged, answers)
+                deliver(items, merged, answers)
                 return
         except Exception as exc:  # noqa: BLE001 - a caller must never be left waiting
             error.add_note(f"and the fallback failed: {exc!r}")
         for item in items:
             item.call.fail(error)
-
-
-def _deliver(items: list[_Item], merged: router.Grouped, answers: Answers) -> None:
-    """Hands each call its part of one message's answers."""
-    begin = 0
-    for item in items:
-        end = begin + len(item.piece.at)
-        item.call.fill(item.piece.at, merged.place[begin:end], answers)
-        begin = end
 
 
 def _as_dlm_error(error: Exception, shard: int) -> DlmError:
@@ -839,7 +738,7 @@ def _as_dlm_error(error: Exception, shard: int) -> DlmError:
     return wrapped
 
 
-def _end_span(call: _Call, span: Span, zero_message_share: float, done: Future[Answers]) -> None:
+def _end_span(call: Call, span: Span, zero_message_share: float, done: Future[Answers]) -> None:
     span.end(_result_of(done), messages=call.messages, zero_message_share=zero_message_share)
 
 
@@ -852,23 +751,3 @@ def _other_model(found: str, expected: str) -> StaleShardSet:
         f"this handle was opened on model {expected}; the servers hold {found} now. "
         "Open a new utterance"
     )
-
-
-class ClusterFile:
-    """Reads the servers from a cluster.toml, anew each time; picklable."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).absolute()
-
-    def __call__(self) -> list[Endpoint]:
-        return read_cluster_file(self.path)
-
-
-class FixedEndpoints:
-    """The same servers each time; picklable."""
-
-    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
-        self.endpoints = list(endpoints)
-
-    def __call__(self) -> list[Endpoint]:
-        return self.endpoints

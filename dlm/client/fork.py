@@ -61,19 +61,16 @@ def add(streams: Streams) -> None:
 
 def _before_fork() -> None:
     _local.forks_with = _gate if _gate.acquire(timeout=_GATE_S) else None
-    _local.suspended = found = []
 
     def suspend() -> None:
         for streams in list(_open):
             streams.suspend()
-            found.append(streams)
 
     loop.stop(suspend)
 
 
 def _after_fork_in_parent() -> None:
     gate, _local.forks_with = getattr(_local, "forks_with", None), None
-    _local.suspended = []
     found = list(_open)  # also what was opened while the loop ended
     if gate is not None:
         gate.release()
@@ -95,7 +92,6 @@ def _after_fork_in_child() -> None:
     _gate = threading.RLock()
     _open = weakref.WeakSet()
     _local.forks_with = None
-    _local.suspended = []
 
 
 _registered = False

@@ -91,6 +91,26 @@ def _endpoint(path: Path, server: Mapping[str, Any]) -> Endpoint:
     return Endpoint(address, shard)
 
 
+class ClusterFile:
+    """Reads the servers from a cluster.toml, anew each time; picklable."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+
+    def __call__(self) -> list[Endpoint]:
+        return read_cluster_file(self.path)
+
+
+class FixedEndpoints:
+    """The same servers each time; picklable."""
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self.endpoints = list(endpoints)
+
+    def __call__(self) -> list[Endpoint]:
+        return self.endpoints
+
+
 def write_cluster_file(
     path: Path, endpoints: Sequence[Endpoint], *, shard_set: str, security: ClientSecurity = PLAIN
 ) -> None:

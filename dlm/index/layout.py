@@ -3,6 +3,8 @@
 A shard set is a folder: `manifest.json`, the vocabulary, the low orders (1- and 2-grams, which
 every server and client holds) and one file a shard. The files are Arrow IPC files that hold one
 row; each column is a list, and its values are mapped from disk without a copy.
+
+One file past 500 lines: it is read beside FORMAT.md, in the same order.
 """
 
 from __future__ import annotations

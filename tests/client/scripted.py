@@ -10,8 +10,8 @@ from typing import Any
 
 from cluster import Cluster
 from dlm.client import Client, ClientConfig
-from dlm.client.core import ClusterFile, Core, FixedEndpoints
-from dlm.client.topology import Endpoint
+from dlm.client.core import Core
+from dlm.client.topology import ClusterFile, Endpoint, FixedEndpoints
 from dlm.client.transport import GrpcConnection, Metadata, Reply
 from dlm.errors import DlmError
 from dlm.index.layout import Manifest

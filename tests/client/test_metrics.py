@@ -15,9 +15,9 @@ from client.questions import ask, queries_to, random_queries, submit
 from client.scripted import Network
 from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient, Client, ClientConfig
-from dlm.client.core import Core, FixedEndpoints
+from dlm.client.core import Core
 from dlm.client.metrics import FAMILIES, STAGES, ClientMetrics, result_of
-from dlm.client.topology import Endpoint
+from dlm.client.topology import Endpoint, FixedEndpoints
 from dlm.errors import (
     ConfigError,
     DeadlineExceeded,
