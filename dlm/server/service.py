@@ -8,6 +8,7 @@ for a small message and in a thread for a large one; `_read_chunk` always runs i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -32,6 +33,7 @@ from dlm.server.health import State
 from dlm.server.lateness import Lateness
 from dlm.server.metrics import ServerMetrics
 from dlm.server.process import Process
+from dlm.server.replies import Replies, Unread
 from dlm.server.security import caller
 from dlm.tracing import Tracer
 from dlm.wire import codec
@@ -46,6 +48,8 @@ KIND_OF_FILE: dict[int, str] = {
 }
 # Advice to whoever is refused for load: by then the queue that was full has moved on.
 RETRY_AFTER_MS = 50
+# Seconds that a status may take to be gRPC's.
+END_S = 1.0
 LOAD_REASONS = frozenset({Reason.OVERLOADED, Reason.CLIENT_LIMIT})
 Clock = Callable[[], float]
 R = TypeVar("R")
@@ -267,11 +271,12 @@ class ShardService:
         stream, behind nobody else. Large ones are answered in threads, out of order.
         """
         lateness = Lateness()
-        writing = asyncio.Lock()
+        replies = Replies(context)
         large: dict[asyncio.Task[None], ShardService] = {}
         self.metrics.streams += 1
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
+                replies.check()
                 arrived = time.perf_counter()
                 try:
                     message = codec.parse(pb.ScoreRequest(), data)
@@ -284,24 +289,25 @@ class ShardService:
                 if overload is not None:
                     # Written before the next is read: who does not read is not read either.
                     reply = service._refusal_reply(message, overload)
-                    await service._write(context, reply, writing)
+                    await service._write(replies, reply)
                 elif len(message.words) <= 4 * self.config.inline_queries:  # four bytes a word
                     reply = service._exchange(message, lateness, arrived)
                     try:
-                        # Alone in its stream mostly: then nobody else writes.
-                        await service._write(context, reply, writing)
+                        await service._write(replies, reply)
                     finally:
                         service._leave()
                 else:
                     service._enter()  # here, where it was found to fit; not when the task begins
                     task = asyncio.create_task(
-                        service._exchange_large(message, lateness, arrived, context, writing)
+                        service._exchange_large(message, lateness, arrived, replies)
                     )
                     large[task] = service
                     task.add_done_callback(large.pop)
                     task.add_done_callback(service._left)
             if large:
                 await asyncio.gather(*large, return_exceptions=True)
+        except Unread as exc:
+            await self._end_unread(context, exc)
         except asyncio.CancelledError:
             for service in large.values():
                 service.metrics.abandoned += 1
@@ -311,10 +317,16 @@ class ShardService:
             for task in list(large):
                 task.cancel()
 
-    async def _write(self, context: Any, reply: bytes, writing: asyncio.Lock) -> None:
+    async def _end_unread(self, context: Any, unread: Unread) -> None:
+        logger.warning("server.stream.unread", extra={"shard": self.shard.index})
+        with contextlib.suppress(TimeoutError):
+            # The status goes out when the client reads, which nobody here waits for.
+            async with asyncio.timeout(END_S):
+                await self._abort(context, Refusal(Reason.LATE, str(unread)))
+
+    async def _write(self, replies: Replies, reply: bytes) -> None:
         begun = time.perf_counter()
-        async with writing:
-            await context.write(reply)
+        await replies.write(reply)
         self.metrics.wrote(time.perf_counter() - begun)
 
     def _exchange(self, message: pb.ScoreRequest, lateness: Lateness, arrived: float) -> bytes:
@@ -334,8 +346,7 @@ class ShardService:
         message: pb.ScoreRequest,
         lateness: Lateness,
         arrived: float,
-        context: Any,
-        writing: asyncio.Lock,
+        replies: Replies,
     ) -> None:
         try:
             request, late, waited_s = self._admit(message, lateness)
@@ -346,7 +357,7 @@ class ShardService:
         else:
             self._count(answered, arrived, decoded, waited_s)
             reply = answered.data
-        await self._write(context, reply, writing)
+        await self._write(replies, reply)
 
     def _admit(
         self, message: pb.ScoreRequest, lateness: Lateness

@@ -8,10 +8,13 @@ import grpc
 import numpy as np
 import pytest
 
+from dlm.server import replies
 from dlm.server.health import Event, State
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from server.running import WAIT_S, Stream, until
+
+UNREAD = ("server.stream.unread", "server.reply.undelivered")
 
 
 @pytest.fixture
@@ -119,4 +122,28 @@ def test_a_server_that_goes_away_refuses_what_comes_and_ends_the_stream(sharded,
     assert server.status.result(WAIT_S) == 0
     with pytest.raises((grpc.RpcError, StopIteration)):
         while True:
+            stream.take()
+
+
+@pytest.mark.parametrize("inline_queries", [65_536, 0])
+def test_a_client_that_reads_nothing_stops_counting_as_load(
+    sharded, gated, monkeypatch, caplog, inline_queries: int
+) -> None:
+    """Answered in its turn or in threads: what it was owed is let go, and others are served."""
+    monkeypatch.setattr(replies, "WRITE_S", 0.1)
+    _, server, caller = gated(inline_queries=inline_queries)
+    metrics = server.server.service.metrics
+    asked = sharded.questions.ask(np.random.default_rng(4), 0, 1500)
+    stream = Stream(caller)
+    with caplog.at_level("INFO", "dlm.server"):
+        # As much as gRPC and the system hold for it, and more.
+        for sequence in range(1, 400):
+            stream.put(asked.data, sequence)
+        until(lambda: any(one.message in UNREAD for one in caplog.records))
+        until(lambda: metrics.in_flight == 0)
+    other = Stream(caller)
+    other.put(asked.data, 1)
+    sharded.questions.verify(0, asked, other.take()[1])
+    with pytest.raises((grpc.RpcError, StopIteration)):
+        for _ in range(400):
             stream.take()
