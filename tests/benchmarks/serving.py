@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,25 +48,30 @@ CONTEXTS = 50
 Batch = tuple[States, np.ndarray]
 
 
-def batches(utterance: Any) -> list[Batch]:
-    """The batches that a decoder asks, in ids of its model."""
+def asked(vocabulary: Any, order: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Batches in ids: contexts (50, order - 1), right-aligned; their lengths; words (50, 20)."""
     with Path(os.environ[WORK]).open("rb") as file:
         work: Workload = pickle.load(file)
-    ids = np.array([utterance.vocabulary.id_of(w) for w in work.table], np.uint32)
-    width = utterance.order - 1
+    ids = np.array([vocabulary.id_of(w) for w in work.table], np.uint32)
+    width = order - 1
     kept = np.minimum(work.context_lengths.astype(int), width)
     ends = np.cumsum(work.context_lengths, dtype=np.int64)
     back = np.arange(width, 0, -1)[None, :]
     used = back <= kept[:, None]
     contexts = np.where(used, ids[work.context_words[np.where(used, ends[:, None] - back, 0)]], 0)
     words = ids[work.words].reshape(len(kept), -1)
-    out = []
     for first in range(0, len(kept), CONTEXTS):
         part = slice(first, first + CONTEXTS)
         lengths = kept[part].astype(np.uint8)
-        states = States(utterance.family, contexts[part].astype(np.uint32), lengths)
-        out.append((states, np.ascontiguousarray(words[part])))
-    return out
+        yield contexts[part].astype(np.uint32), lengths, np.ascontiguousarray(words[part])
+
+
+def batches(utterance: Any) -> list[Batch]:
+    """The batches that a decoder asks, in states and ids of its model."""
+    return [
+        (States(utterance.family, contexts, lengths), words)
+        for contexts, lengths, words in asked(utterance.vocabulary, utterance.order)
+    ]
 
 
 def cpu_of(pid: int) -> float:
@@ -94,8 +100,8 @@ def wait_for_the_start() -> None:
 def decoders_in_threads(cluster: str, count: int, seconds: float) -> None:
     """A process with `count` decoders on the synchronous face."""
     client = Client.connect(cluster, ClientConfig(deadline_s=30))
-    asked = batches(client.utterance())
-    for batch in asked[:30]:
+    work = batches(client.utterance())
+    for batch in work[:30]:
         client.utterance().extend(*batch)
     wait_for_the_start()
     began, processor, times = time.monotonic(), time.process_time(), list[float]()
@@ -104,7 +110,7 @@ def decoders_in_threads(cluster: str, count: int, seconds: float) -> None:
         utterance, at = client.utterance(), number * 37
         while time.monotonic() < began + seconds:
             before = time.perf_counter()
-            utterance.extend(*asked[at % len(asked)])
+            utterance.extend(*work[at % len(work)])
             times.append(time.perf_counter() - before)
             at += 1
 
@@ -119,8 +125,8 @@ def decoders_in_threads(cluster: str, count: int, seconds: float) -> None:
 async def decoders_in_tasks(cluster: str, count: int, seconds: float) -> None:
     """A process with `count` decoders on the asyncio face."""
     client = await AsyncClient.connect(cluster, ClientConfig(deadline_s=30))
-    asked = batches(client.utterance())
-    for batch in asked[:30]:
+    work = batches(client.utterance())
+    for batch in work[:30]:
         await client.utterance().extend(*batch)
     wait_for_the_start()
     began, processor, times = time.monotonic(), time.process_time(), list[float]()
@@ -129,7 +135,7 @@ async def decoders_in_tasks(cluster: str, count: int, seconds: float) -> None:
         utterance, at = client.utterance(), number * 37
         while time.monotonic() < began + seconds:
             before = time.perf_counter()
-            await utterance.extend(*asked[at % len(asked)])
+            await utterance.extend(*work[at % len(work)])
             times.append(time.perf_counter() - before)
             at += 1
 
