@@ -9,7 +9,7 @@ event      while                             then
 =========  ================================  ==========================================
 Submit     in_flight < limit                 Send it alone
 Submit     in_flight == limit                it waits
-Submit     max_waiting queries wait already  Refuse it, unless a part of the call was let in
+Submit     too much waits already            Refuse it, unless a part of the call was let in
 Done       nothing waits                     in_flight falls
 Done       something waits                   Send what waits, in as many messages as the
                                              window has room for
@@ -21,8 +21,11 @@ A place in the window is a lease: it ends with its message, or `LEASE_GRACE_S` a
 deadline if nobody said that it ended. So nothing that can happen to a thread or a process between
 the two (an exception from a signal handler, say) takes a place for good.
 
-What waits is bounded by what a few messages can carry: beyond, waiting would only use up the
-deadlines of all, so new calls are refused at once, while there is time to do without.
+What waits is bounded, in queries by what a few messages can carry, and in time by what the shard
+has lately answered (`pace.py`): where the queries ahead would take half of the time that a new call
+has left, waiting would only use up the deadlines of all. It is refused at once, while there is time
+to do without. What is sent when nothing else is in flight is never refused: so a shard that was
+slow is found to be quick again.
 
 Paper: DLM 3.3 merges the messages of one utterance's position; gathering across utterances is ours.
 """
@@ -32,6 +35,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
+
+from dlm.client.pace import PATIENCE, Pace
 
 T = TypeVar("T")
 
@@ -61,9 +66,13 @@ class Submit(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A message came back, well or badly; one whose lease has run out counts for nothing."""
+    """A message came back, well or badly; one whose lease has run out counts for nothing.
+
+    answered  with answers, which tell the pace of the shard
+    """
 
     message: int
+    answered: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,24 +107,34 @@ class Lost:
 Action: TypeAlias = Send[T] | Expire[T] | Refuse[T] | Lost
 
 
+class Lease(NamedTuple):
+    """A message in flight: its number, until when its place is its own, and its queries."""
+
+    message: int
+    until: float
+    queries: int
+
+
 class Window(NamedTuple, Generic[T]):
     """State of one shard's queue. (A tuple: one is made at each event, and these are quick.)
 
-    leases       (message, until) of what is in flight, oldest first
+    leases       of what is in flight, oldest first
     queued       queries that wait
     earliest     no work that waits has a deadline before this
     max_waiting  queries that may wait
+    pace         of the shard's answers
     Guarantees  0 <= in_flight <= limit; something waits only while in_flight == limit
     """
 
     limit: int
     max_queries: int
-    leases: tuple[tuple[int, float], ...] = ()
+    leases: tuple[Lease, ...] = ()
     waiting: tuple[Work[T], ...] = ()
     queued: int = 0
     earliest: float = inf
     next_message: int = 0
     max_waiting: int = 65536
+    pace: Pace = Pace()
 
     @property
     def in_flight(self) -> int:
@@ -123,24 +142,37 @@ class Window(NamedTuple, Generic[T]):
         return len(self.leases)
 
     @property
-    def is_full(self) -> bool:
-        """Whether a new call would be refused, unless something came back or ran out meanwhile."""
-        return len(self.leases) >= self.limit and (
+    def ahead(self) -> int:
+        """Queries in flight, or waiting."""
+        return self.queued + sum(lease.queries for lease in self.leases)
+
+    def refuses(self, queries: int, deadline: float, now: float) -> bool:
+        """Whether new work would be refused, unless something came back or ran out meanwhile."""
+        leases = self.leases
+        if not leases:
+            return False
+        if len(leases) >= self.limit and (
             self.queued >= self.max_waiting or len(self.waiting) >= MAX_WORKS
-        )
+        ):
+            return True
+        return self.pace.seconds(self.ahead + queries) > PATIENCE * (deadline - now)
 
 
 def step(
     state: Window[T], event: Submit[T] | Done, now: float
 ) -> tuple[Window[T], list[Action[T]]]:
     """The next state and what to do, in order; see the table above."""
-    limit, max_queries, leases, waiting, queued, earliest, message, max_waiting = state
+    limit, max_queries, leases, waiting, queued, earliest, message, max_waiting, pace = state
     actions: list[Action[T]] = []
+    pace = pace.passed(now, bool(leases))
     if isinstance(event, Done):
-        leases = tuple(lease for lease in leases if lease[0] != event.message)
-    if any(until <= now for _, until in leases):
-        actions += [Lost(lost) for lost, until in leases if until <= now]
-        leases = tuple(lease for lease in leases if lease[1] > now)
+        for lease in leases:
+            if lease.message == event.message and event.answered:
+                pace = pace.answered(lease.queries)
+        leases = tuple(lease for lease in leases if lease.message != event.message)
+    if any(lease.until <= now for lease in leases):
+        actions += [Lost(lease.message) for lease in leases if lease.until <= now]
+        leases = tuple(lease for lease in leases if lease.until > now)
     if earliest <= now:
         actions += [Expire(w) for w in waiting if w.deadline <= now]
         waiting = tuple(w for w in waiting if w.deadline > now)
@@ -150,11 +182,9 @@ def step(
         work = event.work
         if work.deadline <= now:
             actions.append(Expire(work))
-        elif (
-            len(leases) >= limit
-            and (queued >= max_waiting or len(waiting) >= MAX_WORKS)
-            and not work.more
-        ):
+        elif not work.more and state._replace(
+            leases=leases, waiting=waiting, queued=queued, pace=pace
+        ).refuses(work.queries, work.deadline, now):
             actions.append(Refuse(work))
         else:
             waiting = (*waiting, work)
@@ -170,7 +200,8 @@ def step(
             taken += 1
         works = waiting[first:taken]
         actions.append(Send(works, message))
-        leases = (*leases, (message, max(w.deadline for w in works) + LEASE_GRACE_S))
+        until = max(w.deadline for w in works) + LEASE_GRACE_S
+        leases = (*leases, Lease(message, until, queries))
         message += 1
         queued -= queries
     if taken:
@@ -178,5 +209,5 @@ def step(
     if not waiting:
         earliest = inf
     return Window(
-        limit, max_queries, leases, waiting, queued, earliest, message, max_waiting
+        limit, max_queries, leases, waiting, queued, earliest, message, max_waiting, pace
     ), actions

@@ -14,8 +14,8 @@ import logging
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,7 +54,7 @@ LOOK_AGAIN_S = 1.0  # while a shard is down, the servers are looked for this oft
 # What may wait for a shard: a few messages' worth, and however small these are, some queries.
 MAX_WAITING_MESSAGES = 4
 MIN_WAITING = 4096
-SURELY_REMOTE = 64  # queries of a call that the low orders will hardly answer all alone
+SURELY_EVERYWHERE = 8  # contexts a shard: so many in a call will hardly miss any of the shards
 CLOSED = "this client is closed"
 
 
@@ -412,11 +412,14 @@ class Core:
             raise _other_model(snapshot.model, model)
         manifest = snapshot.topology.manifest
         check_queries(manifest.order, manifest.vocabulary_size, contexts, lengths, counts, words)
-        if len(words) >= SURELY_REMOTE and (refusal := self._overload(manifest.shards)):
-            refused: Future[Answers] = Future()
-            refused.set_exception(refusal)
-            self._runtime.counts.call(result_of(refusal), time.perf_counter() - begun)
-            return refused
+        deadline = self._clock() + (self.config.deadline_s if deadline_s is None else deadline_s)
+        if len(counts) >= SURELY_EVERYWHERE * manifest.shards:
+            each = -(-len(words) // manifest.shards)
+            if refusal := self._overload(dict.fromkeys(range(manifest.shards), each), deadline):
+                refused: Future[Answers] = Future()
+                refused.set_exception(refusal)
+                self._runtime.counts.call(result_of(refusal), time.perf_counter() - begun)
+                return refused
         # A kernel is compiled for each kind of array; callers may bring slices and read-only ones.
         grouped = router.group(
             np.require(contexts, requirements=["C", "W"]),
@@ -425,7 +428,6 @@ class Core:
             np.require(words, requirements=["C", "W"]),
         )
         answers, remote = snapshot.grams.score(grouped.groups)
-        deadline = self._clock() + (self.config.deadline_s if deadline_s is None else deadline_s)
         call = Call(model, answers, grouped.place, deadline)
         if self._tracer is not None:
             call.span = self._tracer.begin("dlm.call", queries=len(words))
@@ -455,24 +457,29 @@ class Core:
         self._dispatch(snapshot, call, grouped.groups, remote, None, 0)
         return call.future
 
-    def _overload(self, shards: int) -> Overloaded | None:
-        """What a call is told at once while every shard has too much waiting.
+    def _overload(self, asked: Mapping[int, int], deadline: float) -> Overloaded | None:
+        """What a call is told at once where a shard that it asks has too much to do already.
 
-        Before any work: whoever refuses many calls must have time left for those it answers.
+        Before any work, or before any of it is sent: whoever refuses many calls must have time left
+        for those it answers, and what one shard answers is of no use where another refuses.
+
+        Args
+            asked  queries of each shard
         """
         runtime = self._runtime
         now = self._clock()
         with runtime.lock:
-            windows = runtime.windows
-            if len(windows) < shards or not all(
-                w.is_full and w.earliest > now and all(until > now for _, until in w.leases)
-                for w in windows.values()
-            ):
-                return None
-        return Overloaded(
-            f"every shard has {self.config.window} messages in flight and as many queries waiting "
-            "as may wait; ask less at once, or later"
-        )
+            for shard, queries in asked.items():
+                window = runtime.windows.get(shard)
+                if (
+                    window is not None
+                    and window.refuses(queries, deadline, now)
+                    # What ran out meanwhile makes room; the next event of the window finds it.
+                    and window.earliest > now
+                    and all(lease.until > now for lease in window.leases)
+                ):
+                    return _too_much(shard, window, deadline - now)
+        return None
 
     def _dispatch(
         self,
@@ -487,8 +494,15 @@ class Core:
         their own places)."""
         limit, now = self._max_queries(snapshot), time.perf_counter()
         manifest = snapshot.topology.manifest
+        pieces = list(router.route(groups, remote, manifest.slots, manifest.shards, limit))
+        asked: Counter[int] = Counter()
+        for piece in pieces:
+            asked[piece.shard] += len(piece.groups.words)
+        if reroutes == 0 and (refusal := self._overload(asked, call.deadline)):
+            call.fail(refusal)
+            return
         let_in = set()
-        for piece in router.route(groups, remote, manifest.slots, manifest.shards, limit):
+        for piece in pieces:
             if at is not None:
                 piece = router.Piece(piece.shard, piece.groups, at[piece.at])
             item = Item(call, piece, snapshot.shard_set, reroutes, now)
@@ -547,11 +561,7 @@ class Core:
                 self._abandon(snapshot.topology.addresses.get(shard))
             elif isinstance(action, batcher.Refuse):
                 action.work.item.call.fail(
-                    Overloaded(
-                        f"shard {shard}: {self.config.window} messages are in flight and "
-                        f"{window.queued} queries of {len(window.waiting)} calls wait behind them; "
-                        "ask less at once, or later"
-                    )
+                    _too_much(shard, window, action.work.deadline - self._clock())
                 )
             else:
                 self._send(shard, [work.item for work in action.works], action.message)
@@ -572,7 +582,7 @@ class Core:
             else:
                 wanted.append(item)
         if not wanted:
-            self._step(shard, batcher.Done(number))
+            self._step(shard, batcher.Done(number, answered=False))
             return
         message = _Message(
             snapshot,
@@ -679,7 +689,7 @@ class Core:
 
     def _end(self, message: _Message, error: DlmError) -> None:
         self._fail(message.items, message.merged, error)
-        self._step(message.shard, batcher.Done(message.number))
+        self._step(message.shard, batcher.Done(message.number, answered=False))
 
     def _look_quietly(self, snapshot: Snapshot) -> None:
         try:
@@ -708,7 +718,7 @@ class Core:
             error.add_note(f"and no fresh table could be had: {exc}")
             self._end(message, error)
             return
-        self._step(message.shard, batcher.Done(message.number))
+        self._step(message.shard, batcher.Done(message.number, answered=False))
         tired = [item for item in message.items if item.reroutes >= MAX_REROUTES]
         if tired:
             self._fail(tired, router.merge([item.piece.groups for item in tired]), error)
@@ -728,6 +738,15 @@ class Core:
             error.add_note(f"and the fallback failed: {exc!r}")
         for item in items:
             item.call.fail(error)
+
+
+def _too_much(shard: int, window: batcher.Window[Item], left_s: float) -> Overloaded:
+    return Overloaded(
+        f"shard {shard}: {window.in_flight} messages are in flight and {len(window.waiting)} wait, "
+        f"with {window.ahead} queries in them, some {window.pace.seconds(window.ahead):.3g} s of "
+        f"work; a call that has {max(left_s, 0.0):.3g} s left would come too late. Ask less at "
+        "once, or later"
+    )
 
 
 def _as_dlm_error(error: Exception, shard: int) -> DlmError:

@@ -17,6 +17,7 @@ from dlm.client.batcher import (
     Action,
     Done,
     Expire,
+    Lease,
     Lost,
     Refuse,
     Send,
@@ -25,6 +26,7 @@ from dlm.client.batcher import (
     Work,
     step,
 )
+from dlm.client.pace import FIRST_ANSWERS
 
 SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios").glob("batcher_*.txt"))
 REWRITE = "DLM_REWRITE_SCENARIOS"
@@ -37,7 +39,7 @@ def work(item: str, queries: int = 1, deadline: float = 100.0) -> Work[str]:
 
 def window(in_flight: int = 0, *waiting: Work[str], limit: int = 2) -> Window[str]:
     """A window of at most 10 queries a message, and at most 10 queries that wait."""
-    leases = tuple((message, inf) for message in range(in_flight))
+    leases = tuple(Lease(message, inf, 0) for message in range(in_flight))
     earliest = min((w.deadline for w in waiting), default=inf)
     queued = sum(w.queries for w in waiting)
     return Window(limit, 10, leases, waiting, queued, earliest, in_flight, max_waiting=10)
@@ -45,7 +47,7 @@ def window(in_flight: int = 0, *waiting: Work[str], limit: int = 2) -> Window[st
 
 def oldest(state: Window[Any]) -> Done:
     """The oldest message in flight comes back."""
-    return Done(state.leases[0][0])
+    return Done(state.leases[0].message)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,74 @@ def test_a_place_whose_message_is_never_heard_of_again_is_free_after_its_lease()
     assert actions[0] == Lost(sent.message)
     assert [w.item for a in actions if isinstance(a, Send) for w in a.works] == ["next", "more"]
     after, actions = step(state, Done(sent.message), 9.0)
-    assert (after, actions) == (state, [])
+    assert (after._replace(pace=state.pace), actions) == (state, [])
+    assert after.pace.answers == 0
+
+
+def answering(queries: int, seconds: float, messages: int, now: float = 0.0) -> Window[str]:
+    """A window of one message in flight whose shard took so long for each of so many messages."""
+    state: Window[str] = Window(1, 1000, max_waiting=100_000)
+    for number in range(messages):
+        state, (sent,) = step(state, Submit(work(str(number), queries, inf)), now)
+        assert isinstance(sent, Send)
+        now += seconds
+        state, _ = step(state, Done(sent.message), now)
+    return state
+
+
+def test_a_call_that_would_wait_past_half_of_its_time_is_refused_at_once() -> None:
+    """100 queries take 0.1 s: behind 300 of them 0.7 s are too little, 0.9 s are enough."""
+    state = answering(100, 0.1, 20)
+    for name in "abc":
+        state, _ = step(state, Submit(work(name, 100, 50.0)), 2.0)
+    assert state.refuses(100, 2.7, 2.0)
+    _, actions = step(state, Submit(work("d", 100, 2.7)), 2.0)
+    assert actions == [Refuse(work("d", 100, 2.7))]
+    assert not state.refuses(100, 2.9, 2.0)
+    _, actions = step(state, Submit(work("d", 100, 2.9)), 2.0)
+    assert actions == []
+
+
+def test_a_further_part_of_a_call_is_never_refused() -> None:
+    """What was let in stays whole."""
+    state, _ = step(answering(100, 1.0, 20), Submit(work("a", 100, 99.0)), 20.0)
+    part = Work("b", 100, 20.1, more=True)
+    after, actions = step(state, Submit(part), 20.0)
+    assert (after.waiting, actions) == ((part,), [])
+
+
+def test_the_first_answers_tell_nothing_of_the_pace() -> None:
+    """Eight seconds a message while connections are made do not count; those after do."""
+    assert answering(1, 8.0, FIRST_ANSWERS).pace.seconds(1000) == 0.0
+    assert answering(1, 0.25, FIRST_ANSWERS + 1).pace.seconds(4) == 1.0
+
+
+@pytest.mark.parametrize("silence_s", [0.5, 5.0, 5000.0])
+def test_a_shard_that_was_silent_is_found_to_be_quick_again(silence_s: float) -> None:
+    """Alone in flight, a call is taken whatever the pace; a dozen answers and others wait again."""
+    state, now = answering(100, 0.001, 50), 10.0
+    state, (sent,) = step(state, Submit(work("lost", 100, inf)), now)
+    assert isinstance(sent, Send)
+    state, _ = step(state, Done(sent.message, answered=False), now + silence_s)
+    now += silence_s
+    for _ in range(12):
+        state, (sent,) = step(state, Submit(work("next", 100, now + 1.0)), now)
+        assert isinstance(sent, Send)
+        now += 0.001
+        state, _ = step(state, Done(sent.message), now)
+    state, _ = step(state, Submit(work("one", 100, now + 1.0)), now)
+    assert not state.refuses(100, now + 1.0, now)
+
+
+def test_refused_and_failed_messages_are_no_pace() -> None:
+    """A server that refuses in a microsecond answers nothing."""
+    state, now = answering(100, 0.1, 20), 2.0
+    quick = state.pace.seconds(100)
+    for _ in range(1000):
+        state, (sent,) = step(state, Submit(work("a", 100, now + 1.0)), now)
+        now += 1e-6
+        state, _ = step(state, Done(sent.message, answered=False), now)
+    assert state.pace.seconds(100) >= quick
 
 
 # Each event: (time that passes, queries and time allowed of new work, or None for an answer).
@@ -163,7 +232,7 @@ def test_whatever_happens_nothing_is_lost_doubled_or_overtaken(script, limit: in
     told: list[int] = []
     for passes, new in script:
         now += passes
-        state = state._replace(leases=tuple((m, inf) for m, _ in state.leases))
+        state = state._replace(leases=tuple(Lease(m, inf, q) for m, _, q in state.leases))
         if new is None and state.in_flight == 0:
             continue
         event: Submit[int] | Done = Done(-1) if new is not None else oldest(state)
