@@ -276,26 +276,24 @@ class ShardService:
         self.metrics.streams += 1
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
-                replies.check()
                 arrived = time.perf_counter()
+                replies.check()
                 try:
                     message = codec.parse(pb.ScoreRequest(), data)
                 except ProtocolError as exc:
                     # It has no number, so no reply can name it; and what follows is as doubtful.
                     self.metrics.refused(Reason.MALFORMED)
+                    await replies.flush()
                     await self._abort(context, Refusal(Reason.MALFORMED, str(exc)))
                 service = self.find(message.shard_set)
                 overload = service._overload()
                 if overload is not None:
-                    # Written before the next is read: who does not read is not read either.
+                    # Bounded as any other: who does not read is not read either.
                     reply = service._refusal_reply(message, overload)
-                    await service._write(replies, reply)
+                    await replies.put(reply, service.metrics.wrote)
                 elif len(message.words) <= 4 * self.config.inline_queries:  # four bytes a word
                     reply = service._exchange(message, lateness, arrived)
-                    try:
-                        await service._write(replies, reply)
-                    finally:
-                        service._leave()
+                    await replies.put(reply, service._written)
                 else:
                     service._enter()  # here, where it was found to fit; not when the task begins
                     task = asyncio.create_task(
@@ -306,6 +304,7 @@ class ShardService:
                     task.add_done_callback(service._left)
             if large:
                 await asyncio.gather(*large, return_exceptions=True)
+            await replies.flush()
         except Unread as exc:
             await self._end_unread(context, exc)
         except asyncio.CancelledError:
@@ -316,6 +315,7 @@ class ShardService:
             self.metrics.streams -= 1
             for task in list(large):
                 task.cancel()
+            replies.close()
 
     async def _end_unread(self, context: Any, unread: Unread) -> None:
         logger.warning("server.stream.unread", extra={"shard": self.shard.index})
@@ -324,10 +324,9 @@ class ShardService:
             async with asyncio.timeout(END_S):
                 await self._abort(context, Refusal(Reason.LATE, str(unread)))
 
-    async def _write(self, replies: Replies, reply: bytes) -> None:
-        begun = time.perf_counter()
-        await replies.write(reply)
-        self.metrics.wrote(time.perf_counter() - begun)
+    def _written(self, write_s: float) -> None:
+        self.metrics.wrote(write_s)
+        self._leave()
 
     def _exchange(self, message: pb.ScoreRequest, lateness: Lateness, arrived: float) -> bytes:
         """The reply to a small message, a refusal included; `_leave` once it is written."""
@@ -357,7 +356,7 @@ class ShardService:
         else:
             self._count(answered, arrived, decoded, waited_s)
             reply = answered.data
-        await self._write(replies, reply)
+        self.metrics.wrote(await replies.write(reply))
 
     def _admit(
         self, message: pb.ScoreRequest, lateness: Lateness

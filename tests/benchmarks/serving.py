@@ -1,27 +1,31 @@
 """Servers and client at full load, beside a bare gRPC echo of the same payloads in the same run.
 
-    python tests/benchmarks/serving.py SHARD_SET [--seconds S --rounds R --decoders N ...]
+    python tests/benchmarks/serving.py SHARD_SET [--seconds S --rounds R --rows TEXT]
 
 Starts a real server for each shard of the set in the folder SHARD_SET, and as many echo servers
 (grpc.aio on uvloop, unary, no work at all); then, in turns, processes of decoders that ask batches
 of 50 contexts x 20 words from real text (`workload`), and echo clients with as many calls in
 flight, whose payloads are as large as the messages were on average. Messages and queries are those
-that the servers counted. Prints a Markdown table; cells are medians over the rounds.
+that the servers counted. Prints a Markdown table; cells are medians over the rounds. A second table
+has the mean time of each stage of a message, by the metrics of clients and servers.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,6 +33,7 @@ from typing import Any
 import grpc
 import numpy as np
 import uvloop
+from prometheus_client.parser import text_string_to_metric_families
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -45,7 +50,11 @@ from dlm.wire._pb import shard_pb2 as pb
 BATCHES = 400
 WORK = "DLM_BENCH_BATCHES"  # set for the processes started here: a file of what they ask
 CONTEXTS = 50
+CLIENT_STAGES, SERVER_STAGES = "dlm_client_stage_seconds", "dlm_server_stage_seconds"
+CLIENT_ORDER = ("plan", "queue", "encode", "wire", "decode")
+SERVER_ORDER = ("queue", "decode", "search", "encode", "write")
 Batch = tuple[States, np.ndarray]
+Stages = dict[str, list[float]]
 
 
 def asked(vocabulary: Any, order: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -80,15 +89,37 @@ def cpu_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def report(times: list[float], began: float, processor: float, **more: float) -> None:
+def report(
+    times: list[float], began: float, processor: float, stages: Stages | None = None
+) -> None:
     """What one client process found, as a line for its parent."""
     print(json.dumps({
         "calls": len(times) / (time.monotonic() - began),
         "p50": float(np.percentile(times, 50)) * 1e3,
         "p99": float(np.percentile(times, 99)) * 1e3,
         "cpu": time.process_time() - processor,
-        **more,
+        "stages": stages or {},
     }), flush=True)  # fmt: skip
+
+
+def stages_of(families: Iterable[Any], name: str) -> Stages:
+    """Seconds and messages of each stage, from the metric of that name."""
+    found: Stages = {}
+    for family in families:
+        if family.name == name:
+            for sample in family.samples:
+                if sample.name.endswith(("_sum", "_count")):
+                    both = found.setdefault(sample.labels["stage"], [0.0, 0.0])
+                    both[sample.name.endswith("_count")] += sample.value
+    return found
+
+
+def add(total: Stages, more: Stages, sign: int = 1) -> None:
+    """total += sign * more"""
+    for stage, (seconds, messages) in more.items():
+        both = total.setdefault(stage, [0.0, 0.0])
+        both[0] += sign * seconds
+        both[1] += sign * messages
 
 
 def wait_for_the_start() -> None:
@@ -119,7 +150,7 @@ def decoders_in_threads(cluster: str, count: int, seconds: float) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    report(times, began, processor)
+    report(times, began, processor, stages_of(client.metrics.collect(), CLIENT_STAGES))
 
 
 async def decoders_in_tasks(cluster: str, count: int, seconds: float) -> None:
@@ -140,7 +171,7 @@ async def decoders_in_tasks(cluster: str, count: int, seconds: float) -> None:
             at += 1
 
     await asyncio.gather(*[decode(n) for n in range(count)])
-    report(times, began, processor)
+    report(times, began, processor, stages_of(client.metrics.collect(), CLIENT_STAGES))
 
 
 async def echo_server(size: int) -> None:
@@ -213,6 +244,9 @@ class Turn:
         self.client_cpu = sum(s["cpu"] for s in said)
         self.p50 = median(s["p50"] for s in said)
         self.p99 = max(s["p99"] for s in said)
+        self.stages: Stages = {}
+        for one in said:
+            add(self.stages, one["stages"])
 
 
 def counted(addresses: list[str]) -> tuple[int, int]:
@@ -223,6 +257,26 @@ def counted(addresses: list[str]) -> tuple[int, int]:
         beats.append(connection.heartbeat(pb.HeartbeatRequest(sequence=1), 10.0))
         connection.close()
     return sum(b.messages for b in beats), sum(b.queries for b in beats)
+
+
+def server_stages(ports: list[int]) -> Stages:
+    """Of all servers, since their start."""
+    found: Stages = {}
+    for port in ports:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
+            text = reply.read().decode()
+        add(found, stages_of(text_string_to_metric_families(text), SERVER_STAGES))
+    return found
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row that nobody listens on."""
+    for first in range(29400, 60000, count):
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+    raise OSError("no ports are free")
 
 
 LAYOUTS = {
@@ -240,7 +294,13 @@ def measure(directory: Path, seconds: float, rounds: int, only: str) -> None:
     manifest = read_manifest(directory)
     size = {"request": 1500, "reply": 2000}
     rows: dict[str, list[dict[str, float]]] = {}
-    with running_servers([directory]) as servers, tempfile.TemporaryDirectory() as scratch:
+    stages: dict[str, tuple[Stages, Stages]] = {}
+    first = free_ports(manifest.shards)
+    ports = [first + shard for shard in range(manifest.shards)]
+    with (
+        running_servers([directory], first_metrics_port=first) as servers,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
         os.environ[WORK] = str(Path(scratch) / "batches")
         with Path(os.environ[WORK]).open("wb") as file:
             pickle.dump(from_text(settings.TEXT, Mix(batches=BATCHES, sentences=100)), file)
@@ -254,9 +314,13 @@ def measure(directory: Path, seconds: float, rounds: int, only: str) -> None:
                 if only not in name:
                     continue
                 before = counted(addresses)
+                client_side, server_side = stages.setdefault(name, ({}, {}))
+                add(server_side, server_stages(ports), -1)
                 command = [kind, str(cluster), str(decoders), str(seconds)]
                 turn = Turn([command] * processes, pids)
                 messages, queries = (a - b for a, b in zip(counted(addresses), before, strict=True))
+                add(server_side, server_stages(ports))
+                add(client_side, turn.stages)
                 # 30 batches of each process were to warm up.
                 share = turn.calls * turn.seconds / (turn.calls * turn.seconds + 30 * processes)
                 messages, queries = messages * share, queries * share
@@ -287,6 +351,12 @@ def measure(directory: Path, seconds: float, rounds: int, only: str) -> None:
             + " | ".join(f"{c:,.0f}" if c >= 20 else f"{c:.2f}" for c in cells)
             + " |"
         )
+    print("\n| mean us | " + " | ".join(f"client {s}" for s in CLIENT_ORDER) + " | ", end="")
+    print(" | ".join(f"server {s}" for s in SERVER_ORDER) + " |")
+    print("|---|" + "---:|" * (len(CLIENT_ORDER) + len(SERVER_ORDER)))
+    for name, (client_side, server_side) in stages.items():
+        means = [client_side[s] for s in CLIENT_ORDER] + [server_side[s] for s in SERVER_ORDER]
+        print(f"| {name} | " + " | ".join(f"{1e6 * s / max(n, 1):,.0f}" for s, n in means) + " |")
 
 
 def echo_turn(
