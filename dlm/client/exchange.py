@@ -84,9 +84,16 @@ class Exchange:
         self._looks = inf  # when deadlines are looked at next; on the loop only
         self._task: asyncio.Task[None] | None = None
         self._answers = False  # whether anything ever came
+        self._silent = 0  # messages that ran out since anything came
         self.failure: tuple[float, str] | None = None  # when nobody was found there, and what it is
         if not loop.post(self._begin):
             self.ended = True
+
+    @property
+    def load(self) -> int:
+        """Messages in flight, and those that ran out since anything came: a server may be stuck
+        while its connection lives, and must not look idle for that."""
+        return len(self.pending) + self._silent
 
     def send(self, request: bytes, timeout_s: float, reply: Reply) -> bool:
         """Sends an encoded ScoreRequest; False where the stream has ended, and nothing is sent."""
@@ -158,12 +165,14 @@ class Exchange:
         with self._lock:
             late = [n for n, sent in self.pending.items() if sent.deadline <= now]
             replies = [self.pending.pop(n).reply for n in late]
+            self._silent += len(late)
             # What nobody waits for must not pile up behind a server that does not read.
             while self._outgoing and self._outgoing[0][0] not in self.pending:
                 self._outgoing.popleft()
             self._looks = min((sent.deadline for sent in self.pending.values()), default=inf)
         if self._looks < inf:
             self._loop.call_at(self._looks, self._expire, self._looks)
+        self._close_if_done()
         for reply in replies:
             tell(
                 reply, None, DeadlineExceeded(f"{self.address} gave no answer before the deadline")
@@ -199,17 +208,17 @@ class Exchange:
             self.end(error)
 
     async def _write(self, call: Any) -> None:
-        """Sends what there is, until the stream ends; its failures show where it is read."""
+        """Sends what there is, until it is cancelled with the stream, and not before: a stream that
+        takes nothing new still answers what it took. Its failures show where it is read."""
         self._writable = asyncio.Event()
         try:
-            while not self.ended:
+            while True:
                 while self._outgoing:
                     sequence, data = self._outgoing.popleft()
                     if sequence in self.pending:
                         await call.write(data)
                 self._writable.clear()
-                if not self._outgoing and not self.ended:
-                    await self._writable.wait()
+                await self._writable.wait()
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass
         finally:
@@ -218,6 +227,7 @@ class Exchange:
     def _receive(self, data: bytes) -> None:
         """Hands a reply to whoever waits for it; one that came too late goes nowhere."""
         self._answers = True
+        self._silent = 0
         message = codec.parse(pb.ScoreReply(), data)
         with self._lock:
             sent = self.pending.pop(message.sequence, None)
@@ -233,12 +243,12 @@ class Exchange:
             return
         error = error_from_refusal(message.reason, message.message, where=self.address)
         error.retry_after_ms = message.retry_after_ms  # type: ignore[attr-defined]
-        tell(sent.reply, None, error)
         if message.reason == Reason.LATE and time.monotonic() < sent.deadline - LATE_TOO_SOON_S:
             # The server's idea of our clock is wrong (a machine was paused): a new stream, a new
             # idea. What is in flight on this one is still answered.
             with self._lock:
-                self.ended = True
+                self.ended = True  # before the caller is told, who may send the next at once
+        tell(sent.reply, None, error)
 
     def _close_if_done(self) -> None:
         if self.ended and not self.pending:

@@ -30,8 +30,10 @@ from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 
 MAX_REPLY_BYTES = 64 << 20
-# Where nobody was found, nobody is looked for again this soon: each look costs a connection.
+# Where nobody was found, nobody is looked for again this soon: each look costs a connection; and
+# where another connection lives, a message too.
 PAUSE_S = 0.1
+PAUSE_BESIDE_S = 2.0
 
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
@@ -155,26 +157,34 @@ class GrpcConnection:
             reply(data, None)
 
     def _stream(self) -> Exchange | None:
-        """The stream with the fewest messages in flight; a new one where none is idle; None on a
-        loop that ends."""
+        """The stream with the least load, or a new one; None on a loop that ends."""
         with self._lock:
             if self._closed:
                 raise self._closed_error()
-            best, fewest = 0, -1
+            now = time.monotonic()
+            lives = any(stream is not None and not stream.ended for stream in self._streams)
+            pause = PAUSE_BESIDE_S if lives else PAUSE_S
+            best, fewest = -1, 0
+            failed = ""
             for i, stream in enumerate(self._streams):
-                waiting = 0 if stream is None or stream.ended else len(stream.pending)
-                if fewest < 0 or waiting < fewest:
-                    best, fewest = i, waiting
-            if fewest and len(self._streams) < self._most:
+                load = 0
+                if stream is not None and not stream.ended:
+                    load = stream.load
+                elif stream is not None and stream.failure is not None:
+                    when, what = stream.failure
+                    if now < when + pause:
+                        failed = what
+                        continue
+                if best < 0 or load < fewest:
+                    best, fewest = i, load
+            if best < 0:
+                raise ShardDown(failed)
+            if fewest and not failed and len(self._streams) < self._most:
                 self._streams.append(None)
                 best = len(self._streams) - 1
             found = self._streams[best]
             if found is not None and not found.ended:
                 return found
-            if found is not None and found.failure is not None:
-                when, what = found.failure
-                if time.monotonic() < when + PAUSE_S:
-                    raise ShardDown(what)
         # Whoever is inside the gate may want the lock, so the gate comes first.
         with inside(), self._lock:
             found = self._streams[best]

@@ -387,3 +387,117 @@ def test_closing_fails_what_is_in_flight_and_what_comes_after(server, connect) -
     assert isinstance(waiting.failure(), ShardDown)
     with pytest.raises(ShardDown, match="closed"):
         Asked(connection, 2)
+
+
+def test_what_a_caller_sends_when_told_late_too_soon_is_answered_and_so_is_what_was_in_flight(
+    server, connect
+) -> None:
+    """The next message takes a new stream at once, and the old one lives until it has answered."""
+    held: list[tuple[Any, pb.ScoreRequest]] = []
+
+    async def late(context: Any, message: pb.ScoreRequest) -> None:
+        if message.shard == 1:
+            held.append((context, message))
+        elif message.shard == 2:
+            await context.write(codec.encode_refusal(message.sequence, "LATE", "so", 0))
+        else:
+            await server.answer(context, message)
+            await server.answer(*held.pop())
+
+    server.script = late
+    connection = connect()
+    first = Asked(connection, 1)
+    told: SimpleQueue[tuple[DlmError | None, Asked]] = SimpleQueue()
+    connection.score(
+        pb.ScoreRequest(shard=2).SerializeToString(),
+        WAIT_S,
+        lambda data, error: told.put((error, Asked(connection, 3))),
+    )
+    error, third = told.get(timeout=WAIT_S)
+    assert isinstance(error, DeadlineExceeded)
+    assert third.shard() == 3
+    assert first.shard() == 1
+    assert server.streams == 2
+
+
+def test_a_stream_that_takes_nothing_new_ends_when_what_it_took_has_run_out(
+    server, connect
+) -> None:
+    """The server never answers that; no connection stays behind."""
+
+    async def late(context: Any, message: pb.ScoreRequest) -> None:
+        if message.shard == 2:
+            await context.write(codec.encode_refusal(message.sequence, "LATE", "so", 0))
+
+    server.script = late
+    connection = connect()
+    lost = Asked(connection, 1, timeout_s=0.3)
+    (stream,) = connection._streams
+    assert isinstance(Asked(connection, 2).failure(), DeadlineExceeded)
+    assert isinstance(lost.failure(), DeadlineExceeded)
+    until(lambda: stream is not None and stream._task is not None and stream._task.done())
+
+
+def test_a_stream_that_stays_silent_is_not_asked_while_another_answers(server, connect) -> None:
+    """Its server may be stuck while the connection lives; one message is lost, not every one."""
+    mute: list[Any] = []
+
+    async def answer(context: Any, message: pb.ScoreRequest) -> None:
+        if not mute:
+            mute.append(context)
+        if context is not mute[0]:
+            await server.answer(context, message)
+
+    server.script = answer
+    connection = connect(streams=2)
+    assert isinstance(Asked(connection, 1, timeout_s=0.1).failure(), DeadlineExceeded)
+    for shard in range(5):
+        assert Asked(connection, shard, timeout_s=WAIT_S / 2).shard() == shard
+    assert server.streams == 2
+
+
+@contextlib.contextmanager
+def only_one_connection(address: str) -> Iterator[str]:
+    """An address that leads to `address`, where nobody listens once it was connected to."""
+    host, port = address.split(":")
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server((host, 0)))
+        place = listening.getsockname()
+
+        def pump(source: socket.socket, sink: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(1 << 16):
+                    sink.sendall(data)
+
+        def accept() -> None:
+            inner = stack.enter_context(listening.accept()[0])
+            listening.close()
+            outer = stack.enter_context(socket.create_connection((host, int(port))))
+            for ends in ((inner, outer), (outer, inner)):
+                threading.Thread(target=pump, args=ends, daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"{place[0]}:{place[1]}"
+
+
+def test_a_second_connection_that_cannot_be_made_costs_one_message_not_the_others(server) -> None:
+    """The first is busy and lives: it takes what comes meanwhile."""
+    held: list[tuple[Any, pb.ScoreRequest]] = []
+
+    async def hold(context: Any, message: pb.ScoreRequest) -> None:
+        if message.shard == 1:
+            held.append((context, message))
+        else:
+            await server.answer(context, message)
+
+    server.script = hold
+    with only_one_connection(server.address) as address:
+        connection = GrpcConnection(address, 2)
+        assert Asked(connection, 5).shard() == 5
+        busy = Asked(connection, 1)
+        assert isinstance(Asked(connection, 6).failure(), ShardDown)
+        for shard in range(7, 27):
+            assert Asked(connection, shard).shard() == shard
+        server.script = server.answer
+        assert busy.times == 0
+        connection.close()
