@@ -7,7 +7,9 @@ import socket
 from collections.abc import Sequence
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEADERS, RESET, SETTINGS = 1, 3, 4
+DATA, HEADERS, RESET, SETTINGS = 0, 1, 3, 4
+WINDOW_UPDATE = 8
+INITIAL_WINDOW_SIZE = 4
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
 
 
@@ -25,14 +27,26 @@ def _literal(text: str) -> bytes:
 
 
 class Peer:
-    """A connection that opens calls without ever sending a message."""
+    """A connection that opens calls and does no more than it is told.
 
-    def __init__(self, address: str, *, source: str = "127.0.0.1", timeout_s: float = 60.0) -> None:
+    Args
+        window  bytes of a reply that it takes, each call
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        source: str = "127.0.0.1",
+        timeout_s: float = 60.0,
+        window: int = 65_535,
+    ) -> None:
         host, port = address.rsplit(":", 1)
         self._address = address
         self.socket = socket.create_connection((host, int(port)), timeout_s, (source, 0))
         # The acknowledgement of settings may come before what it acknowledges.
-        self.socket.sendall(PREFACE + frame(SETTINGS) + frame(SETTINGS, ACK))
+        settings = INITIAL_WINDOW_SIZE.to_bytes(2, "big") + window.to_bytes(4, "big")
+        self.socket.sendall(PREFACE + frame(SETTINGS, payload=settings) + frame(SETTINGS, ACK))
         self._next = 1
         self._read = b""
         self.ended: set[int] = set()
@@ -54,6 +68,23 @@ class Peer:
             frames += frame(HEADERS, END_HEADERS, self._next, block)
             self._next += 2
         self.socket.sendall(frames)
+
+    def ask(
+        self,
+        method: str,
+        message: bytes,
+        metadata: Sequence[tuple[str, str]] = (),
+        *,
+        end: bool = True,
+    ) -> None:
+        """A call with one message, of less than a frame; it is the last where `end` says so."""
+        self.open_calls(method, 1, metadata)
+        payload = b"\0" + len(message).to_bytes(4, "big") + message
+        self.socket.sendall(frame(DATA, END_STREAM * end, self._next - 2, payload))
+
+    def let_come(self, size: int) -> None:
+        """Takes so many bytes more of the last call's reply."""
+        self.socket.sendall(frame(WINDOW_UPDATE, 0, self._next - 2, size.to_bytes(4, "big")))
 
     def read(self) -> None:
         """Waits for bytes of the server, and notes the calls that it has ended."""

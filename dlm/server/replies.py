@@ -12,13 +12,15 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 logger = logging.getLogger(__name__)
 
-# Seconds that a reply may wait for its client to read. What waits counts as in flight, and gRPC
-# lets a stream that is not read stand for as long as its connection lives: without an end, two
-# clients that read nothing would close the server to all. 10: far above any deadline.
+# Seconds that a reply may wait for its client to read, from when it is ready, its turn behind other
+# replies included. What waits counts as in flight, and gRPC lets a stream that is not read stand
+# for as long as its connection lives: without an end, two clients that read nothing, or one reply
+# now and then, would close the server to all. 10: far above any deadline.
 WRITE_S = 10.0
 # Replies of one stream that may wait. Whoever does not read them is not read either. 8: twice what
 # a client has in flight on all its streams by default.
@@ -28,7 +30,7 @@ Written = Callable[[float], None]  # gets the seconds that it took
 
 
 class Unread(Exception):
-    """A client reads nothing: its stream is to end. Never leaves the handler of the stream."""
+    """A client reads nothing: its stream is to end, which `security.Guard` does."""
 
     def __init__(self, waited_s: float) -> None:
         super().__init__(f"a reply waited {waited_s:g} s for its client to read; read what comes")
@@ -37,20 +39,51 @@ class Unread(Exception):
 class Replies:
     """What is written to one stream, in the order in which it was put.
 
+    Used as a context manager around all that a handler does: where a reply is not read in time the
+    handler is cancelled, and `Unread` is what leaves the context.
+
+    Args
+        context  of the call, from gRPC
+        client   whose it is, for the log
     Guarantees
         whatever happens, the function given with a reply is called once: when it is gRPC's, or
-        when it never will be; after one that was not read in time nothing more is written
+        when it never will be; after one that was not read in time nothing more is written; after
+        the context gRPC takes a status, for which nothing may be under way
+    Cost
+        no task and no timer a reply: one of each a stream
     """
 
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self._waiting: deque[tuple[bytes, float, Written]] = deque()
+    def __init__(self, context: Any, client: str = "") -> None:
+        self._context, self._client = context, client
+        self._waiting: deque[tuple[bytes, float, Written]] = deque()  # the first is being written
         self._changed = asyncio.Event()  # something waits
         self._room = asyncio.Event()  # less waits than may
         self._room.set()
         self._writer: asyncio.Task[None] | None = None
+        self._writing = False  # gRPC has begun to
+        self._timer: asyncio.TimerHandle | None = None  # only since something waited
         self._unread = False
-        self._gone = False  # the client: what is put goes nowhere
+        self._ended = False  # what is put goes nowhere
+        self._handler: asyncio.Task[Any] | None = None
+        self._cancellations = 0  # of the handler, by others before
+
+    async def __aenter__(self) -> Self:
+        self._handler = asyncio.current_task()
+        assert self._handler is not None
+        self._cancellations = self._handler.cancelling()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+        if self._unread and self._handler is not None:
+            others = self._handler.uncancel() > self._cancellations
+            if kind is asyncio.CancelledError and not others:
+                raise Unread(WRITE_S) from None
 
     def check(self) -> None:
         """Raises `Unread` where a reply was not read."""
@@ -60,12 +93,15 @@ class Replies:
     async def put(self, reply: bytes, written: Written) -> None:
         """Returns once few enough wait; raises `Unread` where the client takes none."""
         self._waiting.append((reply, time.perf_counter(), written))
-        if self._unread or self._gone:
+        if self._ended:
             self._drop()
-        elif self._writer is None:
-            self._writer = asyncio.create_task(self._write())
         else:
-            self._changed.set()
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(WRITE_S, self._look)
+            if self._writer is None:
+                self._writer = asyncio.create_task(self._write())
+            else:
+                self._changed.set()
         if len(self._waiting) >= MAX_WAITING:
             self._room.clear()
             await self._room.wait()
@@ -91,11 +127,24 @@ class Replies:
             await self._room.wait()
         self.check()
 
-    def close(self) -> None:
-        """Writes nothing more."""
-        self._gone = True
+    async def close(self) -> None:
+        """Writes nothing more; returns once gRPC is done with what it had begun to write.
+
+        That cannot be taken back, and gRPC takes no status meanwhile: it is when the client reads
+        it, or goes away.
+        """
+        self._end()
         if self._writer is not None:
-            self._writer.cancel()
+            if self._writing:
+                await asyncio.wait([self._writer])
+            else:
+                self._writer.cancel()
+
+    def _end(self) -> None:
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._drop()
 
     def _drop(self) -> None:
@@ -104,23 +153,39 @@ class Replies:
             written(time.perf_counter() - began)
         self._room.set()
 
+    def _look(self) -> None:
+        """Ends the stream whose oldest reply has waited too long; else looks again when it will
+        have, or not before something waits again."""
+        self._timer = None
+        if not self._waiting:
+            return
+        left_s = self._waiting[0][1] + WRITE_S - time.perf_counter()
+        if left_s > 0.0:
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._look)
+            return
+        self._unread = True
+        logger.warning("server.stream.unread", extra={"client": self._client})
+        self._end()
+        if self._handler is not None:  # which may wait for the next message
+            self._handler.cancel()
+
     async def _write(self) -> None:
         try:
-            while True:
+            while not self._ended:
                 while self._waiting:
                     reply, began, written = self._waiting[0]
-                    async with asyncio.timeout(WRITE_S):
-                        await self._context.write(reply)
+                    self._writing = True
+                    await self._context.write(reply)
+                    self._writing = False
+                    if self._ended:
+                        return  # and it is told already
                     self._waiting.popleft()
                     written(time.perf_counter() - began)
                     if len(self._waiting) < MAX_WAITING:
                         self._room.set()
                 self._changed.clear()
                 await self._changed.wait()
-        except TimeoutError:
-            self._unread = True
         except Exception as exc:  # noqa: BLE001 - the client went away; reading says so next
-            self._gone = True
+            self._writing = False
             logger.info("server.reply.undelivered", extra={"error": type(exc).__name__})
-        finally:
-            self._drop()
+            self._end()

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,9 +23,10 @@ import grpc
 from dlm.server.config import ServerConfig
 from dlm.server.health import HEALTH_SERVICE, SHARD_SERVICE
 from dlm.server.metrics import ServerMetrics
+from dlm.server.replies import Replies, Unread
 from dlm.server.tls import Certificates
 from dlm.server.tokens import Tokens, read_tokens
-from dlm.server.watch import Watch, follow
+from dlm.server.watch import Watch, follow, look
 from dlm.wire.status import CODE_OF, PUSHBACK_KEY, REASON_KEY, Reason
 
 logger = logging.getLogger(__name__)
@@ -64,7 +66,8 @@ class Client:
     """What one client has open now.
 
     name       of its token; else the subject of its certificate; else its address without the port
-    calls      calls and streams of every kind
+    calls      calls and streams of every kind, until it has read how they ended: what it does not
+               read is kept for it
     in_flight  Score messages being worked on; `service` counts them
     downloads  Download streams
     """
@@ -83,9 +86,15 @@ def caller() -> Client | None:
     return _caller.get()
 
 
+def replies_to(context: Any) -> Replies:
+    """What is written to the stream of the call that runs here."""
+    client = caller()
+    return Replies(context, client.name if client is not None else "")
+
+
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call under way."""
+    """A call that is being worked on."""
 
     client: Client
     digest: bytes | None
@@ -96,38 +105,71 @@ class _Call:
 Handler = Callable[[Any, Any], Any]
 
 
+class Kept:
+    """The files that say who may call, as they were when they were last good.
+
+    Read before workers are forked and followed from then on, so that one that comes later begins
+    with what the others have: neither with a file that is no good by now, nor with a token that
+    was taken away.
+
+    Raises
+        ConfigError  a file that config names is no good
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.tokens: Tokens | None = None
+        self.certificates: Certificates | None = None
+        self._path = Path(config.tokens)
+        # Each before its files are read: what changes meanwhile is read again.
+        self.watches: dict[str, Watch] = {}
+        if config.tokens:
+            self.watches["tokens"] = Watch([self._path])
+            self.tokens = read_tokens(self._path)
+        if config.tls_cert:
+            ca = Path(config.tls_client_ca) if config.tls_client_ca else None
+            files = [p for p in (Path(config.tls_cert), Path(config.tls_key), ca) if p is not None]
+            self.watches["certificates"] = Watch(files)
+            self.certificates = Certificates(Path(config.tls_cert), Path(config.tls_key), ca)
+
+    def reload(self, what: str) -> None:
+        """Reads the files of a watch again.
+
+        Raises  ConfigError; then nothing changes
+        """
+        if what == "tokens":
+            self.tokens = read_tokens(self._path)
+        elif self.certificates is not None:
+            self.certificates.reload()
+
+    def look(self) -> None:
+        """Takes up changes, for a process that serves nobody; to be called again and again."""
+        for what, watch in self.watches.items():
+            look(watch, partial(self.reload, what), what=what)
+
+
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Lets calls in, or not; on the event loop.
 
     Args
         config   tls_*, tokens, open_health and the limits of a client
         metrics  what is counted, names of tokens among it
+        kept     what the process had read before it was forked
     Raises
         ConfigError  a file that config names is no good
     """
 
-    def __init__(self, config: ServerConfig, metrics: ServerMetrics) -> None:
+    def __init__(
+        self, config: ServerConfig, metrics: ServerMetrics, kept: Kept | None = None
+    ) -> None:
         self._config = config
         self._metrics = metrics
-        self._tokens: Tokens | None = None
-        self._watches: list[tuple[Watch, Callable[[], None], str]] = []
+        self._kept = kept or Kept(config)
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[_Call] = set()
+        self._open = 0  # those too that are answered and not read yet
         self._clients: dict[str, Client] = {}
         self._refusals = 0
         self._logged = -LOG_S
-        if config.tokens:
-            path = Path(config.tokens)
-            # Before it is read: what changes meanwhile is read again.
-            self._watches.append((Watch([path]), self.reload_tokens, "tokens"))
-            self._tokens = read_tokens(path)
-        self.certificates: Certificates | None = None
-        if config.tls_cert:
-            ca = Path(config.tls_client_ca) if config.tls_client_ca else None
-            files = [p for p in (Path(config.tls_cert), Path(config.tls_key), ca) if p is not None]
-            watch = Watch(files)
-            self.certificates = Certificates(Path(config.tls_cert), Path(config.tls_key), ca)
-            self._watches.append((watch, self.certificates.reload, "certificates"))
 
     # ------------------------------------------------------------------- life
 
@@ -136,15 +178,16 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         Raises  RuntimeError, from gRPC
         """
-        if self.certificates is None:
+        certificates = self._kept.certificates
+        if certificates is None:
             return int(server.add_insecure_port(address))
-        return int(server.add_secure_port(address, self.certificates.credentials()))
+        return int(server.add_secure_port(address, certificates.credentials()))
 
     def start(self) -> None:
         """Follows changes of the files from now on."""
         self._tasks = [
-            asyncio.create_task(follow(watch, reload, what=what))
-            for watch, reload, what in self._watches
+            asyncio.create_task(follow(watch, partial(self._reload, what), what=what))
+            for what, watch in self._kept.watches.items()
         ]
 
     def close(self) -> None:
@@ -152,13 +195,15 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         for task in self._tasks:
             task.cancel()
 
-    def reload_tokens(self) -> None:
-        """Reads the tokens again, and ends what was opened by one that is gone.
+    def _reload(self, what: str) -> None:
+        """Reads files again, and ends what was opened by a token that is gone.
 
         Raises  ConfigError; then nothing changes
         """
-        tokens = read_tokens(Path(self._config.tokens))
-        self._tokens = tokens
+        self._kept.reload(what)
+        tokens = self._kept.tokens
+        if what != "tokens" or tokens is None:
+            return
         good = set(tokens.digests)
         ended = 0
         for call in self._calls:
@@ -177,7 +222,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> Any:
         """See grpc.aio.ServerInterceptor: the handler of a call, or one that refuses it."""
-        tokens, name, digest = self._tokens, None, None
+        tokens, name, digest = self._kept.tokens, None, None
         if tokens is not None:
             number = tokens.find(details.invocation_metadata)
             if number is not None:
@@ -219,9 +264,9 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             if inspect.isawaitable(replies):
                 await replies
                 return
-            async with aclosing(replies):
+            async with replies_to(context) as written, aclosing(replies):
                 async for reply in replies:
-                    await context.write(reply)
+                    await written.write(reply)
 
         return work
 
@@ -245,8 +290,10 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             await self._limit(context, client, *refusal, RETRY_CALLS_MS)
         call = _Call(client, digest, task)
         self._calls.add(call)
+        self._open += 1
         client.calls += 1
         client.downloads += method == DOWNLOAD
+        context.add_done_callback(partial(self._ended, client, method))
         if name is not None:
             self._metrics.clients[name] += 1
         # Each call runs in a task of its own, whose context ends with it.
@@ -257,12 +304,19 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             if not call.revoked or context.done():
                 raise
             task.uncancel()
+        except Unread as exc:
+            # gRPC is done with what it had begun to write: the client reads, and is told.
+            await _abort(context, Reason.LATE, str(exc))
         finally:
             self._calls.discard(call)
-            client.calls -= 1
-            client.downloads -= method == DOWNLOAD
-            self._forget(client)
         return await self._refuse(requests, context)
+
+    def _ended(self, client: Client, method: str, _: Any) -> None:
+        """A call is over: its client has all of it, or is gone."""
+        self._open -= 1
+        client.calls -= 1
+        client.downloads -= method == DOWNLOAD
+        self._forget(client)
 
     def _client(self, name: str) -> Client:
         found = self._clients.get(name)
@@ -288,9 +342,9 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 f"{client.downloads} downloads of this client are running, as many as one client "
                 "may have; ask again later, from the same offset"
             )
-        if len(self._calls) >= config.max_calls:
+        if self._open >= config.max_calls:
             return Reason.OVERLOADED, (
-                f"{len(self._calls)} calls and streams are open, as many as this server takes; "
+                f"{self._open} calls and streams are open, as many as this server takes; "
                 "ask a replica, or again later"
             )
         return None

@@ -8,7 +8,6 @@ for a small message and in a thread for a large one; `_read_chunk` always runs i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -33,8 +32,8 @@ from dlm.server.health import State
 from dlm.server.lateness import Lateness
 from dlm.server.metrics import ServerMetrics
 from dlm.server.process import Process
-from dlm.server.replies import Replies, Unread
-from dlm.server.security import caller
+from dlm.server.replies import Replies
+from dlm.server.security import caller, replies_to
 from dlm.tracing import Tracer
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
@@ -48,8 +47,6 @@ KIND_OF_FILE: dict[int, str] = {
 }
 # Advice to whoever is refused for load: by then the queue that was full has moved on.
 RETRY_AFTER_MS = 50
-# Seconds that a status may take to be gRPC's.
-END_S = 1.0
 LOAD_REASONS = frozenset({Reason.OVERLOADED, Reason.CLIENT_LIMIT})
 Clock = Callable[[], float]
 R = TypeVar("R")
@@ -270,9 +267,12 @@ class ShardService:
         turn on the event loop, and a client that sends faster than it is served waits in its own
         stream, behind nobody else. Large ones are answered in threads, out of order.
         """
+        async with replies_to(context) as replies:
+            await self._exchange_all(context, replies)
+
+    async def _exchange_all(self, context: Any, replies: Replies) -> None:
         lateness = Lateness()
-        replies = Replies(context)
-        large: dict[asyncio.Task[None], ShardService] = {}
+        large: set[asyncio.Task[None]] = set()
         self.metrics.streams += 1
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
@@ -299,30 +299,16 @@ class ShardService:
                     task = asyncio.create_task(
                         service._exchange_large(message, lateness, arrived, replies)
                     )
-                    large[task] = service
-                    task.add_done_callback(large.pop)
+                    large.add(task)
+                    task.add_done_callback(large.discard)
                     task.add_done_callback(service._left)
             if large:
                 await asyncio.gather(*large, return_exceptions=True)
             await replies.flush()
-        except Unread as exc:
-            await self._end_unread(context, exc)
-        except asyncio.CancelledError:
-            for service in large.values():
-                service.metrics.abandoned += 1
-            raise
         finally:
             self.metrics.streams -= 1
             for task in list(large):
                 task.cancel()
-            replies.close()
-
-    async def _end_unread(self, context: Any, unread: Unread) -> None:
-        logger.warning("server.stream.unread", extra={"shard": self.shard.index})
-        with contextlib.suppress(TimeoutError):
-            # The status goes out when the client reads, which nobody here waits for.
-            async with asyncio.timeout(END_S):
-                await self._abort(context, Refusal(Reason.LATE, str(unread)))
 
     def _written(self, write_s: float) -> None:
         self.metrics.wrote(write_s)
@@ -351,6 +337,9 @@ class ShardService:
             request, late, waited_s = self._admit(message, lateness)
             decoded = time.perf_counter()
             answered = await self._answer_in_thread(request, late)
+        except asyncio.CancelledError:  # the stream ended, by its client or by bad bytes
+            self.metrics.abandoned += 1
+            raise
         except Exception as exc:  # noqa: BLE001 - as above
             reply = self._refusal_reply(message, exc)
         else:

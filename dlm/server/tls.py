@@ -28,7 +28,7 @@ class Certificates:
     def __init__(self, cert: Path, key: Path, client_ca: Path | None) -> None:
         self.paths = tuple(p for p in (cert, key, client_ca) if p is not None)
         self._cert, self._key, self._client_ca = cert, key, client_ca
-        self._configuration = self._read()
+        self._content = self._read()
         self._fresh = False
 
     def reload(self) -> None:
@@ -36,13 +36,13 @@ class Certificates:
 
         Raises  ConfigError
         """
-        self._configuration = self._read()
+        self._content = self._read()
         self._fresh = True
 
     def credentials(self) -> Any:
         """What a gRPC port is bound with; handshakes follow every `reload`."""
         return grpc.dynamic_ssl_server_credentials(
-            self._configuration,
+            self._configuration(),
             self._newer,
             require_client_authentication=self._client_ca is not None,
         )
@@ -52,9 +52,14 @@ class Certificates:
         if not self._fresh:
             return None
         self._fresh = False
-        return self._configuration
+        return self._configuration()
 
-    def _read(self) -> Any:
+    def _configuration(self) -> Any:
+        """Made where it is used: a process that is to fork has no gRPC in it."""
+        key, cert, client_ca = self._content
+        return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=client_ca)
+
+    def _read(self) -> tuple[bytes, bytes, bytes | None]:
         cert, key = _read(self._cert), read_secret(self._key)
         client_ca = None if self._client_ca is None else _read(self._client_ca)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -75,7 +80,7 @@ class Certificates:
                     f"{self._client_ca} holds no certificate in PEM: "
                     f"{getattr(exc, 'reason', None) or exc}"
                 ) from exc
-        return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=client_ca)
+        return key, cert, client_ca
 
 
 def _read(path: Path) -> bytes:

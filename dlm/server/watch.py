@@ -31,15 +31,20 @@ class Watch:
         return True
 
 
+def look(watch: Watch, reload: Callable[[], None], *, what: str) -> None:
+    """Calls `reload` if there was a change; one that it refuses is logged, and the old stays."""
+    if not watch.changed():
+        return
+    try:
+        reload()
+    except ConfigError as exc:
+        logger.error("server.%s.kept", what, extra={"error": str(exc)})
+    else:
+        logger.info("server.%s.reloaded", what, extra={"files": len(watch.paths)})
+
+
 async def follow(watch: Watch, reload: Callable[[], None], *, what: str) -> None:
-    """Calls `reload` after each change; one that it refuses is logged, and the old stays."""
+    """Looks again and again."""
     while True:
         await asyncio.sleep(POLL_S)
-        if not watch.changed():
-            continue
-        try:
-            reload()
-        except ConfigError as exc:
-            logger.error("server.%s.kept", what, extra={"error": str(exc)})
-        else:
-            logger.info("server.%s.reloaded", what, extra={"files": len(watch.paths)})
+        look(watch, reload, what=what)

@@ -12,6 +12,8 @@ from dlm.server import replies
 from dlm.server.health import Event, State
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.status import Reason, reason_of
+from http2 import Peer, wait_ended
 from server.running import WAIT_S, Stream, until
 
 UNREAD = ("server.stream.unread", "server.reply.undelivered")
@@ -144,6 +146,40 @@ def test_a_client_that_reads_nothing_stops_counting_as_load(
     other = Stream(caller)
     other.put(asked.data, 1)
     sharded.questions.verify(0, asked, other.take()[1])
-    with pytest.raises((grpc.RpcError, StopIteration)):
+    with pytest.raises(grpc.RpcError) as caught:  # once it reads, it is told
         for _ in range(400):
             stream.take()
+    assert reason_of(caught.value) is Reason.LATE
+
+
+def test_every_message_of_a_stream_that_breaks_is_counted_once(sharded, gated) -> None:
+    """Three in threads when bytes come that are no message: abandoned, and one refusal."""
+    shard, server, caller = gated(inline_queries=0, threads=4)
+    metrics = server.server.service.metrics
+    asked = sharded.questions.ask(np.random.default_rng(5), 0)
+    shard.gate.clear()
+    stream = Stream(caller)
+    for sequence in (1, 2, 3):
+        stream.put(asked.data, sequence)
+    until(lambda: metrics.in_flight == 3)
+    stream.put_bytes(b"\xff\xff\xff")
+    with pytest.raises(grpc.RpcError):
+        stream.take()
+    shard.gate.set()
+    until(lambda: metrics.in_flight == 0)
+    assert (metrics.messages, metrics.refused_total, metrics.abandoned) == (0, 1, 3)
+
+
+def test_a_stream_that_was_not_read_ends_when_it_is(sharded, gated, monkeypatch) -> None:
+    """gRPC takes no status while a write is under way: nobody is left behind a stream without an
+    end."""
+    monkeypatch.setattr(replies, "WRITE_S", 0.1)
+    _, server, _ = gated()
+    asked = sharded.questions.ask(np.random.default_rng(7), 0)
+    peer = Peer(server.address, window=0)
+    peer.ask("/dlm.v1.Shard/Exchange", asked.data + codec.exchange_tail(1, 0, 0), end=False)
+    until(lambda: server.server.service.metrics.messages == 1)
+    until(lambda: server.server.service.metrics.in_flight == 0)
+    peer.let_come(1 << 20)
+    wait_ended([peer], 1)
+    peer.close()

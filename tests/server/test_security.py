@@ -198,6 +198,26 @@ def test_streams_end_when_their_token_is_removed_and_others_stay(gated, tokens, 
     watches[1].cancel()
 
 
+def test_a_stream_that_is_not_read_is_told_of_its_removed_token_when_it_is(gated, tokens, sharded):
+    """It is served nothing more and counts as its client's until then: gRPC takes no status in the
+    midst of a write."""
+    _, server, _ = gated(tokens=str(tokens))
+    guard, metrics = server.server.guard, server.server.service.metrics
+    asked = sharded.questions.ask(np.random.default_rng(2), 0)
+    peer = Peer(server.address, window=0)
+    message = asked.data + codec.exchange_tail(1, 0, 0)
+    peer.ask(METHODS[1], message, metadata_of(ALICE), end=False)
+    until(lambda: metrics.messages == 1)
+    write_tokens(tokens, f"bob:{BOB}")
+    until(lambda: metrics.in_flight == 0)
+    assert (guard._open, metrics.unauthenticated) == (1, 0)
+    peer.let_come(1 << 20)
+    wait_ended([peer], 1)
+    assert metrics.unauthenticated == 1
+    until(lambda: guard._open == 0)
+    peer.close()
+
+
 def test_a_call_in_a_kernel_ends_too_when_its_token_is_removed(gated, tokens, channels, sharded):
     """Its answer is thrown away."""
     shard, server, _ = gated(tokens=str(tokens), inline_queries=0)
@@ -416,6 +436,45 @@ def test_a_call_whose_message_never_comes_ends(gated, monkeypatch):
     peer.open_calls("/dlm.v1.Shard/Download", 3)
     wait_ended([peer], 8)
     peer.close()
+
+
+def test_a_download_that_nobody_reads_ends_and_leaves_its_place_to_others(
+    sharded, gated, monkeypatch, channels
+):
+    """All places at once, from two addresses; what is kept for the peers counts as their calls."""
+    monkeypatch.setattr("dlm.server.replies.WRITE_S", 0.1)
+    _, server, _ = gated(max_downloads=4, client_downloads=2)
+    request = pb.DownloadRequest(
+        shard_set=sharded.manifest.shard_set_bytes, file=pb.DOWNLOAD_FILE_VOCABULARY
+    ).SerializeToString()
+    peers = [Peer(server.address, source=f"127.0.0.{n}", window=0) for n in (2, 3)]
+    for peer in peers:
+        for _ in range(2):
+            peer.ask(METHODS[3], request)
+    until(lambda: server.server.guard._open == 4)
+    until(lambda: server.server.service.metrics.downloads == 0)
+    download = channels(server.address).unary_stream(METHODS[3])
+    assert len(list(download(request, timeout=WAIT_S))) == 1
+    until(lambda: server.server.guard._open == 4)
+    for peer in peers:
+        peer.close()
+    until(lambda: server.server.guard._open == 0)
+
+
+def test_answers_that_nobody_reads_count_as_calls_of_their_client(gated, channels):
+    """They are kept for it: beyond its limit it gets no more, and others are answered."""
+    _, server, _ = gated(client_streams=3)
+    peer = Peer(server.address, source="127.0.0.2", window=0)
+    for _ in range(3):
+        peer.ask(METHODS[2], b"")
+    until(lambda: server.server.guard._open == 3)
+    for _ in range(5):
+        peer.ask(METHODS[2], b"")
+    wait_ended([peer], 5)
+    assert server.server.service.metrics.client_limits == 5
+    assert beat(channels(server.address)).code is grpc.StatusCode.OK
+    peer.close()
+    until(lambda: server.server.guard._open == 0)
 
 
 # ------------------------------------------------------------------------------ certificates
