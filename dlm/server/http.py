@@ -2,7 +2,8 @@
 
 Small on purpose: one request a connection, no body is ever read. Whoever connects can slow nothing
 but the endpoint itself: a connection has `REQUEST_S` from its first byte to its last, a head has
-`HEAD_BYTES`, and beyond `CONNECTIONS` at once, connections are closed unread.
+`HEAD_BYTES`, and beyond `CONNECTIONS` at once the oldest makes room: whoever holds them all with
+nothing to say keeps out no probe, which is done in milliseconds.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class HttpServer:
     def __init__(self, listening: socket.socket, routes: Mapping[str, Route]) -> None:
         self._socket = listening
         self._routes = routes
-        self._open = 0
+        self._open: dict[asyncio.Task[None], None] = {}  # oldest first
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="dlm-http", daemon=True)
@@ -127,10 +128,13 @@ class HttpServer:
         await asyncio.gather(*open_now, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._open >= CONNECTIONS:
-            writer.transport.abort()
-            return
-        self._open += 1
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._open) >= CONNECTIONS:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.cancel()
+        self._open[task] = None
         try:
             async with asyncio.timeout(REQUEST_S):
                 writer.write(await self._exchange(reader))
@@ -140,7 +144,7 @@ class HttpServer:
         except (TimeoutError, EOFError, OSError):
             pass  # it went away, or it dawdled
         finally:
-            self._open -= 1
+            self._open.pop(task, None)
             writer.transport.abort()
 
     async def _exchange(self, reader: asyncio.StreamReader) -> bytes:
