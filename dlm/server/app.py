@@ -31,12 +31,12 @@ from dlm.server.collector import Served, ServerCollector
 from dlm.server.config import ServerConfig
 from dlm.server.exposition import worker_exposition
 from dlm.server.health import HEALTH_SERVICE, SHARD_SERVICE, Action, Event, Health, State, step
-from dlm.server.http import HttpServer, tcp_socket, unix_socket
+from dlm.server.http import HttpServer, tcp_socket
 from dlm.server.models import Models
 from dlm.server.port import cannot_be_bound
 from dlm.server.process import Process
 from dlm.server.ready import Notice, OnReady, Ready
-from dlm.server.security import CHANNEL_OPTIONS, Guard, allow_connections
+from dlm.server.security import CHANNEL_OPTIONS, Guard, Kept, allow_connections
 from dlm.server.service import Clock, OpenShard, ShardService, open_files
 from dlm.server.workers import Supervisor
 from dlm.wire import codec
@@ -79,6 +79,7 @@ def serve(
     notice = Notice(on_ready, ready_file)
     if config.workers == 1:
         return _run(lambda: ShardServer(config, shards, notice=notice))
+    kept = Kept(config)
     # What is opened and compiled here is shared by all workers, since they are forked from here.
     files = [open_files(shard) for shard in shards]
 
@@ -92,11 +93,14 @@ def serve(
     def work(port: int, process: Process, tell: OnReady) -> int:
         own = replace(config, port=port)
         return _run(
-            lambda: ShardServer(own, shards, notice=Notice(tell), process=process, files=files),
+            lambda: ShardServer(
+                own, shards, notice=Notice(tell), process=process, files=files, kept=kept
+            ),
             worker=True,
         )
 
-    return Supervisor(config, warm=warm, work=work, notice=notice).run()
+    look = kept.look if kept.watches else None
+    return Supervisor(config, warm=warm, work=work, notice=notice, look=look).run()
 
 
 def _run(make: Callable[[], ShardServer], *, worker: bool = False) -> int:
@@ -149,6 +153,7 @@ class ShardServer:
         shards   one of each shard set, the default first
         process  which of the processes on the port this is
         files    of each shard, what `open_files` gave before the process was forked
+        kept     likewise who may call
     Raises
         ConfigError  one shard set twice
     """
@@ -161,6 +166,7 @@ class ShardServer:
         notice: Notice | None = None,
         process: Process | None = None,
         files: Sequence[Mapping[int, int]] | None = None,
+        kept: Kept | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.config = config
@@ -172,7 +178,7 @@ class ShardServer:
                 for shard, own in zip(shards, opened, strict=True)
             ]
         )
-        self.guard = Guard(config, self.service.metrics)
+        self.guard = Guard(config, self.service.metrics, kept)
         self.port = 0
         self._health = Health(self.models.state)
         self._notice = notice or Notice()
@@ -282,8 +288,8 @@ class ShardServer:
     def _show(self) -> HttpServer | None:
         """The HTTP endpoint of metrics and probes, where one is wanted."""
         config = self.config
-        if self.process.metrics_path is not None:
-            listening = unix_socket(self.process.metrics_path)
+        if self.process.metrics_socket is not None:
+            listening = self.process.metrics_socket
         elif config.metrics_port:
             listening = tcp_socket(config.metrics_host, config.metrics_port)
         else:

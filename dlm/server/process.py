@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -80,7 +81,7 @@ class Process:
     workers   how many there are
     restarts  processes that were this worker before
     instance  drawn at random: another number is another process, whose counters began at 0
-    metrics_path  unix socket that it shows its metrics on, where its supervisor joins those of all
+    metrics_socket  that it shows its metrics on, where its supervisor joins those of all
     """
 
     worker: int = 0
@@ -89,7 +90,7 @@ class Process:
     # Never 0, which is what an absent field reads as.
     instance: int = field(default_factory=lambda: secrets.randbits(64) | 1)
     memory: MemoryGauge = field(default_factory=MemoryGauge, compare=False, repr=False)
-    metrics_path: Path | None = None
+    metrics_socket: socket.socket | None = field(default=None, compare=False, repr=False)
 
     @staticmethod
     def cpu_ms() -> int:

@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import selectors
-import shutil
 import signal
 import socket
 import sys
@@ -35,12 +34,13 @@ import dlm.errors
 from dlm.errors import ConfigError, DlmError
 from dlm.server.config import ServerConfig
 from dlm.server.exposition import serve_joined, worker_socket
-from dlm.server.http import tcp_socket
+from dlm.server.http import tcp_socket, unix_socket
 from dlm.server.parent import end_with_parent
 from dlm.server.port import reserved
 from dlm.server.process import Process
 from dlm.server.ready import Notice, OnReady, Ready
 from dlm.server.restarts import pause_after
+from dlm.server.watch import POLL_S
 
 logger = logging.getLogger(__name__)
 
@@ -85,13 +85,20 @@ class Supervisor:
         warm    what is done once, before the first fork: what it leaves in memory is shared
         work    what each worker does; gets the port, its own `Process`, and what to call when ready
         notice  published when all workers answer, withdrawn when they drain
+        look    called all along, some times a second: takes up what workers are to begin with
     """
 
     def __init__(
-        self, config: ServerConfig, *, warm: Callable[[], None], work: Work, notice: Notice
+        self,
+        config: ServerConfig,
+        *,
+        warm: Callable[[], None],
+        work: Work,
+        notice: Notice,
+        look: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
-        self._warm, self._work, self._notice = warm, work, notice
+        self._warm, self._work, self._notice, self._look = warm, work, notice, look
         self._workers = [_Worker(index) for index in range(config.workers)]
         self._shows = _Worker(None) if config.metrics_port else None
         self._metrics: _Metrics | None = None
@@ -188,9 +195,11 @@ class Supervisor:
             if self._signals and self._stopping_since is None:
                 self._stop(now)
             if self._stopping_since is None:
+                if self._look is not None:
+                    self._look()
                 for worker in self._processes:
                     if not worker.pid and worker.again <= now:
-                        self._start(worker)
+                        self._start_or_wait(worker)
             elif not any(worker.pid for worker in self._workers):
                 return
             elif self._signals > 1 or now >= self._last_moment():
@@ -213,6 +222,8 @@ class Supervisor:
         if self._stopping_since is not None:
             return max(self._last_moment() - now, 0.0)
         pauses = [max(w.again - now, 0.0) for w in self._processes if not w.pid]
+        if self._look is not None:
+            pauses.append(POLL_S)
         return min(pauses, default=None)
 
     def _stop(self, now: float) -> None:
@@ -243,6 +254,21 @@ class Supervisor:
 
     # --------------------------------------------------------------- one worker
 
+    def _start_or_wait(self, worker: _Worker) -> None:
+        """Starts a worker; later, where the system has no process or no memory for it now.
+
+        Raises  ConfigError  nor had it at the start of the server
+        """
+        try:
+            self._start(worker)
+        except OSError as exc:
+            if not self._published:
+                raise ConfigError(f"worker {worker.index} cannot be started: {exc}") from exc
+            worker.quick_deaths, pause = pause_after(0.0, max(worker.quick_deaths, 1))
+            worker.again = time.monotonic() + pause
+            facts = {"worker": worker.index, "again_in_s": pause, "error": str(exc)}
+            logger.error("server.worker.not_started", extra=facts)
+
     def _start(self, worker: _Worker) -> None:
         worker.started, worker.ready, worker.said, worker.error = time.monotonic(), False, b"", None
         ours, theirs = os.pipe()
@@ -255,6 +281,10 @@ class Supervisor:
             if not worker.pid:
                 os.close(ours)
                 self._be(worker, theirs, parent, blocked)
+        except OSError:
+            os.close(ours)
+            os.close(theirs)
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         os.close(theirs)  # the worker's copy is the last: its end is the end of the pipe
@@ -282,17 +312,19 @@ class Supervisor:
             metrics = self._metrics
             if worker.index is None:
                 assert metrics is not None
-                serve_joined(metrics.listening, metrics.sockets)
+                metrics.keep_own(None)
+                serve_joined(metrics.listening, metrics.ways)
                 status = 0
             else:
                 if metrics is not None:
                     metrics.listening.close()
+                    metrics.keep_own(worker.index)
                 _name_in_logs(worker.index)
                 process = Process(
                     worker.index,
                     len(self._workers),
                     worker.restarts,
-                    metrics_path=metrics.sockets[worker.index] if metrics else None,
+                    metrics_socket=metrics.sockets[worker.index] if metrics else None,
                 )
                 tell: OnReady = lambda ready: _say(pipe, {"ready": asdict(ready)})  # noqa: E731
                 status = int(self._work(self._port, process, tell))
@@ -368,28 +400,50 @@ class Supervisor:
 
 @dataclass(frozen=True, slots=True)
 class _Metrics:
-    """Where the metrics of all workers are asked for, and where each shows its own."""
+    """Where the metrics of all workers are asked for, and where each shows its own.
+
+    sockets  that the workers show themselves on; a worker that comes later takes over
+    ways     the names that lead to them, in this process and its children
+    """
 
     listening: socket.socket
-    sockets: dict[int, Path]
+    sockets: dict[int, socket.socket]
+    ways: dict[int, Path]
+
+    def keep_own(self, worker: int | None) -> None:
+        """In a child: closes the sockets of others."""
+        for other, shown in self.sockets.items():
+            if other != worker:
+                shown.close()
 
 
 @contextlib.contextmanager
 def _metrics(config: ServerConfig) -> Iterator[_Metrics | None]:
-    """The port, bound, and a folder that nobody else may enter; None where none is wanted.
+    """The port, bound, and a socket for each worker; None where none is wanted.
 
-    Raises  ConfigError  the port cannot be bound
+    The sockets have no name that could be left behind, removed or entered by others: the folder of
+    their names is gone before a worker begins, and what leads to them are descriptors.
+
+    Raises  ConfigError  the port cannot be bound, or there is no place for the folder
     """
     if not config.metrics_port:
         yield None
         return
-    with tcp_socket(config.metrics_host, config.metrics_port) as listening:
-        folder = Path(tempfile.mkdtemp(prefix="dlm-metrics-"))
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(tcp_socket(config.metrics_host, config.metrics_port))
+        sockets: dict[int, socket.socket] = {}
+        ways: dict[int, Path] = {}
         try:
-            sockets = {worker: worker_socket(folder, worker) for worker in range(config.workers)}
-            yield _Metrics(listening, sockets)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix="dlm-metrics-") as folder:
+                for worker in range(config.workers):
+                    path = worker_socket(Path(folder), worker)
+                    sockets[worker] = stack.enter_context(unix_socket(path))
+                    way = os.open(path, os.O_PATH)
+                    stack.callback(os.close, way)
+                    ways[worker] = Path(f"/proc/self/fd/{way}")
+        except OSError as exc:
+            raise ConfigError(f"no sockets for the metrics of workers: {exc}") from exc
+        yield _Metrics(listening, sockets, ways)
 
 
 def _say(pipe: int, content: object) -> None:

@@ -426,7 +426,7 @@ def test_a_server_shows_itself_on_a_unix_socket_as_the_worker_it_is(sharded, tmp
             ServerConfig(metrics_port=1),  # which could not be bound
             [Shard.open(sharded.directory, 0)],
             notice=Notice(lambda _: ready.set()),
-            process=Process(2, 3, metrics_path=path),
+            process=Process(2, 3, metrics_socket=unix_socket(path)),
         )
         running = asyncio.create_task(server.run())
         await asyncio.wait_for(ready.wait(), WAIT_S)

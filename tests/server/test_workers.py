@@ -25,6 +25,7 @@ from dlm.server.config import ServerConfig
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason
 from server.running import ROOT, WAIT_S, Caller, ServerProcess, outcome, outcome_of, until
+from server.test_security import ALICE, BOB, metadata_of, write_tokens
 
 MIB = 1 << 20
 
@@ -195,7 +196,7 @@ def test_one_port_shows_the_metrics_of_all_workers(sharded, start, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     rng = np.random.default_rng(5)
-    with tempfile.TemporaryDirectory() as folder:  # a short path, as those of sockets must be
+    with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("TMPDIR", folder)
         server = start(0, workers=2, metrics_port=port).wait_ready()
         with one_of_each(server.address, 2) as callers:
@@ -211,10 +212,9 @@ def test_one_port_shows_the_metrics_of_all_workers(sharded, start, monkeypatch):
         assert shown(port, "dlm_server_state", state="ready") == {"0": 1, "1": 1}
         os.kill(first, signal.SIGKILL)
         until(lambda: shown(port, "dlm_server_worker_restarts_total") == {"0": 1, "1": 0})
-        assert list(Path(folder).glob("dlm-metrics-*"))
+        assert list(Path(folder).iterdir()) == []  # nothing a kill could leave
         server.process.terminate()
         assert server.wait() == 0
-        assert list(Path(folder).glob("*")) == []
     assert server.errors.count("exposition.exited") == 1
 
 
@@ -420,3 +420,66 @@ def test_draining_workers_refuse_what_comes_late(sharded, start):
             else:
                 assert found.code is grpc.StatusCode.UNAVAILABLE
     assert server.wait() == 0, server.errors
+
+
+def test_a_fork_that_fails_is_tried_again_and_ends_nobody():
+    """No process was left for a moment: the other worker goes on, and the first comes back."""
+    warm = (
+        "real, calls = os.fork, []\n"
+        "    def fork():\n"
+        "        calls.append(1)\n"
+        "        if len(calls) in (3, 4): raise BlockingIOError('no process left')\n"
+        "        return real()\n"
+        "    os.fork = fork\n"
+        "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])"
+    )
+    work = (
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
+        "    say(process.worker, process.restarts, os.getpid())\n"
+        "    ready(port, process, tell)\n"
+        "    if process.worker or process.restarts: signal.pause()\n"
+        "    signal.sigwait([signal.SIGUSR1])\n    return 0"
+    )
+    process = supervised(work, warm)
+    zero, one, ready = sorted(lines(process, 3))
+    assert ready == "ready 2 True"
+    os.kill(int(zero.removeprefix("0 0 ")), signal.SIGUSR1)
+    assert lines(process, 1)[0].startswith("0 1 ")
+    assert int(one.removeprefix("1 0 ")) in children(process.pid)
+    process.terminate()
+    assert rest(process) == (0, "")
+
+
+def test_a_first_fork_that_fails_ends_the_start():
+    """With what the system said."""
+    warm = "def fork(): raise BlockingIOError('no process left')\n    os.fork = fork"
+    status, said = rest(supervised("pass", warm))
+    assert (status, said) == (3, "refused worker 0 cannot be started: no process left\n")
+
+
+@pytest.mark.parametrize("bad", ["half-written", "gone"])
+def test_a_worker_that_comes_later_knows_the_tokens_that_were_last_good(start, tmp_path, bad):
+    """Those that the others know: not the bad file, nor the token that was taken away before."""
+    tokens = write_tokens(tmp_path / "tokens", f"alice:{ALICE}", f"bob:{BOB}")
+    server = start(0, workers=2, tokens=str(tokens)).wait_ready()
+    write_tokens(tokens, f"alice:{ALICE}")
+    until(lambda: server.errors.count("server.tokens.reloaded") == 3)  # the supervisor among them
+    if bad == "gone":
+        tokens.unlink()
+    else:
+        tokens.write_text("alice:")
+    until(lambda: server.errors.count("server.tokens.kept") == 3)
+    pids = children(server.process.pid)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: server.errors.count("server.ready") == 4)
+    assert not set(pids) & set(children(server.process.pid))
+    caller = Caller(server.address)
+    caller.heartbeat(b"", timeout=WAIT_S, metadata=metadata_of(ALICE))
+    with pytest.raises(grpc.RpcError) as caught:
+        caller.heartbeat(b"", timeout=WAIT_S, metadata=metadata_of(BOB))
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    caller.close()
+    write_tokens(tokens, f"bob:{BOB}")
+    until(lambda: server.errors.count("server.tokens.reloaded") == 6)
+    assert server.errors.count("worker.exited") == 2
