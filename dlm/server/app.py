@@ -36,6 +36,7 @@ from dlm.server.models import Models
 from dlm.server.port import cannot_be_bound
 from dlm.server.process import Process
 from dlm.server.ready import Notice, OnReady, Ready
+from dlm.server.restarts import BEAT_S
 from dlm.server.security import CHANNEL_OPTIONS, Guard, Kept, allow_connections
 from dlm.server.service import Clock, OpenShard, ShardService, open_files
 from dlm.server.workers import Supervisor
@@ -208,6 +209,7 @@ class ShardServer:
 
     async def run(self) -> int:
         """Serves until the events say that it is over; returns and raises as `serve`."""
+        beating = asyncio.create_task(self._beat())
         try:
             server = self._bind()
             shown = self._show()
@@ -228,10 +230,17 @@ class ShardServer:
                     await asyncio.to_thread(shown.close)
         finally:
             self.models.close()
+            beating.cancel()
         logger.info("server.stopped", extra={"shard": self.service.shard.index, "whole": whole})
         if self._failure is not None:
             raise self._failure
         return 0 if whole else 1
+
+    async def _beat(self) -> None:
+        """Says that this loop turns, where somebody watches."""
+        while self.process.beat is not None:
+            self.process.beat()
+            await asyncio.sleep(BEAT_S)
 
     async def _serve(self) -> Event:
         """Carries out what follows from each event; returns the one that closed the server."""

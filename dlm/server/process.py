@@ -82,6 +82,7 @@ class Process:
     restarts  processes that were this worker before
     instance  drawn at random: another number is another process, whose counters began at 0
     metrics_socket  that it shows its metrics on, where its supervisor joins those of all
+    beat      tells its supervisor that the event loop turns; every `restarts.BEAT_S` seconds
     """
 
     worker: int = 0
@@ -91,6 +92,7 @@ class Process:
     instance: int = field(default_factory=lambda: secrets.randbits(64) | 1)
     memory: MemoryGauge = field(default_factory=MemoryGauge, compare=False, repr=False)
     metrics_socket: socket.socket | None = field(default=None, compare=False, repr=False)
+    beat: Callable[[], None] | None = field(default=None, compare=False, repr=False)
 
     @staticmethod
     def cpu_ms() -> int:

@@ -5,7 +5,8 @@ of it (README.md, "Decisions"). It never starts gRPC, an event loop or a thread:
 workers, and none of them would survive the fork that replaces one.
 
 A worker speaks to it over a pipe, a line of JSON at a time; its end, however it comes, is the end
-of the pipe. Signals go the other way: SIGTERM drains, SIGKILL ends.
+of the pipe. Signals go the other way: SIGTERM drains, SIGKILL ends. Its event loop beats over that
+pipe: one that is stuck keeps its port and its connections and answers nobody, so it is ended.
 
 Where metrics are wanted, one more process joins those of the workers (`exposition.serve_joined`):
 it is replaced like a worker, and outlives them all.
@@ -39,7 +40,7 @@ from dlm.server.parent import end_with_parent
 from dlm.server.port import reserved
 from dlm.server.process import Process
 from dlm.server.ready import Notice, OnReady, Ready
-from dlm.server.restarts import pause_after
+from dlm.server.restarts import BEAT_S, Pulse, pause_after
 from dlm.server.watch import POLL_S
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class _Worker:
     pid     0 between two processes
     pipe    where it speaks; -1 likewise
     again   when the next one starts
+    pulse   of the process
     """
 
     index: int | None
@@ -76,6 +78,7 @@ class _Worker:
     ready: bool = False
     said: bytes = field(default=b"", repr=False)
     error: DlmError | None = None
+    pulse: Pulse = field(default_factory=Pulse)
 
 
 class Supervisor:
@@ -109,6 +112,7 @@ class Supervisor:
         self._killed = False
         self._whole = True
         self._published = False
+        self._next_look = 0.0
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
 
@@ -200,6 +204,9 @@ class Supervisor:
                 for worker in self._processes:
                     if not worker.pid and worker.again <= now:
                         self._start_or_wait(worker)
+                if self._next_look <= now:
+                    self._next_look = now + BEAT_S  # from now, however long this process slept
+                    self._look_for_stuck()
             elif not any(worker.pid for worker in self._workers):
                 return
             elif self._signals > 1 or now >= self._last_moment():
@@ -222,9 +229,19 @@ class Supervisor:
         if self._stopping_since is not None:
             return max(self._last_moment() - now, 0.0)
         pauses = [max(w.again - now, 0.0) for w in self._processes if not w.pid]
+        pauses.append(max(self._next_look - now, 0.0))
         if self._look is not None:
             pauses.append(POLL_S)
-        return min(pauses, default=None)
+        return min(pauses)
+
+    def _look_for_stuck(self) -> None:
+        """Ends workers that have not beaten for too long; what follows is as with any that ends."""
+        for worker in self._workers:
+            if worker.pid and worker.pulse.look():
+                worker.pulse = Pulse()
+                facts = {"worker": worker.index, "pid": worker.pid}
+                logger.error("server.worker.stuck", extra=facts)
+                os.kill(worker.pid, signal.SIGKILL)
 
     def _stop(self, now: float) -> None:
         self._stopping_since = now
@@ -271,6 +288,7 @@ class Supervisor:
 
     def _start(self, worker: _Worker) -> None:
         worker.started, worker.ready, worker.said, worker.error = time.monotonic(), False, b"", None
+        worker.pulse = Pulse()
         ours, theirs = os.pipe()
         parent = os.getpid()
         sys.stdout.flush()
@@ -325,7 +343,10 @@ class Supervisor:
                     len(self._workers),
                     worker.restarts,
                     metrics_socket=metrics.sockets[worker.index] if metrics else None,
+                    beat=lambda: _say(pipe, {"beat": 1}),
                 )
+                # Who beats must not wait for a supervisor that does not read.
+                os.set_blocking(pipe, False)
                 tell: OnReady = lambda ready: _say(pipe, {"ready": asdict(ready)})  # noqa: E731
                 status = int(self._work(self._port, process, tell))
         except (DlmError, OSError) as exc:
@@ -348,7 +369,9 @@ class Supervisor:
         *lines, worker.said = worker.said.split(b"\n")
         for line in lines:
             content = json.loads(line)
-            if "ready" in content:
+            if "beat" in content:
+                worker.pulse.beat()
+            elif "ready" in content:
                 worker.ready = True
                 self._publish(Ready(**content["ready"]))
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import signal
@@ -13,9 +14,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dlm.errors import ConfigError, ShardFormatError
 from dlm.index.shard import Shard
-from dlm.server.app import open_shard, serve, warm_up_messages
+from dlm.server.app import ShardServer, open_shard, serve, warm_up_messages
 from dlm.server.config import ServerConfig
 from dlm.server.health import Event
+from dlm.server.process import Process
+from dlm.server.ready import Notice
 from dlm.server.service import ShardService
 from dlm.wire import codec
 from dlm.wire.status import Reason
@@ -33,6 +36,34 @@ from server.running import (
 
 OK = grpc.StatusCode.OK
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_worker_beats_from_its_event_loop_until_it_ends(sharded, monkeypatch):
+    """Before it is ready, while it serves, and while it drains."""
+    monkeypatch.setattr("dlm.server.app.BEAT_S", 0.02)
+    states: set[str] = set()
+
+    async def main() -> int:
+        ready = asyncio.Event()
+        server = ShardServer(
+            ServerConfig(),
+            [Shard.open(sharded.directory, 0)],
+            notice=Notice(lambda _: ready.set()),
+            process=Process(1, 2, beat=lambda: states.add(server.service.state.name)),
+        )
+        running = asyncio.create_task(server.run())
+        await asyncio.wait_for(ready.wait(), WAIT_S)
+        while "READY" not in states:
+            await asyncio.sleep(0.001)
+        server.service._enter()
+        server.post(Event.STOP)
+        while "DRAINING" not in states:
+            await asyncio.sleep(0.001)
+        server.service._leave()
+        return await running
+
+    assert asyncio.run(main()) == 0
+    assert states == {"WARMING", "READY", "DRAINING"}
 
 
 def test_ready_file_says_where_and_goes_when_it_drains(sharded, start, tmp_path):

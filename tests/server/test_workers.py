@@ -450,6 +450,43 @@ def test_a_fork_that_fails_is_tried_again_and_ends_nobody():
     assert rest(process) == (0, "")
 
 
+def test_a_worker_that_is_stuck_is_replaced():
+    """Stopped, it keeps its connections and would answer nobody; the other one is left alone."""
+    warm = "import dlm.server.workers as workers\n    workers.BEAT_S = 0.2"
+    work = (
+        "import time\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
+        "    say(process.worker, process.restarts, os.getpid())\n"
+        "    ready(port, process, tell)\n"
+        "    while True:\n        process.beat()\n        time.sleep(0.002)"
+    )
+    process = supervised(work, warm)
+    zero, one, ready = sorted(lines(process, 3))
+    assert ready == "ready 2 True"
+    stuck = int(zero.removeprefix("0 0 "))
+    os.kill(stuck, signal.SIGSTOP)
+    assert lines(process, 1)[0].startswith("0 1 ")
+    alive = children(process.pid)
+    assert stuck not in alive and int(one.removeprefix("1 0 ")) in alive
+    process.terminate()
+    assert rest(process) == (0, "")
+
+
+@pytest.mark.slow
+def test_a_server_whose_worker_is_stuck_answers_on_all_connections_again(start):
+    """A real one, at its own pace: its event loop beats, and the stopped one is ended for good."""
+    server = start(0, workers=2).wait_ready()
+    pids = children(server.process.pid)
+    os.kill(pids[0], signal.SIGSTOP)
+    until(lambda: server.errors.count("server.ready") == 3)
+    assert server.errors.count("server.worker.stuck") == 1
+    assert pids[1] in children(server.process.pid)
+    with one_of_each(server.address, 2) as callers:
+        assert [caller.beat().worker for _, caller in sorted(callers.items())] == [0, 1]
+    server.process.terminate()
+    assert server.wait() == 0, server.errors
+
+
 def test_a_first_fork_that_fails_ends_the_start():
     """With what the system said."""
     warm = "def fork(): raise BlockingIOError('no process left')\n    os.fork = fork"
