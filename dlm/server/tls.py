@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from dlm.errors import ConfigError
-from dlm.wire.secret import read_secret
+from dlm.wire.secret import read_secret, require_file
 
 
 class Certificates:
@@ -84,6 +84,7 @@ class Certificates:
 
 
 def _read(path: Path) -> bytes:
+    require_file(path)
     try:
         return path.read_bytes()
     except OSError as exc:

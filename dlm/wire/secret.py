@@ -49,6 +49,24 @@ def signature(*paths: Path) -> Signature:
     return tuple(found)
 
 
+def require_file(path: Path) -> None:
+    """Nothing where a regular file is there, or nothing: opening will say so.
+
+    Looked at before it is opened, since a named pipe that nobody writes to is opened for ever.
+
+    Raises
+        ConfigError  a folder, a pipe, a device
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return
+    if not stat.S_ISREG(mode):
+        raise ConfigError(
+            f"{path} cannot be read: it is no regular file, and a file is expected there"
+        )
+
+
 def read_secret(path: Path) -> bytes:
     """The content of a file that nobody else may read.
 
@@ -56,8 +74,10 @@ def read_secret(path: Path) -> bytes:
     orchestrators hand secrets to a process.
 
     Raises
-        ConfigError  it cannot be read, is larger than 1 MiB, or others may read it
+        ConfigError  it is no regular file, cannot be read, is larger than 1 MiB, or others may read
+                     it
     """
+    require_file(path)
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())

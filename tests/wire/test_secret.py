@@ -106,6 +106,15 @@ def test_a_clients_file_holds_one_token(content):
     assert "aaaa" not in str(caught.value)
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_not_opened(tmp_path, make):
+    """A pipe that nobody writes to would be opened for ever."""
+    path = tmp_path / "secret"
+    make(path)
+    with pytest.raises(ConfigError, match="no regular file"):
+        read_secret(path)
+
+
 def test_a_signature_changes_with_content_place_and_mode(tmp_path):
     """Even where the size stays; a missing file has one too."""
     path = tmp_path / "f"
