@@ -73,7 +73,8 @@ class ServerConfig:
 
     # Score messages being worked on or waiting for a thread, 1 to 65,536; more are refused with
     # OVERLOADED. 256: at 64 queries a message about what a core answers in 30 ms, so a queue that
-    # is full is already late for a decoder. Bounds memory too (max_in_flight * max_message_bytes).
+    # is full is already late for a decoder. Bounds the memory of whole messages alone
+    # (max_in_flight * max_message_bytes); what has come of others is bounded by client_streams.
     max_in_flight: int = 256
 
     # Queries in the largest message that is answered on the event loop itself, 0 to 65,536; larger
@@ -91,7 +92,9 @@ class ServerConfig:
 
     # Calls and streams that one client may have open, 1 to 65,536; more are refused with
     # CLIENT_LIMIT. A client is a token's name, else a certificate's subject, else an address.
-    # 1,024: a host of 256 decoding processes with four streams each; a sixteenth of max_calls.
+    # 1,024: a host of 256 decoding processes with four streams each; a sixteenth of max_calls. Each
+    # may hold a message of max_message_bytes that has not come to its end, which counts as nothing
+    # in flight: fewer, where clients may be hostile and memory is short.
     client_streams: int = 1024
 
     # Score messages of one client being worked on, 1 to 65,536; more are refused with CLIENT_LIMIT.
