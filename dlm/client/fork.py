@@ -9,6 +9,9 @@ the network.
 The gate is reentrant, since a signal handler may fork while its own thread is inside; and waited
 for as long as gRPC itself waits, since a process that cannot use gRPC in its child is better than
 one that never gets there.
+
+One lock more is not ours: numba's, which whoever runs a kernel for the first time holds while it
+compiles or loads it. A child would wait for it for ever, so a fork waits until nobody holds it.
 """
 
 from __future__ import annotations
@@ -21,11 +24,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from dlm.client import loop
+from dlm.client import kernels, loop
 
 log = logging.getLogger(__name__)
 
 _GATE_S = 5.0
+_COMPILE_S = 60.0  # a kernel takes seconds, on a busy machine tens of them
 _gate = threading.RLock()
 _local = threading.local()
 
@@ -67,9 +71,18 @@ def _before_fork() -> None:
             streams.suspend()
 
     loop.stop(suspend)
+    # Last: the loop may have needed it to get to its end.
+    _local.compiler = kernels.COMPILER if kernels.COMPILER.acquire(timeout=_COMPILE_S) else None
+
+
+def _release_compiler() -> None:
+    held, _local.compiler = getattr(_local, "compiler", None), None
+    if held is not None:
+        held.release()
 
 
 def _after_fork_in_parent() -> None:
+    _release_compiler()
     gate, _local.forks_with = getattr(_local, "forks_with", None), None
     found = list(_open)  # also what was opened while the loop ended
     if gate is not None:
@@ -89,6 +102,7 @@ def _resume(found: list[Streams]) -> None:
 
 def _after_fork_in_child() -> None:
     global _gate, _open
+    _release_compiler()
     _gate = threading.RLock()
     _open = weakref.WeakSet()
     _local.forks_with = None
