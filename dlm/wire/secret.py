@@ -70,8 +70,8 @@ def require_file(path: Path) -> None:
 def read_secret(path: Path) -> bytes:
     """The content of a file that nobody else may read.
 
-    Its owner alone; or, where it belongs to root and we are not, its group too, which is how
-    orchestrators hand secrets to a process.
+    Its owner alone; or, where it belongs to root, its group too, which is how orchestrators and
+    service managers hand secrets to a process. Root itself reads such a file to change it.
 
     Raises
         ConfigError  it is no regular file, cannot be read, is larger than 1 MiB, or others may read
@@ -81,11 +81,16 @@ def read_secret(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
-            ours = 0o077 if found.st_uid != 0 or os.geteuid() == 0 else 0o037
-            if stat.S_ISREG(found.st_mode) and found.st_mode & ours:
+            of_root = found.st_uid == 0
+            if stat.S_ISREG(found.st_mode) and found.st_mode & (0o037 if of_root else 0o077):
                 raise ConfigError(
                     f"{path} holds a secret and has mode {stat.S_IMODE(found.st_mode):04o}, so "
-                    f"that others may read or change it; its owner alone may: chmod 600 {path}"
+                    "that others may read or change it; "
+                    + (
+                        f"root may, and its group may read it: chmod 640 {path}"
+                        if of_root
+                        else f"its owner alone may: chmod 600 {path}"
+                    )
                 )
             content = file.read(MAX_SECRET_BYTES + 1)
     except OSError as exc:

@@ -50,6 +50,22 @@ def test_files_are_made_for_their_owner_alone_and_the_servers_grows(
     assert read_tokens(tokens) == found
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="a file of root's is made by root alone")
+def test_root_adds_a_token_to_the_file_that_its_servers_read_as_a_group(
+    run: Run, tmp_path: Path
+) -> None:
+    """root:dlm with mode 640, as deploy/README.md makes it; owner, group and mode stay."""
+    tokens = tmp_path / "tokens"
+    assert run("token", "alice", "--tokens", tokens).returncode == 0
+    os.chown(tokens, 0, 12345)
+    tokens.chmod(0o640)
+    done = run("token", "bob", "--tokens", tokens)
+    assert done.returncode == 0, done.stderr
+    found = tokens.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (0, 12345, 0o640)
+    assert read_tokens(tokens).names == ("alice", "bob")
+
+
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "-a", "é", "n" * 65])
 def test_a_name_that_the_file_cannot_hold_is_refused(run: Run, tmp_path: Path, name: str) -> None:
     """Nothing is written."""

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy.documents import SETTINGS, texts
+from deploy.documents import SETTINGS, shell_lines, texts
 from dlm.server.config import ServerConfig
 
-UNIT = texts()["systemd/dlm-shard@.service"]
+TEXTS = texts()
+UNIT = TEXTS["systemd/dlm-shard@.service"]
 LINES = re.findall(r"^(\w+)=(.*)$", UNIT, re.M)
 ENVIRONMENT = ["systemd/dlm.env", "systemd/shard-1.env"]
 
@@ -101,3 +102,24 @@ def test_what_the_unit_reads_is_given() -> None:
     assert set(re.findall(r"\$\{(\w+)\}", values("ExecStart")[0])) <= given.keys()
     names = [Path(value.lstrip("-")).name.replace("%i", "1") for value in values("EnvironmentFile")]
     assert names == [Path(name).name for name in ENVIRONMENT]
+
+
+def test_the_page_makes_what_the_settings_name() -> None:
+    """Certificate, key and tokens: each is put where dlm.env looks, secrets for root and the group
+    that the unit runs as; and the tokens come from `dlm token`."""
+    given = re.findall(
+        r"^DLM_SERVER_(?:TLS_CERT|TLS_KEY|TOKENS)=(.*)$", TEXTS["systemd/dlm.env"], re.M
+    )
+    installs = {
+        line.split()[-1]: line for line in shell_lines(TEXTS["README.md"]) if "install " in line
+    }
+    assert len(given) == 3
+    for path in given:
+        secret = not path.endswith(".crt")
+        assert ("--mode=640 --group=dlm" in installs[path]) == secret
+        assert ("--mode=644" in installs[path]) != secret
+    assert values("Group") == ["dlm"]
+    assert any(
+        "dlm token" in line and "--tokens tokens" in line
+        for line in shell_lines(TEXTS["README.md"])
+    )

@@ -28,45 +28,54 @@ def test_new_tokens_are_tokens_and_differ():
     assert len({digest(token.encode()) for token in tokens}) == 100
 
 
+@pytest.fixture
+def owner(monkeypatch):
+    """Says who owns the files that are read from now on."""
+    real = os.fstat
+
+    def set_owner(uid: int) -> None:
+        def owned(descriptor: int) -> os.stat_result:
+            found = list(real(descriptor))
+            found[stat.ST_UID] = uid
+            return os.stat_result(found)
+
+        monkeypatch.setattr(os, "fstat", owned)
+
+    return set_owner
+
+
 @pytest.mark.parametrize(
     ("mode", "fine"),
     [(0o600, True), (0o400, True), (0o640, False), (0o604, False), (0o620, False), (0o644, False)],
 )
-def test_a_secret_is_its_owners_alone(tmp_path, mode, fine):
+def test_a_secret_is_its_owners_alone(tmp_path, owner, mode, fine):
     """Any right of others is refused, with the command that mends it."""
+    owner(1000)
     path = tmp_path / "secret"
     path.write_text("x\n")
     path.chmod(mode)
     if fine:
         assert read_secret(path) == b"x\n"
     else:
-        with pytest.raises(ConfigError, match=f"mode 0{mode:o}.*chmod 600"):
+        with pytest.raises(ConfigError, match=f"mode 0{mode:o}.*owner alone may: chmod 600"):
             read_secret(path)
 
 
-def test_what_root_hands_to_a_group_may_be_read_by_it(tmp_path, monkeypatch):
-    """As orchestrators mount secrets: owned by root, read by the group of the process."""
+@pytest.mark.parametrize("reader", [0, 1000])
+def test_what_root_hands_to_a_group_may_be_read_by_it(tmp_path, owner, monkeypatch, reader):
+    """As orchestrators mount secrets and `deploy/README.md` makes them; root may read it as well,
+    or it could not add a token. More than that is refused, with the mode that is right for it."""
+    owner(0)
+    monkeypatch.setattr(os, "geteuid", lambda: reader)
     path = tmp_path / "secret"
     path.write_text("x\n")
-    real = os.fstat
-
-    def of_root(descriptor: int) -> os.stat_result:
-        found = list(real(descriptor))
-        found[stat.ST_UID] = 0
-        return os.stat_result(found)
-
-    monkeypatch.setattr(os, "fstat", of_root)
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    path.chmod(0o440)
-    assert read_secret(path) == b"x\n"
-    for mode in (0o460, 0o444):
+    for mode in (0o440, 0o640, 0o600):
         path.chmod(mode)
-        with pytest.raises(ConfigError, match="holds a secret"):
+        assert read_secret(path) == b"x\n"
+    for mode in (0o460, 0o444, 0o644, 0o660):
+        path.chmod(mode)
+        with pytest.raises(ConfigError, match=r"holds a secret.*chmod 640"):
             read_secret(path)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    path.chmod(0o440)
-    with pytest.raises(ConfigError, match="holds a secret"):
-        read_secret(path)
 
 
 def test_a_secret_that_is_missing_or_too_large_is_refused(tmp_path):
