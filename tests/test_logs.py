@@ -148,7 +148,8 @@ def test_no_word_of_a_query_is_logged_counted_or_traced(files, tmp_path, caplog)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as reply:
             counted = reply.read().decode()
         served = Served(
-            manifest.model, manifest.shard_set, 0, 4, service.metrics, lambda: service.state
+            *(manifest.model, manifest.shard_set, 0, 4, service.metrics, lambda: service.state),
+            manifest.shards,
         )
         for collector in (ServerCollector(lambda: [served]), *(c.metrics for c in clients)):
             registry = CollectorRegistry()

@@ -311,6 +311,7 @@ class ShardServer:
                 service.shard.order,
                 service.metrics,
                 lambda: self.models.state,
+                service.shard.manifest.shards,
             )
             for service in self.models
         ]

@@ -31,7 +31,8 @@ STAGES = ("queue", "decode", "search", "encode", "write")
 class Served:
     """A shard that this process serves, and what is counted of it.
 
-    state  asked at every scrape
+    state   asked at every scrape
+    shards  that the whole shard set has, those of other servers among them
     """
 
     model: str
@@ -40,6 +41,7 @@ class Served:
     order: int
     metrics: ServerMetrics
     state: Callable[[], State]
+    shards: int
 
     def labels(self, worker: int) -> tuple[str, str, str, str]:
         """Values of `LABELS`."""
@@ -97,6 +99,12 @@ class ServerCollector(Collector):
             for known in State:
                 state.add_metric((*labels, known.name.lower()), known is now)
         yield state
+        shards = GaugeMetricFamily(
+            "dlm_server_shards", "Shards of the shard set, on all servers.", labels=LABELS
+        )
+        for labels, s in labelled:
+            shards.add_metric(labels, s.shards)
+        yield shards
         memory = GaugeMetricFamily(
             "dlm_server_memory_bytes",
             "Memory of the process alone; pages it shares with others are left out.",

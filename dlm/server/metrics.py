@@ -30,6 +30,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "dlm_server_streams": LABELS,
     "dlm_server_downloads": LABELS,
     "dlm_server_state": (*LABELS, "state"),
+    "dlm_server_shards": LABELS,
     "dlm_server_memory_bytes": LABELS,
     "dlm_server_worker_restarts_total": LABELS,
     "dlm_server_info": (*LABELS, "version"),

@@ -90,7 +90,7 @@ def free_port() -> int:
 
 def served(metrics: ServerMetrics, state: State = State.READY) -> Served:
     """A shard of a model of order 3."""
-    return Served("a" * 32, "b" * 32, 2, 3, metrics, lambda: state)
+    return Served("a" * 32, "b" * 32, 2, 3, metrics, lambda: state, 4)
 
 
 def test_the_counts_of_real_requests_are_shown(gated, sharded) -> None:
@@ -124,6 +124,7 @@ def test_the_counts_of_real_requests_are_shown(gated, sharded) -> None:
         assert shown[f"dlm_server_stage_seconds_sum{{stage={stage}}}"] > 0
     assert shown["dlm_server_state{state=ready}"] == 1
     assert shown["dlm_server_state{state=draining}"] == 0
+    assert shown["dlm_server_shards{}"] == sharded.manifest.shards
     assert shown["dlm_server_memory_bytes{}"] > 1 << 20
     manifest = sharded.manifest
     labels = f'model="{manifest.model[:12]}",shard="0",shard_set="{manifest.shard_set[:12]}"'
@@ -333,7 +334,7 @@ def test_the_families_are_those_that_are_declared(shown) -> None:
 def test_two_models_on_one_port_are_told_apart() -> None:
     """Counts by model; what belongs to the process once, under the default."""
     one, two = ServerMetrics(messages=1), ServerMetrics(messages=2)
-    models = [served(one), Served("c" * 32, "d" * 32, 0, 5, two, lambda: State.READY)]
+    models = [served(one), Served("c" * 32, "d" * 32, 0, 5, two, lambda: State.READY, 1)]
     families = {m.name: m for m in ServerCollector(lambda: models).collect()}
     ok = [s for s in families["dlm_server_requests"].samples if s.labels["result"] == "ok"]
     assert {s.labels["model"]: s.value for s in ok} == {"a" * 12: 1, "c" * 12: 2}
@@ -353,7 +354,7 @@ from dlm.server.metrics import ServerMetrics
 from dlm.server.process import Process
 folder, worker, messages, state = sys.argv[1:]
 metrics = ServerMetrics(messages=int(messages))
-served = Served("a" * 32, "b" * 32, 2, 3, metrics, lambda: State[state])
+served = Served("a" * 32, "b" * 32, 2, 3, metrics, lambda: State[state], 4)
 loop = asyncio.new_event_loop()
 worker_exposition(
     unix_socket(worker_socket(Path(folder), int(worker))),
