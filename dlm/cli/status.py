@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +31,8 @@ COLUMNS = (
     "uptime",
     "round trip",
 )
+# What a narrow terminal goes without, the first first.
+DROPPED = ("model", "uptime", "memory", "messages/s", "round trip", "refused", "in flight")
 _COLOURS = {"ready": "green", "warming": "yellow", "draining": "yellow"}
 
 
@@ -42,15 +46,26 @@ def status(
         float, typer.Option(help="Seconds between two heartbeats, which rates are taken from.")
     ] = 1.0,
     timeout: Annotated[float, typer.Option(help="Seconds that a server has to answer.")] = 2.0,
+    ca: Annotated[
+        str, typer.Option(help="PEM file: who signs the servers' certificates; turns TLS on.")
+    ] = "",
+    cert: Annotated[str, typer.Option(help="PEM file: this client's certificate.")] = "",
+    key: Annotated[str, typer.Option(help="PEM file: its key, mode 600.")] = "",
+    server_name: Annotated[str, typer.Option(help="Name in the servers' certificates.")] = "",
+    token_file: Annotated[str, typer.Option(help="File with this client's token, mode 600.")] = "",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Send the token to other machines without TLS.")
+    ] = False,
 ) -> None:
-    """Ask every server how it is; exit status 1 where a shard has no server that is ready.
+    """Ask every server how it is.
 
+    Exit status 1 where a shard has no server that is ready, or where a server does not let us ask.
+    What cluster.toml says of TLS and tokens yields to the options.
     Example: dlm status --cluster cluster.toml --watch
     """
     from functools import partial
 
-    from dlm.client.config import ClientConfig
-    from dlm.client.security import read_cluster_security
+    from dlm.client.security import ClientSecurity, read_cluster_security
     from dlm.client.status import ClusterStatus
     from dlm.client.topology import read_cluster_file
     from dlm.client.transport import GrpcConnection
@@ -62,7 +77,8 @@ def status(
         if not 0 < value <= 3600:
             raise ConfigError(f"--{name} {value:g}: seconds above 0 are expected, 3600 at most")
     endpoints = read_cluster_file(cluster)
-    security = ClientConfig().security.over(read_cluster_security(cluster))
+    given = ClientSecurity(ca, cert, key, server_name, token_file, insecure=insecure)
+    security = given.over(read_cluster_security(cluster))
     connect = partial(GrpcConnection, security=security)
     servers = ClusterStatus(endpoints, connect, timeout)
     pause = threading.Event()  # never set: waiting for it ends at once where a signal comes
@@ -79,49 +95,173 @@ def status(
         print(json.dumps({**look.facts(), "interval_s": interval}, indent=1))
     else:
         _print(look)
-    if look.missing:
+    if look.missing or look.refused:
         raise typer.Exit(1)
 
 
 def _watch(servers: ClusterStatus, pause: threading.Event, interval: float) -> None:
+    """Draws the looks over each other on a terminal; elsewhere one is printed after the other."""
     from contextlib import suppress
+    from datetime import datetime
 
     from rich.console import Console
     from rich.live import Live
 
-    with suppress(KeyboardInterrupt), Live(console=Console(), auto_refresh=False) as live:
-        while True:
-            live.update(shown(servers.look()), refresh=True)
-            pause.wait(interval)
+    console = Console()
+    with suppress(KeyboardInterrupt):
+        if not console.is_terminal:
+            while True:
+                print(datetime.now().astimezone().isoformat(timespec="seconds"))
+                _print(servers.look())
+                sys.stdout.flush()
+                pause.wait(interval)
+        with Live(console=console, auto_refresh=False) as live:
+            while True:
+                look = servers.look()
+                live.update(shown(look, console.width, console.height), refresh=True)
+                pause.wait(interval)
 
 
 def _print(look: Look) -> None:
-    import sys
-
     from rich.console import Console
 
+    if sys.stdout.isatty():
+        console = Console()
+        console.print(shown(look, console.width))
+        return
     # In a pipe nothing is cut off to fit a terminal that is not there.
-    Console(width=None if sys.stdout.isatty() else 200).print(shown(look))
+    Console(width=10_000).print(shown(look))
 
 
-def shown(look: Look) -> Group:
-    """The table, and below it what is wrong."""
+def shown(look: Look, width: int | None = None, height: int | None = None) -> Group:
+    """What is wrong, and below it the table.
+
+    Args
+        width   columns of the terminal; where not all of `COLUMNS` fit, the least of `DROPPED` go
+        height  its lines; where not all rows fit, there is one a server, or else one a shard, or
+                else not all of these
+    """
+    from rich.console import Console
+
+    problem_lines = problems(look)
+    if height is None:
+        return _drawn(problem_lines, look.rows, width)
+    console = Console(width=width, height=height)
+
+    def fits(rows: Sequence[Row]) -> bool:
+        group = _drawn(problem_lines, rows, width)
+        return len(console.render_lines(group)) < height  # the last line is the cursor's
+
+    rows: Sequence[Row] = look.rows
+    for key in (by_server, by_shard):
+        if not fits(rows):
+            rows = gathered(look.rows, key)
+    if not fits(rows):
+        problem_lines.append(f"{len(rows)} rows, of which the first are shown")
+        while len(rows) > 1 and not fits(rows):
+            rows = rows[:-1]
+    return _drawn(problem_lines, rows, width)
+
+
+def _drawn(problem_lines: Sequence[str], rows: Sequence[Row], width: int | None) -> Group:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
+    cells = [cells_of(row) for row in rows]
+    widths = {
+        name: max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(COLUMNS)
+    }
+    names = fitting(widths, width)
     table = Table()
-    for column in COLUMNS:
-        text = column in ("address", "state", "model")
-        table.add_column(column, justify="left" if text else "right", no_wrap=True)
-    for row in look.rows:
-        cells = cells_of(row)
+    for name in names:
+        table.add_column(
+            name,
+            justify="left" if name in ("address", "state", "model") else "right",
+            # An address that does not fit goes on in the next line: its end is the port.
+            min_width=len(name) if name == "address" else widths[name],
+            overflow="fold",
+        )
+    for row, texts in zip(rows, cells, strict=True):
         colour = _COLOURS.get(row.state, "red")
-        table.add_row(*(Text(c, colour if i == 2 else "") for i, c in enumerate(cells)))
-    errors = dict.fromkeys(f"{row.address}: {row.error}" for row in look.rows if row.error)
-    lines = [Text(error) for error in errors]
-    lines += [Text(f"shard {shard}: no server is ready", "red") for shard in look.missing]
-    return Group(table, *lines)
+        chosen = [(name, texts[COLUMNS.index(name)]) for name in names]
+        table.add_row(*(Text(text, colour if name == "state" else "") for name, text in chosen))
+    return Group(*(Text(line, "red") for line in problem_lines), table)
+
+
+def problems(look: Look) -> list[str]:
+    """What is wrong, a line each; servers of which the same is to be said share one."""
+    said: dict[str, list[str]] = {}
+    for row in look.rows:
+        if row.error:
+            text = row.error.removeprefix(row.address).strip().replace(row.address, "it")
+            addresses = said.setdefault(text, [])
+            if row.address not in addresses:
+                addresses.append(row.address)
+    out = [f"{', '.join(addresses)}: {text}" for text, addresses in said.items()]
+    return out + [f"shard {shard}: no server is ready" for shard in look.missing]
+
+
+def fitting(widths: dict[str, int], width: int | None) -> list[str]:
+    """The names of `COLUMNS` that fit beside each other; what is not in `DROPPED` always stays."""
+    dropped: set[str] = set()
+    for name in ("", *DROPPED):
+        dropped.add(name)
+        names = [name for name in COLUMNS if name not in dropped]
+        # A border and two spaces for each, and the last border.
+        if width is None or sum(widths[name] + 3 for name in names) + 1 <= width:
+            break
+    return names
+
+
+def by_server(row: Row) -> str:
+    """One row a server."""
+    return row.address
+
+
+def by_shard(row: Row) -> str:
+    """One row a shard."""
+    return str(row.shard)
+
+
+def gathered(rows: Iterable[Row], key: Callable[[Row], str]) -> list[Row]:
+    """One row for all that have the same key: sums, the least uptime, the longest round trip."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return [group[0] if len(group) == 1 else _sum(group) for group in groups.values()]
+
+
+def _sum(rows: Sequence[Row]) -> Row:
+    from dataclasses import replace
+
+    def total(name: str) -> Any:
+        found = [getattr(row, name) for row in rows if getattr(row, name) is not None]
+        return sum(found) if found else None
+
+    def one(name: str, many: str) -> Any:
+        found = list(dict.fromkeys(getattr(row, name) for row in rows))
+        return found[0] if len(found) == 1 else f"{len(found)} {many}"
+
+    sums = ("queries_per_s", "messages_per_s", "refused", "in_flight", "cpu_percent")
+    states = dict.fromkeys(row.state for row in rows)
+    told = [f"{sum(row.state == state for row in rows)} {state}" for state in states]
+    met = len({(row.address, row.worker) for row in rows})
+    return replace(
+        rows[0],
+        address=one("address", "servers"),
+        state=rows[0].state if len(states) == 1 else ", ".join(told),
+        worker=met - 1 if rows[0].workers else None,
+        workers=sum({row.address: row.workers or 0 for row in rows}.values()) or None,
+        model=one("model", "models"),
+        memory_bytes=total("memory_bytes"),
+        uptime_s=min((r.uptime_s for r in rows if r.uptime_s is not None), default=None),
+        round_trip_ms=max(
+            (r.round_trip_ms for r in rows if r.round_trip_ms is not None), default=None
+        ),
+        error=None,
+        **{name: total(name) for name in sums},
+    )
 
 
 def cells_of(row: Row) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from dlm.client.topology import MAX_SHARD_SETS, Connect, Endpoint
 from dlm.client.transport import Connection
-from dlm.errors import DlmError
+from dlm.errors import AuthenticationError, DlmError
 from dlm.index.layout import Manifest, parse_manifest
 from dlm.wire._pb import shard_pb2 as pb
 
@@ -22,6 +22,7 @@ Clock = Callable[[], float]
 
 ID_DIGITS = 12
 MAX_TRIES = 256
+MAX_ASKED = 256  # servers asked at once; each that is silent takes its whole timeout
 
 
 def tries_for(workers: int) -> int:
@@ -39,7 +40,8 @@ class Row:
 
     address        as cluster.toml gives it
     shard          that it says it holds; the hint of cluster.toml while it is silent, or None
-    state          "warming", "ready", "draining"; "silent" where it does not answer
+    state          "warming", "ready", "draining"; "silent" where it does not answer, "refused"
+                   where it does not let us ask
     worker, workers  which of the processes on the port it is, from 0, and how many there are
     model, shard_set  their first 12 hex digits
     queries_per_s, messages_per_s  answered, between the last two beats
@@ -77,12 +79,15 @@ class Look:
     """All rows of one look, and what follows from them.
 
     shards   shards that there should be, as far as anybody knows
-    missing  of these, the ones that no server answers for: none of its servers is ready
+    missing  of these, the ones that no server answers for: none of its servers is ready. Of what a
+             server that refuses us may hold, nobody can say that
+    refused  whether a server does not let us ask
     """
 
     rows: tuple[Row, ...]
     shards: tuple[int, ...]
     missing: tuple[int, ...]
+    refused: bool = False
 
     def facts(self) -> dict[str, Any]:
         """As JSON: `servers` (`Row`, field by field), `shards` and `missing`."""
@@ -220,7 +225,8 @@ class _Server:
                 break
             expected = self._expected()
         if not self.workers:
-            return [Row(self.endpoint.address, self.endpoint.shard, error=_told(error))]
+            state = "refused" if isinstance(error, AuthenticationError) else "silent"
+            return [Row(self.endpoint.address, self.endpoint.shard, state, error=_told(error))]
         rows = [row for worker in self.workers.values() for row in self._rows(worker)]
         rows.sort(key=lambda row: row.worker or 0)
         if len(self.workers) < expected:
@@ -317,14 +323,16 @@ class ClusterStatus:
 
     def look(self) -> Look:
         """One look at all servers at once; never raises for a server's sake."""
-        with ThreadPoolExecutor(max_workers=min(len(self._servers), 32) or 1) as pool:
+        with ThreadPoolExecutor(max_workers=min(len(self._servers), MAX_ASKED) or 1) as pool:
             rows = [row for part in pool.map(_Server.look, self._servers) for row in part]
         shards = {row.shard for row in rows if row.shard is not None}
         for server in self._servers:
             for manifest in server.manifests.values():
                 shards |= set(range(manifest.shards))
         ready = {row.shard for row in rows if row.state == "ready"}
-        return Look(tuple(rows), tuple(sorted(shards)), tuple(sorted(shards - ready)))
+        refused = {row.shard for row in rows if row.state == "refused"}
+        missing = set() if None in refused else shards - ready - refused
+        return Look(tuple(rows), tuple(sorted(shards)), tuple(sorted(missing)), bool(refused))
 
     def close(self) -> None:
         """Lets go of every connection."""

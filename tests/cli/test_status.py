@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from cli.support import command
-from dlm.cli.status import COLUMNS, cells_of, duration, shown, size
+from dlm.cli.status import COLUMNS, cells_of, duration, problems, shown, size
 from dlm.client.status import Look, Row
 
 
@@ -59,7 +60,8 @@ def test_a_dead_server_is_a_row_and_status_1(run, cluster, tmp_path) -> None:
     done = run("status", "--interval", 0.05, cwd=tmp_path)
     assert done.returncode == 1
     out = done.stdout.decode()
-    assert f"{address}: {address} gave no answer" in out
+    assert f"{address}: gave no answer" in out
+    assert out.index("gave no answer") < out.index("round trip")
     assert "shard 2: no server is ready" in out
     assert out.count(" ready ") == 2
     done = run("status", "--interval", 0.05, "--json", cwd=tmp_path)
@@ -81,6 +83,103 @@ def test_wrong_usage_is_told(run, cluster, arguments, said) -> None:
     done = run("status", *arguments, cwd=cluster.parent)
     assert done.returncode == 1
     assert said in done.stderr.decode()
+
+
+def drawn(look: Look, width: int, height: int | None = None) -> list[str]:
+    """The lines that a terminal shows."""
+    console = Console(width=width, height=height or 100)
+    with console.capture() as captured:
+        console.print(shown(look, width, height))
+    return captured.get().splitlines()
+
+
+def full_row(address: str, shard: int, worker: int) -> Row:
+    """One of four workers, with every number there is."""
+    return Row(
+        *(address, shard, "ready", worker, 4, "ab5c25daac8e", "94ac9cb60a1f"),
+        *(123456.7, 1234.5, 12, 7, 199.5, 512 << 20, 18_605.0, 12.25),
+    )
+
+
+SILENT = Row("10.0.0.9:50060", 9, error="10.0.0.9:50060 gave no answer: UNAVAILABLE: nobody")
+LARGE = Look(
+    (*(full_row(f"10.20.30.{n}:50060", n // 2, w) for n in range(8) for w in range(4)), SILENT),
+    (*range(4), 9),
+    (9,),
+)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:50060", "lm-dlm-0.lm-dlm.speech.svc.cluster:50060"])
+def test_eighty_columns_show_what_matters(address) -> None:
+    """Whole addresses, if need be in two lines, and no column without width."""
+    lines = drawn(Look((full_row(address, 3, 1),), (3,), ()), 80)
+    assert max(map(len, lines)) <= 80
+    cells = [[c.strip() for c in re.split("[│┃]", x)[1:-1]] for x in lines if x[0] in "│┃"]
+    assert cells[0] == ["address", "shard", "state", "worker", "queries/s", "CPU %"] or (
+        address == "127.0.0.1:50060" and set(cells[0]) > {"shard", "CPU %", "in flight"}
+    )
+    assert "".join(row[0] for row in cells[1:]) == address
+    first = dict(zip(cells[0], cells[1], strict=True))
+    assert (first["shard"], first["state"], first["worker"]) == ("3", "ready", "2/4")
+    assert (first["queries/s"], first["CPU %"]) == ("123,457", "200")
+
+
+def test_a_wide_terminal_shows_every_column() -> None:
+    """And a pipe does, however long the addresses are."""
+    look = Look((full_row("127.0.0.1:50060", 0, 0),), (0,), ())
+    header = next(line for line in drawn(look, 200) if "address" in line)
+    assert all(column in header for column in COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("height", "addresses"),
+    [(60, 33), (24, 9), (13, 5), (9, 1)],
+)
+def test_a_screen_that_is_too_low_shows_a_row_a_server_or_a_shard(height, addresses) -> None:
+    """What is wrong stands above, and no line is below the last of the screen."""
+    lines = drawn(LARGE, 80, height)
+    assert len(lines) < height
+    assert lines[0].startswith("10.0.0.9:50060: gave no answer")
+    assert lines[1] == "shard 9: no server is ready"
+    rows = [line for line in lines if line.startswith("│")]
+    assert len(rows) == addresses
+    if height == 24:
+        assert all("4/4" in row and "493,827" in row for row in rows[:-1])
+    if height == 13:
+        assert all("2 servers" in row and "8/8" in row for row in rows[:-1])
+    if height == 9:
+        assert "of which the first are shown" in lines[2]
+
+
+def test_what_is_wrong_with_several_servers_is_said_once() -> None:
+    """With the addresses before it, and none in it."""
+    rows = [
+        Row(f"h:{n}", n, error=f"h:{n} gave no answer: UNAVAILABLE: ipv4:h:{n}: refused")
+        for n in range(3)
+    ]
+    lines = problems(Look((*rows, SILENT), (0,), ()))
+    assert lines == [
+        "h:0, h:1, h:2: gave no answer: UNAVAILABLE: ipv4:it: refused",
+        "10.0.0.9:50060: gave no answer: UNAVAILABLE: nobody",
+    ]
+
+
+def test_watching_without_a_terminal_prints_look_after_look(cluster, environ) -> None:
+    """Each with its time, as it happens, whole."""
+    process = subprocess.Popen(
+        command("status", "--cluster", cluster, "--watch", "--interval", 0.05),
+        env=environ,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    seen = b""
+    while seen.count(b"round trip") < 3:
+        seen += os.read(process.stdout.fileno(), 65536)
+    process.send_signal(signal.SIGINT)
+    process.stdout.close()
+    assert process.wait(60) in (0, 1)  # 1 where it wrote to the pipe that was closed
+    times = re.findall(rb"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d$", seen, re.M)
+    assert len(times) == 3
 
 
 def test_watching_ends_with_ctrl_c(cluster, environ) -> None:
@@ -129,7 +228,7 @@ def test_what_a_server_says_is_no_markup() -> None:
     console = Console(width=200)
     with console.capture() as captured:
         console.print(shown(look))
-    assert "h:1: [bold]x[/nothing]" in captured.get()
+    assert "[bold]x[/nothing]" in captured.get()
 
 
 @pytest.mark.parametrize(

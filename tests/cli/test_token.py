@@ -98,6 +98,11 @@ def test_a_cluster_with_tokens_answers_who_has_one(
         refused = run("score", "--cluster", path, "--token-file", other, text=text)
         assert refused.returncode == 1
         assert b"authorization: Bearer TOKEN" in refused.stderr
+        looked = run("status", "--cluster", path, "--interval", 0.05)
+        assert (looked.returncode, looked.stdout.count(b" ready ")) == (0, 2)
+        looked = run("status", "--cluster", path, "--interval", 0.05, "--token-file", other)
+        assert (looked.returncode, looked.stdout.count(b" refused ")) == (1, 2)
+        assert b"no server is ready" not in looked.stdout
         assert b"Traceback" not in refused.stderr
     finally:
         os.kill(process.pid, signal.SIGTERM)

@@ -12,7 +12,7 @@ from cluster import Cluster, ProcessServer, ThreadServer, build
 from dlm.client.status import ClusterStatus, tries_for
 from dlm.client.topology import Endpoint
 from dlm.client.transport import GrpcConnection
-from dlm.errors import ShardDown
+from dlm.errors import AuthenticationError, ShardDown
 from dlm.index.shard import Shard
 from dlm.wire._pb import shard_pb2 as pb
 from models import random_model
@@ -238,3 +238,41 @@ def test_a_shard_is_answered_by_a_server_that_is_ready(state, name, missing) -> 
     look = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=Ticks()).look()
     assert look.rows[0].state == name
     assert look.missing == missing
+
+
+class Refusing:
+    """A connection to a server that does not let us in."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def heartbeat(self, request, timeout_s):
+        """As a server with tokens answers."""
+        raise AuthenticationError(f"{self.address} answered UNAUTHENTICATED: set token_file")
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def test_a_server_that_refuses_us_is_not_silent_and_its_shard_not_missing() -> None:
+    """What it holds, and how that is, nobody can say; where even its number is not known, of no
+    shard can be said that it is missing."""
+    status = ClusterStatus([Endpoint("h:1", 0), Endpoint("h:2", 1)], Refusing, 1.0)
+    look = status.look()
+    assert [(row.state, row.shard) for row in look.rows] == [("refused", 0), ("refused", 1)]
+    assert (look.missing, look.refused) == ((), True)
+    assert "UNAUTHENTICATED" in (look.rows[0].error or "")
+    status.close()
+
+    class Gone(Refusing):
+        """One of them is refused, the other is not there."""
+
+        def heartbeat(self, request, timeout_s):
+            if self.address == "h:1":
+                raise ShardDown("h:1 gave no answer")
+            return super().heartbeat(request, timeout_s)
+
+    for hint, missing in ((1, (0,)), (None, ())):
+        look = ClusterStatus([Endpoint("h:1", 0), Endpoint("h:2", hint)], Gone, 1.0).look()
+        assert [row.state for row in look.rows] == ["silent", "refused"]
+        assert look.missing == missing
