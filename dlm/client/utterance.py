@@ -310,6 +310,11 @@ class _Handle:
     def _sentence_queries(
         self, sentences: Sequence[Sentence], bos: bool, eos: bool
     ) -> tuple[_Queries, list[int]]:
+        if isinstance(sentences, (str, bytes)):
+            raise QueryError(
+                "a sequence of sentences is expected, not one string, whose characters would be "
+                "scored; give [sentence]"
+            )
         vocabulary = self.vocabulary
         stream: list[int] = []
         lengths: list[int] = []
@@ -458,7 +463,14 @@ class Utterance(_Handle):
         eos: bool = True,
         deadline_s: float | None = None,
     ) -> list[SentenceScore]:
-        """Scores whole sentences; all their queries travel together."""
+        """Scores whole sentences; all their queries travel together.
+
+        Args
+            sentences  each a string, split at spaces, tabs and line ends, or a sequence of words
+            bos, eos   whether a sentence begins after <s>, and whether its end is scored
+        Raises
+            QueryError (one string in place of several), UnavailableError, ProtocolError
+        """
         queries, counts = self._sentence_queries(sentences, bos, eos)
         return self._sentence_scores(queries, counts, self._wait(queries, deadline_s))
 

@@ -268,6 +268,8 @@ def test_questions_without_an_answer_are_refused(client) -> None:
         lambda: utterance.extend([begin], np.zeros((1, 1, 1), np.int64)),
         lambda: utterance.extend([begin], [size]),
         lambda: utterance.next_words(begin, 0),
+        lambda: utterance.score_sentences("a b"),
+        lambda: utterance.score_sentences(b"a b"),
     ):
         with pytest.raises(QueryError):
             question()
