@@ -371,12 +371,15 @@ class _Handle:
             raise QueryError(f"{k} next words were asked for; at least 1 is expected")
         flat = self._gather([state])
         words = np.arange(self.vocabulary_size, dtype=np.uint32)
+        begin = self.vocabulary.begin_id
+        if begin != UNK_ID:  # <s> follows nothing, whatever probability the file gives it
+            words = np.delete(words, begin)
         return _Queries(flat._contexts, flat._lengths, np.array([len(words)], np.uint32), words)
 
     @staticmethod
-    def _top(answers: Answers, k: int) -> list[tuple[int, np.float32]]:
+    def _top(queries: _Queries, answers: Answers, k: int) -> list[tuple[int, np.float32]]:
         order = np.argsort(-answers.log10_prob, kind="stable")[:k]
-        return [(int(i), answers.log10_prob[i]) for i in order]
+        return [(int(queries.words[i]), answers.log10_prob[i]) for i in order]
 
     def _submit(self, queries: _Queries, deadline_s: float | None) -> tuple[Future[Answers], float]:
         """The call's future, and how long to wait for it."""
@@ -479,9 +482,14 @@ class Utterance(_Handle):
     ) -> list[tuple[int, np.float32]]:
         """The `k` likeliest next words: (id, log10 P), best first, ties by id.
 
+        The sentence end is one of them, and so is id 0, the unknown word, which stands for all that
+        the vocabulary lacks; <s> is none, since it follows nothing. `vocabulary.words[id]` is the
+        word of an id, in bytes.
+
         Cost  a query for every word of the vocabulary, in one message per `max_queries`
         """
-        return self._top(self._wait(self._next_words_queries(state, k), deadline_s), k)
+        queries = self._next_words_queries(state, k)
+        return self._top(queries, self._wait(queries, deadline_s), k)
 
 
 class AsyncUtterance(_Handle):
@@ -531,4 +539,5 @@ class AsyncUtterance(_Handle):
         self, state: State, k: int, *, deadline_s: float | None = None
     ) -> list[tuple[int, np.float32]]:
         """See `Utterance.next_words`."""
-        return self._top(await self._wait(self._next_words_queries(state, k), deadline_s), k)
+        queries = self._next_words_queries(state, k)
+        return self._top(queries, await self._wait(queries, deadline_s), k)
