@@ -14,8 +14,9 @@ import asyncio
 import operator
 import re
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -408,8 +409,11 @@ def _mismatch(found: Family, expected: Family) -> FamilyMismatch:
     )
 
 
-def _late(limit_s: float) -> DeadlineExceeded:
-    return DeadlineExceeded(f"no answer within {limit_s - GRACE_S:g} s")
+def _end_late(future: Future[Answers], limit_s: float) -> None:
+    """Ends a call whose time is over, for its caller and for whoever counts calls alike: one that
+    is cancelled is taken for given up."""
+    with suppress(InvalidStateError):  # answered just now
+        future.set_exception(DeadlineExceeded(f"no answer within {limit_s - GRACE_S:g} s"))
 
 
 class Utterance(_Handle):
@@ -419,9 +423,9 @@ class Utterance(_Handle):
         future, limit_s = self._submit(queries, deadline_s)
         try:
             return future.result(limit_s)
-        except FutureTimeout as exc:
-            future.cancel()
-            raise _late(limit_s) from exc
+        except FutureTimeout:
+            _end_late(future, limit_s)
+        return future.result()
 
     def score(
         self,
@@ -497,10 +501,15 @@ class AsyncUtterance(_Handle):
 
     async def _wait(self, queries: _Queries, deadline_s: float | None) -> Answers:
         future, limit_s = self._submit(queries, deadline_s)
+        wrapped = asyncio.wrap_future(future)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), limit_s)
-        except TimeoutError as exc:
-            raise _late(limit_s) from exc
+            done, _ = await asyncio.wait([wrapped], timeout=limit_s)
+        except asyncio.CancelledError:
+            wrapped.cancel()  # and `future` with it
+            raise
+        if not done:
+            _end_late(future, limit_s)
+        return await wrapped
 
     async def score(
         self,

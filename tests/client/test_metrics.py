@@ -129,6 +129,40 @@ def test_failures_are_counted_by_their_kind(cluster, connect, files) -> None:
     assert now["dlm_client_calls_total{result=cancelled}"] == 1
 
 
+@pytest.mark.parametrize("face", ["sync", "asyncio"])
+def test_a_call_that_is_too_late_is_counted_so_and_not_as_given_up(
+    cluster, connect, files, face
+) -> None:
+    """The message is held and its deadline is nobody's but the caller's: DeadlineExceeded, in the
+    caller's hands and in what alerts look at. One that its caller cancels is cancelled."""
+    network = Network()
+    client = connect(cluster, network)
+    context, word = queries_to(files, 0)[0]
+    before = shown(client)
+    with network.held():
+        if face == "sync":
+            with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.05 s"):
+                client.utterance(deadline_s=0.05).score([context], [word])
+        else:
+
+            async def ask() -> None:
+                utterance = AsyncClient(client._core).utterance(deadline_s=0.05)
+                with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.05 s"):
+                    await utterance.score([context], [word])
+                task = asyncio.create_task(utterance.score([context], [word], deadline_s=WAIT_S))
+                await asyncio.sleep(0)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+
+            asyncio.run(ask())
+        now = shown(client)
+        key = "dlm_client_calls_total{result=%s}"
+        assert now[key % "deadline_exceeded"] == before.get(key % "deadline_exceeded", 0) + 1
+        cancelled = now.get(key % "cancelled", 0) - before.get(key % "cancelled", 0)
+        assert cancelled == (face == "asyncio")
+
+
 @pytest.mark.parametrize("inline_queries", [0, 256])
 def test_servers_count_what_a_stream_brings(files, connect, inline_queries: int) -> None:
     """On the event loop and in threads: the same counts as the client's, and the orders given."""
