@@ -105,7 +105,12 @@ class Client(_Face):
         return client
 
     def utterance(self, *, deadline_s: float | None = None) -> Utterance:
-        """A new handle, pinned to the model in use; `deadline_s` is for each of its calls."""
+        """A new handle, pinned to the model in use; `deadline_s` is for each of its calls.
+
+        Raises
+            ShardDown  the client is closed
+        """
+        self._core.check_open()
         return Utterance(self._core, self._core.snapshot(), deadline_s)
 
     def close(self) -> None:
@@ -138,6 +143,7 @@ class AsyncClient(_Face):
 
     def utterance(self, *, deadline_s: float | None = None) -> AsyncUtterance:
         """See `Client.utterance`."""
+        self._core.check_open()
         return AsyncUtterance(self._core, self._core.snapshot(), deadline_s)
 
     async def close(self) -> None:

@@ -208,7 +208,8 @@ class Core:
                 runtime = self._runtime_
         return runtime
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises ShardDown where the client is closed."""
         if self._closed:
             raise _closed()
 
@@ -284,13 +285,13 @@ class Core:
         """The connection to `address`, made when first asked for."""
         runtime = self._runtime
         with runtime.lock:
-            self._check_open()
+            self.check_open()
             known = runtime.connections.get(address)
         if known is not None:
             return known
         # The gate comes first: a fork that holds it waits for a loop that may want the lock.
         with inside(), runtime.lock:
-            self._check_open()
+            self.check_open()
             found = runtime.connections.get(address)
             if found is None:
                 found = runtime.connections[address] = self._connect(address)
@@ -315,7 +316,7 @@ class Core:
         """The first snapshot; many callers at once share one look at the servers."""
         runtime = self._runtime
         with runtime.lock:
-            self._check_open()
+            self.check_open()
             if self._snapshot is not None:
                 return self._snapshot
             running = runtime.refreshing
@@ -403,7 +404,7 @@ class Core:
             in the future: UnavailableError, ProtocolError
         """
         begun = time.perf_counter()
-        self._check_open()
+        self.check_open()
         # A call begins outside of any turn. An exception from a signal handler may have cut off the
         # last one of this thread just where nothing could clear it.
         _turn.events = None
@@ -675,7 +676,7 @@ class Core:
         runtime, now = self._runtime, self._clock()
         due = now - runtime.looked >= LOOK_AGAIN_S
         try:
-            self._check_open()
+            self.check_open()
             if isinstance(error, StaleShardSet) or (message.address is None and due):
                 runtime.helper.submit(self._reroute, message, error)
                 return

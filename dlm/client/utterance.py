@@ -199,7 +199,12 @@ class _Handle:
     def _id(self, word: Word) -> int:
         if isinstance(word, (str, bytes)):
             return self.vocabulary.id_of(word)
-        number = operator.index(word)
+        try:
+            number = operator.index(word)
+        except TypeError as exc:
+            raise QueryError(
+                f"a word is a string, bytes or an id, not {type(word).__name__}"
+            ) from exc
         if not 0 <= number < self.vocabulary_size:
             raise QueryError(f"word id {number}; ids are 0 to {self.vocabulary_size - 1}")
         return number
@@ -245,6 +250,8 @@ class _Handle:
             if states.family != self.family:
                 raise _mismatch(states.family, self.family)
             return states.reshape(-1)
+        if isinstance(states, State):
+            raise QueryError("a sequence of states is expected, not one State; give [state]")
         dense = np.zeros((len(states), self._width), np.uint32)
         lengths = np.zeros(len(states), np.uint8)
         for row, state in enumerate(states):
@@ -273,7 +280,8 @@ class _Handle:
         count = len(flat)
         nested = isinstance(words, np.ndarray) and words.ndim == 2
         if not nested and not isinstance(words, np.ndarray) and len(words):
-            nested = not isinstance(words[0], (str, bytes, int, np.integer))
+            nested = isinstance(words[0], (Sequence, np.ndarray))
+            nested = nested and not isinstance(words[0], (str, bytes))
         if nested:
             if isinstance(words, np.ndarray):
                 shape = (len(words), words.shape[1])

@@ -271,6 +271,11 @@ def test_questions_without_an_answer_are_refused(client) -> None:
         lambda: utterance.extend([begin], np.zeros((1, 1, 1), np.int64)),
         lambda: utterance.extend([begin], [size]),
         lambda: utterance.next_words(begin, 0),
+        lambda: utterance.extend([begin], [None]),
+        lambda: utterance.extend([begin], [1, None]),
+        lambda: utterance.extend(begin, [1]),
+        lambda: utterance.score([[1]], [None]),
+        lambda: utterance.score([[None]], [1]),
         lambda: utterance.score_sentences("a b"),
         lambda: utterance.score_sentences(b"a b"),
     ):
@@ -462,6 +467,8 @@ def test_a_closed_client_says_so(client) -> None:
         utterance.score([[1, 2]], [3])
     with pytest.raises(ShardDown, match="closed"):
         utterance.score([[]], [3])
+    with pytest.raises(ShardDown, match="closed"):
+        client.utterance()
 
     async def ask() -> None:
         async_client = AsyncClient(client._core)
