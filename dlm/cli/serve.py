@@ -4,35 +4,50 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+_RFC_3339 = "%Y-%m-%dT%H:%M:%S.%fZ"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: the event's name and its fields; never query text."""
+    """One JSON object a line: the event's name and its fields; never query text.
+
+    Times are UTC as RFC 3339 has them.
+
+    Args
+        context  fields of every line whose event has none of that name
+    """
+
+    def __init__(self, context: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self._context = dict(context or {})
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as a line."""
         fields: dict[str, Any] = {
-            "time": self.formatTime(record),
+            "time": datetime.fromtimestamp(record.created, UTC).strftime(_RFC_3339),
             "level": record.levelname.lower(),
             "event": record.getMessage(),
         }
+        fields |= self._context
         fields |= {k: v for k, v in vars(record).items() if k not in _STANDARD}
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
         return json.dumps(fields, default=str)
 
 
-def log_to_stderr(level: str) -> None:
-    """Sends the library's events to standard error."""
+def log_to_stderr(level: str, context: Mapping[str, Any]) -> None:
+    """Sends the library's events to standard error; see `JsonLines`."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(JsonLines(context))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
@@ -91,6 +106,9 @@ def serve(
 
     Example: dlm serve shards/model --shard 0 --port 50060 --workers 4
     """
+    # gRPC reads it when it is imported. Its own lines are no JSON, and tell of strangers alone.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
     from dlm.config import resolve
     from dlm.errors import ConfigError
     from dlm.server.app import serve as run
@@ -103,7 +121,6 @@ def serve(
             "--allow-remote is gone: give --tls-cert and --tls-key with --tls-client-ca or "
             "--tokens, or --insecure on a network where every machine may read the model"
         )
-    log_to_stderr(log_level)
     flags = {
         "port": port,
         "host": host,
@@ -121,4 +138,8 @@ def serve(
         "huge_pages": huge_pages,
     }
     settings = resolve(ServerConfig, "server", flags=flags, file=config)
+    # A free port is known later, and told by server.ready.
+    log_to_stderr(
+        log_level, {"shard": shard} | ({"address": settings.address} if settings.port else {})
+    )
     raise typer.Exit(run(settings, directories, shard, ready_file=ready_file))

@@ -354,7 +354,7 @@ class ShardServer:
                 "cause": event.name,
                 "from_state": before.name,
                 "to_state": after.name,
-                "address": self.config.address,
+                "address": replace(self.config, port=self.port or self.config.port).address,
                 "port": self.port,
                 "shard": self.service.shard.index,
                 "shard_sets": [service.shard_set.hex() for service in self.models],

@@ -6,11 +6,14 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
+from certificates import Authority
 from cli.conftest import Run
 from cli.support import command, wait_for
 
@@ -208,6 +211,41 @@ def test_workers_do_not_outlive_a_cluster_that_was_killed(
     _wait_gone(servers + workers)
 
 
+def test_a_servers_log_is_json_and_nothing_else(
+    folder: Path, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """gRPC has a line of its own for a stranger who speaks no TLS: it is not there. Every event has
+    the time in UTC, the shard and, when it is bound, the address."""
+    pair = Authority(tmp_path).server
+    process = subprocess.Popen(
+        command(
+            *("serve", folder / "shards", "--shard", 1, "--ready-file", "ready"),
+            *("--tls-cert", pair.cert, "--tls-key", pair.key),
+        ),
+        cwd=tmp_path,
+        env={k: v for k, v in environ.items() if not k.startswith("GRPC_")},
+        stderr=subprocess.PIPE,
+    )
+    wait_for((tmp_path / "ready").exists, process)
+    port = json.loads((tmp_path / "ready").read_text())["port"]
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 20)
+        while stranger.recv(4096):
+            pass
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0
+    events = [json.loads(line) for line in said.splitlines()]
+    assert {"server.opened", "server.ready", "server.stopped"} <= {e["event"] for e in events}
+    for event in events:
+        assert event["shard"] == 1
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", event["time"])
+    ready = next(event for event in events if event["event"] == "server.ready")
+    assert ready["address"] == f"127.0.0.1:{port}"
+    told = datetime.fromisoformat(ready["time"])
+    assert abs((datetime.now(UTC) - told).total_seconds()) < 600
+
+
 def test_events_keep_their_names_and_name_their_worker(
     folder: Path, tmp_path: Path, environ: dict[str, str]
 ) -> None:
@@ -224,6 +262,7 @@ def test_events_keep_their_names_and_name_their_worker(
     assert process.returncode == 0
     events = [json.loads(line) for line in said.splitlines()]
     seen = {(event["event"], event.get("worker")) for event in events}
+    assert {event["shard"] for event in events} == {0}
     for worker in (0, 1):
         for name in (
             "server.worker.started",
