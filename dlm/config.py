@@ -7,9 +7,10 @@ the file over the default. A value is checked where its dataclass is constructed
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -32,7 +33,8 @@ def resolve(
         section  name of the table in the TOML file and middle part of the variables
         flags    field -> value; None stands for "not given"
     Raises
-        ConfigError  an unknown field in the file, or a value of the wrong type or out of bounds
+        ConfigError  an unknown field in the file or the environment, or a value of the wrong type
+                     or out of bounds
     """
     environ = os.environ if environ is None else environ
     hints = get_type_hints(kind)
@@ -45,14 +47,25 @@ def resolve(
             raise ConfigError(f"{file} cannot be read as TOML: {exc}") from exc
         unknown = sorted(set(table) - set(fields))
         if unknown:
-            raise ConfigError(f"{file}: [{section}] has no setting named {', '.join(unknown)}")
+            said = "; ".join(name + _nearest(name, fields) for name in unknown)
+            raise ConfigError(f"{file}: [{section}] has no setting named {said}")
         values.update(table)
-    for name in fields:
-        variable = f"DLM_{section}_{name}".upper()
-        if variable in environ:
-            values[name] = environ[variable]
+    prefix = f"DLM_{section}_".upper()
+    variables = {prefix + name.upper(): name for name in fields}
+    # A misspelt limit or path of a secret would be no limit and no secret, in silence.
+    unknown = sorted(v for v in environ if v.startswith(prefix) and v not in variables)
+    if unknown:
+        said = "; ".join(name + _nearest(name, variables) for name in unknown)
+        raise ConfigError(f"the environment sets what is no setting: {said}")
+    values.update({variables[v]: environ[v] for v in variables if v in environ})
     values.update({k: v for k, v in (flags or {}).items() if v is not None})
     return kind(**{name: _coerce(section, name, fields[name], v) for name, v in values.items()})
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """What was perhaps meant, for the end of a message; nothing where nothing is alike."""
+    found = difflib.get_close_matches(name, known, 1)
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def _coerce(section: str, name: str, kind: Any, value: Any) -> Any:

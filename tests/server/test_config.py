@@ -102,3 +102,27 @@ def test_every_setting_can_come_from_the_environment():
         for f in dataclasses.fields(ServerConfig)
     }
     assert resolve(ServerConfig, "server", environ=environ) == ServerConfig()
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("DLM_SERVER_TOKEN", "DLM_SERVER_TOKENS"),
+        ("DLM_SERVER_WORKER", "DLM_SERVER_WORKERS"),
+        ("DLM_SERVER_MAXINFLIGHT", "DLM_SERVER_MAX_IN_FLIGHT"),
+        ("DLM_SERVER_XYZZY_PLUGH", None),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_what_was_meant(variable, meant):
+    """A server without the tokens that somebody gave it would let in everybody."""
+    with pytest.raises(ConfigError, match=f"no setting: {variable}") as caught:
+        resolve(ServerConfig, "server", environ={variable: "1", "DLM_CACHE_DIR": "x"})
+    assert (f"did you mean {meant}?" in str(caught.value)) == (meant is not None)
+
+
+def test_a_misspelt_name_in_the_file_is_refused_with_what_was_meant(tmp_path):
+    """As one of the environment."""
+    path = tmp_path / "server.toml"
+    path.write_text("[server]\nworker = 2\n")
+    with pytest.raises(ConfigError, match=r"no setting named worker \(did you mean workers\?\)"):
+        resolve(ServerConfig, "server", file=path, environ={})
