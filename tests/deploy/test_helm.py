@@ -16,6 +16,7 @@ from deploy.documents import DEPLOY, ROOT, SETTINGS, fault_of
 from deploy.gotemplate import Chart, TemplateError
 from dlm import __version__
 from dlm.cli.inspect import PROCESS_MIB, helm_values
+from dlm.client.security import read_cluster_security
 from dlm.client.topology import read_cluster_file
 from dlm.config import resolve
 from dlm.index.layout import read_manifest
@@ -27,8 +28,11 @@ TINY = read_manifest(ROOT / "shards/tiny/exact-2")
 PLAIN: dict[str, Any] = {"insecure": True}
 TLS = {"tls": {"secretName": "dlm-tls", "clientCertificates": True}}
 TOKENS = {"tls": {"secretName": "dlm-tls"}, "tokens": {"secretName": "dlm-tokens"}}
+PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 ALL = {
     **TOKENS,
+    "tls": {"secretName": "dlm-tls", "ca": PEM},
+    "clients": {"tokenFile": "/etc/dlm-token/token"},
     "shards": 2,
     "replicas": 3,
     "workers": 4,
@@ -90,6 +94,8 @@ def test_the_values_keep_to_the_schema(chart: Chart) -> None:
         {"server": {"tokens": "/etc/tokens"}},
         {"workers": "many"},
         {"tls": {"secret": "x"}},
+        {"tls": {"ca": "ca.crt"}},
+        {"clients": {"token": "x"}},
         {"serviceMonitor": {"interval": "often"}},
     ],
     ids=str,
@@ -217,7 +223,18 @@ def test_clients_are_told_where_the_shards_are(
     endpoints = read_cluster_file(tmp_path / "cluster.toml")
     assert [e.shard for e in endpoints] == list(range(len(endpoints)))
     assert {e.address.split(".")[0] for e in endpoints} == services - {"lm-dlm-pods"}
-    assert ("tls" in tomllib.loads(data["cluster.toml"])) == ("tls" in given)
+    said = tomllib.loads(data["cluster.toml"])
+    assert ("tls" in said) == ("tls" in given)
+    assert said.get("token_file", "") == given.get("clients", {}).get("tokenFile", "")
+    pem = given.get("tls", {}).get("ca")
+    assert data.get("ca.crt") == pem
+    if pem:  # where the client's own parser looks for it, in the folder that is mounted
+        security = read_cluster_security(tmp_path / "cluster.toml")
+        assert Path(security.ca) == tmp_path / "ca.crt"
+    assert all("PRIVATE KEY" not in text for text in data.values())
+    notes = chart.render(given)["NOTES.txt"]
+    hosts = [e.address.rpartition(":")[0] for e in endpoints]
+    assert all((host in notes) == ("tls" in given) for host in hosts)
 
 
 @pytest.mark.parametrize(
