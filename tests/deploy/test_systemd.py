@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.documents import SETTINGS, shell_lines, texts
+from deploy.documents import SETTINGS, fault_of, shell_lines, texts
 from dlm.server.config import ServerConfig
 
 TEXTS = texts()
@@ -53,6 +53,19 @@ def test_an_instance_serves_the_shard_it_is_named_after() -> None:
     assert re.search(r" --shard %i( |$)", start)
 
 
+def test_it_serves_as_many_folders_as_are_named() -> None:
+    """systemd splits $NAME at spaces, as a word of its own, and keeps ${NAME} whole: for a roll two
+    folders are served."""
+    (start,) = values("ExecStart")
+    words = start.split()
+    assert words[words.index("serve") + 1] == "$DLM_SHARD_SETS"
+    at = words.index("$DLM_SHARD_SETS")
+    for folders in (["/srv/dlm/one"], ["/srv/dlm/one", "/srv/dlm/two"]):
+        given = [*words[1:at], *folders, *words[at + 1 :]]
+        assert fault_of(("dlm", *(word.replace("%i", "2") for word in given))) is None
+    assert "DLM_SHARD_SETS" in TEXTS["runbook.md"]
+
+
 def test_it_is_killed_only_after_it_could_drain() -> None:
     """SIGTERM, drain_s, and time to spare."""
     assert values("KillSignal") == ["SIGTERM"]
@@ -91,7 +104,7 @@ def test_environment_files_name_settings_that_exist(name: str) -> None:
     """Commented ones too; and what the unit reads from them."""
     found = re.findall(r"^#?(\w+)=(.*)$", texts()[name], re.M)
     assert found
-    settings = {key.removeprefix("DLM_SERVER_").lower() for key, _ in found} - {"dlm_shard_set"}
+    settings = {key.removeprefix("DLM_SERVER_").lower() for key, _ in found} - {"dlm_shard_sets"}
     assert settings <= SETTINGS
     assert all(" " not in value and '"' not in value for _, value in found)
 
@@ -99,7 +112,8 @@ def test_environment_files_name_settings_that_exist(name: str) -> None:
 def test_what_the_unit_reads_is_given() -> None:
     """Every ${VARIABLE} of ExecStart stands in dlm.env, and the files are those of the folder."""
     given = dict(re.findall(r"^(\w+)=(.*)$", texts()["systemd/dlm.env"], re.M))
-    assert set(re.findall(r"\$\{(\w+)\}", values("ExecStart")[0])) <= given.keys()
+    assert set(re.findall(r"\$\{?(\w+)", values("ExecStart")[0])) == {"DLM_SHARD_SETS"}
+    assert "DLM_SHARD_SETS" in given
     names = [Path(value.lstrip("-")).name.replace("%i", "1") for value in values("EnvironmentFile")]
     assert names == [Path(name).name for name in ENVIRONMENT]
 
