@@ -249,6 +249,18 @@ def test_compose_is_in_order() -> None:
             assert service["image"] == f"dlm:{__version__}"
 
 
+def test_what_compose_starts_comes_back_and_is_not_reached_from_outside() -> None:
+    """After a restart of the machine too, unless it was stopped; no port of a shard is published,
+    since shards there let in everybody."""
+    for name, service in COMPOSE["services"].items():
+        if "profiles" not in service:
+            assert service["restart"] == "unless-stopped", name
+        if name.startswith("shard-"):
+            assert "ports" not in service
+            assert service["environment"]["DLM_SERVER_INSECURE"] == "true"
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
+
+
 def test_a_planted_fault_in_compose_is_found() -> None:
     """So that the schema above is known to look."""
     for fault in ({"privileged": True}, {"ports": ["9090:9090"]}, {"command": "dlm serve"}):
