@@ -15,7 +15,7 @@
     ├── UnavailableError       no answer in time (`retryable`: trying again may help)
     │   ├── ShardDown          ... the shard server is not there
     │   ├── DeadlineExceeded   ... the deadline passed
-    │   ├── Overloaded         ... the server refused for load
+    │   ├── Overloaded         ... refused for load, by the server or by this client
     │   └── StaleShardSet      ... the servers hold another shard set now
     ├── AuthenticationError    the server does not let this client in; trying again is in vain
     └── ProtocolError          a peer broke the contract of proto/README.md
@@ -101,9 +101,14 @@ class FamilyMismatch(QueryError, TypeError):
 
 
 class UnavailableError(DlmError):
-    """No answer could be had in time; `retryable` says whether the same call may succeed later."""
+    """No answer could be had in time.
+
+    retryable      whether the same call may succeed later
+    retry_after_s  seconds after which, where whoever refused it could say; else None
+    """
 
     retryable = True
+    retry_after_s: float | None = None
 
 
 class ShardDown(UnavailableError):
@@ -115,7 +120,10 @@ class DeadlineExceeded(UnavailableError):
 
 
 class Overloaded(UnavailableError):
-    """The server refused the message for load or size."""
+    """The message was refused for load: the server has enough to do (OVERLOADED), or enough of this
+    client's (CLIENT_LIMIT); or this client has so much ahead that it would come too late, and did
+    not send it. `retry_after_s` says when to ask again.
+    """
 
 
 class StaleShardSet(UnavailableError):

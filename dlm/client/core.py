@@ -742,12 +742,15 @@ class Core:
 
 
 def _too_much(shard: int, window: batcher.Window[Item], left_s: float) -> Overloaded:
-    return Overloaded(
+    work_s = window.pace.seconds(window.ahead)
+    error = Overloaded(
         f"shard {shard}: {window.in_flight} messages are in flight and {len(window.waiting)} wait, "
-        f"with {window.ahead} queries in them, some {window.pace.seconds(window.ahead):.3g} s of "
+        f"with {window.ahead} queries in them, some {work_s:.3g} s of "
         f"work; a call that has {max(left_s, 0.0):.3g} s left would come too late. Ask less at "
         "once, or later"
     )
+    error.retry_after_s = work_s or None
+    return error
 
 
 def _as_dlm_error(error: Exception, shard: int) -> DlmError:

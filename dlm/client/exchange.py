@@ -241,8 +241,10 @@ class Exchange:
         except ProtocolError as exc:
             tell(sent.reply, None, exc)
             return
-        error = error_from_refusal(message.reason, message.message, where=self.address)
-        error.retry_after_ms = message.retry_after_ms  # type: ignore[attr-defined]
+        after_ms = message.retry_after_ms
+        error = error_from_refusal(
+            message.reason, message.message, where=self.address, retry_after_ms=after_ms
+        )
         if message.reason == Reason.LATE and time.monotonic() < sent.deadline - LATE_TOO_SOON_S:
             # The server's idea of our clock is wrong (a machine was paused): a new stream, a new
             # idea. What is in flight on this one is still answered.

@@ -14,6 +14,7 @@ from dlm.errors import (
     ProtocolError,
     ShardDown,
     StaleShardSet,
+    UnavailableError,
 )
 
 REASON_KEY = "dlm-reason"  # DO NOT CHANGE: trailing metadata of a refusal, on the wire
@@ -133,12 +134,28 @@ def error_from_rpc(error: grpc.RpcError, *, where: str) -> DlmError:
     # A server of ours names its reason; without one, gRPC speaks, and maybe nobody was there.
     said = "answered" if reason_of(error) else "gave no answer:"
     failure = kind(f"{where} {said} {code.name}: {details}")
+    if isinstance(failure, UnavailableError):
+        failure.retry_after_s = _pushback_s(error)
     if advice := advice_on(details or ""):
         failure.args = (f"{failure}. Perhaps {advice}",)
     return failure
 
 
-def error_from_refusal(reason: str, message: str, *, where: str) -> DlmError:
+def _pushback_s(error: grpc.RpcError) -> float | None:
+    """Seconds after which the server would be asked again; None where it says nothing of it."""
+    metadata = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    for key, value in metadata or ():
+        if key == PUSHBACK_KEY:
+            try:
+                return max(int(value), 0) / 1000 or None
+            except ValueError:
+                return None
+    return None
+
+
+def error_from_refusal(
+    reason: str, message: str, *, where: str, retry_after_ms: int = 0
+) -> DlmError:
     """The dlm error that stands for a refusal that `where` sent in a stream.
 
     A reason that this version does not know is taken for one to try elsewhere: `ShardDown`.
@@ -149,5 +166,7 @@ def error_from_refusal(reason: str, message: str, *, where: str) -> DlmError:
         known = None
     kind = ShardDown if known is None else ERROR_OF[CODE_OF[known]]
     error = kind(f"{where} answered {reason}: {message}")
+    if isinstance(error, UnavailableError):
+        error.retry_after_s = retry_after_ms / 1000 or None
     error.reason = known  # type: ignore[attr-defined]
     return error

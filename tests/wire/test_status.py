@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import grpc
@@ -10,6 +11,7 @@ import pytest
 from dlm.errors import (
     AuthenticationError,
     DlmError,
+    Overloaded,
     ProtocolError,
     StaleShardSet,
     UnavailableError,
@@ -17,10 +19,12 @@ from dlm.errors import (
 from dlm.wire.status import (
     CODE_OF,
     ERROR_OF,
+    PUSHBACK_KEY,
     REASON_KEY,
     STALE_REASONS,
     Reason,
     advice_on,
+    error_from_refusal,
     error_from_rpc,
     reason_of,
 )
@@ -72,6 +76,31 @@ def test_every_grpc_code_becomes_a_dlm_error(code):
     assert isinstance(error, DlmError)
     assert "shard 3 at host:1" in str(error)
     assert "it said why" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("said", "after_s"),
+    [("50", 0.05), ("1000", 1.0), ("0", None), ("-1", None), ("soon", None), (None, None)],
+)
+def test_an_error_of_a_call_says_when_to_ask_again(said, after_s):
+    """What the server says in gRPC's own metadata; nothing where it says none, or nonsense."""
+    metadata = ((REASON_KEY, "OVERLOADED"), *(((PUSHBACK_KEY, said),) if said else ()))
+    error = error_from_rpc(
+        FakeRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, metadata), where="host:1"
+    )
+    assert isinstance(error, Overloaded)
+    assert error.retryable
+    assert error.retry_after_s == after_s
+    assert copy.copy(error).retry_after_s == after_s
+
+
+def test_a_refusal_in_a_stream_says_when_to_ask_again():
+    """As one of a call."""
+    error = error_from_refusal("CLIENT_LIMIT", "so", where="host:1", retry_after_ms=70)
+    assert isinstance(error, Overloaded)
+    assert error.retry_after_s == 0.07
+    assert error_from_refusal("DRAINING", "so", where="host:1").retry_after_s is None
+    assert not hasattr(error_from_refusal("MALFORMED", "so", where="host:1"), "retry_after_s")
 
 
 def test_stale_reasons_are_those_that_become_stale_shard_set():
