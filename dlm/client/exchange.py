@@ -19,7 +19,8 @@ from typing import Any, TypeAlias
 import grpc
 
 from dlm.client.loop import LoopThread
-from dlm.errors import DeadlineExceeded, DlmError, ProtocolError, ShardDown
+from dlm.client.security import Metadata
+from dlm.errors import AuthenticationError, DeadlineExceeded, DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, error_from_refusal, error_from_rpc, reason_of
@@ -27,6 +28,7 @@ from dlm.wire.status import Reason, error_from_refusal, error_from_rpc, reason_o
 SERVICE = "dlm.v1.Shard"
 MAX_TIMEOUT_US = (1 << 32) - 1
 LATE_TOO_SOON_S = 0.02
+FROM_CORE = "Internal error from Core"  # gRPC's own words, of its asyncio face
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,16 @@ def error_of_call(exc: grpc.RpcError, address: str) -> DlmError:
     error.__cause__ = exc
     error.reason = reason_of(exc)  # type: ignore[attr-defined]
     return error
+
+
+def is_lost(exc: grpc.RpcError) -> bool:
+    """Whether gRPC could not go on with a stream and does not know why: where a write finds it
+    ended, gRPC has no time left for the status that it was ended with."""
+    return (
+        exc.code() is grpc.StatusCode.INTERNAL
+        and reason_of(exc) is None
+        and exc.details() == FROM_CORE
+    )
 
 
 def tell(reply: Reply, data: bytes | None, error: DlmError | None) -> None:
@@ -63,15 +75,26 @@ class Exchange:
 
     Args
         open_channel  makes the channel, and says what metadata a call must carry; on the loop
+        token         of these metadata, what says who calls
+        again         asked where the server ended the stream: whether it sends a message again that
+                      was in flight, given the token and whether gRPC lost what the stream ended
+                      with
     Guarantees
         `reply` of a message that was taken is called once: with the bytes, or with an error, at the
         deadline at the latest (give or take what the machine needs to run a thread)
     """
 
     def __init__(
-        self, loop: LoopThread, open_channel: Callable[[], tuple[Any, Any]], address: str
+        self,
+        loop: LoopThread,
+        open_channel: Callable[[], tuple[Any, Any]],
+        address: str,
+        token: Metadata = (),
+        again: Callable[[Metadata, Sent, bool], bool] = lambda *_: False,
     ) -> None:
         self.address = address
+        self.token = token
+        self._again = again
         self.pending: dict[int, Sent] = {}  # by sequence
         self.ended = False
         self._loop = loop
@@ -114,14 +137,22 @@ class Exchange:
             self.ended = True
             return self.pending.pop(sequence, None) is None
 
-    def end(self, error: DlmError) -> None:
+    def end(self, error: DlmError, *, by_server: bool = False, lost: bool = False) -> None:
         """Fails every message in flight with `error`; nothing can be sent any more."""
         with self._lock:
             self.ended = True
             pending, self.pending = self.pending, {}
             self._outgoing.clear()
+        refused = by_server and isinstance(error, (AuthenticationError, ShardDown))
         for sent in pending.values():
-            tell(sent.reply, None, error)
+            if not (refused and self._again(self.token, sent, lost)):
+                tell(sent.reply, None, error)
+
+    def retire(self) -> None:
+        """Takes nothing new; what is in flight is still answered, then the stream is closed."""
+        with self._lock:
+            self.ended = True
+        self._loop.post(self._close_if_done)
 
     def close(self, error: DlmError) -> None:
         """As `end`, and closes the stream."""
@@ -134,8 +165,6 @@ class Exchange:
         A Score changes nothing, so that it may be asked again.
         """
         with self._lock:
-            if self.ended:
-                return []
             self.ended = True
             pending, self.pending = self.pending, {}
             self._outgoing.clear()
@@ -180,6 +209,7 @@ class Exchange:
 
     async def _run(self) -> None:
         error: DlmError = ShardDown(f"{self.address} ended the stream; ask again")
+        lost = False
         try:
             channel, metadata = self._open_channel()
             async with channel:
@@ -195,7 +225,9 @@ class Exchange:
                     await asyncio.wait([writer])
         except grpc.RpcError as exc:
             error = error_of_call(exc, self.address)
-            if not self._answers and not self.ended and isinstance(error, ShardDown):
+            if lost := is_lost(exc):
+                error = ShardDown(f"{self.address} lost the stream ({FROM_CORE}); ask again")
+            elif not self._answers and not self.ended and isinstance(error, ShardDown):
                 self.failure = time.monotonic(), str(error)
         except DlmError as exc:  # bytes that are no message: nothing after them can be trusted
             error = exc
@@ -205,7 +237,7 @@ class Exchange:
             error = DlmError(f"the stream to {self.address} failed: {exc!r}")
             error.__cause__ = exc
         finally:
-            self.end(error)
+            self.end(error, by_server=True, lost=lost)
 
     async def _write(self, call: Any) -> None:
         """Sends what there is, until it is cancelled with the stream, and not before: a stream that

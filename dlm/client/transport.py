@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -34,6 +35,11 @@ MAX_REPLY_BYTES = 64 << 20
 # where another connection lives, a message too.
 PAUSE_S = 0.1
 PAUSE_BESIDE_S = 2.0
+# The file of the token is looked at so often while messages are sent; a look costs microseconds.
+TOKEN_LOOK_S = 0.25
+# A new token is used for new streams at once, but open ones stay so long: servers read their own
+# files within a second, and one that does not know it yet still knows the old one.
+TOKEN_SETTLE_S = 2.0
 
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
@@ -103,6 +109,9 @@ class GrpcConnection:
         self._lock = threading.RLock()  # reentrant, as a signal handler may fork anywhere
         self._closed = False
         self._streams: list[Exchange | None] = [None]
+        self._retired: list[Exchange] = []  # of a token that is not the file's any more
+        self._token_seen: Metadata = self._token() if self._token else ()
+        self._token_looked = self._token_changed = time.monotonic()
         self._held: deque[Sent] = deque()  # in flight when the process forked
         self._channel = self._open()
         self._score = self._channel.unary_unary(f"/{SERVICE}/Score")
@@ -162,6 +171,7 @@ class GrpcConnection:
             if self._closed:
                 raise self._closed_error()
             now = time.monotonic()
+            self._retire_old(now)
             lives = any(stream is not None and not stream.ended for stream in self._streams)
             pause = PAUSE_BESIDE_S if lives else PAUSE_S
             best, fewest = -1, 0
@@ -195,19 +205,55 @@ class GrpcConnection:
                 home = loop.running()
                 if home.ending and loop.is_here():
                     return None
-                found = Exchange(home, self._open_for_loop, self.address)
+                token = self._token() if self._token else ()
+                open_it = partial(self._open_for_loop, token)
+                found = Exchange(home, open_it, self.address, token, self._ask_again)
                 self._streams[best] = found
             return found
 
-    def _open_for_loop(self) -> tuple[grpc.aio.Channel, Metadata]:
-        channel = open_aio_channel(self.address, OPTIONS, self._security)
-        return channel, self._token() if self._token else ()
+    def _open_for_loop(self, token: Metadata) -> tuple[grpc.aio.Channel, Metadata]:
+        return open_aio_channel(self.address, OPTIONS, self._security), token
+
+    def _retire_old(self, now: float) -> None:
+        """Streams that were opened with another token than its file holds by now take nothing new:
+        the server ends them when that is taken away. Inside the lock."""
+        if self._token is None or now < self._token_looked + TOKEN_LOOK_S:
+            return
+        self._token_looked = now
+        found = self._token()
+        if found != self._token_seen:
+            self._token_seen, self._token_changed = found, now
+        if now < self._token_changed + TOKEN_SETTLE_S:
+            return
+        for stream in self._streams:
+            if stream is not None and not stream.ended and stream.token != self._token_seen:
+                stream.retire()
+                self._retired = [old for old in self._retired if old.pending]
+                self._retired.append(stream)
+
+    def _ask_again(self, token: Metadata, sent: Sent, lost: bool) -> bool:
+        """Sends a message again whose stream the server ended, since a Score changes nothing: if
+        the token is another by now than the one that stream was opened with; or else once, as a
+        call of its own, if gRPC lost the reason, which that call will tell."""
+        changed = self._token is not None and self._token() != token
+        left_s = sent.deadline - time.monotonic()
+        if changed:
+            try:
+                self.score(sent.request, left_s, sent.reply)
+            except DlmError:
+                return False
+        elif lost and left_s > 0:
+            arguments = (sent.request, left_s, sent.reply, ())
+            threading.Thread(target=self._score_alone, args=arguments, daemon=True).start()
+        return changed or (lost and left_s > 0)
+
+    def _all_streams(self) -> list[Exchange]:
+        return [*self._retired, *(s for s in self._streams if s is not None)]
 
     def suspend(self) -> None:
         """See `fork.Streams`."""
-        for stream in self._streams:
-            if stream is not None:
-                self._held += stream.suspend()
+        for stream in self._all_streams():
+            self._held += stream.suspend()
 
     def resume(self) -> None:
         """See `fork.Streams`: sends again what was in flight."""
@@ -258,7 +304,7 @@ class GrpcConnection:
         """See `Connection.close`."""
         with self._lock:
             self._closed = True
-            streams = [s for s in self._streams if s is not None]
+            streams = self._all_streams()
         with inside():
             self._channel.close()
         for stream in streams:

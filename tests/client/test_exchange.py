@@ -14,9 +14,12 @@ import grpc
 import pytest
 
 from cluster import WAIT_S, until
-from dlm.client.exchange import SERVICE
+from dlm.client import transport
+from dlm.client.exchange import SERVICE, is_lost
+from dlm.client.security import ClientSecurity
 from dlm.client.transport import GrpcConnection
 from dlm.errors import (
+    AuthenticationError,
     DeadlineExceeded,
     DlmError,
     Overloaded,
@@ -27,6 +30,7 @@ from dlm.errors import (
 )
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.status import REASON_KEY
 
 Script = Callable[[Any, pb.ScoreRequest], Awaitable[None]]
 
@@ -504,3 +508,98 @@ def test_a_second_connection_that_cannot_be_made_costs_one_message_not_the_other
         server.script = server.answer
         assert busy.times == 0
         connection.close()
+
+
+class Failed(grpc.RpcError):
+    """How gRPC ends a stream."""
+
+    def __init__(self, code: grpc.StatusCode, details: str, reason: str = "") -> None:
+        self.code = lambda: code
+        self.details = lambda: details
+        self.trailing_metadata = lambda: ((REASON_KEY, reason),) if reason else ()
+
+
+def test_a_stream_that_grpc_lost_is_no_broken_contract() -> None:
+    """Its words for a write into a stream that had ended; a server's own INTERNAL is another."""
+    internal = grpc.StatusCode.INTERNAL
+    assert is_lost(Failed(internal, "Internal error from Core"))
+    assert not is_lost(Failed(internal, "Internal error from Core", "INTERNAL"))
+    assert not is_lost(Failed(internal, "the server failed"))
+    assert not is_lost(Failed(grpc.StatusCode.UNAVAILABLE, "Internal error from Core"))
+
+
+def test_what_is_lost_with_an_old_token_is_sent_again_once_with_the_new(
+    server, tmp_path, monkeypatch
+) -> None:
+    """The server ends the stream in the middle of three messages. With the same token in the file
+    that is an error; with another, all three are answered on a new stream."""
+    monkeypatch.setattr(transport, "TOKEN_LOOK_S", 3600.0)  # found when the stream ends, not before
+    path = tmp_path / "token"
+
+    def give(letter: str) -> None:
+        new = tmp_path / "new"
+        new.touch(0o600)
+        new.write_text(letter * 32 + "\n")
+        new.rename(path)
+
+    give("a")
+    seen: list[str] = []
+
+    async def script(context: Any, message: pb.ScoreRequest) -> None:
+        token = dict(context.invocation_metadata())["authorization"]
+        seen.append(token)
+        if token.endswith("a"):
+            if sum(t.endswith("a") for t in seen) % 3 == 0:
+                code, reason = grpc.StatusCode.UNAUTHENTICATED, ((REASON_KEY, "UNAUTHENTICATED"),)
+                await context.abort(code, "who?", reason)
+        else:
+            await server.answer(context, message)
+
+    server.script = script
+    security = ClientSecurity(token_file=str(path))
+    with contextlib.closing(GrpcConnection(server.address, security=security)) as connection:
+        refused = [Asked(connection, n) for n in range(3)]
+        assert {type(one.failure()) for one in refused} == {AuthenticationError}
+        asked = [Asked(connection, n) for n in range(2)]
+        until(lambda: len(seen) == 5)
+        give("b")
+        asked.append(Asked(connection, 2))
+        assert [one.shard() for one in asked] == [0, 1, 2]
+        assert [one.times for one in asked] == [1, 1, 1]
+    assert server.streams == 3
+
+
+def test_a_new_token_leaves_old_streams_what_they_have_in_flight(
+    server, tmp_path, monkeypatch
+) -> None:
+    """The old stream answers what it took, takes nothing more and is closed."""
+    monkeypatch.setattr(transport, "TOKEN_LOOK_S", 0.0)
+    monkeypatch.setattr(transport, "TOKEN_SETTLE_S", 0.0)
+    path = tmp_path / "token"
+    path.touch(0o600)
+    path.write_text("a" * 32 + "\n")
+    held: list[Any] = []
+    closed = threading.Event()
+
+    async def script(context: Any, message: pb.ScoreRequest) -> None:
+        if message.shard == 7:
+            held.append((context, message))
+            context.add_done_callback(lambda _: closed.set())
+        else:
+            await server.answer(context, message)
+            if held:
+                await server.answer(*held[0])
+
+    server.script = script
+    security = ClientSecurity(token_file=str(path))
+    with contextlib.closing(GrpcConnection(server.address, security=security)) as connection:
+        slow = Asked(connection, 7)
+        until(lambda: bool(held))
+        other = tmp_path / "other"
+        other.touch(0o600)
+        other.write_text("b" * 32 + "\n")
+        other.rename(path)
+        assert Asked(connection, 1).shard() == 1
+        assert slow.shard() == 7
+        assert server.streams == 2
+        assert closed.wait(WAIT_S)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,12 @@ import pytest
 from certificates import Authority
 from client.questions import ask, random_queries
 from cluster import WAIT_S, Cluster, ModelFiles, build, until
-from dlm.client import AsyncClient, Client, ClientConfig
+from dlm.client import AsyncClient, Client, ClientConfig, transport
+from dlm.client.security import ClientSecurity
 from dlm.client.topology import Endpoint, write_cluster_file
+from dlm.client.transport import GrpcConnection
 from dlm.errors import AuthenticationError, ConfigError, ShardDown
+from dlm.wire._pb import shard_pb2 as pb
 from models import random_model
 from server.test_security import write_tokens
 
@@ -57,7 +63,7 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     def begin(cluster: Cluster, **config: Any) -> Client:
         cache = tmp_path_factory.getbasetemp() / "low-orders"
-        given = {k: str(v) for k, v in config.items()}
+        given = {k: v if isinstance(v, int) else str(v) for k, v in config.items()}
         made.append(
             Client.connect(
                 cluster.addresses, ClientConfig(deadline_s=WAIT_S, cache_dir=cache, **given)
@@ -138,6 +144,71 @@ def test_a_client_whose_token_is_removed_is_refused_and_comes_back_with_another(
     assert refused()
     token.write_text(f"{BOB}\n")
     until(lambda: not refused())
+
+
+@pytest.mark.parametrize("settle_s", [0.0, transport.TOKEN_SETTLE_S])
+def test_a_token_changes_under_load_without_a_call_that_fails(
+    serve, connect, files, tmp_path, monkeypatch, settle_s
+) -> None:
+    """Three times: a new line for the servers, the client's file renamed in, the old line away,
+    each as soon as the one before is known. Streams are left in time, or else what they lost is
+    asked again."""
+    monkeypatch.setattr(transport, "TOKEN_SETTLE_S", settle_s)
+    names = [f"token-{n}-" + "x" * 32 for n in range(4)]
+    tokens = write_tokens(tmp_path / "tokens", f"alice:{names[0]}")
+    token = write_tokens(tmp_path / "alice.token", names[0])
+    cluster = serve(tokens=tokens)
+    client = connect(cluster, token_file=token, connections=2)
+    queries = random_queries(files.oracle, 5, 20)
+    answered = [0, 0, 0]
+    failed: list[Exception] = []
+    stop = threading.Event()
+
+    def load(number: int) -> None:
+        while not stop.is_set() and not failed:
+            try:
+                ask(client.utterance(), files.oracle, queries)
+            except Exception as exc:  # noqa: BLE001 - whatever it is, the test fails by it
+                failed.append(exc)
+            answered[number] += 1
+
+    def more(calls: int) -> None:
+        wanted = sum(answered) + calls
+        until(lambda: bool(failed) or sum(answered) >= wanted)
+
+    def known(name: str) -> None:
+        """Until every server lets in whoever has this token."""
+        security = ClientSecurity(token=name)
+        for address in cluster.addresses:
+            with closing(GrpcConnection(address, security=security)) as probe:
+                until(lambda probe=probe: lets_in(probe))
+
+    threads = [threading.Thread(target=load, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    more(10)
+    for old, new in pairwise(names):
+        write_tokens(tokens, f"alice:{old}", f"alice:{new}")
+        known(new)
+        write_tokens(token, new)
+        more(10)
+        write_tokens(tokens, f"alice:{new}")
+        with closing(GrpcConnection(cluster.addresses[1], security=ClientSecurity(token=old))) as p:
+            until(lambda p=p: not lets_in(p))
+        more(10)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+def lets_in(connection: GrpcConnection) -> bool:
+    """Whether a server answers a heartbeat."""
+    try:
+        connection.heartbeat(pb.HeartbeatRequest(sequence=1), WAIT_S)
+    except AuthenticationError:
+        return False
+    return True
 
 
 def failure(connect: Any, cluster: Cluster, **config: Any) -> str:
