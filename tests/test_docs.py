@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from dlm.cli.main import app
 from dlm.cli.processes import running_servers
@@ -27,6 +28,18 @@ def test_every_command_stands_in_the_readme_and_shows_an_example() -> None:
     for name, command in COMMANDS.items():
         assert re.search(rf"\bdlm {name}\b", README), name
         assert f"Example: dlm {name}" in (command.help or ""), name
+
+
+def test_the_list_of_commands_is_whole_at_eighty_columns() -> None:
+    """What each does, in a sentence that is not cut."""
+    shown = CliRunner().invoke(app, ["--help"], terminal_width=80)
+    assert shown.exit_code == 0
+    lines = shown.output.split("Commands:\n")[1].splitlines()
+    told = {line.split()[0]: line.strip() for line in lines if line.strip()}
+    assert told.keys() == COMMANDS.keys()
+    for line in told.values():
+        assert line.endswith("."), line
+        assert "..." not in line, line
 
 
 def test_every_option_that_the_readme_uses_exists() -> None:

@@ -59,7 +59,7 @@ def cluster(
     token_file: Annotated[str, typer.Option(help="As of dlm score; written for clients.")] = "",
     log_level: Annotated[str, typer.Option(help="Of the servers.")] = "warning",
 ) -> None:
-    """Serve every shard on loopback, in the foreground, until Ctrl-C or SIGTERM.
+    """Serve every shard on loopback until Ctrl-C or SIGTERM.
 
     With several folders each server holds its shard of every set that has one.
 

@@ -43,7 +43,7 @@ def demo(
         Path | None, typer.Option(help="Score this text instead, a sentence a line.")
     ] = None,
 ) -> None:
-    """Shard a small real model, serve it, score text over gRPC, and check every score.
+    """Shard a small real model, serve it, and check every score.
 
     Example: dlm demo
     """

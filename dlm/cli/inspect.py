@@ -136,7 +136,9 @@ def verify(
         Path | None, typer.Option(help="Compare every n-gram with this ARPA file too.")
     ] = None,
 ) -> None:
-    """Check every invariant of a shard set; exit status 1 where one does not hold.
+    """Check every invariant of a shard set.
+
+    Exit status 1 where one does not hold.
 
     Example: dlm verify shards/model --arpa model.arpa.zst
     """

@@ -94,7 +94,7 @@ def score(
         bool, typer.Option("--insecure", help="Send the token to other machines without TLS.")
     ] = False,
 ) -> None:
-    """Score text: log10 P, tokens and OOVs of each sentence, then perplexities.
+    """Score text: log10 P, tokens and OOVs; then perplexities.
 
     Without --cluster or --local, cluster.toml in this folder is used; what it says of TLS and
     tokens yields to --ca, --cert, --key, --server-name and --token-file.

@@ -99,7 +99,7 @@ def serve(
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
-    """Serve one shard until SIGTERM; what is in flight is finished first.
+    """Serve one shard until SIGTERM; then finish what is in flight.
 
     Several folders are several models behind one port: a call names the one it means, or gets the
     first.

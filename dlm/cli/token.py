@@ -19,7 +19,7 @@ def token(
         Path | None, typer.Option(help="The client's file, which must not be there yet.")
     ] = None,
 ) -> None:
-    """Make a token for a client: hashed for the server's file, whole for the client's.
+    """Make a token: hashed for the servers, whole for the client.
 
     Without --tokens or --token-file that line is printed instead.
     Example: dlm token decoder-1 --tokens tokens --token-file decoder-1.token
