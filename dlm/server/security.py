@@ -195,15 +195,15 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         for task in self._tasks:
             task.cancel()
 
-    def _reload(self, what: str) -> None:
-        """Reads files again, and ends what was opened by a token that is gone.
+    def _reload(self, what: str) -> dict[str, object]:
+        """Reads files again, and ends what was opened by a token that is gone; says what to log.
 
         Raises  ConfigError; then nothing changes
         """
         self._kept.reload(what)
         tokens = self._kept.tokens
         if what != "tokens" or tokens is None:
-            return
+            return {}
         good = set(tokens.digests)
         ended = 0
         for call in self._calls:
@@ -211,10 +211,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 call.revoked = True
                 call.task.cancel()
                 ended += 1
-        logger.info(
-            "server.tokens.taken",
-            extra={"clients": sorted(set(tokens.names)), "calls_ended": ended},
-        )
+        return {"clients": sorted(set(tokens.names)), "calls_ended": ended}
 
     # ---------------------------------------------------------- before a call
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dlm.errors import ConfigError
@@ -31,19 +31,23 @@ class Watch:
         return True
 
 
-def look(watch: Watch, reload: Callable[[], None], *, what: str) -> None:
+# Takes up a change; says what is to be logged of it, if anything.
+Reload = Callable[[], Mapping[str, object] | None]
+
+
+def look(watch: Watch, reload: Reload, *, what: str) -> None:
     """Calls `reload` if there was a change; one that it refuses is logged, and the old stays."""
     if not watch.changed():
         return
     try:
-        reload()
+        told = reload()
     except ConfigError as exc:
         logger.error("server.%s.kept", what, extra={"error": str(exc)})
     else:
-        logger.info("server.%s.reloaded", what, extra={"files": len(watch.paths)})
+        logger.info("server.%s.reloaded", what, extra={"files": len(watch.paths), **(told or {})})
 
 
-async def follow(watch: Watch, reload: Callable[[], None], *, what: str) -> None:
+async def follow(watch: Watch, reload: Reload, *, what: str) -> None:
     """Looks again and again."""
     while True:
         await asyncio.sleep(POLL_S)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dlm.server.watch import Watch
+import logging
+
+from dlm.errors import ConfigError
+from dlm.server.watch import Watch, look
 
 
 def test_a_change_is_told_once_and_only_when_it_is_over(tmp_path):
@@ -34,3 +37,29 @@ def test_a_change_that_is_taken_back_is_none(tmp_path):
     found = [watch.changed() for _ in range(3)]
     assert found.count(True) <= 1  # renaming may have touched the file's times
     assert not watch.changed()
+
+
+def test_a_change_is_one_event_with_what_was_taken_up(tmp_path, caplog):
+    """Or one that says why it was not; nothing without a change."""
+    caplog.set_level(logging.INFO)
+    path = tmp_path / "a"
+    path.write_text("1")
+    watch = Watch([path])
+    refuse = [False, True]
+
+    def reload():
+        if refuse.pop(0):
+            raise ConfigError("bad")
+        return {"clients": ["alice"], "calls_ended": 2}
+
+    for content in ("12", "123"):
+        path.write_text(content)
+        for _ in range(3):
+            look(watch, reload, what="tokens")
+    taken, kept = caplog.records
+    assert (taken.getMessage(), kept.getMessage()) == (
+        "server.tokens.reloaded",
+        "server.tokens.kept",
+    )
+    assert (taken.files, taken.clients, taken.calls_ended) == (1, ["alice"], 2)
+    assert kept.error == "bad"
