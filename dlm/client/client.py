@@ -23,6 +23,7 @@ from dlm.client.security import read_cluster_security
 from dlm.client.topology import ClusterFile, Endpoint, FixedEndpoints
 from dlm.client.transport import GrpcConnection
 from dlm.client.utterance import AsyncUtterance, Utterance
+from dlm.errors import ConfigError
 from dlm.index.layout import Manifest
 from dlm.ngram.vocab import Vocabulary
 
@@ -38,6 +39,12 @@ def _core(cluster: Cluster, config: ClientConfig | None, model: str | None) -> C
         endpoints()  # says what to do where there is no such file
         security = security.over(read_cluster_security(cluster))
     else:
+        for address in cluster:
+            if not isinstance(address, str) or ":" not in address:
+                raise ConfigError(
+                    f'{address!r} is no address of a server; "host:port" is expected, or the path '
+                    "of a cluster.toml in place of the list"
+                )
         endpoints = FixedEndpoints([Endpoint(address) for address in cluster])
     connect = partial(GrpcConnection, streams=config.connections, security=security)
     return Core(endpoints, config, connect=connect, model=model)

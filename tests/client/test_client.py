@@ -543,3 +543,10 @@ def test_a_client_without_servers_is_told_where_it_looked(tmp_path, cache_dir) -
         Client.connect(["127.0.0.1:9"], config)
     with pytest.raises(ShardDown, match="none of 0 servers"):
         Client.connect([], config)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "cluster", b"127.0.0.1:1", 50060])
+def test_an_address_without_a_port_is_refused_as_such(address, cache_dir) -> None:
+    """Nobody is looked for at a port that gRPC makes up."""
+    with pytest.raises(ConfigError, match="host:port"):
+        Client.connect([address], ClientConfig(cache_dir=cache_dir))
