@@ -191,14 +191,9 @@ def _drawn(problem_lines: Sequence[str], rows: Sequence[Row], width: int | None)
 
 def problems(look: Look) -> list[str]:
     """What is wrong, a line each; servers of which the same is to be said share one."""
-    said: dict[str, list[str]] = {}
-    for row in look.rows:
-        if row.error:
-            text = row.error.removeprefix(row.address).strip().replace(row.address, "it")
-            addresses = said.setdefault(text, [])
-            if row.address not in addresses:
-                addresses.append(row.address)
-    out = [f"{', '.join(addresses)}: {text}" for text, addresses in said.items()]
+    from dlm.client.topology import said_once
+
+    out = said_once((row.address, row.error) for row in look.rows if row.error)
     return out + [f"shard {shard}: no server is ready" for shard in look.missing]
 
 

@@ -39,6 +39,7 @@ from dlm.client.topology import (
     Topology,
     check_model,
     discover,
+    said_once,
 )
 from dlm.client.transport import Connection, GrpcConnection
 from dlm.errors import DeadlineExceeded, DlmError, Overloaded, ShardDown, StaleShardSet
@@ -602,7 +603,7 @@ class Core:
         snapshot, shard, merged = message.snapshot, message.shard, message.merged
         manifest, address = snapshot.topology.manifest, message.address
         if address is None:
-            known = "; ".join(f"{a}: {f}" for a, f in snapshot.topology.faults.items())
+            known = "; ".join(said_once(snapshot.topology.faults.items()))
             raise ShardDown(
                 f"no server is known to hold shard {shard} of shard set {manifest.shard_set}"
                 + (f" ({known})" if known else "")

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +52,19 @@ class Topology:
     addresses: Mapping[int, str]
     faults: Mapping[str, str]
     max_queries: int = NO_LIMIT
+
+
+def said_once(faults: Iterable[tuple[str, str]]) -> list[str]:
+    """What is wrong with servers, a text each; those of which the same is to be said share one.
+
+    Args
+        faults  (address, what is wrong), which may begin with the address and hold it again
+    """
+    said: dict[str, dict[str, None]] = {}
+    for address, fault in faults:
+        text = fault.removeprefix(address).lstrip(": ").replace(address, "it")
+        said.setdefault(text, {})[address] = None
+    return [f"{', '.join(addresses)}: {text}" for text, addresses in said.items()]
 
 
 def read_cluster_file(path: str | os.PathLike[str]) -> list[Endpoint]:
@@ -222,7 +235,7 @@ class _Census:
         )[1]
 
     def _miss(self, model: str | None) -> NoReturn:
-        faults = "; ".join(f"{address}: {fault}" for address, fault in self.faults.items())
+        faults = "; ".join(said_once(self.faults.items()))
         if not self.held:
             message = f"none of {self.asked} servers can be used: {faults}"
             if any(isinstance(e, (ProtocolError, ShardFormatError)) for e in self.errors):

@@ -17,6 +17,7 @@ from dlm.client.topology import (
     check_model,
     discover,
     read_cluster_file,
+    said_once,
     write_cluster_file,
 )
 from dlm.errors import ConfigError, DlmError, ProtocolError, ShardDown
@@ -281,3 +282,12 @@ def test_a_server_that_lists_sets_without_end_is_asked_for_some(files) -> None:
 
     discover(endpoints("a:1"), lambda address: SimpleNamespace(describe=describe), 1.0)  # type: ignore
     assert len(asked) == 1 + MAX_SHARD_SETS
+
+
+def test_what_is_wrong_with_several_servers_is_said_once() -> None:
+    """Of fifty servers that nobody let us into there is one thing to say, and one thing to do."""
+    faults = [(f"h:{n}", f"h:{n} gave no answer: ipv4:h:{n}: refused. Perhaps x") for n in (1, 2)]
+    assert said_once([*faults, ("g:1", "holds shard set a, not b"), ("h:1", faults[0][1])]) == [
+        "h:1, h:2: gave no answer: ipv4:it: refused. Perhaps x",
+        "g:1: holds shard set a, not b",
+    ]
