@@ -1,0 +1,262 @@
+"""Whether a server can be asked, and whether the way to it has become slow: heartbeats.
+
+Pure: `step(state, event, now)` returns the next state of one server (or one of its workers) and
+what to do. Heartbeats have a call of their own, so that they tell a host that is gone, or a network
+that is slow, from a kernel that is busy; how messages fare is told to the cascade (`cascade.py`).
+
+=======  =================================  ===================================================
+health   event                              then
+=======  =================================  ===================================================
+UP       a beat is answered                 UP
+UP       a beat is missed                   SUSPECT; the next beat goes out at once
+UP       a message found nobody: `Lost`     SUSPECT; likewise
+SUSPECT  a beat is answered                 UP
+SUSPECT  `down_after` missed in a row       DOWN
+DOWN     `up_after` answered in a row       UP
+DOWN     a beat is missed                   DOWN; answers are counted anew
+any      a beat is due, none is out         Probe
+any      another process answers            Restarted, and as an answered beat
+=======  =================================  ===================================================
+
+A server that says that it warms up or drains is UP but not `ready`: it is not asked, and that is no
+failure of it.
+
+*Delay* is the round trip of heartbeats, smoothed; it is compared with its own baseline, which
+follows it with a time constant of minutes. So a way that has become twice as long for good is slow
+for some minutes, and then simply longer: no state is a trap.
+
+Paper: DLM 3.4 ("the connection tester keeps sending heartbeats"; "the network delay doubles").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import expm1, inf
+from typing import NamedTuple, TypeAlias
+
+from dlm.errors import ConfigError
+
+
+class Health(StrEnum):
+    """What is known of a server."""
+
+    UP = "up"
+    SUSPECT = "suspect"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class Beating:
+    """How often a server is asked whether it is there, and what is made of the answers."""
+
+    # Seconds between heartbeats, 0.01 to 60. 0.5: a dead host is known in two to three seconds;
+    # a thousand clients cost a server 2,000 beats a second, some percent of a core.
+    interval_s: float = 0.5
+
+    # Seconds that a beat may take, 0.01 to 60. 1: a lost packet is sent again after 0.2 to 0.4 s.
+    timeout_s: float = 1.0
+
+    # Part of the interval by which each is longer or shorter at random, 0 to 0.9: so that clients
+    # that started together do not beat together.
+    jitter: float = 0.2
+
+    # Beats missed in a row until a server is DOWN, 1 to 100. 3: one lost packet is not enough.
+    down_after: int = 3
+
+    # Beats answered in a row until a server that was DOWN is UP, 1 to 100. 2: one that flaps at
+    # the pace of the beats stays DOWN.
+    up_after: int = 2
+
+    # Delay above this many times its baseline is slow, above 1 to 100. 2: the paper's "doubles".
+    slow_ratio: float = 2.0
+
+    # ... if it is also so many seconds longer, 0 to 10. 0.005: a delay of 0.2 ms doubles whenever
+    # a core is busy, which no decoder notices.
+    slow_floor_s: float = 0.005
+
+    # Seconds in which the baseline goes two thirds of the way to the delay, 1 to 86,400. 600.
+    baseline_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("interval_s", 0.01, 60.0),
+            ("timeout_s", 0.01, 60.0),
+            ("jitter", 0.0, 0.9),
+            ("down_after", 1, 100),
+            ("up_after", 1, 100),
+            ("slow_ratio", 1.0, 100.0),
+            ("slow_floor_s", 0.0, 10.0),
+            ("baseline_s", 1.0, 86_400.0),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigError(f"beating.{name} is {value}; it must lie in {low} to {high}")
+
+
+SMOOTHING = 0.125  # weight of a new round trip in the delay (as TCP's, RFC 6298)
+FIRST_BEATS = 8  # whose mean begins the baseline
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed.
+
+    chance  drawn anew for each, 0 to 1: the jitter
+    """
+
+    chance: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A heartbeat was answered.
+
+    sequence  of the Probe; an answer to another than the one that is out counts for nothing
+    instance  drawn by the server process at its start
+    ready     whether it answers queries
+    """
+
+    sequence: int
+    instance: int
+    ready: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A message found nobody at the address: at once, not after a deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Action: send a heartbeat, and say what comes of it by `Beat`."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Action: say so in the log and the metrics, and to whoever chooses among replicas."""
+
+    before: Health
+    after: Health
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """Action: another process answers at the address: ask what it holds."""
+
+
+Event: TypeAlias = Tick | Beat | Lost
+Action: TypeAlias = Probe | Changed | Restarted
+
+
+class Member(NamedTuple):
+    """What is known of one server.
+
+    health     as far as heartbeats tell
+    ready      whether it said that it answers queries
+    run        beats missed in a row, or answered in a row while DOWN
+    due        when the next beat is sent
+    sequence   of the last beat
+    sent       when the beat that is out was sent; -inf where none is
+    instance   of the process that answered last; None before any did
+    beats      answered since the start
+    delay_s    smoothed round trip; meaningless before the first
+    baseline_s what it is compared with
+    measured   when the last round trip ended
+    Guarantees
+        at most one beat is out; one that is not answered ends in `timeout_s`, so the next goes out
+    """
+
+    health: Health = Health.SUSPECT
+    ready: bool = False
+    run: int = 0
+    due: float = -inf
+    sequence: int = 0
+    sent: float = -inf
+    instance: int | None = None
+    beats: int = 0
+    delay_s: float = 0.0
+    baseline_s: float = 0.0
+    measured: float = -inf
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may be asked before all that are not."""
+        return self.ready and self.health is Health.UP
+
+    @property
+    def ratio(self) -> float:
+        """Delay over its baseline; 1 while that is not known."""
+        return self.delay_s / self.baseline_s if self.beats >= FIRST_BEATS else 1.0
+
+    def is_slow(self, config: Beating) -> bool:
+        """Whether the way to it has become slow."""
+        return (
+            self.ratio > config.slow_ratio and self.delay_s - self.baseline_s > config.slow_floor_s
+        )
+
+
+def step(state: Member, event: Event, now: float, config: Beating) -> tuple[Member, list[Action]]:
+    """The next state and what to do, in order; see the table above."""
+    actions: list[Action] = []
+    before = state.health
+    if isinstance(event, Beat):
+        if event.sequence != state.sequence or state.sent == -inf:
+            return state, []
+        if state.instance not in (None, event.instance):
+            actions.append(Restarted())
+        state = _measured(state, now - state.sent, now, config)
+        run = state.run + 1 if state.health is Health.DOWN else 0
+        back = state.health is not Health.DOWN or run >= config.up_after
+        state = state._replace(
+            health=Health.UP if back else Health.DOWN,
+            ready=event.ready,
+            run=0 if back else run,
+            sent=-inf,
+            instance=event.instance,
+        )
+    elif isinstance(event, Lost):
+        if state.health is Health.UP:
+            state = state._replace(health=Health.SUSPECT, run=0, due=now)
+    else:
+        if now - state.sent >= config.timeout_s and state.sent > -inf:
+            state = _missed(state, now, config)
+        if state.sent == -inf and now >= state.due:
+            spread = 1.0 + config.jitter * (2.0 * event.chance - 1.0)
+            state = state._replace(
+                sequence=state.sequence + 1, sent=now, due=now + config.interval_s * spread
+            )
+            actions.append(Probe(state.sequence))
+    if state.health is not before:
+        actions.append(Changed(before, state.health))
+    return state, actions
+
+
+def _missed(state: Member, now: float, config: Beating) -> Member:
+    if state.health is Health.DOWN:
+        return state._replace(run=0, sent=-inf)
+    # The first tells little but that more should be known soon.
+    due = now if state.health is Health.UP else state.due
+    run = state.run + 1
+    health = Health.DOWN if run >= config.down_after else Health.SUSPECT
+    return state._replace(
+        health=health, run=0 if health is Health.DOWN else run, due=due, sent=-inf
+    )
+
+
+def _measured(state: Member, trip_s: float, now: float, config: Beating) -> Member:
+    beats = state.beats + 1
+    if beats == 1:
+        return state._replace(beats=1, delay_s=trip_s, baseline_s=trip_s, measured=now)
+    delay = state.delay_s + SMOOTHING * (trip_s - state.delay_s)
+    if beats <= FIRST_BEATS:
+        baseline = state.baseline_s + (trip_s - state.baseline_s) / beats
+    else:
+        # Beats that nobody answered are no delay: a silence of hours moves it by one beat's worth.
+        passed = min(now - state.measured, config.interval_s + config.timeout_s)
+        baseline = state.baseline_s - expm1(-passed / config.baseline_s) * (
+            delay - state.baseline_s
+        )
+    return state._replace(beats=beats, delay_s=delay, baseline_s=baseline, measured=now)

@@ -1,0 +1,254 @@
+"""Heartbeats of one server: rows of the table, delays, and that no state is a trap."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlm.client.membership import (
+    FIRST_BEATS,
+    Action,
+    Beat,
+    Beating,
+    Changed,
+    Event,
+    Health,
+    Lost,
+    Member,
+    Probe,
+    Restarted,
+    Tick,
+    step,
+)
+from dlm.errors import ConfigError
+
+CONFIG = Beating()
+UP, SUSPECT, DOWN = Health.UP, Health.SUSPECT, Health.DOWN
+
+
+def member(health: Health, run: int = 0, *, out: bool = True) -> Member:
+    """One whose beat 7 went out at 10, or whose next is due at 10."""
+    return Member(
+        health=health,
+        ready=True,
+        run=run,
+        due=10.5 if out else 10.0,
+        sequence=7,
+        sent=10.0 if out else -inf,
+        instance=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "event", "at", "after", "actions"),
+    [
+        pytest.param(member(UP), Beat(7, 1), 10.1, (UP, 0), [], id="answered"),
+        pytest.param(
+            member(UP),
+            Tick(),
+            11.0,
+            (SUSPECT, 1),
+            [Probe(8), Changed(UP, SUSPECT)],
+            id="missed-and-sent-again-at-once",
+        ),
+        pytest.param(
+            member(UP, out=False),
+            Lost(),
+            9.0,
+            (SUSPECT, 0),
+            [Changed(UP, SUSPECT)],
+            id="a-message-found-nobody",
+        ),
+        pytest.param(
+            member(SUSPECT, 1),
+            Beat(7, 1),
+            10.1,
+            (UP, 0),
+            [Changed(SUSPECT, UP)],
+            id="a-suspect-answers",
+        ),
+        pytest.param(member(SUSPECT, 1), Tick(), 11.0, (SUSPECT, 2), [Probe(8)], id="missed-twice"),
+        pytest.param(
+            member(SUSPECT, 2),
+            Tick(),
+            11.0,
+            (DOWN, 0),
+            [Probe(8), Changed(SUSPECT, DOWN)],
+            id="missed-three-times",
+        ),
+        pytest.param(member(DOWN), Beat(7, 1), 10.1, (DOWN, 1), [], id="one-answer-is-not-enough"),
+        pytest.param(
+            member(DOWN, 1), Beat(7, 1), 10.1, (UP, 0), [Changed(DOWN, UP)], id="two-answers-are"
+        ),
+        pytest.param(
+            member(DOWN, 1), Tick(), 11.0, (DOWN, 0), [Probe(8)], id="answers-are-counted-anew"
+        ),
+        pytest.param(member(UP), Tick(), 10.9, (UP, 0), [], id="one-is-out"),
+        pytest.param(member(UP, out=False), Tick(), 9.9, (UP, 0), [], id="none-is-due"),
+        pytest.param(member(UP, out=False), Tick(), 10.0, (UP, 0), [Probe(8)], id="one-is-due"),
+        pytest.param(member(UP), Beat(6, 1), 10.1, (UP, 0), [], id="an-answer-to-another"),
+        pytest.param(
+            member(UP, out=False), Beat(7, 1), 10.1, (UP, 0), [], id="an-answer-that-came-twice"
+        ),
+        pytest.param(
+            member(UP), Beat(7, 2), 10.1, (UP, 0), [Restarted()], id="another-process-answers"
+        ),
+    ],
+)
+def test_each_row_of_the_table_holds(
+    state: Member, event: Event, at: float, after: tuple[Health, int], actions: list[Action]
+) -> None:
+    """One event at one time; health, the run, and the actions are those of the row."""
+    found, did = step(state, event, at, CONFIG)
+    assert ((found.health, found.run), did) == (after, actions)
+
+
+def test_a_suspected_server_is_asked_again_at_once() -> None:
+    """What a message found is checked by the next tick, not by the next interval."""
+    state, _ = step(member(UP, out=False)._replace(due=99.0), Lost(), 9.0, CONFIG)
+    _, actions = step(state, Tick(), 9.0, CONFIG)
+    assert actions == [Probe(8)]
+
+
+def test_a_server_that_drains_is_up_but_not_to_be_asked() -> None:
+    """And is asked again when it says that it is ready."""
+    state, _ = step(member(UP), Beat(7, 1, ready=False), 10.1, CONFIG)
+    assert (state.health, state.usable) == (UP, False)
+    state, (probe,) = step(state, Tick(), 10.6, CONFIG)
+    assert isinstance(probe, Probe)
+    state, _ = step(state, Beat(probe.sequence, 1), 10.7, CONFIG)
+    assert state.usable
+
+
+def beaten(trips: list[float], state: Member | None = None, now: float = 0.0) -> Member:
+    """A member after round trips of these lengths, an interval apart."""
+    state = state or Member()
+    for trip in trips:
+        now = max(now + CONFIG.interval_s * 1.3, state.due)
+        state, actions = step(state, Tick(), now, CONFIG)
+        (probe,) = (a for a in actions if isinstance(a, Probe))
+        state, _ = step(state, Beat(probe.sequence, 1), now + trip, CONFIG)
+    return state
+
+
+def test_a_way_that_takes_three_times_as_long_is_slow_and_one_slow_beat_is_not() -> None:
+    """Within ten beats; by its own baseline."""
+    healthy = beaten([0.01] * 50)
+    assert not healthy.is_slow(CONFIG)
+    assert not beaten([0.06], healthy, 100.0).is_slow(CONFIG)
+    slow = beaten([0.03] * 10, healthy, 100.0)
+    assert slow.is_slow(CONFIG) and 2.0 < slow.ratio < 3.0
+
+
+def test_a_delay_too_short_to_notice_is_never_slow() -> None:
+    """From 0.2 to 2 ms is ten times as long, and nothing."""
+    assert not beaten([0.002] * 50, beaten([0.0002] * 50), 100.0).is_slow(CONFIG)
+
+
+def test_the_first_round_trips_are_not_compared_with_themselves() -> None:
+    """One slow beat at the start is no baseline for those after it."""
+    assert beaten([0.5] + [0.001] * (FIRST_BEATS - 2)).ratio == 1.0
+    assert not beaten([0.001, 0.5, 0.5]).is_slow(CONFIG)
+
+
+def test_a_way_that_is_longer_for_good_is_slow_for_some_minutes_only() -> None:
+    """The baseline follows: no state is a trap."""
+    state, now, slow = beaten([0.01] * 50), 100.0, 0.0
+    for _ in range(2000):
+        state = beaten([0.1], state, now)
+        now = state.measured
+        slow = now if state.is_slow(CONFIG) else slow
+    assert 60.0 < slow - 100.0 < CONFIG.baseline_s
+
+
+events = st.lists(
+    st.tuples(
+        st.floats(0.0, 3.0, width=16),
+        st.one_of(
+            st.builds(Tick, st.floats(0.0, 1.0)),
+            st.builds(Beat, st.integers(0, 12), st.integers(1, 2), st.booleans()),
+            st.just(Lost()),
+            st.just(None),  # the answer to the beat that is out
+        ),
+    ),
+    max_size=60,
+)
+
+
+def plain(script: list[tuple[float, Event]]) -> list[tuple[Health, int | None]]:
+    """The table again, from the whole history each time: (health, sequence of the beat out)."""
+    out: list[tuple[Health, int | None]] = []
+    health, missed, answered, sequence = SUSPECT, 0, 0, 0
+    sent: float | None = None
+    due = -inf
+    for now, event in script:
+        if isinstance(event, Beat):
+            if sent is not None and event.sequence == sequence:
+                sent, missed = None, 0
+                answered = answered + 1 if health is DOWN else 0
+                if health is not DOWN or answered >= CONFIG.up_after:
+                    health, answered = UP, 0
+        elif isinstance(event, Lost):
+            if health is UP:
+                health, missed, due = SUSPECT, 0, now
+        else:
+            if sent is not None and now - sent >= CONFIG.timeout_s:
+                sent = None
+                if health is DOWN:
+                    answered = 0
+                else:
+                    due = now if health is UP else due
+                    missed += 1
+                    health = DOWN if missed >= CONFIG.down_after else SUSPECT
+                    missed = 0 if health is DOWN else missed
+            if sent is None and now >= due:
+                sequence += 1
+                sent = now
+                due = now + CONFIG.interval_s * (1 + CONFIG.jitter * (2 * event.chance - 1))
+        out.append((health, sequence if sent is not None else None))
+    return out
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(events)
+def test_the_machine_does_what_the_plain_reference_does(script) -> None:
+    """Health and the beat that is out, after each of any events."""
+    state, now, done, found = Member(), 0.0, [], []
+    for passes, event in script:
+        now += passes
+        event = Beat(state.sequence, 1) if event is None else event
+        state, _ = step(state, event, now, CONFIG)
+        done.append((now, event))
+        found.append((state.health, state.sequence if state.sent > -inf else None))
+    assert found == plain(done)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(events)
+def test_whatever_happened_a_server_that_answers_is_up_soon(script) -> None:
+    """Once beats are answered, four intervals and a timeout are enough."""
+    state, now = Member(), 0.0
+    for passes, event in script:
+        now += passes
+        state, _ = step(state, event or Beat(state.sequence, 1), now, CONFIG)
+    end = now + CONFIG.timeout_s + 4 * CONFIG.interval_s * (1 + CONFIG.jitter)
+    while now < end:
+        now += 0.05
+        state, actions = step(state, Tick(), now, CONFIG)
+        for action in actions:
+            if isinstance(action, Probe):
+                state, _ = step(state, Beat(action.sequence, 1), now + 0.001, CONFIG)
+    assert state.usable
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"interval_s": 0.0}, {"jitter": 1.0}, {"down_after": 0}, {"slow_ratio": float("nan")}]
+)
+def test_a_setting_out_of_its_bounds_is_refused(wrong: dict[str, float]) -> None:
+    """With its name, value and bounds."""
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=rf"beating.{name} is .*; it must lie in"):
+        Beating(**wrong)

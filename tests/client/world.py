@@ -1,0 +1,139 @@
+"""A cluster, its network and its clock, in one thread: what drives the pure machines in tests.
+
+A `World` holds servers that answer heartbeats after their delay, or do not; a client that asks so
+many messages a second of every shard; and the machines under test. A message fails where no replica
+of its shard answers: what asking another replica costs is nothing here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from dlm.client import membership, modes
+
+TICK_S = 0.05
+
+
+@dataclass
+class Server:
+    """One server, as it is; `member` is what the client knows of it."""
+
+    name: str
+    delay_s: float = 0.001
+    alive: bool = True
+    instance: int = 1
+    member: membership.Member = field(default_factory=membership.Member)
+    # Answers on their way: (when they arrive, sequence, instance).
+    coming: list[tuple[float, int, int]] = field(default_factory=list)
+
+
+class World:
+    """Replicas of shards, and one client of them.
+
+    Args
+        shards, replicas  server "0a" is the first replica of shard 0
+        traffic           messages a second, of each shard
+        lossy             the part of messages that is lost, whatever the servers do
+    """
+
+    def __init__(
+        self,
+        shards: int,
+        replicas: int = 1,
+        *,
+        traffic: int = 1000,
+        seed: int = 1,
+        beating: membership.Beating | None = None,
+        switching: modes.Switching | None = None,
+    ) -> None:
+        self.beating = beating or membership.Beating()
+        self.switching = switching or modes.Switching()
+        self.shards = [
+            [Server(f"{s}{chr(97 + r)}") for r in range(replicas)] for s in range(shards)
+        ]
+        self.traffic = traffic
+        self.lossy = 0.0
+        self.cascade = modes.Cascade()
+        self.now = 0.0
+        self.said: list[tuple[float, str]] = []
+        self.asked = dict.fromkeys(modes.Mode, 0)  # messages, by the mode they were sent in
+        self.canaries: list[tuple[float, int, bool]] = []
+        self._random = Random(seed)
+
+    def server(self, name: str) -> Server:
+        """The one of that name."""
+        return next(s for shard in self.shards for s in shard if s.name == name)
+
+    def run(self, seconds: float) -> None:
+        """Time passes."""
+        end = self.now + seconds - TICK_S / 2
+        while self.now < end:
+            self.now = round(self.now + TICK_S, 9)
+            for shard in self.shards:
+                for server in shard:
+                    self._beat(server)
+            self._messages()
+            self._canaries()
+            reachable = all(any(s.member.usable for s in shard) for shard in self.shards)
+            slow = any(
+                all(s.member.is_slow(self.beating) for s in usable)
+                for shard in self.shards
+                if (usable := [s for s in shard if s.member.usable])
+            )
+            self._switch(modes.Tick(reachable, slow))
+
+    def _beat(self, server: Server) -> None:
+        ready = [c for c in server.coming if c[0] <= self.now]
+        server.coming = [c for c in server.coming if c[0] > self.now]
+        for arrived, sequence, instance in ready:
+            self._member(server, membership.Beat(sequence, instance), arrived)
+        self._member(server, membership.Tick(self._random.random()), self.now)
+
+    def _member(self, server: Server, event: membership.Event, now: float) -> None:
+        server.member, actions = membership.step(server.member, event, now, self.beating)
+        for action in actions:
+            if isinstance(action, membership.Probe):
+                if server.alive and self._random.random() >= self.lossy:
+                    arrives = self.now + server.delay_s
+                    server.coming.append((arrives, action.sequence, server.instance))
+            elif isinstance(action, membership.Changed):
+                self.said.append((self.now, f"{server.name} is {action.after}"))
+            else:
+                self.said.append((self.now, f"{server.name} was restarted"))
+
+    def _answers(self, shard: list[Server]) -> bool:
+        return any(s.alive for s in shard)
+
+    def _messages(self) -> None:
+        if self.cascade.mode is not modes.Mode.FULL:
+            return
+        each = round(self.traffic * TICK_S)
+        failed = 0
+        for shard in self.shards:
+            if not self._answers(shard):
+                failed += each
+            elif self.lossy:
+                failed += sum(self._random.random() < self.lossy for _ in range(each))
+        self.asked[modes.Mode.FULL] += each * len(self.shards)
+        self._switch(modes.Messages(each * len(self.shards), failed))
+
+    def _canaries(self) -> None:
+        done = [c for c in self.canaries if c[0] <= self.now]
+        self.canaries = [c for c in self.canaries if c[0] > self.now]
+        for _, number, answered in done:
+            self._switch(modes.CanaryDone(number, answered))
+
+    def _switch(self, event: modes.Event) -> None:
+        self.cascade, actions = modes.step(self.cascade, event, self.now, self.switching)
+        for action in actions:
+            if isinstance(action, modes.Switch):
+                self.said.append((self.now, f"the {action.to} model, {action.reason}"))
+                continue
+            answered = all(
+                self._answers(shard) and self._random.random() >= self.lossy
+                for shard in self.shards
+            )
+            took = 0.01 if answered else self.switching.canary_timeout_s
+            self.canaries.append((self.now + took, action.number, answered))
+            self.said.append((self.now, f"canary {action.number}"))
