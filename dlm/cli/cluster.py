@@ -46,6 +46,10 @@ def cluster(
         int, typer.Option(help="Port of shard 0, the others follow; 0 takes free ports.")
     ] = 0,
     workers: Annotated[int, typer.Option(help="Processes of each server.")] = 1,
+    replicas: Annotated[
+        int,
+        typer.Option(min=1, max=64, help="Servers of each shard; one may fail and nobody sees."),
+    ] = 1,
     metrics_port: Annotated[
         int, typer.Option(help="Port of the metrics of shard 0, the others follow; 0 is none.")
     ] = 0,
@@ -72,7 +76,7 @@ def cluster(
     from dlm.index.layout import read_manifest
 
     manifests = [read_manifest(directory) for directory in directories]
-    count = max(manifest.shards for manifest in manifests)
+    count = replicas * max(manifest.shards for manifest in manifests)
     for name, first in (("port", port), ("metrics-port", metrics_port)):
         if first and not 1 <= first <= 65536 - count:
             raise ConfigError(f"--{name} {first}: {count} ports from there must lie in 1 to 65535")
@@ -100,6 +104,7 @@ def cluster(
         with running_servers(
             directories,
             workers=workers,
+            replicas=replicas,
             first_port=port,
             first_metrics_port=metrics_port,
             log_level=log_level,
@@ -121,13 +126,24 @@ def cluster(
                 for endpoint in endpoints:
                     print(f"  shard {endpoint.shard} at {endpoint.address}")
                 print(f"wrote {cluster_file}; Ctrl-C stops", flush=True)
+            gone: set[str] = set()
             while not stopping.wait(0.2):
                 for server in servers:
-                    if server.process.poll() is not None:
-                        raise ShardDown(
-                            f"the server of shard {server.endpoint.shard} ended with status "
-                            f"{server.process.returncode}; stopping the others"
-                        )
+                    endpoint, status = server.endpoint, server.process.poll()
+                    if status is None or endpoint.address in gone:
+                        continue
+                    gone.add(endpoint.address)
+                    what = (
+                        f"the server of shard {endpoint.shard} at {endpoint.address} ended with "
+                        f"status {status}"
+                    )
+                    if all(
+                        other.endpoint.address in gone
+                        for other in servers
+                        if other.endpoint.shard == endpoint.shard
+                    ):
+                        raise ShardDown(f"{what}; none is left, stopping the others")
+                    print(f"{what}; its replicas go on", file=sys.stderr)
     finally:
         # Only what is still ours: another cluster may have written its own since.
         if written is not None and cluster_file.exists() and cluster_file.read_text() == written:

@@ -45,18 +45,20 @@ def running_servers(
     directories: Sequence[Path],
     *,
     workers: int = 1,
+    replicas: int = 1,
     first_port: int = 0,
     first_metrics_port: int = 0,
     log_level: str = "warning",
     options: Sequence[str] = (),
 ) -> Iterator[list[Server]]:
-    """A server for each shard index of the shard sets in `directories`; stopped at the end.
+    """Servers for each shard index of the shard sets in `directories`; stopped at the end.
 
     Server i holds shard i of every set that has one; the first folder is the default of those that
-    hold it.
+    hold it. Further replicas come after the first of all shards, in the same order.
 
     Args
         workers     processes of each server
+        replicas    servers of each shard
         first_port  server i gets first_port + i; 0 takes free ports
         first_metrics_port  likewise, and 0 is none
         options     of `dlm serve`, for each
@@ -64,18 +66,19 @@ def running_servers(
         ShardDown, ConfigError  a server did not start; what it said is on standard error
     """
     held = holders([read_manifest(directory) for directory in directories])
+    shards = len(held)
     with tempfile.TemporaryDirectory(prefix="dlm-") as scratch:
-        ready = [Path(scratch) / f"shard-{index}.json" for index in range(len(held))]
+        ready = [Path(scratch) / f"server-{index}.json" for index in range(shards * replicas)]
         processes: list[subprocess.Popen[bytes]] = []
         try:
-            for index, sets in enumerate(held):
+            for index, sets in enumerate(held * replicas):
                 command = [sys.executable, "-m", "dlm.cli.main", "serve"]
                 command += [os.fspath(directories[at]) for at in sets]
                 command += [
                     "--workers",
                     str(workers),
                     "--shard",
-                    str(index),
+                    str(index % shards),
                     "--ready-file",
                     os.fspath(ready[index]),
                 ]
@@ -91,12 +94,14 @@ def running_servers(
                         preexec_fn=partial(end_with_parent, os.getpid()),
                     )
                 )
-            yield _wait_ready(processes, ready)
+            yield _wait_ready(processes, ready, shards)
         finally:
             stop(processes)
 
 
-def _wait_ready(processes: list[subprocess.Popen[bytes]], ready: list[Path]) -> list[Server]:
+def _wait_ready(
+    processes: list[subprocess.Popen[bytes]], ready: list[Path], shards: int
+) -> list[Server]:
     limit = time.monotonic() + START_S
     servers = []
     for index, (process, path) in enumerate(zip(processes, ready, strict=True)):
@@ -104,14 +109,16 @@ def _wait_ready(processes: list[subprocess.Popen[bytes]], ready: list[Path]) -> 
             for other, candidate in enumerate(processes):
                 if candidate.poll() is not None:
                     raise ConfigError(
-                        f"the server of shard {other} ended with status {candidate.returncode} "
-                        "before it was ready; its own message is above"
+                        f"a server of shard {other % shards} ended with status "
+                        f"{candidate.returncode} before it was ready; its own message is above"
                     )
             if time.monotonic() > limit:
-                raise ShardDown(f"the server of shard {index} was not ready within {START_S:g} s")
+                raise ShardDown(
+                    f"a server of shard {index % shards} was not ready within {START_S:g} s"
+                )
             time.sleep(0.02)
         port = json.loads(path.read_text())["port"]
-        servers.append(Server(process, Endpoint(f"127.0.0.1:{port}", index)))
+        servers.append(Server(process, Endpoint(f"127.0.0.1:{port}", index % shards)))
     return servers
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 import time
 from collections import Counter, deque
@@ -32,6 +33,7 @@ from dlm.client.config import ClientConfig
 from dlm.client.fork import inside
 from dlm.client.lowgrams import LowGrams, check_queries, fetch
 from dlm.client.metrics import CANCELLED, OK, ClientMetrics, result_of
+from dlm.client.replicas import RetryBudget, choose
 from dlm.client.security import Metadata
 from dlm.client.topology import (
     Connect,
@@ -42,7 +44,15 @@ from dlm.client.topology import (
     said_once,
 )
 from dlm.client.transport import Connection, GrpcConnection
-from dlm.errors import DeadlineExceeded, DlmError, Overloaded, ShardDown, StaleShardSet
+from dlm.errors import (
+    AuthenticationError,
+    DeadlineExceeded,
+    DlmError,
+    Overloaded,
+    ShardDown,
+    StaleShardSet,
+    UnavailableError,
+)
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.tracing import Span, Tracer
 from dlm.wire import codec
@@ -57,6 +67,8 @@ MAX_WAITING_MESSAGES = 4
 MIN_WAITING = 4096
 SURELY_EVERYWHERE = 8  # contexts a shard: so many in a call will hardly miss any of the shards
 CLOSED = "this client is closed"
+FIRST_TRY = 0.5  # part of the time left that one replica gets where another could be asked
+AVOID_S = 1.0  # for so long, a server where a message found nobody is asked after all others
 
 
 @dataclass
@@ -69,6 +81,7 @@ class Stats:
     sent_queries   distinct queries sent to servers
     messages       messages sent
     failed         messages that failed
+    retries        messages that were sent to another replica after that
     bytes_sent, bytes_received  bytes of these messages, without gRPC's own framing
     refreshes      times the table was found stale and fetched anew
     """
@@ -79,6 +92,7 @@ class Stats:
     sent_queries: int = 0
     messages: int = 0
     failed: int = 0
+    retries: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
     refreshes: int = 0
@@ -112,15 +126,15 @@ def _closed() -> ShardDown:
 class _Message:
     """Items that share message `number` of a window.
 
-    address  None where nobody is known to hold the shard
+    tried    addresses that it was sent to; the last is the one that has it now
     """
 
     snapshot: Snapshot
     shard: int
     items: list[Item]
     merged: router.Grouped
-    address: str | None
     number: int
+    tried: tuple[str, ...] = ()
 
 
 class _Runtime:
@@ -136,6 +150,11 @@ class _Runtime:
         self.looked = -LOOK_AGAIN_S
         self.stats = Stats()
         self.counts = ClientMetrics()
+        self.chance = random.Random()
+        self.budget = RetryBudget()
+        self.outstanding: Counter[str] = Counter()  # queries in flight, by address
+        self.missed: dict[str, float] = {}  # address -> when a message found nobody there
+        self.at: dict[tuple[int, int], str] = {}  # (shard, message) -> who has it
 
 
 # Runtimes of a parent process: never touched in a child, and never collected there either, since
@@ -359,7 +378,11 @@ class Core:
         if stale is not None and stale.model == manifest.model:
             grams = stale.grams  # another sharding of the same model: words and low orders stand
         else:
-            sources = [(s, self.connection(a)) for s, a in sorted(topology.addresses.items())]
+            sources = [
+                (shard, self.connection(address))
+                for shard, addresses in sorted(topology.addresses.items())
+                for address in addresses
+            ]
             grams = fetch(manifest, sources, self.config.cache_dir, self.config.connect_s)
         runtime = self._runtime
         with runtime.lock:
@@ -373,7 +396,8 @@ class Core:
 
     def _endpoints_known(self, stale: Snapshot | None) -> list[Endpoint]:
         """The endpoints, and what each held when it last said so, for those that stay silent."""
-        held = {} if stale is None else {a: s for s, a in stale.topology.addresses.items()}
+        known = {} if stale is None else stale.topology.addresses
+        held = {address: shard for shard, addresses in known.items() for address in addresses}
         return [
             replace(endpoint, shard=held.get(endpoint.address))
             if endpoint.shard is None
@@ -560,7 +584,7 @@ class Core:
                     DeadlineExceeded(f"shard {shard}: the deadline passed before the message left")
                 )
             elif isinstance(action, batcher.Lost):
-                self._abandon(snapshot.topology.addresses.get(shard))
+                self._abandon(runtime.at.pop((shard, action.message), None))
             elif isinstance(action, batcher.Refuse):
                 action.work.item.call.fail(
                     _too_much(shard, window, action.work.deadline - self._clock())
@@ -591,9 +615,9 @@ class Core:
             shard,
             wanted,
             router.merge([item.piece.groups for item in wanted]),
-            snapshot.topology.addresses.get(shard),
             number,
         )
+        self._runtime.budget.earn()
         try:
             self._transmit(message)
         except Exception as exc:  # noqa: BLE001 - a place in the window must never be lost
@@ -601,27 +625,38 @@ class Core:
 
     def _transmit(self, message: _Message) -> None:
         snapshot, shard, merged = message.snapshot, message.shard, message.merged
-        manifest, address = snapshot.topology.manifest, message.address
+        manifest, runtime = snapshot.topology.manifest, self._runtime
+        queries = len(merged.groups.words)
+        # The latest deadline among them: an earlier caller stops waiting by itself.
+        deadline = max(item.call.deadline for item in message.items)
+        now = self._clock()
+        with runtime.lock:
+            replicas = snapshot.topology.addresses.get(shard, ())
+            missed = {a for a, at in runtime.missed.items() if now - at < AVOID_S}
+            avoided = frozenset(missed.union(message.tried))
+            address = choose(replicas, runtime.outstanding, avoided, runtime.chance)
+            others = set(replicas).difference(avoided, (address,))
         if address is None:
             known = "; ".join(said_once(snapshot.topology.faults.items()))
             raise ShardDown(
                 f"no server is known to hold shard {shard} of shard set {manifest.shard_set}"
                 + (f" ({known})" if known else "")
             )
+        message = replace(message, tried=(*message.tried, address))
+        # Where another could still be asked, it gets its share of the time.
+        timeout_s = max(deadline - now, 0.0) * (FIRST_TRY if others else 1.0)
         connection = self.connection(address)
         begun = time.perf_counter()
         request, checksum = codec.encode_score_request(
             manifest.shard_set_bytes, shard, merged.groups
         )
-        runtime = self._runtime
-        queries = len(merged.groups.words)
-        # The latest deadline among them: an earlier caller stops waiting by itself.
-        deadline = max(item.call.deadline for item in message.items)
         with runtime.lock:
             runtime.stats.messages += 1
             runtime.stats.sent_queries += queries
             runtime.stats.duplicates += len(merged.place) - queries
             runtime.stats.bytes_sent += len(request)
+            runtime.outstanding[address] += queries
+            runtime.at[shard, message.number] = address
 
         def reply(data: bytes | None, error: DlmError | None) -> None:
             came = time.perf_counter()
@@ -641,6 +676,12 @@ class Core:
             with runtime.lock:
                 runtime.stats.bytes_received += len(data or b"")
                 runtime.stats.failed += error is not None
+                runtime.outstanding[address] -= queries
+                runtime.at.pop((shard, message.number), None)
+                if isinstance(error, ShardDown):
+                    runtime.missed[address] = self._clock()
+                elif error is None:
+                    runtime.missed.pop(address, None)
             runtime.counts.message(
                 result_of(error),
                 queries,
@@ -656,7 +697,6 @@ class Core:
                 self._settle(message, error)
 
         left = time.perf_counter()
-        timeout_s = max(deadline - self._clock(), 0.0)
         if self._tracer is None:
             connection.score(request, timeout_s, reply)
         else:
@@ -676,9 +716,11 @@ class Core:
         """Ends a message that failed: by a fresh table and another try where that can help."""
         runtime, now = self._runtime, self._clock()
         due = now - runtime.looked >= LOOK_AGAIN_S
+        if self._ask_another(message, error, now):
+            return
         try:
             self.check_open()
-            if isinstance(error, StaleShardSet) or (message.address is None and due):
+            if isinstance(error, StaleShardSet) or (not message.tried and due):
                 runtime.helper.submit(self._reroute, message, error)
                 return
             if due and isinstance(error, (ShardDown, DeadlineExceeded)):
@@ -688,6 +730,34 @@ class Core:
         except (RuntimeError, ShardDown):
             pass  # closed meanwhile
         self._end(message, error)
+
+    def _ask_another(self, message: _Message, error: DlmError, now: float) -> bool:
+        """Sends a message that failed to another replica, once; whether it did.
+
+        Its place in the window stays its own. A Score changes nothing, so that it does no harm
+        where the first is answered after all.
+        """
+        replicas = message.snapshot.topology.addresses.get(message.shard, ())
+        deadline = max(item.call.deadline for item in message.items)
+        runtime = self._runtime
+        if (
+            not isinstance(error, UnavailableError)
+            or isinstance(error, AuthenticationError)
+            or len(message.tried) != 1
+            or not set(replicas).difference(message.tried)
+            or now >= deadline
+            or self._closed
+        ):
+            return False
+        with runtime.lock:
+            if not runtime.budget.spend():
+                return False
+            runtime.stats.retries += 1
+        try:
+            self._transmit(message)
+        except Exception as exc:  # noqa: BLE001 - a place in the window must never be lost
+            self._end(message, _as_dlm_error(exc, message.shard))
+        return True
 
     def _end(self, message: _Message, error: DlmError) -> None:
         self._fail(message.items, message.merged, error)

@@ -43,13 +43,13 @@ class Endpoint:
 class Topology:
     """A shard set and where each of its shards answers.
 
-    addresses  shard -> address; a shard nobody is known to hold is missing
+    addresses  shard -> addresses of its replicas; a shard nobody is known to hold is missing
     faults     what was wrong with the servers that are not in it, address -> error
     max_queries  queries that each of its servers takes in one message
     """
 
     manifest: Manifest
-    addresses: Mapping[int, str]
+    addresses: Mapping[int, tuple[str, ...]]
     faults: Mapping[str, str]
     max_queries: int = NO_LIMIT
 
@@ -158,14 +158,14 @@ def check_model(model: str | None) -> str | None:
 class _Held:
     """A shard set that servers hold, and where.
 
-    addresses   shard -> address, the first that says so
+    addresses   shard -> addresses of those that say so
     holders     every address that holds any shard of it
     defaults    servers that mean it where a call names no shard set
     max_queries of each server that holds it
     """
 
     manifest: Manifest
-    addresses: dict[int, str] = field(default_factory=dict)
+    addresses: dict[int, tuple[str, ...]] = field(default_factory=dict)
     holders: set[str] = field(default_factory=set)
     defaults: int = 0
     max_queries: list[int] = field(default_factory=list)
@@ -200,7 +200,9 @@ class _Census:
             return
         self._parsed[reply.manifest] = manifest
         held = self.held.setdefault(manifest.shard_set, _Held(manifest))
-        held.addresses.setdefault(reply.shard, address)
+        known = held.addresses.get(reply.shard, ())
+        if address not in known:
+            held.addresses[reply.shard] = (*known, address)
         held.holders.add(address)
         held.defaults += place == 0
         held.max_queries.append(_max_queries(reply, manifest))
@@ -289,8 +291,8 @@ def discover(
         model      only shard sets whose id, or the id of whose model, begins so; see `check_model`
     Returns
         the shard set of which most shards answer, and among equals the one that is the default of
-        most servers; a shard whose server is silent stands at the address that the endpoints give
-        for it, so that asking it fails and later works
+        most servers; a server that is silent stands behind those that answer for the shard that
+        the endpoints give for it, so that asking it fails and later works
     Raises
         ShardDown      no server answers, or none that does holds `model` while others are silent
         ProtocolError  servers answer, and none with a description that can be read
@@ -309,7 +311,9 @@ def discover(
     _blame_others(census, chosen)
     for endpoint in census.silent:
         if endpoint.shard is not None and endpoint.shard < manifest.shards:
-            addresses.setdefault(endpoint.shard, endpoint.address)
+            known = addresses.get(endpoint.shard, ())
+            if endpoint.address not in known:
+                addresses[endpoint.shard] = (*known, endpoint.address)
     return Topology(manifest, addresses, census.faults, min(chosen.max_queries, default=NO_LIMIT))
 
 

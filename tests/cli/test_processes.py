@@ -73,7 +73,7 @@ def test_a_server_that_dies_stops_the_cluster_with_its_name(
     os.kill(servers[1], signal.SIGKILL)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert re.search(rb"the server of shard \d ended with status -9", stderr)
+    assert re.search(rb"the server of shard \d at \S+ ended with status -9", stderr)
     _wait_gone(servers)
     assert not (tmp_path / "cluster.toml").exists()
 
@@ -190,6 +190,40 @@ def test_a_cluster_of_two_models_answers_as_each(
     assert process.returncode == 0
     assert printed.count(b"shard set") == 2
     _wait_gone(workers)
+
+
+def test_a_cluster_of_replicas_outlives_one_of_each_shard(
+    folder: Path, run: Run, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """Two servers of each of two shards; scores are the same with all, and without one of each."""
+    process = subprocess.Popen(
+        command("cluster", folder / "shards", "--replicas", 2),
+        cwd=tmp_path,
+        env=environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    wait_for((tmp_path / "cluster.toml").exists, process)
+    try:
+        servers = _children(process.pid)
+        assert len(servers) == 4
+        assert (tmp_path / "cluster.toml").read_text().count("shard = 1") == 2
+        text = b"a b c d\nd a b\n"
+        local = run("score", "--local", folder / "shards", text=text)
+        for killed in (None, servers[0], servers[3]):
+            if killed is not None:
+                os.kill(killed, signal.SIGKILL)
+                _wait_gone([killed])
+            served = run("score", cwd=tmp_path, text=text)
+            assert (served.returncode, served.stdout) == (0, local.stdout), served.stderr
+        os.kill(servers[2], signal.SIGKILL)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 1
+    assert stderr.count(b"its replicas go on") == 2
+    assert b"none is left, stopping the others" in stderr
 
 
 def test_workers_do_not_outlive_a_cluster_that_was_killed(

@@ -103,7 +103,7 @@ def test_the_shard_set_of_most_shards_is_taken(files, other_files) -> None:
     )
     topology = discover(endpoints("a:1", "b:1", "c:1"), connect, 1.0)
     assert topology.manifest.shard_set == files.manifest.shard_set
-    assert topology.addresses == {0: "c:1", 1: "b:1"}
+    assert topology.addresses == {0: ("c:1",), 1: ("b:1",)}
     assert "holds shard set" in topology.faults["a:1"]
 
 
@@ -128,7 +128,7 @@ def test_replicas_do_not_count_as_more_shards(files, other_files) -> None:
 
 
 def test_a_silent_server_keeps_the_shard_that_is_said_of_it(files) -> None:
-    """Unless another answers for that shard, or the set has no such shard."""
+    """Behind those that answer for it; unless the set has no such shard."""
     connect = saying(
         ("a:1", ShardDown("gone")),
         ("b:1", reply(files, 1)),
@@ -137,7 +137,7 @@ def test_a_silent_server_keeps_the_shard_that_is_said_of_it(files) -> None:
     )
     listed = [Endpoint("a:1", 0), Endpoint("b:1", 1), Endpoint("c:1", 1), Endpoint("d:1", 99)]
     topology = discover(listed, connect, 1.0)
-    assert topology.addresses == {0: "a:1", 1: "b:1"}
+    assert topology.addresses == {0: ("a:1",), 1: ("b:1", "c:1")}
     assert set(topology.faults) == {"a:1", "c:1", "d:1"}
 
 
@@ -152,7 +152,7 @@ def test_descriptions_that_cannot_be_used_are_typed_errors(files) -> None:
     topology = discover(
         endpoints("a:1", "b:1"), saying(("a:1", junk), ("b:1", reply(files, 2))), 1.0
     )
-    assert topology.addresses == {2: "b:1"}
+    assert topology.addresses == {2: ("b:1",)}
 
 
 def test_the_smallest_limit_of_the_servers_holds_for_all(files, other_files) -> None:
@@ -185,11 +185,11 @@ def test_a_model_is_chosen_by_the_beginning_of_its_id_or_of_its_shard_set(
             for model in (name, name[:6], name[:9].upper()):
                 topology = discover(listed, connect, 1.0, model=check_model(model))
                 assert topology.manifest.shard_set == wanted.manifest.shard_set
-    assert topology.addresses == {0: "a:1", 1: "b:1"}
+    assert topology.addresses == {0: ("a:1",), 1: ("b:1",)}
     assert "holds shard set" in topology.faults["c:1"]
     topology = discover(listed, connect, 1.0)
     assert topology.manifest.shard_set == files.manifest.shard_set
-    assert topology.addresses == {0: "a:1", 1: "b:1", 2: "c:1"}
+    assert topology.addresses == {0: ("a:1",), 1: ("b:1",), 2: ("c:1",)}
     assert topology.faults == {}
 
 
@@ -266,7 +266,7 @@ def test_a_set_that_a_server_lists_but_does_not_describe_is_left_out(files, othe
         lambda address: SimpleNamespace(describe=describe),
         1.0,  # type: ignore
     )
-    assert topology.addresses == {0: "a:1"}
+    assert topology.addresses == {0: ("a:1",)}
     assert topology.faults == {"a:1": "gone meanwhile"}
 
 

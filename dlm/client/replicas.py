@@ -1,0 +1,70 @@
+"""Which of the servers of a shard is asked, and whether another may be asked again.
+
+Plain data under the lock of its client; chance is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Chance(Protocol):
+    """As `random.Random`."""
+
+    def sample(self, population: Sequence[str], k: int) -> list[str]:
+        """`k` different ones."""
+
+
+def choose(
+    replicas: Sequence[str],
+    outstanding: Mapping[str, int],
+    avoided: frozenset[str],
+    chance: Chance,
+) -> str | None:
+    """The server to ask: of two drawn at random the one with less to do (power of two choices).
+
+    Args
+        replicas     addresses of those that hold the shard
+        outstanding  queries in flight to each
+        avoided      not to be asked while there is any other
+    Returns
+        None where there are none at all
+    Paper
+        Mitzenmacher 2001: two choices instead of one take the longest queue from logarithmic to
+        doubly logarithmic, and need no agreement among clients
+    """
+    wanted = [address for address in replicas if address not in avoided] or list(replicas)
+    if len(wanted) <= 1:
+        return wanted[0] if wanted else None
+    first, second = chance.sample(wanted, 2)
+    return second if outstanding.get(second, 0) < outstanding.get(first, 0) else first
+
+
+@dataclass
+class RetryBudget:
+    """How many messages may be asked again: a part of those asked, so that no storm can be.
+
+    share  of a retry that each message earns
+    most   retries that can be saved up; what a client begins with
+    """
+
+    share: float = 0.1
+    most: float = 20.0
+    saved: float = field(default=-1.0)
+
+    def __post_init__(self) -> None:
+        if self.saved < 0.0:
+            self.saved = self.most
+
+    def earn(self) -> None:
+        """A message was asked for the first time."""
+        self.saved = min(self.saved + self.share, self.most)
+
+    def spend(self) -> bool:
+        """Whether a message may be asked again; then it is counted."""
+        if self.saved < 1.0:
+            return False
+        self.saved -= 1.0
+        return True

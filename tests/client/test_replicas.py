@@ -1,0 +1,141 @@
+"""Which replica is asked, and when another is: the choice, the budget, and messages that fail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from client.questions import ask, queries_to, random_queries, submit
+from client.scripted import Network
+from cluster import WAIT_S, Cluster, ModelFiles
+from dlm.client.replicas import RetryBudget, choose
+from dlm.errors import Overloaded, ProtocolError, ShardDown
+
+NONE: frozenset[str] = frozenset()
+
+
+def test_the_less_busy_of_two_is_asked_and_an_avoided_one_only_alone() -> None:
+    """Whatever the draw."""
+    chance, busy = Random(1), {"a": 5, "b": 1}
+    assert {choose(["a", "b"], busy, NONE, chance) for _ in range(50)} == {"b"}
+    assert {choose(["a", "b"], busy, frozenset("b"), chance) for _ in range(50)} == {"a"}
+    assert choose(["b"], busy, frozenset("b"), chance) == "b"
+    assert choose([], busy, NONE, chance) is None
+
+
+def test_two_choices_keep_queues_short() -> None:
+    """A thousand messages that are never answered, to ten servers: within a few of each other."""
+    chance, load = Random(2), Counter[str]()
+    servers = [f"s{n}" for n in range(10)]
+    for _ in range(1000):
+        chosen = choose(servers, load, NONE, chance)
+        assert chosen is not None
+        load[chosen] += 1
+    assert max(load.values()) - min(load.values()) <= 6
+    at_random = Counter(chance.choice(servers) for _ in range(1000))
+    assert max(at_random.values()) - min(at_random.values()) > 6
+
+
+def test_retries_are_a_tenth_of_messages_at_most_and_a_few_at_first() -> None:
+    """However many fail, no storm."""
+    budget = RetryBudget(share=0.1, most=20.0)
+    assert sum(budget.spend() for _ in range(100)) == 20
+    retried = 0
+    for _ in range(10_000):
+        budget.earn()
+        retried += budget.spend()
+    assert 999 <= retried <= 1000
+
+
+@pytest.fixture(scope="module")
+def twice(files: ModelFiles) -> Iterator[tuple[Cluster, Cluster]]:
+    """Two servers of each shard."""
+    first, second = Cluster(files), Cluster(files)
+    yield first, second
+    first.end()
+    second.end()
+
+
+class Failing(Network):
+    """A network on which what is sent to some addresses fails with an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failing: dict[str, Exception] = {}
+
+    def connect(self, address: str):
+        """A connection that fails where its address does."""
+        made = super().connect(address)
+        real = made.score
+
+        def score(request, timeout_s, reply, metadata=()):
+            if (error := self.failing.get(address)) is not None:
+                self.take(address, request, lambda: None)
+                reply(None, error)
+            else:
+                real(request, timeout_s, reply, metadata)
+
+        made.score = score  # type: ignore[method-assign]
+        return made
+
+
+def test_both_replicas_share_the_work(files, connect, twice) -> None:
+    """Messages of a shard go to either, and all answers are the oracle's."""
+    network = Network()
+    client = connect([a for c in twice for a in c.addresses], network)
+    for seed in range(20):
+        ask(client.utterance(), files.oracle, random_queries(files.oracle, seed, 30))
+    asked = Counter(address for address, _ in network.requests)
+    assert set(asked) == {a for c in twice for a in c.addresses}
+
+
+@pytest.mark.parametrize("error", [ShardDown("gone"), Overloaded("busy")])
+def test_a_message_that_fails_is_answered_by_the_other_replica(
+    files, connect, twice, error: Exception
+) -> None:
+    """No caller sees it, as long as there is budget; the first is not asked first again at once."""
+    network = Failing()
+    client = connect([a for c in twice for a in c.addresses], network)
+    bad = twice[0].addresses[0]
+    network.failing[bad] = error
+    for seed in range(30):
+        ask(client.utterance(), files.oracle, random_queries(files.oracle, seed, 20))
+    stats = client.stats
+    assert stats.retries == stats.failed > 0
+    if isinstance(error, ShardDown):
+        assert sum(address == bad for address, _ in network.requests) < 10
+    network.failing.clear()
+    ask(client.utterance(), files.oracle, random_queries(files.oracle, 99, 20))
+
+
+def test_a_message_is_asked_again_once_and_not_at_all_where_that_is_in_vain(
+    files, connect, twice
+) -> None:
+    """Both replicas fail: two tries. A broken contract: one."""
+    network = Failing()
+    client = connect([a for c in twice for a in c.addresses], network)
+    query = queries_to(files, 1)[:1]
+    ask(client.utterance(), files.oracle, query)
+    for error, tries in ((ShardDown("gone"), 2), (ProtocolError("nonsense"), 1)):
+        network.requests.clear()
+        for cluster in twice:
+            network.failing[cluster.addresses[1]] = error
+        assert isinstance(submit(client.utterance(), query).exception(WAIT_S), type(error))
+        assert len(network.requests) == tries
+
+
+def test_a_storm_of_failures_is_not_answered_by_a_storm_of_retries(files, connect, twice) -> None:
+    """Every server refuses: of 400 messages few more than a tenth are asked again."""
+    network = Failing()
+    client = connect([a for c in twice for a in c.addresses], network)
+    query = queries_to(files, 1)[:1]
+    ask(client.utterance(), files.oracle, query)
+    for cluster in twice:
+        network.failing[cluster.addresses[1]] = Overloaded("busy")
+    network.requests.clear()
+    for _ in range(400):
+        assert isinstance(submit(client.utterance(), query).exception(WAIT_S), Overloaded)
+    assert len(network.requests) <= 400 + 20 + 40 + 1
