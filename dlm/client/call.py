@@ -9,15 +9,22 @@ import contextlib
 import copy
 import threading
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client import kernels, router
+from dlm.client import kernels, partial, router
+from dlm.client.lowgrams import LowGrams
 from dlm.errors import DlmError
-from dlm.ngram.query import Answers
+from dlm.ngram.query import FULL, PARTIAL, Answers, QueryGroups
 from dlm.tracing import Span
+
+
+class Pending(Future[Answers]):
+    """The future of a call; `call` until it has ended, so that whoever waits can give it up."""
+
+    call: Call | None = None
 
 
 class Call:
@@ -28,7 +35,8 @@ class Call:
     """
 
     __slots__ = (
-        *("answers", "deadline", "future", "left", "lock", "messages", "model", "place", "span"),
+        *("_closed", "_grams", "_groups", "_missing", "_source", "answers", "deadline", "future"),
+        *("left", "lock", "messages", "model", "place", "span"),
     )
 
     def __init__(
@@ -38,30 +46,96 @@ class Call:
         self.answers = answers
         self.place = place
         self.deadline = deadline
-        self.future: Future[Answers] = Future()
+        self.future = Pending()
+        self.future.call = self
         self.left = 0
         self.lock = threading.Lock()
         self.messages = 0
         self.span: Span | None = None
+        self._grams: LowGrams | None = None
+        self._groups: QueryGroups | None = None
+        self._missing: NDArray[np.bool_] | None = None
+        self._source: NDArray[np.uint8] | None = None
+        self._closed = False
+
+    def fall_back(self, grams: LowGrams, groups: QueryGroups, remote: NDArray[np.bool_]) -> None:
+        """Lets the partial model answer what no shard does in time.
+
+        Args
+            groups  the distinct queries; remote (C,): the contexts that need a shard
+        """
+        self._grams = grams
+        self._groups = groups
+        self._missing = np.repeat(remote, groups.word_counts)
 
     def fill(self, at: NDArray[np.int64], of: NDArray[np.int64], answers: Answers) -> None:
         """Writes answers `of` to the distinct queries `at`; the last part completes the call."""
+        self._fill(at, of, answers, FULL)
+
+    def miss(self, piece: router.Piece, error: DlmError) -> int:
+        """No shard answers this part in time: the partial model does, or the call fails.
+
+        Returns  queries that the partial model answered
+        """
+        if self._grams is None or not partial.stands_in_for(error):
+            self.fail(error)
+            return 0
+        answers = partial.score(self._grams, piece.groups)
+        self._fill(piece.at, np.arange(len(piece.at)), answers, PARTIAL)
+        return len(piece.at)
+
+    def give_up(self, error: DlmError) -> int:
+        """No time is left: as `miss`, for whatever is still missing."""
+        if self._grams is None or self._groups is None or not partial.stands_in_for(error):
+            self.fail(error)
+            return 0
         with self.lock:
+            missing = self._missing
+            if self._closed or missing is None:
+                return 0
+            at = np.flatnonzero(missing)
+        some = router.select(self._groups, missing)
+        self._fill(at, np.arange(len(at)), partial.score(self._grams, some), PARTIAL, last=True)
+        return len(at)
+
+    def _fill(
+        self,
+        at: NDArray[np.int64],
+        of: NDArray[np.int64],
+        answers: Answers,
+        source: int,
+        last: bool = False,
+    ) -> None:
+        with self.lock:
+            if self._closed:
+                return  # what came too late
             _copy(at, of, answers, self.answers)
+            if self._missing is not None:
+                self._missing[at] = False
+            if source != FULL:
+                if self._source is None:
+                    self._source = np.zeros(len(self.answers), np.uint8)
+                self._source[at] = source
             self.left -= len(at)
-            done = self.left == 0
+            done = self._closed = last or self.left == 0
         if done:
             self.succeed()
 
     def succeed(self) -> None:
+        """Ends the call with its answers."""
         result = Answers.empty(len(self.place))
         _copy(np.arange(len(self.place)), self.place, self.answers, result)
+        if self._source is not None:
+            result = replace(result, source=self._source[self.place])
         with contextlib.suppress(InvalidStateError):  # given up by its caller, or failed already
             self.future.set_result(result)
+        self.future.call = None
 
     def fail(self, error: DlmError) -> None:
+        """Ends the call with an error of its own."""
         with contextlib.suppress(InvalidStateError):
             self.future.set_exception(own_copy(error))
+        self.future.call = None
 
 
 def _copy(to: NDArray[np.int64], of: NDArray[np.int64], part: Answers, whole: Answers) -> None:

@@ -32,6 +32,9 @@ class ClientConfig:
                    that share a port share the load by connections, so several. 4.
     max_queries    queries in one message, >= 1; fewer where the servers take fewer. 16,384: about
                    200 KiB a message, where the cost a query has long stopped falling.
+    partial        where no shard answers in time, answer from the low orders alone, P(w | v), and
+                   say so (`source`), instead of raising. For decoders, which must go on; not for
+                   whoever needs the model's own scores.
     cache_dir      folder for low orders, shared by processes.
     trace          make an OpenTelemetry span of each call; needs the extra `trace`.
 
@@ -44,6 +47,7 @@ class ClientConfig:
     window: int = 4
     connections: int = 4
     max_queries: int = 16384
+    partial: bool = False
     cache_dir: Path = field(default_factory=default_cache_dir)
     trace: bool = False
     ca: str = ""

@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 
 from dlm import __version__
 from dlm.client import batcher, router
-from dlm.client.call import Call, Item, deliver, own_copy
-from dlm.client.cascade import Fallback, NoFallback
+from dlm.client.call import Call, Item, Pending, deliver, own_copy
 from dlm.client.config import ClientConfig
 from dlm.client.fork import inside
 from dlm.client.lowgrams import LowGrams, check_queries, fetch
@@ -83,6 +82,7 @@ class Stats:
     failed         messages that failed
     retries        messages that were sent to another replica after that
     bytes_sent, bytes_received  bytes of these messages, without gRPC's own framing
+    partial        distinct queries that the partial model answered
     refreshes      times the table was found stale and fetched anew
     """
 
@@ -95,6 +95,7 @@ class Stats:
     retries: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
+    partial: int = 0
     refreshes: int = 0
 
 
@@ -202,14 +203,12 @@ class Core:
         model: str | None = None,
         connect: Connect = GrpcConnection,
         clock: Clock = time.monotonic,
-        fallback: Fallback | None = None,
     ) -> None:
         self.config = config
         self._endpoints = endpoints
         self._model = check_model(model)
         self._connect = connect
         self._clock = clock
-        self._fallback = fallback or NoFallback()
         self._tracer = Tracer(__version__) if config.trace else None
         self._runtime_ = _Runtime()
         self._closed = False
@@ -288,7 +287,6 @@ class Core:
             "config": self.config,
             "model": self._model,
             "connect": self._connect,
-            "fallback": self._fallback,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -298,7 +296,6 @@ class Core:
             state["config"],
             model=state["model"],
             connect=state["connect"],
-            fallback=state["fallback"],
         )
 
     def connection(self, address: str) -> Connection:
@@ -441,7 +438,8 @@ class Core:
         deadline = self._clock() + (self.config.deadline_s if deadline_s is None else deadline_s)
         if len(counts) >= SURELY_EVERYWHERE * manifest.shards:
             each = -(-len(words) // manifest.shards)
-            if refusal := self._overload(dict.fromkeys(range(manifest.shards), each), deadline):
+            refusal = self._overload(dict.fromkeys(range(manifest.shards), each), deadline)
+            if refusal is not None and not self.config.partial:
                 refused: Future[Answers] = Future()
                 refused.set_exception(refusal)
                 self._runtime.counts.call(result_of(refusal), time.perf_counter() - begun)
@@ -476,6 +474,8 @@ class Core:
             runtime.counts.call(OK, time.perf_counter() - begun)
             return call.future
         call.left = unique_remote
+        if self.config.partial:
+            call.fall_back(snapshot.grams, grouped.groups, remote)
         planned = time.perf_counter()
         call.future.add_done_callback(
             lambda done: runtime.counts.call(_result_of(done), planned - begun)
@@ -525,7 +525,7 @@ class Core:
         for piece in pieces:
             asked[piece.shard] += len(piece.groups.words)
         if reroutes == 0 and (refusal := self._overload(asked, call.deadline)):
-            call.fail(refusal)
+            self._count_partial(call.give_up(refusal))
             return
         let_in = set()
         for piece in pieces:
@@ -580,14 +580,16 @@ class Core:
             event.work.item.call.fail(_closed())
         for action in actions:
             if isinstance(action, batcher.Expire):
-                action.work.item.call.fail(
-                    DeadlineExceeded(f"shard {shard}: the deadline passed before the message left")
+                self._miss(
+                    action.work.item,
+                    DeadlineExceeded(f"shard {shard}: the deadline passed before the message left"),
                 )
             elif isinstance(action, batcher.Lost):
                 self._abandon(runtime.at.pop((shard, action.message), None))
             elif isinstance(action, batcher.Refuse):
-                action.work.item.call.fail(
-                    _too_much(shard, window, action.work.deadline - self._clock())
+                self._miss(
+                    action.work.item,
+                    _too_much(shard, window, action.work.deadline - self._clock()),
                 )
             else:
                 self._send(shard, [work.item for work in action.works], action.message)
@@ -602,7 +604,7 @@ class Core:
             # Ids of one model must never reach the servers of another, which would answer
             # plausibly.
             if item.call.model != snapshot.model:
-                item.call.fail(_other_model(snapshot.model, item.call.model))
+                self._miss(item, _other_model(snapshot.model, item.call.model))
             elif item.shard_set != snapshot.shard_set:
                 self._dispatch_again(snapshot, item, item.reroutes)  # the table changed meanwhile
             else:
@@ -760,7 +762,8 @@ class Core:
         return True
 
     def _end(self, message: _Message, error: DlmError) -> None:
-        self._fail(message.items, message.merged, error)
+        for item in message.items:
+            self._miss(item, error)
         self._step(message.shard, batcher.Done(message.number, answered=False))
 
     def _look_quietly(self, snapshot: Snapshot) -> None:
@@ -777,7 +780,7 @@ class Core:
             # What is fetched of another model may take longer than these callers wait.
             for item in message.items:
                 if item.call.model != topology.manifest.model:
-                    item.call.fail(_other_model(topology.manifest.model, item.call.model))
+                    self._miss(item, _other_model(topology.manifest.model, item.call.model))
 
         try:
             if self._snapshot is message.snapshot:
@@ -791,25 +794,32 @@ class Core:
             self._end(message, error)
             return
         self._step(message.shard, batcher.Done(message.number, answered=False))
-        tired = [item for item in message.items if item.reroutes >= MAX_REROUTES]
-        if tired:
-            self._fail(tired, router.merge([item.piece.groups for item in tired]), error)
         for item in message.items:
             if item.call.model != fresh.model:
-                item.call.fail(_other_model(fresh.model, item.call.model))
-            elif item.reroutes < MAX_REROUTES:
+                self._miss(item, _other_model(fresh.model, item.call.model))
+            elif item.reroutes >= MAX_REROUTES:
+                self._miss(item, error)
+            else:
                 self._dispatch_again(fresh, item, item.reroutes + 1)
 
-    def _fail(self, items: list[Item], merged: router.Grouped, error: DlmError) -> None:
+    def _miss(self, item: Item, error: DlmError) -> None:
+        """An item that is not answered: by the partial model where there is one, else its error."""
         try:
-            answers = self._fallback.answer(merged.groups, error)
-            if answers is not None:
-                deliver(items, merged, answers)
-                return
+            self._count_partial(item.call.miss(item.piece, error))
         except Exception as exc:  # noqa: BLE001 - a caller must never be left waiting
-            error.add_note(f"and the fallback failed: {exc!r}")
-        for item in items:
+            error.add_note(f"and the partial model failed: {exc!r}")
             item.call.fail(error)
+
+    def give_up(self, future: Future[Answers], error: DlmError) -> None:
+        """The caller's time is over: ends its call as `_miss` does, whatever is still under way."""
+        if isinstance(future, Pending) and (call := future.call) is not None:
+            self._count_partial(call.give_up(error))
+
+    def _count_partial(self, queries: int) -> None:
+        if queries:
+            runtime = self._runtime
+            with runtime.lock:
+                runtime.stats.partial += queries
 
 
 def _too_much(shard: int, window: batcher.Window[Item], left_s: float) -> Overloaded:

@@ -2,7 +2,7 @@
 
 Pure: `step(state, event, now)` returns the next state of one server (or one of its workers) and
 what to do. Heartbeats have a call of their own, so that they tell a host that is gone, or a network
-that is slow, from a kernel that is busy; how messages fare is told to the cascade (`cascade.py`).
+that is slow, from a kernel that is busy; how messages fare is told to `modes.py`.
 
 =======  =================================  ===================================================
 health   event                              then

@@ -198,14 +198,17 @@ def _counter(name: str, documentation: str, label: str, counts: Mapping[str, int
 
 
 def _queries(stats: Stats) -> Metric:
-    """Sums to the queries asked once nothing is under way and nothing was sent again."""
+    """All but `partial` sum to the queries asked, once nothing is under way and nothing was sent
+    again or refused before it was sent; those that became `partial` were mostly sent before."""
     return _counter(
         "queries",
-        "Queries by where the answer came from; shard: distinct ones that were sent.",
+        "Queries by where the answer came from; shard: distinct ones that were sent; "
+        "partial: from the low orders alone, since no shard answered in time.",
         "source",
         {
             "low_orders": stats.zero_message,
             "shard": stats.sent_queries,
             "duplicate": stats.duplicates,
+            "partial": stats.partial,
         },
     )

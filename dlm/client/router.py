@@ -52,6 +52,24 @@ def group(
     return Grouped(QueryGroups(*groups), place)
 
 
+def select(groups: QueryGroups, wanted: NDArray[np.bool_]) -> QueryGroups:
+    """Some of the queries, in the same order; contexts of which none is wanted are left out.
+
+    Shapes  wanted (Q,)
+    """
+    counts = np.bincount(
+        np.repeat(np.arange(len(groups.word_counts)), groups.word_counts)[wanted],
+        minlength=len(groups.word_counts),
+    )
+    kept = counts > 0
+    return QueryGroups(
+        groups.context_lengths[kept],
+        groups.context_words[np.repeat(kept, groups.context_lengths)],
+        counts[kept].astype(np.uint32),
+        groups.words[wanted],
+    )
+
+
 def begins(counts: NDArray[np.unsignedinteger]) -> NDArray[np.int64]:
     """Where each stretch begins, and the end of the last: (C + 1,)."""
     out = np.zeros(len(counts) + 1, np.int64)

@@ -114,12 +114,14 @@ class Extension:
         matched_order  (K, W)  uint8   order of the longest n-gram found
         ngram_length   (K, W)  uint8   the same as KenLM counts it
         states         (K, W)          what matters after each word
+        source         (K, W)  uint8   `FULL`, or `PARTIAL` where no shard answered in time
     """
 
     log10_prob: NDArray[np.float32]
     matched_order: NDArray[np.uint8]
     ngram_length: NDArray[np.uint8]
     states: States
+    source: NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +133,7 @@ class SentenceScore:
     oovs         tokens that the vocabulary lacks
     log10_oovs   the part of log10_prob that falls on them
     token_log10_prob (tokens,) float32; token_matched_order (tokens,) uint8;
-    token_oov (tokens,) bool
+    token_oov (tokens,) bool; token_source (tokens,) uint8, `FULL` or `PARTIAL`
     """
 
     log10_prob: float
@@ -141,6 +143,7 @@ class SentenceScore:
     token_log10_prob: NDArray[np.float32]
     token_matched_order: NDArray[np.uint8]
     token_oov: NDArray[np.bool_]
+    token_source: NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +317,7 @@ class _Handle:
             answers.matched_order.reshape(shape),
             answers.ngram_length.reshape(shape),
             self._after(queries, answers).reshape(*shape),
+            _source(answers).reshape(shape),
         )
 
     def _sentence_queries(
@@ -357,6 +361,7 @@ class _Handle:
     ) -> list[SentenceScore]:
         out = []
         begin = 0
+        source = _source(answers)
         for count in counts:
             part = slice(begin, begin + count)
             prob = answers.log10_prob[part]
@@ -370,6 +375,7 @@ class _Handle:
                     prob,
                     answers.matched_order[part],
                     oov,
+                    source[part],
                 )
             )
             begin += count
@@ -408,6 +414,14 @@ class _Handle:
         )
         return future, limit + GRACE_S
 
+    def _end_late(self, future: Future[Answers], limit_s: float) -> None:
+        """Ends a call whose time is over, for its caller and for whoever counts calls alike: one
+        that is cancelled is taken for given up. Where there is a partial model, by its answers."""
+        late = DeadlineExceeded(f"no answer within {limit_s - GRACE_S:g} s")
+        self._core.give_up(future, late)
+        with suppress(InvalidStateError):  # answered just now, or by that
+            future.set_exception(late)
+
 
 def _mismatch(found: Family, expected: Family) -> FamilyMismatch:
     return FamilyMismatch(
@@ -417,11 +431,8 @@ def _mismatch(found: Family, expected: Family) -> FamilyMismatch:
     )
 
 
-def _end_late(future: Future[Answers], limit_s: float) -> None:
-    """Ends a call whose time is over, for its caller and for whoever counts calls alike: one that
-    is cancelled is taken for given up."""
-    with suppress(InvalidStateError):  # answered just now
-        future.set_exception(DeadlineExceeded(f"no answer within {limit_s - GRACE_S:g} s"))
+def _source(answers: Answers) -> NDArray[np.uint8]:
+    return np.zeros(len(answers), np.uint8) if answers.source is None else answers.source
 
 
 class Utterance(_Handle):
@@ -432,7 +443,7 @@ class Utterance(_Handle):
         try:
             return future.result(limit_s)
         except FutureTimeout:
-            _end_late(future, limit_s)
+            self._end_late(future, limit_s)
         return future.result()
 
     def score(
@@ -516,7 +527,7 @@ class AsyncUtterance(_Handle):
             wrapped.cancel()  # and `future` with it
             raise
         if not done:
-            _end_late(future, limit_s)
+            self._end_late(future, limit_s)
         return await wrapped
 
     async def score(

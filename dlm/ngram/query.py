@@ -25,6 +25,10 @@ class QueryGroups:
     words: NDArray[np.uint32]
 
 
+# Whose answer it is: values of `source`. DO NOT CHANGE: callers store them.
+FULL, PARTIAL, SMALL = 0, 1, 2
+
+
 @dataclass(frozen=True, slots=True)
 class Answers:
     """Answers to Q queries, in their order.
@@ -34,12 +38,14 @@ class Answers:
         matched_order  (Q,)  uint8  order of the longest n-gram found
         ngram_length   (Q,)  uint8  the same, counting blanks
         state_length   (Q,)  uint8  words of (context, word) that matter to the right
+        source         (Q,)  uint8  FULL, or PARTIAL where no shard answered; None: all are FULL
     """
 
     log10_prob: NDArray[np.float32]
     matched_order: NDArray[np.uint8]
     ngram_length: NDArray[np.uint8]
     state_length: NDArray[np.uint8]
+    source: NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
         return len(self.log10_prob)

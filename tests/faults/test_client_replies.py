@@ -10,7 +10,7 @@ import pytest
 from client.questions import ask, assert_equal, queries_to, submit
 from client.scripted import Clients, Network, free
 from cluster import WAIT_S, Cluster, ModelFiles, build, until
-from dlm.client import AsyncClient, Client
+from dlm.client import AsyncClient, Client, partial
 from dlm.client.core import Core
 from dlm.errors import DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
@@ -177,7 +177,9 @@ def test_a_reply_with_too_few_answers_and_the_right_checksum_becomes_no_score(
             queries=len(request.groups.words),
             request_checksum=request.checksum,
         )
-        fewer = type(answers)(*(getattr(answers, f)[:-1] for f in answers.__slots__))
+        fewer = type(answers)(
+            *(getattr(answers, f)[:-1] for f in answers.__slots__ if f != "source")
+        )
         return codec.encode_score_reply(request, fewer)
 
     network.change = short
@@ -225,30 +227,21 @@ def test_a_long_queue_that_fails_at_once_takes_no_stack(
     ask(utterance, files.oracle, queries)
 
 
-class Broken:
-    """A fallback that is broken itself."""
-
-    def answer(self, groups: object, error: DlmError) -> None:
-        """Raises what no fallback should."""
-        raise KeyError("broken")
-
-
-def test_a_broken_fallback_leaves_nobody_waiting(
-    cluster: Cluster, network: Network, client: Client, files
+def test_a_broken_partial_model_leaves_nobody_waiting(
+    cluster: Cluster, network: Network, connect: Clients, files, monkeypatch
 ) -> None:
     """The first error reaches the caller, with a note."""
-    core = Core(
-        client._core._endpoints,
-        client._core.config,
-        connect=network.connect,
-        fallback=Broken(),  # type: ignore[arg-type]
-    )
-    with Client(core) as other:
-        network.change = lambda data: b""
-        with pytest.raises(ProtocolError) as caught:
-            ask(other.utterance(), files.oracle, queries_to(files, 0)[:3])
-        assert any("broken" in note for note in caught.value.__notes__)
-        assert free(other)
+
+    def broken(*_: object) -> None:
+        raise KeyError("broken")
+
+    monkeypatch.setattr(partial, "score", broken)
+    client = connect(cluster.addresses, network, partial=True)
+    network.change = lambda data: b""
+    with pytest.raises(ProtocolError) as caught:
+        ask(client.utterance(), files.oracle, queries_to(files, 0)[:3])
+    assert any("broken" in note for note in caught.value.__notes__)
+    assert free(client)
 
 
 # ---------------------------------------------------------------- callers who give up

@@ -1,0 +1,219 @@
+"""The partial model: what it answers, when, and that every score says whose it is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+
+from client.questions import queries_to, random_queries
+from client.scripted import Network
+from cluster import WAIT_S, until
+from dlm.client import AsyncClient, partial
+from dlm.client.core import Core
+from dlm.client.topology import Endpoint, FixedEndpoints
+from dlm.errors import (
+    DeadlineExceeded,
+    DlmError,
+    Overloaded,
+    ProtocolError,
+    QueryError,
+    ShardDown,
+)
+from dlm.ngram.partition import slots_of
+from dlm.ngram.query import FULL, PARTIAL, Answers, QueryGroups
+
+
+def shard_of(files, context: tuple[int, ...]) -> int | None:
+    """The shard that answers for a context; None where the low orders do."""
+    if len(context) < 2:
+        return None
+    pair = [np.array([word], np.uint32) for word in context[-2:]]
+    return int(files.manifest.slots[slots_of(*pair)[0]])
+
+
+def assert_each_is_of_its_model(files, queries, answers: Answers) -> None:
+    """Each score is the oracle's of the model that its source names: the whole, or its bigrams."""
+    assert answers.source is not None
+    for at, (context, word) in enumerate(queries):
+        known = context[-1:] if answers.source[at] == PARTIAL else context
+        expected = files.oracle.score(known, word)
+        assert answers.log10_prob[at] == expected.log10_prob
+        assert answers.matched_order[at] == expected.matched_order
+        if answers.source[at] == PARTIAL:
+            assert answers.state_length[at] == min(len(context) + 1, files.manifest.order - 1)
+        else:
+            assert answers.state_length[at] == expected.state_length
+
+
+def ask(client, queries, **more) -> Answers:
+    """Scores queries of ids."""
+    return client.utterance().score([c for c, _ in queries], [w for _, w in queries], **more)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ShardDown("gone"), Overloaded("busy"), ProtocolError("nonsense"), DeadlineExceeded("")],
+)
+def test_only_what_the_failing_shard_owns_is_partial(
+    cluster, connect, files, error: DlmError
+) -> None:
+    """The rest is full, in the same call; the counters tell how many."""
+    network = Network()
+    client = connect(cluster.addresses, network, partial=True)
+    queries = list(dict.fromkeys(random_queries(files.oracle, 5, 300)))
+    assert ask(client, queries).source is None
+    bad = cluster.addresses[1]
+    real = network.take
+
+    def take(address, request, send) -> None:
+        if address == bad:
+            raise error
+        real(address, request, send)
+
+    network.take = take  # type: ignore[method-assign]
+    answers = ask(client, queries)
+    assert_each_is_of_its_model(files, queries, answers)
+    assert answers.source is not None
+    for (context, _), source in zip(queries, answers.source, strict=True):
+        assert source == FULL or shard_of(files, context) == 1
+    # Distinct ones are counted; contexts are cut to what the model can use.
+    assert 10 < client.stats.partial <= int((answers.source == PARTIAL).sum())
+
+
+def test_states_after_a_partial_score_hold_all_that_could_matter(cluster, connect, files) -> None:
+    """They are not minimised: the next word is scored as if the context had been given whole."""
+    network = Network()
+    client = connect(cluster.addresses, network, partial=True)
+    utterance = client.utterance()
+    contexts = [c for c, _ in queries_to(files, 0) if len(c) == 3][:5]
+    words = [w for c, w in queries_to(files, 0) if len(c) == 3][:5]
+    begun = [utterance.null() for _ in contexts]
+    for place in range(3):
+        step = utterance.extend(begun, np.array([[c[place]] for c in contexts]))
+        begun = [step.states[i, 0] for i in range(len(contexts))]
+    network.instant = ShardDown("gone")
+    extension = utterance.extend(begun, np.array([[w] for w in words]))
+    network.instant = None
+    partly = extension.source[:, 0] == PARTIAL
+    assert partly.any()
+    for at in np.flatnonzero(partly):
+        whole = (*begun[at]._words, words[at])[-(files.manifest.order - 1) :]
+        assert extension.states[int(at), 0]._words == whole
+
+
+def test_a_sentence_tells_which_of_its_tokens_are_partial(cluster, connect, files) -> None:
+    """Token by token, and their sum is the sentence's."""
+    network = Network()
+    client = connect(cluster.addresses, network, partial=True)
+    network.instant = ShardDown("gone")
+    words = files.words()
+    (score,) = client.utterance().score_sentences([[words[i] for i in (5, 6, 7, 8, 9, 10)]])
+    assert set(score.token_source.tolist()) <= {FULL, PARTIAL}
+    assert PARTIAL in score.token_source
+    assert score.log10_prob == float(score.token_log10_prob.sum(dtype=np.float64))
+
+
+def test_nobody_waits_past_the_deadline_and_what_comes_later_changes_nothing(
+    cluster, connect, files
+) -> None:
+    """Held messages: the call ends in time, partial; then its messages come back."""
+    network = Network()
+    client = connect(cluster.addresses, network, partial=True)
+    queries = random_queries(files.oracle, 6, 100)
+    ask(client, queries)
+    with network.held():
+        begun = time.monotonic()
+        answers = ask(client, queries, deadline_s=0.2)
+        assert time.monotonic() - begun < 5.0
+        kept = [a.copy() for a in (answers.log10_prob, answers.state_length)]
+    assert_each_is_of_its_model(files, queries, answers)
+    until(lambda: not any(w.in_flight for w in client._core._runtime.windows.values()))
+    assert np.array_equal(kept[0], answers.log10_prob)
+    assert np.array_equal(kept[1], answers.state_length)
+
+
+def test_what_waits_for_a_full_window_is_partial_in_time_or_refused_at_once(
+    cluster, connect, files
+) -> None:
+    """One message in flight, held: those behind it end at their deadline, each of its own model."""
+    network = Network()
+    client = connect(cluster.addresses, network, partial=True, window=1)
+    queries = queries_to(files, 0)[:5]
+    ask(client, queries)
+    with network.held():
+        for _ in range(3):
+            assert_each_is_of_its_model(files, queries, ask(client, queries, deadline_s=0.1))
+    assert ask(client, queries).source is None
+
+
+def test_a_caller_who_asks_wrongly_is_told_so(cluster, connect) -> None:
+    """The partial model stands in for servers, not for callers."""
+    client = connect(cluster.addresses, partial=True)
+    with pytest.raises(QueryError):
+        client.utterance().score([(1, 2)], [10_000_000])
+
+
+def test_without_the_setting_an_error_is_an_error(cluster, connect, files) -> None:
+    """The default: whoever wants the model's scores gets them or none."""
+    network = Network()
+    client = connect(cluster.addresses, network)
+    network.instant = ShardDown("gone")
+    with pytest.raises(ShardDown):
+        ask(client, queries_to(files, 0)[:5])
+
+
+def test_the_asyncio_face_does_the_same(cluster, connect, files, cache_dir) -> None:
+    """In time, and each score of the model that it names."""
+    network = Network()
+    queries = random_queries(files.oracle, 7, 50)
+    settings = connect(cluster.addresses, partial=True)._core.config
+
+    async def main() -> Answers:
+        endpoints = FixedEndpoints([Endpoint(address) for address in cluster.addresses])
+        client = AsyncClient(Core(endpoints, settings, connect=network.connect))
+        contexts, words = [c for c, _ in queries], [w for _, w in queries]
+        await client.utterance().score(contexts, words)
+        with network.held():
+            answers = await client.utterance().score(contexts, words, deadline_s=0.2)
+        await client.close()
+        return answers
+
+    assert_each_is_of_its_model(files, queries, asyncio.run(main()))
+
+
+def test_the_partial_model_is_the_reduction_to_order_two(files, connect, cluster) -> None:
+    """Every word after every context of the model, against the oracle of the bigrams alone."""
+    client = connect(cluster)
+    grams = client._core.snapshot().grams
+    contexts = sorted({n[:-1] for n in files.oracle.ngrams if len(n) > 2})[:200]
+    size = files.manifest.vocabulary_size
+    groups = QueryGroups(
+        np.array([len(c) for c in contexts], np.uint8),
+        np.array([w for c in contexts for w in c], np.uint32),
+        np.full(len(contexts), size, np.uint32),
+        np.tile(np.arange(size, dtype=np.uint32), len(contexts)),
+    )
+    answers = partial.score(grams, groups)
+    expected = [files.oracle.score(c[-1:], w).log10_prob for c in contexts for w in range(size)]
+    assert np.array_equal(answers.log10_prob, np.array(expected, np.float32))
+    assert answers.matched_order.max() <= 2 and answers.ngram_length.max() <= 2
+
+
+def test_a_call_that_was_given_up_is_not_ended_twice(cluster, connect, files) -> None:
+    """Its future keeps the first end, and nothing refers to the call any more."""
+    network = Network()
+    client = connect(cluster.addresses, network, partial=True)
+    queries = queries_to(files, 0)[:5]
+    ask(client, queries)
+    with network.held():
+        utterance = client.utterance()
+        asked = utterance._score_queries([c for c, _ in queries], [w for _, w in queries])
+        future, _ = utterance._submit(asked, WAIT_S)
+        client._core.give_up(future, DeadlineExceeded("late"))
+        first = future.result(0)
+        client._core.give_up(future, DeadlineExceeded("later"))
+    assert future.result(0) is first
+    assert future.call is None  # type: ignore[attr-defined]
