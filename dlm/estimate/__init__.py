@@ -1,0 +1,1 @@
+"""Text becomes an ARPA file; ARPA files become smaller, mixed and judged ones."""

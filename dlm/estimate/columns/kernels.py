@@ -1,0 +1,191 @@
+"""Sorting n-grams and finding their prefixes and suffixes: arrays in, arrays out, no GIL.
+
+Rows of an order are in *prefix order*: by the oldest word, then the next, and so on. The n-grams of
+one context then lie together, in the order of their contexts one order down, and so every link
+below is found by walking two sorted arrays side by side.
+"""
+
+# mypy: disable-error-code="assignment"
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+# DO NOT CHANGE: the row of a suffix that the model lacks. Columns may be stored in files.
+NO_ROW = np.uint32(0xFFFFFFFF)
+
+
+@njit(cache=True, nogil=True)
+def first_unsorted(ids):  # type: ignore[no-untyped-def]
+    """The first row that is not after the one before it, and whether it equals that one.
+
+    Shapes
+        ids      (n, k) uint32
+    Returns      (row, or n where the rows rise strictly; bool)
+    """
+    n, k = ids.shape
+    for i in range(1, n):
+        j = 0
+        while j < k and ids[i, j] == ids[i - 1, j]:
+            j += 1
+        if j == k:
+            return i, True
+        if ids[i, j] < ids[i - 1, j]:
+            return i, False
+    return n, False
+
+
+@njit(cache=True, nogil=True)
+def count_words(ids, column, begin):  # type: ignore[no-untyped-def]
+    """Where the rows of each word begin, were they sorted by one column.
+
+    Shapes
+        ids      (n, k)    uint32
+        begin    (V + 1,)  int64   filled
+    Trusts       ids < V: ModelColumns.of
+    """
+    begin[:] = 0
+    for i in range(len(ids)):
+        begin[np.int64(ids[i, column]) + 1] += 1
+    for w in range(1, len(begin)):
+        begin[w] += begin[w - 1]
+
+
+@njit(cache=True, nogil=True)
+def scatter(ids, column, begin, place, out):  # type: ignore[no-untyped-def]
+    """A stable pass of a counting sort: the rows `place`, sorted by one column.
+
+    Shapes
+        begin       (V + 1,) int64   of `count_words`; moved on
+        place, out  (n,)     uint32  places of rows, before and after
+    """
+    for i in range(len(place)):
+        row = place[i]
+        word = ids[row, column]
+        out[begin[word]] = row
+        begin[word] += 1
+
+
+@njit(cache=True, nogil=True)
+def link_prefixes(shorter, ids, prefix, first_child):  # type: ignore[no-untyped-def]
+    """The row of the prefix of each n-gram, and the first n-gram that has each prefix.
+
+    Shapes
+        shorter      (m, k - 1) uint32  in prefix order
+        ids          (n, k)     uint32  in prefix order
+        prefix       (n,)       uint32  filled
+        first_child  (m + 1,)   uint32  filled: the rows of prefix i are [i]:[i + 1]
+    Returns          n, or the first row whose prefix is missing
+    """
+    n, m, length = len(ids), len(shorter), ids.shape[1] - 1
+    at = 0
+    row = 0
+    while row < n:
+        while at < m:
+            j = 0
+            while j < length and shorter[at, j] == ids[row, j]:
+                j += 1
+            if j == length:
+                break
+            if shorter[at, j] > ids[row, j]:
+                return row
+            first_child[at] = row
+            at += 1
+        if at == m:
+            return row
+        first_child[at] = row
+        same = True
+        while same:
+            prefix[row] = at
+            row += 1
+            same = row < n
+            j = 0
+            while same and j < length:
+                same = ids[row, j] == ids[row - 1, j]
+                j += 1
+        at += 1
+    while at <= m:
+        first_child[at] = n
+        at += 1
+    return n
+
+
+@njit(cache=True, nogil=True)
+def search_word(ids, low, high, word):  # type: ignore[no-untyped-def]
+    """The first row of low..high whose last word is not below `word`; galloping from `low`.
+
+    Trusts   the last words rise from low to high: they have one prefix
+    """
+    last = ids.shape[1] - 1
+    step = 1
+    while low + step < high and ids[low + step - 1, last] < word:
+        low += step
+        step *= 2
+    top = min(low + step, high)
+    while low < top:
+        middle = (low + top) >> 1
+        if ids[middle, last] < word:
+            low = middle + 1
+        else:
+            top = middle
+    return low
+
+
+@njit(cache=True, nogil=True)
+def link_suffixes(  # type: ignore[no-untyped-def]
+    ids, first_child, context_suffix, shorter, shorter_child, suffix, begin, end
+):
+    """The row of the suffix of each n-gram of order 3 and above, of the contexts begin..end.
+
+    Shapes, k the order
+        ids             (n, k)      uint32
+        first_child     (m + 1,)    uint32  of the n-grams of order k - 1
+        context_suffix  (m,)        uint32  their suffixes
+        shorter         (m, k - 1)  uint32  their ids
+        shorter_child   (l + 1,)    uint32  of the n-grams of order k - 2, among those of k - 1
+        suffix          (n,)        uint32  filled; NO_ROW where it is missing
+        begin, end      int64       rows of order k - 1
+    Guarantees
+        the suffix of an n-gram extends the suffix of its context, so it is looked for there alone
+    """
+    last = ids.shape[1] - 1
+    for context in range(begin, end):
+        here, stop = np.int64(first_child[context]), np.int64(first_child[context + 1])
+        if here == stop:
+            continue
+        shared = context_suffix[context]
+        if shared == NO_ROW:
+            suffix[here:stop] = NO_ROW
+            continue
+        low = np.int64(shorter_child[shared])
+        high = np.int64(shorter_child[np.int64(shared) + 1])
+        for row in range(here, stop):
+            word = ids[row, last]
+            low = search_word(shorter, low, high, word)
+            if low < high and shorter[low, last - 1] == word:
+                suffix[row] = low
+            else:
+                suffix[row] = NO_ROW
+
+
+@njit(cache=True, nogil=True)
+def find_children(rows, words, first_child, ids, found):  # type: ignore[no-untyped-def]
+    """The row of each n-gram, given the row of its prefix and its last word.
+
+    Shapes
+        rows         (n,)      uint32  NO_ROW where the prefix is missing
+        words        (n,)      uint32
+        first_child  (m + 1,)  uint32  of the order of the prefixes
+        ids          (l, k)    uint32  of the order of the n-grams
+        found        (n,)      uint32  filled; NO_ROW where the n-gram is missing
+    Trusts           rows that are not NO_ROW are < m
+    """
+    last = ids.shape[1] - 1
+    for i in range(len(rows)):
+        found[i] = NO_ROW
+        if rows[i] != NO_ROW:
+            low = np.int64(first_child[rows[i]])
+            high = np.int64(first_child[np.int64(rows[i]) + 1])
+            low = search_word(ids, low, high, words[i])
+            if low < high and ids[low, last] == words[i]:
+                found[i] = low
