@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import io
 import lzma
 import os
+import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dlm.errors import ArpaError
 from dlm.ngram._arpa_rows import MAX_LINE_BYTES, NgramBatch, Section, shown
+from dlm.ngram.text import kernels
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, Vocabulary
 
-_WRITE_ROWS = 1 << 17
+_SEPARATOR = re.compile(rb"[ \t\n\r]")
+_WRITE_ROWS = 1 << 15
+# Threads that make text while it is compressed and written.
+_THREADS = 2
 
 
 def write_arpa(
@@ -57,24 +66,7 @@ def write_arpa(
     Trusts
         no n-gram stands twice, and order 1 has every word once, in the order of the ids
     """
-    columns = [_checked_section(section, i + 1) for i, section in enumerate(sections)]
-    if not columns:
-        raise ValueError("a model has at least the section of order 1")
-    if columns[-1][2] is not None:
-        if bool(columns[-1][2].any()):
-            raise _unwritable("a backoff weight other than 0 at the highest order", len(columns))
-        columns[-1] = (*columns[-1][:2], None)
-    if not vocabulary.unk_in_model:
-        ids, probs, backoffs = columns[0]
-        keep = ids[:, 0] != 0
-        columns[0] = ids[keep], probs[keep], None if backoffs is None else backoffs[keep]
-    for word in (BEGIN_SENTENCE, END_SENTENCE):
-        if vocabulary.ids.get(word, 0) == 0:
-            raise _unwritable(f"the vocabulary lacks {word.decode()}", 1)
-    for word in vocabulary.words:
-        if not word or any(separator in word for separator in (b" ", b"\t", b"\n", b"\r")):
-            raise _unwritable(f"the word {shown(word)} is empty or holds a space or line end", 1)
-
+    columns = _writable(vocabulary, sections)
     if not isinstance(path_or_file, (str, os.PathLike)):
         _write_text(path_or_file, vocabulary, columns, comments)
         return
@@ -103,6 +95,28 @@ def write_arpa(
 _WritableColumns: TypeAlias = tuple[
     NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32] | None
 ]
+
+
+def _writable(vocabulary: Vocabulary, sections: Sequence[Section]) -> list[_WritableColumns]:
+    """The arrays of a model; raises where it cannot be said in ARPA, values not looked at."""
+    columns = [_checked_section(section, i + 1) for i, section in enumerate(sections)]
+    if not columns:
+        raise ValueError("a model has at least the section of order 1")
+    if columns[-1][2] is not None:
+        if bool(columns[-1][2].any()):
+            raise _unwritable("a backoff weight other than 0 at the highest order", len(columns))
+        columns[-1] = (*columns[-1][:2], None)
+    if not vocabulary.unk_in_model:
+        ids, probs, backoffs = columns[0]
+        keep = ids[:, 0] != 0
+        columns[0] = ids[keep], probs[keep], None if backoffs is None else backoffs[keep]
+    for word in (BEGIN_SENTENCE, END_SENTENCE):
+        if vocabulary.ids.get(word, 0) == 0:
+            raise _unwritable(f"the vocabulary lacks {word.decode()}", 1)
+    if b"" in vocabulary.ids or _SEPARATOR.search(b"\0".join(vocabulary.words)):
+        bad = next(word for word in vocabulary.words if not word or _SEPARATOR.search(word))
+        raise _unwritable(f"the word {shown(bad)} is empty or holds a space or line end", 1)
+    return columns
 
 
 def _unwritable(message: str, order: int) -> ArpaError:
@@ -183,62 +197,129 @@ def _write_text(
     columns: Sequence[_WritableColumns],
     comments: Iterable[str],
 ) -> None:
+    _write_head(file, columns, comments)
+    words = _Words.of(vocabulary)
+    with _row_texts(words, columns) as texts:
+        for order, sizes in enumerate(map(len, (ids for ids, _, _ in columns)), start=1):
+            file.write(b"\n\\%d-grams:\n" % order)
+            for _ in range(0, sizes, _WRITE_ROWS):
+                file.write(next(texts))
+    file.write(b"\n\\end\\\n")
+
+
+def _write_head(file: Any, columns: Sequence[_WritableColumns], comments: Iterable[str]) -> None:
     for comment in comments:
         for line in comment.split("\n"):
             file.write(b"# " + line.encode("utf-8", "surrogateescape") + b"\n")
     file.write(b"\\data\\\n")
     for order, (ids, _, _) in enumerate(columns, start=1):
         file.write(b"ngram %d=%d\n" % (order, len(ids)))
-    words = pa.array(vocabulary.words, pa.large_binary())
-    for order, (ids, probs, backoffs) in enumerate(columns, start=1):
-        file.write(b"\n\\%d-grams:\n" % order)
-        for start in range(0, len(ids), _WRITE_ROWS):
-            rows = slice(start, start + _WRITE_ROWS)
-            file.write(
-                _rows_text(
-                    order,
-                    vocabulary,
-                    words,
-                    ids[rows],
-                    probs[rows],
-                    None if backoffs is None else backoffs[rows],
-                )
-            )
-    file.write(b"\n\\end\\\n")
+
+
+@dataclass(frozen=True, eq=False)
+class _Words:
+    """The words of a vocabulary, one after the other.
+
+    Shapes
+        begin  (V + 1,)  int64
+        text   (...)     uint8
+    """
+
+    vocabulary: Vocabulary
+    begin: NDArray[np.int64]
+    text: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> _Words:
+        words = vocabulary.words
+        begin = np.zeros(len(words) + 1, np.int64)
+        np.cumsum(np.fromiter(map(len, words), np.int64, len(words)), out=begin[1:])
+        return cls(vocabulary, begin, np.frombuffer(b"".join(words), np.uint8))
+
+
+@contextlib.contextmanager
+def _row_texts(
+    words: _Words, columns: Sequence[_WritableColumns]
+) -> Iterator[Iterator[memoryview]]:
+    """The lines of all sections, some rows at a time; threads make those to come meanwhile."""
+    parts = (
+        (order, ids[rows], probs[rows], None if backoffs is None else backoffs[rows])
+        for order, (ids, probs, backoffs) in enumerate(columns, start=1)
+        for rows in (slice(start, start + _WRITE_ROWS) for start in range(0, len(ids), _WRITE_ROWS))
+    )
+    with ThreadPoolExecutor(_THREADS, "arpa") as pool:
+        ahead: deque[Future[memoryview]] = deque()
+
+        def texts() -> Iterator[memoryview]:
+            for part in parts:
+                ahead.append(pool.submit(_rows_text, words, *part))
+                if len(ahead) > _THREADS:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+
+        try:
+            yield texts()
+        finally:
+            for text in ahead:
+                text.cancel()
 
 
 def _rows_text(
+    words: _Words,
     order: int,
-    vocabulary: Vocabulary,
-    words: Any,
     ids: NDArray[np.uint32],
     probs: NDArray[np.float32],
     backoffs: NDArray[np.float32] | None,
 ) -> memoryview:
     """The lines of some rows, ends included."""
+    _check_rows(words.vocabulary, order, ids, probs, backoffs)
+    ids, probs = np.ascontiguousarray(ids), np.ascontiguousarray(probs)
+    weights = probs if backoffs is None else np.ascontiguousarray(backoffs)
+    most, longest = kernels.rows_room(ids, words.begin, backoffs is not None)
+    text = np.empty(int(most), np.uint8)
+    size = int(
+        kernels.put_rows(ids, probs, weights, backoffs is not None, words.begin, words.text, text)
+    )
+    if longest > MAX_LINE_BYTES:
+        ends = np.flatnonzero(text[:size] == ord("\n"))
+        if int(np.diff(ends, prepend=-1).max()) > MAX_LINE_BYTES + 1:
+            raise _unwritable(f"a row longer than {MAX_LINE_BYTES} bytes", order)
+    return text[:size].data
+
+
+def _check_rows(
+    vocabulary: Vocabulary,
+    order: int,
+    ids: NDArray[np.uint32],
+    probs: NDArray[np.float32],
+    backoffs: NDArray[np.float32] | None,
+) -> None:
     if int(ids.max()) >= len(vocabulary) or (not vocabulary.unk_in_model and not ids.all()):
         raise _unwritable(f"an id that is no word of the vocabulary, among {int(ids.max())}", order)
     if not bool((probs <= 0).all()):  # also false for NaN
         raise _unwritable("a log10 probability that is positive or NaN", order)
-    space, tab, newline, empty = (
-        pa.scalar(text, pa.large_binary()) for text in (b" ", b"\t", b"\n", b"")
-    )
-    lines = [words.take(pa.array(ids[:, i])) for i in range(order)]
-    fields = [_number_texts(probs), pc.binary_join_element_wise(*lines, space)]
-    if backoffs is not None:
-        if not bool(np.isfinite(backoffs).all()):
-            raise _unwritable("a log10 backoff weight that is not finite", order)
-        fields.append(_number_texts(backoffs))
-    # The last field is joined with an empty one by the line end, which puts it after the field.
-    fields[-1] = pc.binary_join_element_wise(fields[-1], empty, newline)
-    text = pc.binary_join_element_wise(*fields, tab)
-    ends = np.frombuffer(text.buffers()[1], np.int64)[: len(ids) + 1]
-    if int(np.diff(ends).max()) > MAX_LINE_BYTES:
-        raise _unwritable(f"a row longer than {MAX_LINE_BYTES} bytes", order)
-    return memoryview(text.buffers()[2])[int(ends[0]) : int(ends[-1])]
+    if backoffs is not None and not bool(np.isfinite(backoffs).all()):
+        raise _unwritable("a log10 backoff weight that is not finite", order)
 
 
-def _number_texts(numbers: NDArray[np.float32]) -> Any:
-    """The shortest decimal text that reads back as each float32 (Arrow's cast gives just that)."""
-    texts = pc.cast(pa.array(numbers + np.float32(0.0)), pa.large_string())
-    return pc.cast(texts, pa.large_binary())
+def arpa_bytes(
+    vocabulary: Vocabulary, sections: Sequence[Section], *, comments: Iterable[str] = ()
+) -> int:
+    """Bytes that `write_arpa` would write of a model to a plain file."""
+    columns = _writable(vocabulary, sections)
+    head = io.BytesIO()
+    _write_head(head, columns, comments)
+    total = len(head.getvalue()) + len(b"\n\\end\\\n")
+    words = _Words.of(vocabulary)
+    for order, (ids, probs, backoffs) in enumerate(columns, start=1):
+        total += len(b"\n\\%d-grams:\n" % order)
+        # Numbers and words, and after each one byte: tab, space or newline.
+        total += len(ids) * (1 + order + (backoffs is not None))
+        for start in range(0, len(ids), _WRITE_ROWS):
+            rows = slice(start, start + _WRITE_ROWS)
+            total += int(kernels.words_bytes(np.ascontiguousarray(ids[rows]), words.begin))
+            total += int(kernels.numbers_bytes(np.ascontiguousarray(probs[rows])))
+            if backoffs is not None:
+                total += int(kernels.numbers_bytes(np.ascontiguousarray(backoffs[rows])))
+    return total

@@ -36,11 +36,11 @@ from dlm.ngram._arpa_rows import (
     shown,
     split_row,
 )
-from dlm.ngram._arpa_write import write_arpa
+from dlm.ngram._arpa_write import arpa_bytes, write_arpa
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, UNK_ID, Vocabulary, is_unk_spelling
 from dlm.ngram.wordtable import PADDING, WordTable
 
-__all__ = ["ArpaReader", "ArpaWarning", "NgramBatch", "write_arpa"]
+__all__ = ["ArpaReader", "ArpaWarning", "NgramBatch", "arpa_bytes", "write_arpa"]
 
 # The most text there may be before the first section.
 MAX_HEADER_BYTES = 16 << 20

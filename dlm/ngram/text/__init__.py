@@ -1,0 +1,1 @@
+"""Numbers and rows as the text of an ARPA file."""

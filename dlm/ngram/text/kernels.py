@@ -1,0 +1,273 @@
+"""Numbers and rows to text: arrays in, bytes out, no Python object, no GIL.
+
+The way back of `dlm.ngram.kernels`. A float32 gets the fewest digits that read back as itself, and
+among those the ones nearest to it, written as JavaScript and JSON writers do.
+"""
+
+# mypy: disable-error-code="assignment"
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+# Bytes of the longest number: a sign, nine digits, a point and an exponent, or zeros before them.
+NUMBER_BYTES = 20
+
+_TAB, _NEWLINE, _SPACE, _MINUS, _PLUS, _POINT, _ZERO, _E = (ord(c) for c in "\t\n -+.0e")
+_FRACTION_BITS = 23
+_FRACTION_MASK = np.uint32((1 << _FRACTION_BITS) - 1)
+_BIAS = 127 + _FRACTION_BITS
+_U2, _U4, _U10, _U32 = (np.uint64(n) for n in (2, 4, 10, 32))
+_LOW_HALF = np.uint64(0xFFFFFFFF)
+_ONE, _U100 = np.uint64(1), np.uint64(100)
+_TENS = 10 ** np.arange(10, dtype=np.uint64)
+# The two digits of each number below 100.
+_PAIRS = np.frombuffer("".join(f"{n:02}" for n in range(100)).encode(), np.uint8)
+
+# Powers of ten that are asked for: from the largest float32 to the smallest.
+_LEAST_POWER, _MOST_POWER = -32, 46
+
+
+def _powers() -> np.ndarray:
+    """64 leading bits of each power of ten, plus one: never below it, and by less than 2 bits."""
+    out = []
+    for power in range(_LEAST_POWER, _MOST_POWER + 1):
+        numerator, denominator = 10 ** max(power, 0), 10 ** max(-power, 0)
+        # 2**63 <= 10**power * 2**shift < 2**64
+        shift = 63 - _floor_log2_of_ten(power)
+        scaled = (numerator << max(shift, 0)) // (denominator << max(-shift, 0))
+        exact = (scaled * denominator << max(-shift, 0)) == (numerator << max(shift, 0))
+        out.append(scaled + (not exact))
+    return np.array(out, np.uint64)
+
+
+def _floor_log2_of_ten(power: int) -> int:
+    """Exponent of the power of two at or below 10**power, for the powers above."""
+    return (power * 1741647) >> 19
+
+
+_POWERS = _powers()
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def _scaled(power_bits, number):  # type: ignore[no-untyped-def]
+    """The upper 32 of 96 bits of a product, and in the lowest bit whether anything is below them.
+
+    Two numbers compare as their exact products do, except that a last bit of 1 stands for any
+    fraction: "rounding to odd".
+    """
+    upper = (power_bits >> _U32) * number + (((power_bits & _LOW_HALF) * number) >> _U32)
+    rest = upper & _LOW_HALF
+    return (upper >> _U32) | np.uint64(rest > _ONE)
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def shortest_digits(bits):  # type: ignore[no-untyped-def]
+    """The shortest decimal that reads back as a float32.
+
+    Args
+        bits     uint32 of the float32: positive, finite and not 0
+    Returns
+        (digits, exponent): the value is digits * 10**exponent; digits may end in zeros
+    Paper
+        Giulietti, The Schubfach way to render doubles (2021), for 32 bits: three products decide
+        which decimals of the grid lie within half a step of the number
+    """
+    fraction = np.int64(bits & _FRACTION_MASK)
+    biased = np.int64(bits >> np.uint32(_FRACTION_BITS))
+    if biased != 0:
+        significand = fraction | (1 << _FRACTION_BITS)
+        exponent = biased - _BIAS
+        if -_FRACTION_BITS <= exponent <= 0:
+            low = -exponent
+            if significand & ((1 << low) - 1) == 0:  # a whole number
+                return np.uint64(significand >> low), np.int64(0)
+    else:
+        significand = fraction
+        exponent = np.int64(1 - _BIAS)
+    # A float32 at a power of two is nearer to the one below it than to the one above.
+    closer_below = fraction == 0 and biased > 1
+    # The decimal grid: the largest power of ten not above the width of what rounds to the number.
+    tens = (exponent * 1262611 - (524031 if closer_below else 0)) >> 22
+    shift = np.uint64(exponent + ((-tens * 1741647) >> 19) + 1)
+    power = _POWERS[-tens - _LEAST_POWER]
+    middle = np.uint64(4 * significand)
+    low_end = _scaled(power, (middle - (_ONE if closer_below else _U2)) << shift)
+    value = _scaled(power, middle << shift)
+    high_end = _scaled(power, (middle + _U2) << shift)
+    # The ends themselves round to the number if it is even.
+    odd = np.uint64(significand & 1)
+    low_end += odd
+    high_end -= odd
+    digits = value // _U4
+    if digits >= _U10:
+        coarse = digits // _U10
+        below = low_end <= coarse * _U10 * _U4
+        above = (coarse + _ONE) * _U10 * _U4 <= high_end
+        if below != above:
+            return coarse + np.uint64(above), tens + 1
+    below = low_end <= digits * _U4
+    above = (digits + _ONE) * _U4 <= high_end
+    if below != above:
+        return digits + np.uint64(above), tens
+    half = digits * _U4 + _U2
+    up = value > half or (value == half and (digits & _ONE) == _ONE)
+    return digits + np.uint64(up), tens
+
+
+@njit(cache=True, nogil=True)
+def put_number(text, at, number):  # type: ignore[no-untyped-def]
+    """Writes a float32 from text[at] on; where it ends.
+
+    Guarantees   0 and -0 are `0`; infinities are `inf` and `-inf`; a decimal exponent from -6 to 9
+                 is written out, others follow an `e`
+    Trusts       not NaN; NUMBER_BYTES of room
+    """
+    if number == 0:
+        text[at] = _ZERO
+        return at + 1
+    if number < 0:
+        text[at] = _MINUS
+        at += 1
+        number = -number
+    if number == np.inf:
+        for letter in (105, 110, 102):
+            text[at] = letter
+            at += 1
+        return at
+    digits, tens = shortest_digits(np.float32(number).view(np.uint32))
+    while digits % _U10 == 0:
+        digits //= _U10
+        tens += 1
+    count = np.int64(9)
+    while count > 1 and digits < _TENS[count - 1]:
+        count -= 1
+    exponent = tens + count - 1
+    if exponent < -6 or exponent > 9:
+        # The first digit, a point and the others, and the exponent.
+        _put_digits(text, at + (1 if count > 1 else 0), digits, count)
+        if count > 1:
+            text[at] = text[at + 1]
+            text[at + 1] = _POINT
+            at += count + 1
+        else:
+            at += 1
+        text[at] = _E
+        text[at + 1] = _MINUS if exponent < 0 else _PLUS
+        at += 2
+        size = np.uint64(abs(exponent))
+        width = 2 if size >= 10 else 1
+        _put_digits(text, at, size, width)
+        return at + width
+    if tens >= 0:
+        _put_digits(text, at, digits, count)
+        for i in range(tens):
+            text[at + count + i] = _ZERO
+        return at + count + tens
+    whole = count + tens
+    if whole > 0:
+        _put_digits(text, at + 1, digits, count)
+        for i in range(whole):
+            text[at + i] = text[at + i + 1]
+        text[at + whole] = _POINT
+        return at + count + 1
+    text[at] = _ZERO
+    text[at + 1] = _POINT
+    for i in range(-whole):
+        text[at + 2 + i] = _ZERO
+    at += 2 - whole
+    _put_digits(text, at, digits, count)
+    return at + count
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def _put_digits(text, at, digits, count):  # type: ignore[no-untyped-def]
+    last = at + count - 1
+    while last > at:
+        rest = digits // _U100
+        pair = np.int64(digits - rest * _U100) * 2
+        text[last - 1] = _PAIRS[pair]
+        text[last] = _PAIRS[pair + 1]
+        digits = rest
+        last -= 2
+    if last == at:
+        text[at] = _ZERO + np.int64(digits)
+
+
+@njit(cache=True, nogil=True)
+def rows_room(ids, word_begin, backoff):  # type: ignore[no-untyped-def]
+    """Bytes that the lines of some rows take at most, and the most that one of them takes.
+
+    Shapes
+        ids         (n, k)    uint32
+        word_begin  (V + 1,)  int64
+    """
+    order = ids.shape[1]
+    total, most = np.int64(0), np.int64(0)
+    fixed = (2 if backoff else 1) * (NUMBER_BYTES + 1) + order + 1
+    for row in range(len(ids)):
+        size = fixed
+        for i in range(order):
+            word = ids[row, i]
+            size += word_begin[np.int64(word) + 1] - word_begin[word]
+        total += size
+        most = max(most, size)
+    return total, most
+
+
+@njit(cache=True, nogil=True)
+def put_rows(ids, log10_prob, log10_backoff, backoff, word_begin, word_bytes, text):  # type: ignore[no-untyped-def]
+    """The lines of some rows.
+
+    Shapes
+        ids            (n, k)    uint32
+        log10_prob     (n,)      float32
+        log10_backoff  (n,)      float32  not looked at unless `backoff`
+        word_begin     (V + 1,)  int64
+        word_bytes     (...)     uint8
+        text           (...)     uint8    filled
+    Returns
+        bytes written
+    Trusts
+        ids < V; `rows_room` bytes of room; numbers that are not NaN: write_arpa
+    """
+    order = ids.shape[1]
+    at = np.int64(0)
+    for row in range(len(ids)):
+        at = put_number(text, at, log10_prob[row])
+        separator = _TAB
+        for i in range(order):
+            text[at] = separator
+            at += 1
+            separator = _SPACE
+            word = ids[row, i]
+            for j in range(word_begin[word], word_begin[np.int64(word) + 1]):
+                text[at] = word_bytes[j]
+                at += 1
+        if backoff:
+            text[at] = _TAB
+            at = put_number(text, at + 1, log10_backoff[row])
+        text[at] = _NEWLINE
+        at += 1
+    return at
+
+
+@njit(cache=True, nogil=True)
+def numbers_bytes(numbers):  # type: ignore[no-untyped-def]
+    """Bytes of the texts of some float32, together."""
+    text = np.empty(NUMBER_BYTES, np.uint8)
+    total = np.int64(0)
+    for i in range(len(numbers)):
+        total += put_number(text, 0, numbers[i])
+    return total
+
+
+@njit(cache=True, nogil=True)
+def words_bytes(ids, word_begin):  # type: ignore[no-untyped-def]
+    """Bytes of the words of some rows, together."""
+    total = np.int64(0)
+    for row in range(len(ids)):
+        for i in range(ids.shape[1]):
+            word = ids[row, i]
+            total += word_begin[np.int64(word) + 1] - word_begin[word]
+    return total

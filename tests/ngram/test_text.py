@@ -1,0 +1,108 @@
+"""Numbers as text: the fewest digits that read back, as another writer of them has it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from numpy.typing import NDArray
+
+from dlm.ngram._arpa_rows import float32_of
+from dlm.ngram.text import kernels
+
+EDGES = np.array(
+    [0, -0.0, 1, -1, 0.1, 1e-6, 1e-7, 1.25e-7, 9999999, 1e9, 1e10, 1.5e10, -99, 2**24, 2**25,
+     np.inf, -np.inf, 3.4028235e38, 1.1754944e-38, 1e-45, -1e-45, 9.999999e-7, 33554434],
+    np.float32,
+)  # fmt: skip
+
+
+def texts(numbers: NDArray[np.float32]) -> list[str]:
+    """What the kernel writes of each, in a room of just so many bytes."""
+    out = []
+    for number in numbers:
+        text = np.zeros(kernels.NUMBER_BYTES, np.uint8)
+        end = int(kernels.put_number(text, 0, number))
+        assert not text[end:].any()
+        out.append(text[:end].tobytes().decode())
+    return out
+
+
+def of_arrow(numbers: NDArray[np.float32]) -> list[str]:
+    """Arrow's texts, which are the shortest too."""
+    return list(pc.cast(pa.array(numbers + np.float32(0)), pa.string()).to_pylist())
+
+
+def from_bits(bits: NDArray[np.integer]) -> NDArray[np.float32]:
+    """The numbers that have these bits, without NaN."""
+    numbers = bits.astype(np.uint32).view(np.float32)
+    return numbers[~np.isnan(numbers)]
+
+
+def rows_text(numbers: NDArray[np.float32]) -> bytes:
+    """Numbers as the probabilities of rows of the word `w`."""
+    ids = np.zeros((len(numbers), 1), np.uint32)
+    begin, word = np.array([0, 1], np.int64), np.frombuffer(b"w", np.uint8)
+    room, longest = kernels.rows_room(ids, begin, False)
+    text = np.empty(int(room), np.uint8)
+    end = int(kernels.put_rows(ids, numbers, numbers, False, begin, word, text))
+    written = text[:end].tobytes()
+    assert max(map(len, written.splitlines())) < longest
+    return written
+
+
+def test_edges_are_written_as_arrow_writes_them() -> None:
+    """Signs, infinities, powers, and where exponents begin."""
+    assert texts(EDGES) == of_arrow(EDGES)
+    assert texts(EDGES)[:8] == ["0", "0", "1", "-1", "0.1", "0.000001", "1e-7", "1.25e-7"]
+
+
+POWERS = np.arange(0, 255, dtype=np.uint32) << np.uint32(23)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("powers of two", POWERS),
+        ("just above them", POWERS + np.uint32(1)),
+        ("just below them", POWERS[1:] - np.uint32(1)),
+        ("subnormal", np.arange(1, 1 << 17, dtype=np.uint32)),
+        ("any", np.random.default_rng(0).integers(0, 1 << 32, 1 << 20, dtype=np.uint64)),
+        ("of models", np.random.default_rng(1).integers(0xB8000000, 0xC2D00000, 1 << 20)),
+        ("every one from 1 on", 0x3F800000 + np.arange(1 << 18)),
+    ],
+)
+def test_numbers_are_written_as_arrow_writes_them(name: str, bits: NDArray[np.integer]) -> None:
+    """Over a million of each kind where there are so many."""
+    numbers = from_bits(bits)
+    want = "\tw\n".join([*of_arrow(numbers), ""])
+    assert rows_text(numbers).decode() == want
+    assert int(kernels.numbers_bytes(numbers)) == len(want) - 3 * len(numbers)
+
+
+def test_what_is_written_reads_back() -> None:
+    """By the plain reader of one number."""
+    numbers = from_bits(np.random.default_rng(2).integers(0, 1 << 32, 20_000, dtype=np.uint64))
+    numbers = np.concatenate([numbers, EDGES])
+    read = np.array([float32_of(t.encode(), "number") for t in texts(numbers)], np.float32)
+    assert read.tobytes() == (numbers + np.float32(0)).tobytes()
+
+
+def test_numbers_have_the_fewest_digits() -> None:
+    """No text with a digit less reads back as the same float32."""
+    numbers = from_bits(np.random.default_rng(5).integers(0, 0x7F800000, 3000))
+    for number, text in zip(numbers, texts(-numbers), strict=True):
+        digits = text.split("e")[0].replace("-", "").replace(".", "").strip("0")
+        shorter = f"{float(number):.{max(len(digits) - 2, 0)}e}"
+        assert len(digits) == 1 or float32_of(shorter.encode(), "number") != number
+
+
+def test_the_kernel_is_what_its_python_says() -> None:
+    """Compiled and plain agree on digits."""
+    rng = np.random.default_rng(3)
+    bits = rng.integers(1, 0x7F800000, 300, dtype=np.uint64).astype(np.uint32)
+    with np.errstate(over="ignore"):
+        for bit in bits:
+            digits, tens = kernels.shortest_digits(bit)
+            assert np.float32(f"{int(digits)}e{int(tens)}").view(np.uint32) == bit
