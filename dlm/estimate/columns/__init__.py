@@ -1,5 +1,23 @@
 """A whole model as sorted arrays, read from an ARPA file and written to one."""
 
-from dlm.estimate.columns.model import MISSING, ModelColumns, OrderColumns, memory_bytes
+from dlm.estimate.columns.model import SORT_BYTES, ModelColumns
+from dlm.estimate.columns.orders import (
+    MISSING,
+    PARSER_BYTES,
+    WORD_BYTES,
+    OrderColumns,
+    memory_bytes,
+)
+from dlm.estimate.columns.storage import IN_MEMORY, Storage
 
-__all__ = ["MISSING", "ModelColumns", "OrderColumns", "memory_bytes"]
+__all__ = [
+    "IN_MEMORY",
+    "MISSING",
+    "PARSER_BYTES",
+    "SORT_BYTES",
+    "WORD_BYTES",
+    "ModelColumns",
+    "OrderColumns",
+    "Storage",
+    "memory_bytes",
+]

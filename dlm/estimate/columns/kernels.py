@@ -37,7 +37,7 @@ def first_unsorted(ids):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def count_words(ids, column, begin):  # type: ignore[no-untyped-def]
-    """Where the rows of each word begin, were they sorted by one column.
+    """Where the rows of each word begin, were they sorted by one column; whether they are.
 
     Shapes
         ids      (n, k)    uint32
@@ -45,10 +45,16 @@ def count_words(ids, column, begin):  # type: ignore[no-untyped-def]
     Trusts       ids < V: ModelColumns.of
     """
     begin[:] = 0
+    rising = True
+    before = np.uint32(0)
     for i in range(len(ids)):
-        begin[np.int64(ids[i, column]) + 1] += 1
+        word = ids[i, column]
+        rising &= word >= before
+        before = word
+        begin[np.int64(word) + 1] += 1
     for w in range(1, len(begin)):
         begin[w] += begin[w - 1]
+    return rising
 
 
 @njit(cache=True, nogil=True)
@@ -64,6 +70,18 @@ def scatter(ids, column, begin, place, out):  # type: ignore[no-untyped-def]
         word = ids[row, column]
         out[begin[word]] = row
         begin[word] += 1
+
+
+@njit(cache=True, nogil=True)
+def permute(place, ids, log10_prob, log10_backoff, new_ids, new_prob, new_backoff):  # type: ignore[no-untyped-def]
+    """The rows `place`, in that order, in the last three arrays."""
+    order = ids.shape[1]
+    for i in range(len(place)):
+        row = place[i]
+        for j in range(order):
+            new_ids[i, j] = ids[row, j]
+        new_prob[i] = log10_prob[row]
+        new_backoff[i] = log10_backoff[row]
 
 
 @njit(cache=True, nogil=True)
@@ -189,3 +207,74 @@ def find_children(rows, words, first_child, ids, found):  # type: ignore[no-unty
             low = search_word(ids, low, high, words[i])
             if low < high and ids[low, last] == words[i]:
                 found[i] = low
+
+
+@njit(cache=True, nogil=True)
+def places_of(keep, before):  # type: ignore[no-untyped-def]
+    """How many rows are kept before each row, and in all.
+
+    Shapes
+        keep    (n,)      bool
+        before  (n + 1,)  uint32  filled
+    """
+    count = np.uint32(0)
+    for row in range(len(keep)):
+        before[row] = count
+        count += np.uint32(keep[row])
+    before[len(keep)] = count
+
+
+@njit(cache=True, nogil=True)
+def take_rows(ids, keep, out):  # type: ignore[no-untyped-def]
+    """The rows of ids that are kept, in `out`."""
+    at = 0
+    for row in range(len(ids)):
+        if keep[row]:
+            for i in range(ids.shape[1]):
+                out[at, i] = ids[row, i]
+            at += 1
+
+
+@njit(cache=True, nogil=True)
+def take_values(values, keep, out):  # type: ignore[no-untyped-def]
+    """The values that are kept, in `out`."""
+    at = 0
+    for row in range(len(values)):
+        if keep[row]:
+            out[at] = values[row]
+            at += 1
+
+
+@njit(cache=True, nogil=True)
+def take_links(links, keep, before, out):  # type: ignore[no-untyped-def]
+    """The links of the rows that are kept, to where their targets now are.
+
+    Shapes
+        links   (n,)      uint32  rows of the order below, or NO_ROW
+        keep    (n,)      bool
+        before  (m + 1,)  uint32  `places_of` that order
+        out     (kept,)   uint32  filled; NO_ROW where the target is not kept
+    """
+    at = 0
+    for row in range(len(links)):
+        if keep[row]:
+            to = links[row]
+            out[at] = NO_ROW
+            if to != NO_ROW and before[np.int64(to) + 1] != before[to]:
+                out[at] = before[to]
+            at += 1
+
+
+@njit(cache=True, nogil=True)
+def count_children(prefix, first_child):  # type: ignore[no-untyped-def]
+    """first_child of an order, from the prefixes of the order above it.
+
+    Shapes
+        prefix       (n,)      uint32
+        first_child  (m + 1,)  uint32  filled
+    """
+    first_child[:] = 0
+    for row in range(len(prefix)):
+        first_child[np.int64(prefix[row]) + 1] += np.uint32(1)
+    for row in range(1, len(first_child)):
+        first_child[row] += first_child[row - 1]

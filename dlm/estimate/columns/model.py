@@ -10,71 +10,41 @@ model.write("out.arpa", comments=[*model.comments, "what was done"])
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.errors import ArpaError, ConfigError
-from dlm.estimate.columns import kernels
+from dlm.estimate.columns import kernels, orders
+from dlm.estimate.columns.orders import MISSING, Builder, Fault, OrderColumns, new_order
+from dlm.estimate.columns.storage import IN_MEMORY, Storage
 from dlm.ngram.arpa import ArpaReader, NgramBatch, write_arpa
-from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB, Vocabulary
+from dlm.ngram.vocab import Vocabulary
 
-_Number = TypeVar("_Number", bound=np.generic)
-
-U32, I64, F32 = np.uint32, np.int64, np.float32
-
-# The row of a suffix that the model lacks.
-MISSING = kernels.NO_ROW
-# Of one order: a row is a uint32, and one value is `MISSING`.
-MOST_NGRAMS = (1 << 32) - 2
+U32 = np.uint32
 
 Raw = tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]
+Section = tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32] | None]
 
-_WORD_BYTES = 300  # a word in the vocabulary, as an object and in its dictionary
-_PARSER_BYTES = 64 << 20  # text and arrays of ArpaReader
-_LINK_BYTES = 12  # prefix, suffix, first_child
-
-
-@dataclass(frozen=True, eq=False)
-class OrderColumns:
-    """The n-grams of one order, in prefix order: by the oldest word, then the next, and so on.
-
-    Row i of order 1 is word i, whether the model has an n-gram for word 0 or not.
-
-    Shapes, k the order, n rows, m rows of order k - 1
-        ids            (n, k)    uint32   word ids, oldest first
-        log10_prob     (n,)      float32  <= 0, -inf is possible
-        log10_backoff  (n,)      float32  finite; 0 at the highest order
-        prefix         (n,)      uint32   row of all but the last word, in order k - 1; rising.
-                                          0 at order 1
-        suffix         (n,)      uint32   row of all but the first word, in order k - 1; `MISSING`
-                                          where the model lacks it. 0 at order 1
-        first_child    (n + 1,)  uint32   rows of order k + 1 that extend row i are
-                                          first_child[i]:first_child[i + 1], their last words rising
-    """
-
-    ids: NDArray[np.uint32]
-    log10_prob: NDArray[np.float32]
-    log10_backoff: NDArray[np.float32]
-    prefix: NDArray[np.uint32]
-    suffix: NDArray[np.uint32]
-    first_child: NDArray[np.uint32]
-
-    def __len__(self) -> int:
-        return len(self.ids)
+_SCORED_AT_ONCE = 1 << 18
+# Of sorting, where arrays are in files.
+SORT_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class ModelColumns:
-    """A whole model; `orders[k - 1]` holds order k, `comments` what stood before it in its file."""
+    """A whole model; `orders[k - 1]` holds order k, `comments` what stood before it in its file.
+
+    `storage` is where its arrays are, and those that are made of it.
+    """
 
     vocabulary: Vocabulary
     orders: list[OrderColumns]
     comments: list[str] = field(default_factory=list)
+    storage: Storage = IN_MEMORY
 
     @property
     def order(self) -> int:
@@ -88,11 +58,22 @@ class ModelColumns:
         return (first, *(len(columns) for columns in self.orders[1:]))
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], *, memory_bytes: int | None = None) -> ModelColumns:
+    def read(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        memory_bytes: int | None = None,
+        needs: Callable[[Sequence[int]], int] | None = None,
+        storage: Storage = IN_MEMORY,
+    ) -> ModelColumns:
         """The model in an ARPA file, compressed or not.
 
         Args
-            memory_bytes  limit; what `memory_bytes(counts)` says of the header's counts must fit
+            memory_bytes  limit; what `needs` says of the header's counts must fit
+            needs         bytes for counts, of all that is to be done; `memory_bytes`, for reading
+                          alone, if not given
+            storage       with a folder, n-grams are sorted on disk and their arrays are maps of
+                          files there; what is in memory then is the system's to decide
         Raises
             ConfigError  the limit is too low; nothing was read but the header
             ArpaError    malformed; an n-gram that stands twice, or whose prefix is missing
@@ -103,28 +84,20 @@ class ModelColumns:
             each of the largest order, 300 for a word and 64 MiB: `memory_bytes` has the sum
         """
         with ArpaReader(path) as reader:
-            needed = memory_bytes_of(reader.counts)
+            needed = (needs or orders.memory_bytes)(reader.counts)
             if memory_bytes is not None and needed > memory_bytes:
                 raise ConfigError(
                     f"{reader.path} holds {sum(reader.counts):,} n-grams, which take {needed:,} "
                     f"bytes, and the limit is {memory_bytes:,}; raise --memory"
                 )
-            parts: list[NgramBatch] = []
-            at = 1
-            with _Builder() as builder:
-                for batch in reader.batches():
-                    while batch.order > at:
-                        builder.add(at, parts, len(reader.vocabulary))
-                        parts, at = [], at + 1
-                    parts.append(batch)
-                while at <= reader.order:
-                    builder.add(at, parts, len(reader.vocabulary))
-                    parts, at = [], at + 1
-                try:
-                    orders = builder.finish()
-                except _Fault as fault:
-                    raise _located(reader, fault) from fault
-            return cls(reader.vocabulary, orders, list(reader.comments))
+            try:
+                if storage.folder is None:
+                    columns = _read(reader)
+                else:
+                    columns = orders.read_spilled(reader, storage, SORT_BYTES)
+            except Fault as fault:
+                raise _located(reader, fault) from fault
+            return cls(reader.vocabulary, columns, list(reader.comments), storage)
 
     @classmethod
     def of(
@@ -141,15 +114,15 @@ class ModelColumns:
         for ids, _, _ in sections:
             if len(ids) and int(ids.max()) >= len(vocabulary):
                 raise ValueError(f"id {int(ids.max())} is none of {len(vocabulary)} words")
-        with _Builder() as builder:
+        with Builder() as builder:
             for order, (ids, prob, backoff) in enumerate(sections, 1):
                 builder.add(order, [NgramBatch(order, 0, ids, prob, backoff)], len(vocabulary))
             try:
-                orders = builder.finish()
-            except _Fault as fault:
+                columns = builder.finish()
+            except Fault as fault:
                 ngram = _spelled(vocabulary, fault.ngram)
                 raise ArpaError(f"{ngram} {fault.what}", order=len(fault.ngram)) from fault
-        return cls(vocabulary, orders, list(comments))
+        return cls(vocabulary, columns, list(comments))
 
     def rows_of(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """The row of each n-gram, `MISSING` where the model lacks it.
@@ -163,10 +136,68 @@ class ModelColumns:
         for k in range(2, ids.shape[1] + 1):
             found = np.empty(len(ids), U32)
             kernels.find_children(
-                rows, ids[:, k - 1], self.orders[k - 2].first_child, self.orders[k - 1].ids, found
+                rows,
+                np.ascontiguousarray(ids[:, k - 1]),
+                self.orders[k - 2].first_child,
+                self.orders[k - 1].ids,
+                found,
             )
             rows = found
         return rows
+
+    def log10_probs(
+        self,
+        ids: NDArray[np.uint32],
+        probs: Sequence[NDArray[Any]] | None = None,
+        weights: Sequence[NDArray[np.float32]] | None = None,
+    ) -> NDArray[np.float64]:
+        """log10 P of the last word of each row after the words before it, by backing off.
+
+        Args
+            probs    by order, in place of each log10_prob; may end below the longest asked for
+            weights  by order, in place of each log10_backoff
+        Shapes
+            ids      (n, k)  uint32   oldest first; of more than N words the last N count
+        Returns      (n,)    float64
+        Guarantees   ngram.backoff.score, with sums in float64
+        Cost         some searches for each order, an array at a time
+        """
+        probs = [c.log10_prob for c in self.orders] if probs is None else probs
+        weights = [c.log10_backoff for c in self.orders] if weights is None else weights
+        out = np.empty(len(ids), np.float64)
+        for begin in range(0, len(ids), _SCORED_AT_ONCE):
+            some = slice(begin, begin + _SCORED_AT_ONCE)
+            self._back_off(ids[some, -self.order :], probs, weights, out[some])
+        return out
+
+    def _back_off(
+        self,
+        ids: NDArray[np.uint32],
+        probs: Sequence[NDArray[Any]],
+        weights: Sequence[NDArray[np.float32]],
+        out: NDArray[np.float64],
+    ) -> None:
+        out[:] = 0
+        left = np.arange(len(ids))
+        for length in range(ids.shape[1], 0, -1):
+            if length == 1:
+                out[left] += probs[0][ids[left, -1]]
+                return
+            tails = ids[left, ids.shape[1] - length :]
+            contexts = self.rows_of(tails[:, :-1])
+            rows = np.empty(len(left), U32)
+            kernels.find_children(
+                contexts,
+                np.ascontiguousarray(tails[:, -1]),
+                self.orders[length - 2].first_child,
+                self.orders[length - 1].ids,
+                rows,
+            )
+            found = rows != MISSING
+            out[left[found]] += probs[length - 1][rows[found]]
+            known = ~found & (contexts != MISSING)
+            out[left[known]] += weights[length - 2][contexts[known]]
+            left = left[~found]
 
     def select(self, keep: Sequence[NDArray[np.bool_] | None]) -> ModelColumns:
         """The model of the n-grams that are kept, with the values they have here.
@@ -176,43 +207,34 @@ class ModelColumns:
         Raises
             ValueError  an n-gram is kept whose prefix is not, or not every word is
         """
-        orders: list[OrderColumns] = []
-        above: NDArray[np.int64] | None = None  # kept rows of the order below before each row
-        for k, (columns, kept) in enumerate(zip(self.orders, keep, strict=True), 1):
-            before = np.zeros(len(columns) + 1, I64)
+        if keep[0] is not None and not keep[0].all():
+            raise ValueError("every word is kept")
+        chosen = [replace(self.orders[0])]
+        below: NDArray[np.uint32] | None = None  # of the order below; None where all are kept
+        for k, (columns, kept) in enumerate(zip(self.orders[1:], keep[1:], strict=True), 2):
             if kept is None:
-                before[:] = np.arange(len(columns) + 1)
-                kept = np.ones(len(columns), np.bool_)
-            else:
-                np.cumsum(kept, out=before[1:])
-            if k == 1:
-                if not kept.all():
-                    raise ValueError("every word is kept")
-                orders.append(replace(columns))
-            else:
-                assert above is not None
-                prefix, suffix = columns.prefix[kept], columns.suffix[kept]
-                there = np.append(np.diff(above), 0).astype(np.bool_)
-                if not there[prefix].all():
-                    raise ValueError(f"a {k}-gram is kept without its prefix")
-                suffix = np.minimum(suffix, len(above) - 1)
-                orders.append(
-                    OrderColumns(
-                        columns.ids[kept],
-                        columns.log10_prob[kept],
-                        columns.log10_backoff[kept],
-                        above[prefix].astype(U32),
-                        np.where(there[suffix], above[suffix], MISSING).astype(U32),
-                        columns.first_child,
-                    )
-                )
-                orders[k - 2] = replace(
-                    orders[k - 2], first_child=_first_children(orders[k - 1].prefix, orders[k - 2])
-                )
-            above = before
-        top = orders[-1]
-        orders[-1] = replace(top, first_child=np.zeros(len(top) + 1, U32))
-        return ModelColumns(self.vocabulary, orders, self.comments)
+                kept = self.storage.empty(len(columns), np.bool_)
+                kept[:] = True
+            if below is None:
+                below = np.arange(len(self.orders[0]) + 1, dtype=U32)
+            before = self.storage.empty(len(columns) + 1, U32)
+            kernels.places_of(kept, before)
+            taken = new_order(int(before[-1]), k, self.storage)
+            kernels.take_rows(columns.ids, kept, taken.ids)
+            kernels.take_values(columns.log10_prob, kept, taken.log10_prob)
+            kernels.take_values(columns.log10_backoff, kept, taken.log10_backoff)
+            kernels.take_links(columns.prefix, kept, below, taken.prefix)
+            kernels.take_links(columns.suffix, kept, below, taken.suffix)
+            if len(taken) and taken.prefix.max() == MISSING:
+                raise ValueError(f"a {k}-gram is kept without its prefix")
+            first_child = self.storage.empty(len(chosen[-1]) + 1, U32)
+            kernels.count_children(taken.prefix, first_child)
+            chosen[-1] = replace(chosen[-1], first_child=first_child)
+            chosen.append(taken)
+            below = before
+        if len(chosen) == 1:
+            chosen[0] = replace(chosen[0], first_child=np.zeros(len(chosen[0]) + 1, U32))
+        return ModelColumns(self.vocabulary, chosen, self.comments, self.storage)
 
     def write(self, path: str | os.PathLike[str], *, comments: Iterable[str] | None = None) -> None:
         """Writes the model as an ARPA file, whole or not at all.
@@ -221,157 +243,30 @@ class ModelColumns:
             path      compressed by its suffix: .gz, .zst, .xz, else plain
             comments  lines before the model; its own if not given
         """
-        sections = [(c.ids, c.log10_prob, c.log10_backoff) for c in self.orders[:-1]]
-        top = self.orders[-1]
-        write_arpa(
-            path,
-            self.vocabulary,
-            [*sections, (top.ids, top.log10_prob, None)],
-            comments=self.comments if comments is None else comments,
-        )
+        comments = self.comments if comments is None else comments
+        write_arpa(path, self.vocabulary, self.sections(), comments=comments)
+
+    def sections(self) -> list[Section]:
+        """The n-grams as `write_arpa` takes them."""
+        *shorter, top = self.orders
+        below = [(c.ids, c.log10_prob, c.log10_backoff) for c in shorter]
+        return [*below, (top.ids, top.log10_prob, None)]
 
 
-def memory_bytes(counts: Sequence[int]) -> int:
-    """Bytes that a model with these counts takes at most while it is read, its words included."""
-    rest = sum((4 * k + 8 + _LINK_BYTES) * count for k, count in enumerate(counts, 1))
-    sorting = max((4 * k + 16) * count for k, count in enumerate(counts, 1))
-    return rest + sorting + _WORD_BYTES * counts[0] + _PARSER_BYTES
-
-
-# The name stands for a parameter too.
-memory_bytes_of = memory_bytes
-
-
-class _Fault(Exception):
-    """What is wrong with an n-gram, by its place among those given."""
-
-    def __init__(self, ngram: NDArray[np.uint32], row: int, what: str) -> None:
-        super().__init__(what)
-        self.ngram = ngram
-        self.row = row
-        self.what = what
-
-
-class _Builder:
-    """Sorts and links orders one after the other, in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, "columns")
-        self._orders: list[OrderColumns] = []
-        self._steps: list[Future[None]] = []
-
-    def __enter__(self) -> _Builder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-    def add(self, order: int, parts: list[NgramBatch], words: int) -> None:
-        """Takes the n-grams of the next order; `parts` is emptied."""
-        self._steps.append(self._pool.submit(self._add, order, parts, words))
-
-    def finish(self) -> list[OrderColumns]:
-        """All orders; raises `_Fault` for the first that is wrong."""
-        for step in self._steps:
-            step.result()
-        return self._orders
-
-    def _add(self, order: int, parts: list[NgramBatch], words: int) -> None:
-        if order > len(self._orders) + 1:
-            return  # one before it was wrong
-        ids = _joined([p.ids for p in parts], np.zeros((0, order), U32))
-        prob = _joined([p.log10_prob for p in parts], np.zeros(0, F32))
-        backoff = _joined([p.log10_backoff for p in parts], np.zeros(0, F32))
-        parts.clear()
-        if len(ids) > MOST_NGRAMS:
-            raise ConfigError(f"{len(ids)} {order}-grams; {MOST_NGRAMS} is the most")
-        if order == 1:
-            self._orders.append(_unigrams(ids, prob, backoff, words))
-            return
-        columns, place = _sorted(ids, prob, backoff, words)
-        del ids, prob, backoff
-        below = self._orders[-1]
-        linked = int(
-            kernels.link_prefixes(below.ids, columns.ids, columns.prefix, below.first_child)
-        )
-        if linked < len(columns):
-            row = linked if place is None else int(place[linked])
-            raise _Fault(columns.ids[linked], row, "has no prefix among the n-grams one shorter")
-        if order == 2:
-            np.copyto(columns.suffix, columns.ids[:, 1])
-        else:
-            kernels.link_suffixes(
-                columns.ids,
-                below.first_child,
-                below.suffix,
-                below.ids,
-                self._orders[-2].first_child,
-                columns.suffix,
-                0,
-                len(below),
-            )
-        self._orders.append(columns)
-
-
-def _joined(parts: list[NDArray[_Number]], empty: NDArray[_Number]) -> NDArray[_Number]:
-    return parts[0] if len(parts) == 1 else np.concatenate([empty, *parts])
-
-
-def _unigrams(
-    ids: NDArray[np.uint32],
-    prob: NDArray[np.float32],
-    backoff: NDArray[np.float32],
-    words: int,
-) -> OrderColumns:
-    word = ids[:, 0]
-    log10_prob, log10_backoff = np.full(words, MISSING_UNK_LOG10_PROB, F32), np.zeros(words, F32)
-    log10_prob[word], log10_backoff[word] = prob, backoff
-    return OrderColumns(
-        np.arange(words, dtype=U32)[:, None],
-        log10_prob,
-        log10_backoff,
-        np.zeros(words, U32),
-        np.zeros(words, U32),
-        np.zeros(words + 1, U32),
-    )
-
-
-def _sorted(
-    ids: NDArray[np.uint32],
-    prob: NDArray[np.float32],
-    backoff: NDArray[np.float32],
-    words: int,
-) -> tuple[OrderColumns, NDArray[np.uint32] | None]:
-    """The n-grams in prefix order, without links, and the places where they were before.
-
-    Raises
-        _Fault  an n-gram stands twice
-    """
-    n, order = ids.shape
-    row, twice = kernels.first_unsorted(ids)
-    place = None
-    if row < n and not twice:
-        place = np.arange(n, dtype=U32)
-        other = np.empty(n, U32)
-        begin = np.empty(words + 1, I64)
-        for column in range(order - 1, -1, -1):
-            kernels.count_words(ids, column, begin)
-            kernels.scatter(ids, column, begin, place, other)
-            place, other = other, place
-        del other
-        ids, prob, backoff = ids[place], prob[place], backoff[place]
-        row, twice = kernels.first_unsorted(ids)
-    if twice:
-        raise _Fault(ids[row], int(row if place is None else place[row]), "stands twice")
-    links = np.zeros(n, U32), np.zeros(n, U32), np.zeros(n + 1, U32)
-    return OrderColumns(ids, prob, backoff, *links), place
-
-
-def _first_children(prefix: NDArray[np.uint32], parents: OrderColumns) -> NDArray[np.uint32]:
-    """first_child of an order, from the prefixes of the order above it."""
-    first = np.zeros(len(parents) + 1, U32)
-    np.cumsum(np.bincount(prefix, minlength=len(parents)), out=first[1:], dtype=U32)
-    return first
+def _read(reader: ArpaReader) -> list[OrderColumns]:
+    """All orders, in memory: one is sorted while the next is read."""
+    parts: list[NgramBatch] = []
+    at = 1
+    with Builder() as builder:
+        for batch in reader.batches():
+            while batch.order > at:
+                builder.add(at, parts, len(reader.vocabulary))
+                parts, at = [], at + 1
+            parts.append(batch)
+        while at <= reader.order:
+            builder.add(at, parts, len(reader.vocabulary))
+            parts, at = [], at + 1
+        return builder.finish()
 
 
 def _spelled(vocabulary: Vocabulary, ngram: NDArray[np.uint32]) -> str:
@@ -379,13 +274,16 @@ def _spelled(vocabulary: Vocabulary, ngram: NDArray[np.uint32]) -> str:
     return f"the {len(ngram)}-gram {text!r}"
 
 
-def _located(reader: ArpaReader, fault: _Fault) -> ArpaError:
+def _located(reader: ArpaReader, fault: Fault) -> ArpaError:
     order = len(fault.ngram)
     advice = (
         "Remove one of the two lines"
         if "twice" in fault.what
         else "A model must hold the prefix of each of its n-grams; estimate it again"
     )
+    if fault.row < 0:
+        text = f"{_spelled(reader.vocabulary, fault.ngram)} {fault.what}"
+        return ArpaError(text, path=reader.path, order=order, advice=advice)
     return reader.error_at(
         f"{_spelled(reader.vocabulary, fault.ngram)} {fault.what}",
         order=order,

@@ -1,0 +1,301 @@
+"""The n-grams of each order, sorted and linked: in memory, or through sorted runs on disk."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import ConfigError
+from dlm.estimate.columns import kernels
+from dlm.estimate.columns.storage import Storage
+from dlm.extsort import Sorter
+from dlm.ngram.arpa import ArpaReader, NgramBatch
+from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB
+
+_Number = TypeVar("_Number", bound=np.generic)
+
+U32, I64, F32 = np.uint32, np.int64, np.float32
+
+# The row of a suffix that the model lacks.
+MISSING = kernels.NO_ROW
+# Of one order: a row is a uint32, and one value is `MISSING`.
+MOST_NGRAMS = (1 << 32) - 2
+
+WORD_BYTES = 300  # a word in the vocabulary, as an object and in its dictionary
+PARSER_BYTES = 64 << 20  # text and arrays of ArpaReader
+_LINK_BYTES = 12  # prefix, suffix, first_child
+_SPILLED_ROWS = 1 << 16
+_LINK_THREADS = 2
+_LINK_PARTS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class OrderColumns:
+    """The n-grams of one order, in prefix order: by the oldest word, then the next, and so on.
+
+    Row i of order 1 is word i, whether the model has an n-gram for word 0 or not.
+
+    Shapes, k the order, n rows, m rows of order k - 1
+        ids            (n, k)    uint32   word ids, oldest first
+        log10_prob     (n,)      float32  <= 0, -inf is possible
+        log10_backoff  (n,)      float32  finite; 0 at the highest order
+        prefix         (n,)      uint32   row of all but the last word, in order k - 1; rising.
+                                          0 at order 1
+        suffix         (n,)      uint32   row of all but the first word, in order k - 1; `MISSING`
+                                          where the model lacks it. 0 at order 1
+        first_child    (n + 1,)  uint32   rows of order k + 1 that extend row i are
+                                          first_child[i]:first_child[i + 1], their last words rising
+    """
+
+    ids: NDArray[np.uint32]
+    log10_prob: NDArray[np.float32]
+    log10_backoff: NDArray[np.float32]
+    prefix: NDArray[np.uint32]
+    suffix: NDArray[np.uint32]
+    first_child: NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def memory_bytes(counts: Sequence[int]) -> int:
+    """Bytes that a model with these counts takes at most while it is read, its words included."""
+    rest = sum((4 * k + 8 + _LINK_BYTES) * count for k, count in enumerate(counts, 1))
+    sorting = max((4 * k + 16) * count for k, count in enumerate(counts, 1))
+    return rest + sorting + WORD_BYTES * counts[0] + PARSER_BYTES
+
+
+class Fault(Exception):
+    """What is wrong with an n-gram, by its place among those given."""
+
+    def __init__(self, ngram: NDArray[np.uint32], row: int, what: str) -> None:
+        super().__init__(what)
+        self.ngram = ngram
+        self.row = row
+        self.what = what
+
+
+class Builder:
+    """Sorts and links orders one after the other, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "columns")
+        self._orders: list[OrderColumns] = []
+        self._steps: list[Future[None]] = []
+
+    def __enter__(self) -> Builder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def add(self, order: int, parts: list[NgramBatch], words: int) -> None:
+        """Takes the n-grams of the next order; `parts` is emptied."""
+        self._steps.append(self._pool.submit(self._add, order, parts, words))
+
+    def finish(self) -> list[OrderColumns]:
+        """All orders; raises `Fault` for the first that is wrong."""
+        for step in self._steps:
+            step.result()
+        return self._orders
+
+    def _add(self, order: int, parts: list[NgramBatch], words: int) -> None:
+        if order > len(self._orders) + 1:
+            return  # one before it was wrong
+        ids = _joined([p.ids for p in parts], np.zeros((0, order), U32))
+        prob = _joined([p.log10_prob for p in parts], np.zeros(0, F32))
+        backoff = _joined([p.log10_backoff for p in parts], np.zeros(0, F32))
+        parts.clear()
+        if len(ids) > MOST_NGRAMS:
+            raise ConfigError(f"{len(ids)} {order}-grams; {MOST_NGRAMS} is the most")
+        if order == 1:
+            self._orders.append(_unigrams(ids, prob, backoff, words))
+            return
+        columns, place = _sorted(ids, prob, backoff, words)
+        del ids, prob, backoff
+        link(self._orders, columns, place)
+        self._orders.append(columns)
+
+
+def link(
+    shorter: Sequence[OrderColumns], columns: OrderColumns, place: NDArray[np.uint32] | None = None
+) -> None:
+    """Fills in the links of an order, given those below it, and first_child of the last of these.
+
+    Raises
+        Fault  a prefix is missing
+    """
+    below = shorter[-1]
+    linked = int(kernels.link_prefixes(below.ids, columns.ids, columns.prefix, below.first_child))
+    if linked < len(columns):
+        row = linked if place is None else int(place[linked])
+        raise Fault(columns.ids[linked], row, "has no prefix among the n-grams one shorter")
+    if len(shorter) == 1:
+        np.copyto(columns.suffix, columns.ids[:, 1])
+        return
+    marks = np.searchsorted(below.first_child, np.linspace(0, len(columns), _LINK_PARTS + 1)[1:-1])
+    bounds = [0, *marks.tolist(), len(below)]
+
+    def run(begin: int, end: int) -> None:
+        kernels.link_suffixes(
+            columns.ids,
+            below.first_child,
+            below.suffix,
+            below.ids,
+            shorter[-2].first_child,
+            columns.suffix,
+            begin,
+            end,
+        )
+
+    with ThreadPoolExecutor(_LINK_THREADS, "links") as pool:
+        list(pool.map(run, bounds[:-1], bounds[1:]))
+
+
+def read_spilled(reader: ArpaReader, storage: Storage, sort_bytes: int) -> list[OrderColumns]:
+    """All orders of a file, sorted on disk, in arrays that are maps of files there.
+
+    Raises
+        Fault  as `Builder.finish`; its row is -1, since sorting has lost it
+    """
+    orders: list[OrderColumns] = []
+    with tempfile.TemporaryDirectory(dir=storage.folder, prefix="dlm-sort-") as folder:
+        sorter: Sorter | None = None
+        first: list[NgramBatch] = []
+        try:
+            for batch in reader.batches():
+                while batch.order > len(orders) + 1:
+                    orders.append(_finished(orders, first, sorter, reader, storage))
+                    first, sorter = [], None
+                if batch.order == 1:
+                    first.append(batch)
+                    continue
+                if sorter is None:
+                    k = batch.order
+                    sorter = Sorter(folder, k + 2, k, sort_bytes, name=f"order_{k}")
+                values = (batch.log10_prob.view(U32), batch.log10_backoff.view(U32))
+                sorter.add(np.column_stack([batch.ids, *values]))
+            while len(orders) < reader.order:
+                orders.append(_finished(orders, first, sorter, reader, storage))
+                first, sorter = [], None
+        finally:
+            if sorter is not None:
+                sorter.close()
+    return orders
+
+
+def _finished(
+    orders: Sequence[OrderColumns],
+    first: list[NgramBatch],
+    sorter: Sorter | None,
+    reader: ArpaReader,
+    storage: Storage,
+) -> OrderColumns:
+    """The next order, from what was collected of it."""
+    k = len(orders) + 1
+    if k == 1:
+        return _unigrams(
+            _joined([p.ids for p in first], np.zeros((0, 1), U32)),
+            _joined([p.log10_prob for p in first], np.zeros(0, F32)),
+            _joined([p.log10_backoff for p in first], np.zeros(0, F32)),
+            len(reader.vocabulary),
+        )
+    if sorter is None:
+        columns = new_order(0, k, storage)
+    else:
+        runs = sorter.finish()
+        if runs.rows > MOST_NGRAMS:
+            raise ConfigError(f"{runs.rows} {k}-grams; {MOST_NGRAMS} is the most")
+        columns = new_order(runs.rows, k, storage)
+        at = 0
+        with runs:
+            for block in runs.blocks(_SPILLED_ROWS):
+                here = slice(at, at + len(block))
+                columns.ids[here] = block[:, :k]
+                columns.log10_prob[here] = block[:, k].copy().view(F32)
+                columns.log10_backoff[here] = block[:, k + 1].copy().view(F32)
+                at += len(block)
+        runs.remove()
+    row, twice = kernels.first_unsorted(columns.ids)
+    if twice:
+        raise Fault(columns.ids[row], -1, "stands twice")
+    link(orders, columns)
+    return columns
+
+
+def new_order(rows: int, order: int, storage: Storage) -> OrderColumns:
+    """Room for so many n-grams; only first_child is filled in, as if none were longer."""
+    first_child = storage.empty(rows + 1, U32)
+    first_child[:] = 0
+    return OrderColumns(
+        storage.empty((rows, order), U32),
+        storage.empty(rows, F32),
+        storage.empty(rows, F32),
+        storage.empty(rows, U32),
+        storage.empty(rows, U32),
+        first_child,
+    )
+
+
+def _joined(parts: list[NDArray[_Number]], empty: NDArray[_Number]) -> NDArray[_Number]:
+    return parts[0] if len(parts) == 1 else np.concatenate([empty, *parts])
+
+
+def _unigrams(
+    ids: NDArray[np.uint32],
+    prob: NDArray[np.float32],
+    backoff: NDArray[np.float32],
+    words: int,
+) -> OrderColumns:
+    word = ids[:, 0]
+    log10_prob, log10_backoff = np.full(words, MISSING_UNK_LOG10_PROB, F32), np.zeros(words, F32)
+    log10_prob[word], log10_backoff[word] = prob, backoff
+    return OrderColumns(
+        np.arange(words, dtype=U32)[:, None],
+        log10_prob,
+        log10_backoff,
+        np.zeros(words, U32),
+        np.zeros(words, U32),
+        np.zeros(words + 1, U32),
+    )
+
+
+def _sorted(
+    ids: NDArray[np.uint32],
+    prob: NDArray[np.float32],
+    backoff: NDArray[np.float32],
+    words: int,
+) -> tuple[OrderColumns, NDArray[np.uint32] | None]:
+    """The n-grams in prefix order, without links, and the places where they were before.
+
+    Raises
+        Fault  an n-gram stands twice
+    """
+    n, order = ids.shape
+    row, twice = kernels.first_unsorted(ids)
+    place = None
+    if row < n and not twice:
+        place = np.arange(n, dtype=U32)
+        other = np.empty(n, U32)
+        begin = np.empty(words + 1, I64)
+        for column in range(order - 1, -1, -1):
+            rising = kernels.count_words(ids, column, begin)
+            if rising and column == order - 1:
+                continue  # files that are sorted by their last words first are usual
+            kernels.scatter(ids, column, begin, place, other)
+            place, other = other, place
+        del other
+        moved = np.empty_like(ids), np.empty_like(prob), np.empty_like(backoff)
+        kernels.permute(place, ids, prob, backoff, *moved)
+        ids, prob, backoff = moved
+        row, twice = kernels.first_unsorted(ids)
+    if twice:
+        raise Fault(ids[row], int(row if place is None else place[row]), "stands twice")
+    links = np.zeros(n, U32), np.zeros(n, U32), np.zeros(n + 1, U32)
+    return OrderColumns(ids, prob, backoff, *links), place
