@@ -1,0 +1,240 @@
+"""Pruning a model, from scores to the smaller model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import ConfigError
+from dlm.estimate.columns import (
+    PARSER_BYTES,
+    SORT_BYTES,
+    WORD_BYTES,
+    ModelColumns,
+    memory_bytes,
+)
+from dlm.estimate.prune import kernels, target
+from dlm.estimate.prune.criterion import ln_histories, own_scores, raised_scores
+from dlm.estimate.prune.renormalise import new_weights
+from dlm.ngram.arpa import arpa_bytes
+
+# A text of at most so many bytes is met within this share, from below.
+BYTES_TOLERANCE = 0.001
+_MOST_TRIES = 24
+# The interpreter, its libraries and compiled kernels.
+_PROGRAM_BYTES = 192 << 20
+
+
+@dataclass(frozen=True)
+class Goal:
+    """How much goes; exactly one is given.
+
+    threshold   relative growth of perplexity for which an n-gram stays, at least 0; for instance
+                1e-8, which takes a quarter of a 3-gram model of some million words
+    ngrams      how many stay, of all orders together, words counted
+    by_order    how many stay of each order from 1 up, None for all; words always stay
+    text_bytes  of the ARPA text, not compressed
+    """
+
+    threshold: float | None = None
+    ngrams: int | None = None
+    by_order: tuple[int | None, ...] | None = None
+    text_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        given = (self.threshold, self.ngrams, self.by_order, self.text_bytes)
+        if sum(value is not None for value in given) != 1:
+            raise ConfigError("give one of a threshold, a number of n-grams and a size in bytes")
+        if self.threshold is not None and not 0 <= self.threshold < math.inf:
+            raise ConfigError(f"a threshold of {self.threshold} is not 0 or more")
+        for number in (self.ngrams, self.text_bytes, *(self.by_order or ())):
+            if number is not None and number < 0:
+                raise ConfigError(f"{number} is less than nothing")
+
+    def facts(self) -> dict[str, float | int | tuple[int | None, ...]]:
+        """What is given, by name, for a model's provenance."""
+        return {k: v for k, v in asdict(self).items() if v is not None}
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What pruning did.
+
+    model             the smaller model; its highest orders are gone if they have no n-gram left
+    counts_before     by order
+    ln_divergence     sum of the scores of those pruned: about the relative entropy, in nats a word.
+                      Each is exact for its n-gram alone
+    without_mass      contexts with no probability left for words they do not list; nearly always 0
+    """
+
+    model: ModelColumns
+    counts_before: tuple[int, ...]
+    ln_divergence: float
+    without_mass: int
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """N-grams left, by order of the model before."""
+        gone = len(self.counts_before) - self.model.order
+        return self.model.counts + (0,) * gone
+
+
+def needed_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
+    """Memory that pruning takes at most, reading included, for models with these counts."""
+    own = memory_bytes(counts) + (memory_bytes(history) if history else 0)
+    working = sum(13 * n for n in counts[1:]) + 8 * sum(counts[:-1])
+    chosen = sum((4 * k + 20) * n for k, n in enumerate(counts, 1))
+    return own + working + chosen + _PROGRAM_BYTES
+
+
+def least_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
+    """Memory that pruning takes at most with its arrays in files (`Storage`).
+
+    The pages of those files are the system's: it holds what it has room for, and writes out the
+    rest. Links to suffixes lead everywhere in the order below, so that it goes fast as long as 12
+    bytes an n-gram of the largest order, or so, find room.
+    """
+    words = counts[0] + (history[0] if history else 0)
+    return (WORD_BYTES + 64) * words + PARSER_BYTES + SORT_BYTES + _PROGRAM_BYTES
+
+
+def file_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
+    """Bytes on disk that pruning takes at most with its arrays in files."""
+    largest = max(((4 * k + 8) * n for k, n in enumerate(counts, 1)), default=0)
+    return needed_bytes(counts, history) + largest
+
+
+def prune(
+    model: ModelColumns,
+    goal: Goal,
+    *,
+    history: ModelColumns | None = None,
+    keep_suffixes: bool = False,
+    threads: int = 2,
+    progress: Callable[[str], None] | None = None,
+) -> Pruned:
+    """Drops the n-grams of order 2 and above that the model can do best without.
+
+    Args
+        history        the model that says how probable histories are, if not the model itself
+        keep_suffixes  keep also the suffix of each n-gram that stays, as toolkits do whose models
+                       are automata; else only prefixes, which the format needs
+    Raises
+        ConfigError  fewer n-grams or bytes asked for than the words alone make
+    Guarantees
+        words and prefixes of what stays, stay; probabilities stay to the bit, weights too where
+        nothing changed; every context sums to 1; the same n-grams whatever the number of threads
+    Paper        Stolcke 1998
+    """
+    tell = progress or (lambda _: None)
+    tell("scores of n-grams")
+    histories = ln_histories(model, history)
+    own = [own_scores(model, k, next(histories), threads) for k in range(2, model.order + 1)]
+    scores = raised_scores(model, own, keep_suffixes=keep_suffixes)
+    tell("what stays")
+    if goal.text_bytes is not None:
+        keep, weights, without = _within_bytes(model, scores, goal.text_bytes, threads)
+    else:
+        keep = _chosen(model, scores, goal)
+        tell("back-off weights")
+        weights, without = new_weights(model, keep, threads)
+    ln_divergence = sum(
+        float(kernels.sum_dropped(score, kept)) for score, kept in zip(own, keep[1:], strict=True)
+    )
+    return Pruned(_smaller(model, keep, weights), model.counts, ln_divergence, without)
+
+
+def _chosen(model: ModelColumns, scores: Sequence[NDArray[np.float32]], goal: Goal) -> target.Keep:
+    words = np.ones(len(model.orders[0]), np.bool_)
+    if goal.threshold is not None:
+        return [words, *target.above(scores, goal.threshold, model.storage)]
+    if goal.ngrams is not None:
+        most = _beyond_words(model, goal.ngrams, "n-grams")
+        return [words, *target.best(scores, most, model.storage)]
+    assert goal.by_order is not None
+    if len(goal.by_order) != model.order:
+        raise ConfigError(
+            f"numbers for {len(goal.by_order)} orders, and the model has {model.order}: give one "
+            "for each from order 1 up, - where all may stay"
+        )
+    prefixes = [columns.prefix for columns in model.orders[1:]]
+    return [words, *target.best_of_each(scores, prefixes, goal.by_order[1:])]
+
+
+def _beyond_words(model: ModelColumns, asked: int, what: str) -> int:
+    left = asked - model.counts[0]
+    if left < 0:
+        raise ConfigError(
+            f"{asked:,} {what} are fewer than the {model.counts[0]:,} words, which always stay"
+        )
+    return left
+
+
+def _within_bytes(
+    model: ModelColumns, scores: Sequence[NDArray[np.float32]], most: int, threads: int
+) -> tuple[target.Keep, list[NDArray[np.float32]], int]:
+    """The largest number of n-grams, about, whose text has at most `most` bytes.
+
+    New weights have digits of their own, so that a number of n-grams must be tried to know.
+    """
+    words = np.ones(len(model.orders[0]), np.bool_)
+    total = sum(map(len, scores))
+
+    def tried(number: int) -> tuple[int, target.Keep, list[NDArray[np.float32]], int]:
+        keep = [words, *target.best(scores, number, model.storage)]
+        weights, without = new_weights(model, keep, threads)
+        return _text_bytes(model, keep, weights), keep, weights, without
+
+    low, high = tried(0), tried(total)
+    if low[0] > most:
+        raise ConfigError(f"the words alone take {low[0]:,} bytes, more than {most:,}")
+    if high[0] <= most:
+        return high[1:]
+    at_low, at_high = 0, total
+    found = low
+    for _ in range(_MOST_TRIES):
+        if most - low[0] <= BYTES_TOLERANCE * most or at_high - at_low < 2:
+            break
+        share = (most * (1 - BYTES_TOLERANCE / 2) - low[0]) / (high[0] - low[0])
+        number = at_low + int((at_high - at_low) * min(max(share, 0.01), 0.99))
+        number = min(max(number, at_low + 1), at_high - 1)
+        middle = tried(number)
+        if middle[0] <= most:
+            low, at_low, found = middle, number, middle
+        else:
+            high, at_high = (middle[0], [], [], 0), number
+    return found[1:]
+
+
+def _text_bytes(
+    model: ModelColumns, keep: target.Keep, weights: Sequence[NDArray[np.float32]]
+) -> int:
+    smaller = _smaller(model, keep, weights)
+    return arpa_bytes(model.vocabulary, smaller.sections(), comments=model.comments)
+
+
+def _smaller(
+    model: ModelColumns, keep: target.Keep, weights: Sequence[NDArray[np.float32]]
+) -> ModelColumns:
+    """The model of what is kept; orders at the top that lost all they had are left out.
+
+    But for one below which a weight is left, as a model may have where nothing backs off.
+    """
+    order = model.order
+    while (
+        order > 1
+        and len(keep[order - 1])
+        and not keep[order - 1].any()
+        and not weights[order - 2][keep[order - 2]].any()
+    ):
+        order -= 1
+    columns = [
+        replace(columns, log10_backoff=weight)
+        for columns, weight in zip(model.orders[:order], weights, strict=False)
+    ]
+    columns += model.orders[len(columns) : order]
+    return replace(model, orders=columns).select([None, *keep[1:order]])
