@@ -1,0 +1,118 @@
+"""A model without its highest orders: what a cascade falls back to.
+
+A back-off model of order N holds those of all lower orders: an n-gram's probability is complete in
+itself, and the weight of a context says what is left for the words it does not list. So the n-grams
+up to order K, with their weights, are a model of order K, and each context that is left sums to 1
+if it did before. Only the weights of order K go: nothing backs off from there any more.
+
+It is the model's own idea of shorter contexts, not what would be estimated of order K from the same
+text: Kneser-Ney's lower orders say in how many contexts a word occurs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import ConfigError
+from dlm.ngram.arpa import ArpaReader, NgramBatch, write_arpa
+
+_PARSER_BYTES = 64 << 20
+_WORD_BYTES = 300
+
+Section = tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32] | None]
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """counts_before, counts: n-grams by order."""
+
+    counts_before: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+def needed_bytes(counts: Iterable[int]) -> int:
+    """Memory that reducing to the orders with these counts takes at most."""
+    counts = tuple(counts)
+    rows = sum((4 * k + 8) * count for k, count in enumerate(counts, 1))
+    # Batches of one order are put together, and stand twice for that moment.
+    twice = max((4 * k + 8) * count for k, count in enumerate(counts, 1))
+    return rows + twice + _WORD_BYTES * counts[0] + _PARSER_BYTES
+
+
+def reduce_arpa(
+    path: str | os.PathLike[str],
+    order: int,
+    output: str | os.PathLike[str],
+    *,
+    memory_bytes: int | None = None,
+    comment: str | None = None,
+) -> Reduced:
+    """Writes the n-grams of an ARPA file up to `order` as one of that order.
+
+    Args
+        output   compressed by its suffix
+        comment  line to put after those of the model
+    Raises
+        ConfigError  an order that the model lacks, or too low a limit of memory
+        ArpaError    malformed, in what is read
+    Guarantees
+        the same n-grams and values in the same order, but for the weights of the highest; `output`
+        has its old content or all of the new
+    Edge cases
+        the order of the model   copied
+        damage after `order`     not seen: the file is read no further
+    """
+    with ArpaReader(path) as reader:
+        if not 1 <= order <= reader.order:
+            raise ConfigError(f"--order {order}, and {reader.path} has orders 1 to {reader.order}")
+        counts = tuple(reader.counts[:order])
+        needed = needed_bytes(counts)
+        if memory_bytes is not None and needed > memory_bytes:
+            raise ConfigError(
+                f"{sum(counts):,} n-grams take {needed:,} bytes, and the limit is "
+                f"{memory_bytes:,}; raise --memory"
+            )
+        sections: list[Section] = []
+        parts: list[NgramBatch] = []
+        left = sum(counts)
+        # What comes after them is not looked at.
+        batches = reader.batches()
+        for batch in batches:
+            while batch.order > len(sections) + 1:
+                sections.append(_section(parts, len(sections) + 1, order))
+                parts = []
+            parts.append(batch)
+            left -= len(batch)
+            if left == 0:
+                if batch.order == 1:  # the words are known once they are all passed
+                    next(batches, None)
+                break
+        while len(sections) < order:
+            sections.append(_section(parts, len(sections) + 1, order))
+            parts = []
+        comments = [*reader.comments, *([] if comment is None else [comment])]
+        vocabulary = reader.vocabulary
+        before = tuple(reader.counts)
+    write_arpa(output, vocabulary, _by_id(sections), comments=comments)
+    return Reduced(before, counts)
+
+
+def _section(parts: list[NgramBatch], order: int, top: int) -> Section:
+    """The n-grams of one order; `parts` is emptied."""
+    ids = np.concatenate([np.zeros((0, order), np.uint32), *(p.ids for p in parts)])
+    prob = np.concatenate([np.zeros(0, np.float32), *(p.log10_prob for p in parts)])
+    weight = np.concatenate([np.zeros(0, np.float32), *(p.log10_backoff for p in parts)])
+    parts.clear()
+    return ids, prob, None if order == top else weight
+
+
+def _by_id(sections: list[Section]) -> list[Section]:
+    """Words in the order of their ids, as the writer takes them: `<unk>` may stand anywhere."""
+    ids, prob, weight = sections[0]
+    place = np.argsort(ids[:, 0], kind="stable")
+    return [(ids[place], prob[place], None if weight is None else weight[place]), *sections[1:]]
