@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dlm import __version__
-from dlm.cli import cluster, demo, inspect, score, serve, shard, status, token
+from dlm.cli import cluster, demo, inspect, prune, reduce, score, serve, shard, status, token
 from dlm.errors import DlmError
 
 app = typer.Typer(
@@ -37,6 +37,8 @@ def options(
 
 
 app.command("demo")(demo.demo)
+app.command("prune")(prune.prune)
+app.command("reduce")(reduce.reduce)
 app.command("shard")(shard.shard)
 app.command("verify")(inspect.verify)
 app.command("info")(inspect.info)

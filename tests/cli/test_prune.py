@@ -1,0 +1,184 @@
+"""`dlm prune` and `dlm reduce`: what they write, say and refuse."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from dlm.cli.prune import prune
+from dlm.cli.reduce import reduce
+from dlm.errors import ConfigError, DlmError
+from dlm.ngram.arpa import ArpaReader
+from normalised import contexts_of, normalised_model, read_plain, sum_over_words
+
+app = typer.Typer()
+app.command("prune")(prune)
+app.command("reduce")(reduce)
+
+
+def run(*arguments: object) -> str:
+    """What a command prints; its error is raised."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model of order 3, with a comment."""
+    path = tmp_path / "model.arpa"
+    plain = normalised_model(1, order=3, words=15, share=0.4)
+    path.write_text("# made by hand\n" + plain.arpa())
+    return path
+
+
+def header(path: Path) -> tuple[list[str], tuple[int, ...]]:
+    """Comments and counts."""
+    with ArpaReader(path) as reader:
+        return reader.comments, tuple(reader.counts)
+
+
+def test_a_pruned_model_says_where_it_comes_from(model: Path, tmp_path: Path) -> None:
+    """After what its model said of itself; and the summary has the counts of both."""
+    said = run("prune", model, "--threshold", 1e-3, "--output", tmp_path / "p.arpa.gz")
+    comments, counts = header(tmp_path / "p.arpa.gz")
+    before = header(model)[1]
+    assert comments[0] == "made by hand"
+    about = json.loads(comments[1].removeprefix("provenance: "))
+    assert about["made_by"].endswith(" prune")
+    assert about["method"] == "relative entropy"
+    assert about["threshold"] == 0.001
+    assert about["from"] == "model.arpa"
+    assert about["from_ngrams"] == list(before)
+    assert 0 < counts[2] < before[2]
+    for a, b in zip(before, counts, strict=True):
+        assert f"{a:>15,} {b:>15,}" in said
+    assert "relative entropy about" in said
+
+
+def test_a_number_is_kept(model: Path, tmp_path: Path) -> None:
+    """Of all, or by order."""
+    before = header(model)[1]
+    asked = before[0] + (before[1] + before[2]) // 2
+    run("prune", model, "--ngrams", asked, "--output", tmp_path / "p.arpa", "--quiet")
+    assert sum(header(tmp_path / "p.arpa")[1]) == asked
+    run("prune", model, "--ngrams", f"-,{before[1] // 2},-", "--output", tmp_path / "p.arpa", "-q")
+    assert header(tmp_path / "p.arpa")[1][:2] == (before[0], before[1] // 2)
+
+
+def test_a_size_holds_the_header_too(model: Path, tmp_path: Path) -> None:
+    """The bytes of the file as it lies there."""
+    run("prune", model, "--threshold", 0, "--output", tmp_path / "whole.arpa")
+    asked = (tmp_path / "whole.arpa").stat().st_size * 3 // 4
+    run("prune", model, "--bytes", asked, "--output", tmp_path / "p.arpa")
+    assert 0.95 * asked <= (tmp_path / "p.arpa").stat().st_size <= asked
+
+
+def test_histories_of_another_model_change_what_stays(model: Path, tmp_path: Path) -> None:
+    """And the header names it."""
+    other = normalised_model(2, order=2, words=15).write(tmp_path / "unigrams.arpa")
+    for name, options in (("a", []), ("b", ["--history", other])):
+        run("prune", model, "--ngrams", 60, "--output", tmp_path / f"{name}.arpa", *options)
+    one, two = (set(read_plain(tmp_path / f"{n}.arpa").ngrams) for n in "ab")
+    assert one != two
+    assert len(one) == len(two) == 60
+    assert '"histories": "unigrams.arpa"' in header(tmp_path / "b.arpa")[0][-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "give one of"),
+        (["--threshold", "1e-8", "--ngrams", "9"], "give one of"),
+        (["--ngrams", "few"], "is no number"),
+        (["--ngrams", "1,2"], "for 2 orders"),
+        (["--threshold", "-1"], "not 0 or more"),
+        (["--threshold", "1e-8", "--memory", "1M"], "raise --memory"),
+        (["--threshold", "1e-8", "--threads", "0"], "give 1 or more"),
+    ],
+)
+def test_wrong_settings_are_refused_and_nothing_is_written(
+    options: list[str], message: str, model: Path, tmp_path: Path
+) -> None:
+    """With what to do instead."""
+    with pytest.raises(ConfigError, match=message):
+        run("prune", model, "--output", tmp_path / "p.arpa", *options)
+    assert [p.name for p in tmp_path.iterdir()] == ["model.arpa"]
+
+
+def test_a_model_larger_than_the_memory_is_pruned_the_same(model: Path, tmp_path: Path) -> None:
+    """Its arrays are in files then, which leave nothing behind."""
+    from dlm.estimate.prune import least_bytes, needed_bytes
+
+    counts = header(model)[1]
+    large = max(needed_bytes(counts) - 1, least_bytes(counts))
+    out, spill = tmp_path / "p.arpa", tmp_path / "spill"
+    spill.mkdir()
+    run("prune", model, "--threshold", 1e-3, "-o", out, "-q")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dlm.estimate.prune.needed_bytes", lambda *_: 1 << 60)
+        patch.setattr("dlm.index.stream.budget.check_disk", lambda *_: None)
+        again = tmp_path / "again.arpa"
+        run("prune", model, "--threshold", 1e-3, "-o", again, "--memory", large, "--tmp", spill)
+    assert again.read_bytes() == out.read_bytes()
+    assert list(spill.iterdir()) == []
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_a_killed_run_leaves_no_model(after: int, model: Path, tmp_path: Path) -> None:
+    """Whenever it is killed while it writes; and the next run succeeds."""
+    output = tmp_path / "out" / "p.arpa"
+    output.parent.mkdir()
+    child = (
+        "import time, typer; from dlm.cli.prune import prune;"
+        "from dlm.ngram import _arpa_write as w; real = w._rows_text; w._WRITE_ROWS = 20;"
+        # Each piece of text is told of, and so many pieces never come.
+        "w._rows_text = lambda *a: (print('piece', flush=True), time.sleep(0.01), real(*a))[2];"
+        "app = typer.Typer(); app.command()(prune); app()"
+    )
+    line = [sys.executable, "-c", child, str(model), "--threshold", "1e-6", "-o", str(output)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    for _ in range(after + 1):
+        assert process.stdout.readline() == b"piece\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert not output.exists()
+    run("prune", model, "--threshold", 1e-6, "--output", output)
+    assert header(output)[1][0] == header(model)[1][0]
+
+
+def test_a_reduced_model_sums_to_one(model: Path, tmp_path: Path) -> None:
+    """In each of its contexts, at each order; values are those of before."""
+    plain = read_plain(model)
+    for order in (1, 2, 3):
+        out = tmp_path / f"{order}.arpa"
+        said = run("reduce", model, "--order", order, "--output", out)
+        assert f"order 3 to {order}" in said
+        after = read_plain(out)
+        assert set(after.ngrams) == {n for n in plain.ngrams if len(n) <= order}
+        for context in contexts_of(after):
+            assert abs(sum_over_words(after, context) - 1) < 1e-6
+        for ngram, (prob, backoff) in after.ngrams.items():
+            assert prob == plain.ngrams[ngram][0]
+            assert (backoff is None) == (len(ngram) == order)
+        assert header(out)[0][0] == "made by hand"
+        assert f'"order": {order}' in header(out)[0][1]
+
+
+@pytest.mark.parametrize("order", [0, 4])
+def test_an_order_that_the_model_lacks_is_refused(order: int, model: Path, tmp_path: Path) -> None:
+    """With those that it has."""
+    with pytest.raises(DlmError, match="has orders 1 to 3"):
+        run("reduce", model, "--order", order, "--output", tmp_path / "p.arpa")
+    assert not (tmp_path / "p.arpa").exists()
