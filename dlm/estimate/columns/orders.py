@@ -139,8 +139,9 @@ def link(
     if len(shorter) == 1:
         np.copyto(columns.suffix, columns.ids[:, 1])
         return
-    marks = np.searchsorted(below.first_child, np.linspace(0, len(columns), _LINK_PARTS + 1)[1:-1])
-    bounds = [0, *marks.tolist(), len(below)]
+    # Of the type of what is searched, which would be copied otherwise.
+    marks = np.linspace(0, len(columns), _LINK_PARTS + 1)[1:-1].astype(U32)
+    bounds = [0, *np.searchsorted(below.first_child, marks).tolist(), len(below)]
 
     def run(begin: int, end: int) -> None:
         kernels.link_suffixes(
