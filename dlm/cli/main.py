@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 
 from dlm import __version__
-from dlm.cli import cluster, demo, inspect, prune, reduce, score, serve, shard, status, token
+from dlm.cli import (
+    cluster,
+    demo,
+    inspect,
+    perplexity,
+    prune,
+    reduce,
+    score,
+    serve,
+    shard,
+    status,
+    token,
+)
 from dlm.errors import DlmError
 
 app = typer.Typer(
@@ -39,6 +51,7 @@ def options(
 app.command("demo")(demo.demo)
 app.command("prune")(prune.prune)
 app.command("reduce")(reduce.reduce)
+app.command("perplexity")(perplexity.perplexity)
 app.command("shard")(shard.shard)
 app.command("verify")(inspect.verify)
 app.command("info")(inspect.info)

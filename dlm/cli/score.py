@@ -141,7 +141,7 @@ def score(
     if as_json:
         print(json.dumps({"summary": summary.facts()}))
     else:
-        _print_summary(summary)
+        print_summary(summary)
 
 
 def _finite(value: float) -> float | None:
@@ -195,7 +195,7 @@ def _print(sentence: list[bytes], result: SentenceScore, *, words: bool, as_json
     print(f"= {total}\n" if words else total)
 
 
-def _print_summary(summary: Summary) -> None:
+def print_summary(summary: Summary) -> None:
     facts = summary.facts()
 
     def number(value: float | None) -> str:

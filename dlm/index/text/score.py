@@ -26,6 +26,22 @@ def score_text(
         totals          (S,)     float64  log10
     """
     ids, begin = model.word_table.ids_of_text(text)
+    answers, totals = score_sentences(model, ids, begin, bos=bos, eos=eos)
+    return answers, begin, totals
+
+
+def score_sentences(
+    model: LocalModel,
+    ids: NDArray[np.uint32],
+    begin: NDArray[np.int64],
+    *,
+    bos: bool,
+    eos: bool,
+) -> tuple[Answers, NDArray[np.float64]]:
+    """Scores sentences of ids, as `WordTable.ids_of_text` gives them; see `score_text`.
+
+    Trusts  ids below the vocabulary's size, and `begin` in order from 0 to len(ids)
+    """
     sentences = len(begin) - 1
     marks = int(bos) + int(eos)
     size = len(ids) + sentences * marks
@@ -45,7 +61,7 @@ def score_text(
         answers = _one_by_one(model, words, reach)
     totals = np.empty(sentences, np.float64)
     kernels.sum_sentences(answers.log10_prob, begin, int(bos), int(eos), totals)
-    return answers, begin, totals
+    return answers, totals
 
 
 def _one_by_one(model: LocalModel, words: NDArray[np.uint32], reach: NDArray[np.uint8]) -> Answers:

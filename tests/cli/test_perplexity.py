@@ -1,0 +1,140 @@
+"""`dlm perplexity`: one summary from an ARPA file, a shard set and servers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.conftest import MODEL
+from dlm.cli import perplexity
+from dlm.errors import ArpaError, ConfigError, FormatError
+from dlm.ngram.backoff import DictModel
+
+Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+TEXT = b"a b c d\nd a b\n\nnever a  seen\tb\r\n\xff\xfe a\na b c d a b c"
+
+
+def test_the_summary_is_that_of_score_with_hits_of_each_order(run: Run, folder: Path) -> None:
+    """The lines of `dlm score`, then tokens by the longest n-gram, which the oracle finds too."""
+    scored = run("score", "--local", folder / "shards", text=TEXT)
+    done = run("perplexity", folder / "model.arpa", text=TEXT)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:5] == scored.stdout.splitlines()[-5:]
+
+    oracle = DictModel.from_arpa(folder / "model.arpa")
+    hits = [0] * oracle.order
+    for line in TEXT.split(b"\n"):
+        for score in oracle.score_sentence(line.replace(b"\r", b"").split()):
+            hits[score.matched_order - 1] += 1
+    tokens = sum(hits)
+    expected = [f"Hits of order {k}:\t{n}\t{100 * n / tokens:.2f} %" for k, n in enumerate(hits, 1)]
+    assert [line.decode() for line in lines[5:]] == expected
+
+
+def test_a_file_a_folder_and_servers_give_the_same(
+    run: Run, cluster: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the last digit; texts are added up, and may be compressed."""
+    (folder / "one.txt").write_bytes(TEXT + b"\n")
+    (folder / "two.txt.gz").write_bytes(gzip.compress(b"b c\n\nd a b c"))
+    texts = [folder / "one.txt", folder / "two.txt.gz"]
+    served = run("perplexity", "--cluster", cluster, *texts).stdout.decode()
+    for place in ("model.arpa", "shards"):
+        perplexity.perplexity([folder / place, *texts])
+        assert capsys.readouterr().out == served
+    perplexity.perplexity([folder / "shards", *texts], as_json=True)
+    summary = json.loads(capsys.readouterr().out)["summary"]
+    assert (summary["sentences"], summary["oovs"]) == (6 + 3, 3)
+    assert sum(summary["hits"]) == summary["tokens"] == 26 + 9
+
+
+def test_perplexities_are_those_of_kenlm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With and without OOVs, as its Python module scores the tokens."""
+    kenlm = pytest.importorskip("kenlm", reason="kenlm is not installed (pip install 'dlm[peers]')")
+    MODEL.padded().write(tmp_path / "padded.arpa")
+    model = kenlm.LanguageModel(str(tmp_path / "padded.arpa"))
+    total = without = 0.0
+    tokens = oovs = 0
+    text = "a b c d\nd a b\nx a b zz c\n\nd d d\n"
+    for line in text.splitlines():
+        for prob, _, oov in model.full_scores(line):
+            total += prob
+            without += 0 if oov else prob
+            tokens += 1
+            oovs += oov
+    (tmp_path / "text").write_text(text)
+    perplexity.perplexity([tmp_path / "padded.arpa", tmp_path / "text"], as_json=True)
+    found = json.loads(capsys.readouterr().out)["summary"]
+    assert (found["tokens"], found["oovs"]) == (tokens, oovs)
+    assert math.isclose(found["perplexity"], 10 ** (-total / tokens), rel_tol=1e-6)
+    excluding = 10 ** (-without / (tokens - oovs))
+    assert math.isclose(found["perplexity_without_oovs"], excluding, rel_tol=1e-6)
+
+
+def test_no_text_has_no_perplexity(run: Run, folder: Path) -> None:
+    """Zeros, not a division by zero."""
+    done = run("perplexity", folder / "shards")
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"Perplexity including OOVs:\tundefined\n")
+    assert b"Hits of order 1:\t0\t0.00 %" in done.stdout
+
+
+def test_a_bad_model_is_refused_and_nothing_stays_behind(folder: Path, tmp_path: Path) -> None:
+    """The message names the place; the temporary folder is removed."""
+    whole = (folder / "model.arpa").read_bytes()
+    (tmp_path / "cut.arpa").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "tmp").mkdir()
+    with pytest.raises(ArpaError, match=r"cut\.arpa, 1-grams"):
+        perplexity.perplexity([tmp_path / "cut.arpa"], tmp=tmp_path / "tmp")
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cluster": Path("x.toml"), "memory": "1G"}, "--memory and --tmp are for an ARPA file"),
+        ({"memory": "1G"}, "is a folder"),
+        ({"tmp": Path("x")}, "is a folder"),
+        ({"threads": 0}, "give 1 or more"),
+        ({"model": "ab12"}, "give --cluster with it"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    options: dict[str, Any], message: str, folder: Path
+) -> None:
+    """Rather than passed over."""
+    with pytest.raises(ConfigError, match=message):
+        perplexity.perplexity([folder / "shards", folder / "text"], **options)
+
+
+def test_a_compressed_text_that_is_cut_short_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Not scored as far as it goes."""
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(TEXT * 1000)[:-9])
+    with pytest.raises(FormatError, match="gzip stream is cut short or damaged"):
+        perplexity.perplexity([folder / "shards", tmp_path / "cut.gz"])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
+@pytest.mark.parametrize(
+    "text", [b"", b"\n", b"a", b"a\n", b"a\n\n", b"\n\na b\nlonger line here\nx", b"a" * 200]
+)
+def test_blocks_hold_every_line_once(
+    text: bytes, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever blocks end, and whether the last line has an end or not."""
+    monkeypatch.setattr(perplexity, "BLOCK_BYTES", size)
+    (tmp_path / "text").write_bytes(text)
+    blocks = list(perplexity._blocks(tmp_path / "text"))
+    lines = [line for block in blocks for line in block.split(b"\n")]
+    assert lines == text.splitlines()
