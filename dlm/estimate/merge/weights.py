@@ -1,0 +1,94 @@
+"""Weights of a mixture: checked, or found by expectation maximisation on held-out text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import ConfigError, EstimationError
+from dlm.estimate.merge import kernels
+from dlm.estimate.merge.heldout import Heldout
+
+# Weights written with six digits still sum to 1.
+SUM_TOLERANCE = 1e-5
+MAX_ITERATIONS = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """Weights, and how they were found.
+
+    weights     sum to 1
+    iterations  of EM
+    gap         no weights have a higher mean ln probability than these by more than this
+    """
+
+    weights: tuple[float, ...]
+    iterations: int
+    gap: float
+
+
+def check_weights(weights: Sequence[float], models: int) -> NDArray[np.float64]:
+    """The weights as an array whose sum is 1 to the last digit.
+
+    Raises
+        ConfigError  not one for each model, one that is negative or no number, or a sum that is not
+                     1 within 1e-5
+    """
+    if len(weights) != models:
+        raise ConfigError(
+            f"{len(weights)} weights for {models} models; give one for each, in their order"
+        )
+    for weight in weights:
+        if not math.isfinite(weight) or weight < 0:
+            raise ConfigError(
+                f"the weight {weight:g} is not a share; weights are at least 0 and sum to 1"
+            )
+    total = math.fsum(weights)
+    if abs(total - 1) > SUM_TOLERANCE:
+        shares = ",".join(f"{w / total:.6g}" for w in weights) if total > 0 else "0.5,0.5"
+        raise ConfigError(
+            f"the weights sum to {total:g}, not to 1; in the same proportions: {shares}"
+        )
+    return np.array(weights, np.float64) / total
+
+
+def tune(heldout: Heldout, *, gap: float = 1e-6, max_iterations: int = MAX_ITERATIONS) -> Tuned:
+    """The weights under which the held-out text is most probable, word by word.
+
+    Words that no model knows are left out: what they score says nothing of a mixture.
+
+    Args
+        gap             in natural logarithms a token; how far from the maximum to stop
+        max_iterations  after which to stop regardless
+    Raises
+        EstimationError  the text holds no word that a model knows
+    Guarantees
+        `gap` bounds the distance to the maximum. The mean of p_i / p over the tokens is the slope
+        towards model i alone; the logarithm is concave, so nothing rises above the largest of
+        these less 1, and EM, which multiplies each weight by its own, never falls
+    Paper
+        Jelinek and Mercer 1980
+    """
+    prob = np.ascontiguousarray(heldout.prob[:, heldout.in_any])
+    models, tokens = prob.shape
+    if not tokens:
+        raise EstimationError(
+            "the held-out text holds no word that a model knows; give text of the kind that the "
+            "mixture is for, a sentence a line, words written as in the models"
+        )
+    weights = np.full(models, 1 / models)
+    share = np.empty(models)
+    iteration = 0
+    while True:
+        kernels.expect(prob, weights, share)
+        left = float(share.max()) - 1
+        if left <= gap or iteration >= max_iterations:
+            return Tuned(tuple(weights.tolist()), iteration, max(left, 0.0))
+        weights *= share
+        weights /= weights.sum()
+        iteration += 1
