@@ -12,6 +12,7 @@ from dlm.cli import (
     cluster,
     demo,
     inspect,
+    merge,
     perplexity,
     prune,
     reduce,
@@ -21,6 +22,7 @@ from dlm.cli import (
     status,
     token,
 )
+from dlm.cli import filter as filtering
 from dlm.errors import DlmError
 
 app = typer.Typer(
@@ -51,6 +53,8 @@ def options(
 app.command("demo")(demo.demo)
 app.command("prune")(prune.prune)
 app.command("reduce")(reduce.reduce)
+app.command("merge")(merge.merge)
+app.command("filter")(filtering.filter_)
 app.command("perplexity")(perplexity.perplexity)
 app.command("shard")(shard.shard)
 app.command("verify")(inspect.verify)

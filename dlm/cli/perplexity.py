@@ -147,7 +147,7 @@ def _of_local(model: LocalModel, texts: list[Path], threads: int) -> Hits:
     _ = model.word_table  # made once, before threads ask for it
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[Future[Hits]] = deque()
-        for block in chain.from_iterable(_blocks(text) for text in texts or [Path("-")]):
+        for block in chain.from_iterable(text_blocks(text) for text in texts or [Path("-")]):
             waiting.append(pool.submit(_score_block, model, block))
             if len(waiting) > 2 * threads:
                 total.merge(waiting.popleft().result())
@@ -196,7 +196,7 @@ def _of_servers(cluster: Path, model: str | None, texts: list[Path], deadline_s:
         lines = (
             line
             for text in texts or [Path("-")]
-            for block in _blocks(text)
+            for block in text_blocks(text)
             for line in block.split(b"\n")
         )
         while some := list(islice(lines, SENTENCES)):
@@ -206,7 +206,7 @@ def _of_servers(cluster: Path, model: str | None, texts: list[Path], deadline_s:
     return total
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def text_blocks(path: Path) -> Iterator[bytes]:
     """The lines of a text in blocks, each without its last line end."""
     from dlm.errors import FormatError
     from dlm.ngram._arpa_open import DamagedStream, TextSource

@@ -129,12 +129,12 @@ def test_a_compressed_text_that_is_cut_short_is_refused(folder: Path, tmp_path: 
 @pytest.mark.parametrize(
     "text", [b"", b"\n", b"a", b"a\n", b"a\n\n", b"\n\na b\nlonger line here\nx", b"a" * 200]
 )
-def test_blocks_hold_every_line_once(
+def testtext_blocks_hold_every_line_once(
     text: bytes, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever blocks end, and whether the last line has an end or not."""
     monkeypatch.setattr(perplexity, "BLOCK_BYTES", size)
     (tmp_path / "text").write_bytes(text)
-    blocks = list(perplexity._blocks(tmp_path / "text"))
+    blocks = list(perplexity.text_blocks(tmp_path / "text"))
     lines = [line for block in blocks for line in block.split(b"\n")]
     assert lines == text.splitlines()

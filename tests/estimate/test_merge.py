@@ -156,7 +156,7 @@ def test_perplexity_is_that_of_the_dynamic_mixture_where_the_ngrams_are_listed(
         while sentence[-1] not in (end, UNK_ID):
             context = tuple(sentence[-(found.order - 1) :])
             following = sorted(n[-1] for n in found.ngrams if n[:-1] == context)
-            sentence.append(rng.choice(following))
+            sentence.append(rng.choice(following or [UNK_ID]))
         if sentence[-1] == end:
             listed.append(b" ".join(found.vocabulary.words[i] for i in sentence[1:-1]))
 

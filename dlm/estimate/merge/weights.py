@@ -76,7 +76,7 @@ def tune(heldout: Heldout, *, gap: float = 1e-6, max_iterations: int = MAX_ITERA
     """
     prob = np.ascontiguousarray(heldout.prob[:, heldout.in_any])
     models, tokens = prob.shape
-    if not tokens:
+    if tokens <= heldout.sentences:  # sentence ends alone
         raise EstimationError(
             "the held-out text holds no word that a model knows; give text of the kind that the "
             "mixture is for, a sentence a line, words written as in the models"

@@ -1,0 +1,153 @@
+"""`dlm merge`: several models become one, by static linear interpolation."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from dlm.estimate.merge import Union
+
+Tell = Callable[[str], None]
+
+
+def merge(
+    models: Annotated[list[Path], typer.Argument(help="ARPA files: plain, .gz, .zst or .xz.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="ARPA file; .gz, .zst or .xz compresses it.")
+    ],
+    weights: Annotated[
+        str | None, typer.Option(help="One for each model, as 0.6,0.4; they sum to 1.")
+    ] = None,
+    tune: Annotated[
+        Path | None,
+        typer.Option(help="Held-out text that the weights are found on, a sentence a line."),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Limit, as 800M or 2G; what is free if not given.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Threads that mix.")] = 2,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
+) -> None:
+    """Mix models into one: every n-gram of any of them, and backoff weights made anew.
+
+    A word that a model lacks has probability 0 there. With --tune, the weights are those under
+    which the text is most probable, and what each model and the mixture say of it is printed.
+
+    Example: dlm merge news.arpa speech.arpa --tune heldout.txt --output mixed.arpa.zst
+    """
+    from dlm import __version__
+    from dlm.errors import ConfigError
+    from dlm.estimate.columns import ModelColumns, memory_bytes
+    from dlm.estimate.merge import check_weights, merge_models, unite
+    from dlm.estimate.merge.mixture import needed_bytes
+    from dlm.index.stream.budget import available_bytes, parse_size
+    from dlm.ngram.arpa import ArpaReader
+
+    began = time.monotonic()
+
+    def tell(line: str) -> None:
+        if not quiet:
+            print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
+
+    if (weights is None) == (tune is None):
+        raise ConfigError("give --weights, one for each model, or --tune with held-out text")
+    shares: Sequence[float] = []
+    if weights is not None:
+        shares = check_weights(_numbers(weights), len(models)).tolist()
+    if threads < 1:
+        raise ConfigError(f"--threads {threads}: give 1 or more")
+    counts = []
+    for model in models:
+        with ArpaReader(model) as reader:
+            counts.append(reader.counts)
+    limit = available_bytes() if memory is None else parse_size(memory)
+    # A model is sorted again when its words are renumbered, while the one as read still stands.
+    needed = sum(map(memory_bytes, counts)) + max(map(memory_bytes, counts)) + needed_bytes(counts)
+    if needed > limit:
+        raise ConfigError(
+            f"these models have {sum(map(sum, counts)):,} n-grams, which take about {needed:,} "
+            f"bytes to merge, and the limit is {limit:,}; raise --memory, or prune them first"
+        )
+    read = []
+    for model in models:
+        tell(f"reading {model}")
+        read.append(ModelColumns.read(model))
+    comments = [columns.comments for columns in read]
+    union = unite(read)
+    read.clear()
+    tuned = None
+    if tune is not None:
+        shares, tuned = _tuned(union, tune, models, tell, quiet)
+    merged = merge_models(union, shares, threads=threads, progress=tell)
+    if abs(merged.word_sum - 1) > 1e-6:
+        tell(
+            f"the words of these models sum to {merged.word_sum:.6f} and were scaled to 1: one of "
+            "them was filtered, or is no model of probabilities"
+        )
+    if merged.lacking or merged.scaled:
+        tell(
+            f"{merged.lacking:,} contexts did not sum to 1 by the models' own weights and do now; "
+            f"the n-grams of {merged.scaled:,} were scaled for it"
+        )
+    about = {
+        "made_by": f"dlm {__version__} merge",
+        "method": "static linear interpolation",
+        "weights": [round(share, 9) for share in shares],
+        "tuned": tuned,
+        "inputs": [
+            {"name": model.name, "counts": list(count), "comments": comment}
+            for model, count, comment in zip(models, counts, comments, strict=True)
+        ],
+    }
+    tell(f"writing {sum(merged.counts):,} n-grams to {output}")
+    merged.write(output, comments=[f"provenance: {json.dumps(about)}"])
+    tell("done")
+
+
+def _tuned(
+    union: Union, text: Path, models: list[Path], tell: Tell, quiet: bool
+) -> tuple[Sequence[float], dict[str, object]]:
+    """Weights for the text, told in a table; and what the header keeps of it."""
+    from dlm.cli.perplexity import text_blocks
+    from dlm.estimate.merge import read_heldout, tune
+
+    tell(f"scoring {text}")
+    heldout = read_heldout(union, text_blocks(text))
+    tuned = tune(heldout)
+    fits = [heldout.of_model(i) for i in range(len(models))]
+    mixture = heldout.of_mixture(tuned.weights)
+    if not quiet:
+        print("weight\tperplexity\twithout_oovs\toovs\tmodel")
+        for weight, fit, model in zip(tuned.weights, fits, models, strict=True):
+            print(
+                f"{weight:.6f}\t{fit.perplexity:.6f}\t{fit.perplexity_without_oovs:.6f}\t"
+                f"{fit.oovs}\t{model}"
+            )
+        print(
+            f"1\t{mixture.perplexity:.6f}\t{mixture.perplexity_without_oovs:.6f}\t{mixture.oovs}\t"
+            f"the mixture, {tuned.iterations} iterations, {heldout.tokens} tokens"
+        )
+    return tuned.weights, {
+        "text": text.name,
+        "tokens": heldout.tokens,
+        "iterations": tuned.iterations,
+        "perplexity_without_oovs": round(mixture.perplexity_without_oovs, 6),
+    }
+
+
+def _numbers(text: str) -> list[float]:
+    from dlm.errors import ConfigError
+
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as exc:
+        raise ConfigError(
+            f"--weights {text}: expected numbers with commas between, as 0.6,0.4"
+        ) from exc

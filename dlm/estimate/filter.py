@@ -1,0 +1,280 @@
+"""A model reduced to a vocabulary: the n-grams whose words are all in it.
+
+As KenLM's `filter single`: probabilities and backoff weights stay as they are, so that text of
+these words alone scores the same to the last bit. The probability of the words that are gone is not
+given to any other, and a context then sums to less than 1 by that much. `renormalise` divides by
+what is left instead: the model then says P(word | context, the word is in the vocabulary), exactly.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import ConfigError
+from dlm.estimate.columns import ModelColumns, memory_bytes
+from dlm.estimate.merge.union import Walk, unite
+from dlm.ngram.arpa import ArpaReader, NgramBatch, write_arpa
+from dlm.ngram.vocab import Vocabulary
+
+U32, F32, F64 = np.uint32, np.float32, np.float64
+
+Progress = Callable[[str], None]
+# Told of the model before it is written: its comments, what it had, what it has.
+Comment = Callable[[list[str], tuple[int, ...], tuple[int, ...]], list[str]]
+
+_RENORMALISE_BYTES = 60  # an n-gram of the two largest orders next to each other, beside the model
+
+
+@dataclass(frozen=True)
+class Filtered:
+    """What became of a model.
+
+    counts_before, counts   n-grams by order
+    words_missing           words of the vocabulary that the model lacks
+    """
+
+    counts_before: tuple[int, ...]
+    counts: tuple[int, ...]
+    words_missing: int
+
+
+def read_words(path: str | os.PathLike[str]) -> set[bytes]:
+    """The words of a file, between white space; raises `OSError`."""
+    return set(Path(path).read_bytes().split())
+
+
+def filter_arpa(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    words: Collection[bytes],
+    *,
+    contexts: bool = False,
+    tmp: str | os.PathLike[str] | None = None,
+    comment: Comment | None = None,
+    progress: Progress | None = None,
+) -> Filtered:
+    """Writes the n-grams of an ARPA file whose words are all in a vocabulary.
+
+    Args
+        words     the vocabulary; words in angle brackets (<s>, </s>, <unk> and tags) are always in
+        contexts  the last word of an n-gram need not be in it, so that every word is kept
+        tmp       folder for what is kept, 4 * (order + 2) bytes an n-gram, until the counts are
+                  known; beside the output if not given
+        comment   lines to put before the model; its own if not given
+    Raises
+        ConfigError  the model has no word of the vocabulary
+        ArpaError, OSError
+    Guarantees
+        The n-grams of KenLM's `filter single`, or `context` with it, in their order, with their
+        values to the bit. The output is there whole, or as it was before.
+    Cost
+        memory: the words, and 64 MiB
+    """
+    say = progress or (lambda line: None)
+    place = Path(output)
+    folder = Path(tmp) if tmp is not None else place.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder; make it, or give another with --tmp")
+    say(f"reading {os.fspath(model)}")
+    with (
+        tempfile.TemporaryDirectory(prefix=".dlm-filter-", dir=folder) as scratch,
+        ArpaReader(model) as reader,
+    ):
+        files = [Path(scratch) / f"{k}" for k in range(1, reader.order + 1)]
+        unigrams: list[NgramBatch] = []
+        kept: _Kept | None = None
+        for batch in reader.batches():
+            if batch.order == 1:
+                unigrams.append(batch)
+                continue
+            kept = kept or _Kept(reader, words, contexts, files, unigrams)
+            kept.add(batch)
+        kept = kept or _Kept(reader, words, contexts, files, unigrams)
+        sections = kept.sections()
+        counts = tuple(len(section[0]) for section in sections)
+        before = tuple(reader.counts)
+        comments = list(reader.comments)
+        say(f"writing {sum(counts):,} of {sum(before):,} n-grams to {place}")
+        write_arpa(
+            place,
+            kept.vocabulary,
+            sections,
+            comments=comments if comment is None else comment(comments, before, counts),
+        )
+        return Filtered(before, counts, kept.words_missing)
+
+
+class _Kept:
+    """The n-grams that are kept, in files: rows of ids and values, as 32-bit numbers."""
+
+    def __init__(
+        self,
+        reader: ArpaReader,
+        words: Collection[bytes],
+        contexts: bool,
+        files: list[Path],
+        unigrams: Iterable[NgramBatch],
+    ) -> None:
+        self._contexts = contexts
+        self._keep, self.words_missing = kept_words(reader.vocabulary, words, reader.path)
+        stays = np.ones_like(self._keep) if contexts else self._keep
+        self._new_id = (np.cumsum(stays) - 1).astype(U32)
+        self.vocabulary = Vocabulary(
+            [w for w, stay in zip(reader.vocabulary.words, stays.tolist(), strict=True) if stay],
+            unk_in_model=reader.vocabulary.unk_in_model,
+        )
+        self._paths = files
+        self._files: list[IO[bytes]] = [path.open("wb") for path in files]
+        for batch in unigrams:
+            self.add(batch)
+
+    def add(self, batch: NgramBatch) -> None:
+        """Keeps what passes of a batch."""
+        tested = batch.ids[:, :-1] if self._contexts else batch.ids
+        passes = self._keep[tested].all(axis=1)
+        rows = np.empty((int(passes.sum()), batch.order + 2), U32)
+        rows[:, :-2] = self._new_id[batch.ids[passes]]
+        rows[:, -2] = batch.log10_prob[passes].view(U32)
+        rows[:, -1] = batch.log10_backoff[passes].view(U32)
+        self._files[batch.order - 1].write(rows.tobytes())
+
+    def sections(self) -> list[tuple[NDArray[np.uint32], NDArray[np.float32], Any]]:
+        """What `write_arpa` takes, mapped from the files."""
+        out: list[tuple[NDArray[np.uint32], NDArray[np.float32], Any]] = []
+        for k, (file, path) in enumerate(zip(self._files, self._paths, strict=True), 1):
+            file.close()
+            rows = np.zeros((0, k + 2), U32)
+            if path.stat().st_size:
+                rows = np.memmap(path, U32, "r").reshape(-1, k + 2)
+            values = rows[:, k:].view(F32)
+            top = k == len(self._files)
+            out.append((rows[:, :k], values[:, 0], None if top else values[:, 1]))
+        return out
+
+
+def kept_words(
+    vocabulary: Vocabulary, words: Collection[bytes], path: str
+) -> tuple[NDArray[np.bool_], int]:
+    """Which words of a model are kept, by id; and how many of `words` the model lacks.
+
+    Raises
+        ConfigError  none, besides those in angle brackets
+    """
+    wanted = frozenset(words)
+    found = [word in wanted for word in vocabulary.words]
+    keep = np.array(found, np.bool_)
+    tags = [word.startswith(b"<") and word.endswith(b">") for word in vocabulary.words]
+    of_words = int((keep & ~np.array(tags, np.bool_)).sum())
+    if not of_words:
+        raise ConfigError(
+            f"{path} has no word of the vocabulary, which holds {len(wanted):,}; give words "
+            "between white space, in the spelling, case and encoding of the model"
+        )
+    keep |= np.array(tags, np.bool_)
+    return keep, len(wanted) - sum(found)
+
+
+def renormalised_bytes(counts: Iterable[int]) -> int:
+    """Memory that `renormalised` takes with the model it is given, about."""
+    sizes = list(counts)
+    pairs = [sum(sizes[k : k + 2]) for k in range(len(sizes))]
+    return memory_bytes(sizes) + _RENORMALISE_BYTES * max(pairs)
+
+
+def renormalised(
+    model: ModelColumns, words: Collection[bytes], *, path: str = "the model", threads: int = 2
+) -> tuple[Vocabulary, list[tuple[NDArray[np.uint32], NDArray[np.float32], Any]], int]:
+    """The n-grams whose words are all in a vocabulary, given that every word is.
+
+    With Z(h) the probability after h of all words that stay, p'(w | h) = p(w | h) / Z(h). That is a
+    backoff model again, with weights gamma'(h) = gamma(h) Z(h') / Z(h), h' being h without its
+    oldest word: for a word that h does not list, gamma'(h) p'(w | h') = gamma(h) p(w | h') / Z(h).
+
+    Args
+        words  see `filter_arpa`
+    Returns
+        the vocabulary, the sections that `write_arpa` takes, and how many of `words` are missing
+    Raises
+        ConfigError  the model has no word of the vocabulary
+    Guarantees
+        every context sums to 1, <s> left out, as far as float32 can say it
+    """
+    keep, missing = kept_words(model.vocabulary, words, path)
+    new_id = (np.cumsum(keep) - 1).astype(U32)
+    vocabulary = Vocabulary(
+        [w for w, k in zip(model.vocabulary.words, keep.tolist(), strict=True) if k],
+        unk_in_model=model.vocabulary.unk_in_model,
+    )
+    predicted = keep.copy()
+    predicted[model.vocabulary.begin_id] = False
+    union = unite([model])
+    out: list[tuple[NDArray[np.uint32], NDArray[np.float32], Any]] = []
+    z_empty = 0.0
+    before: tuple[Any, ...] | None = None
+    with ThreadPoolExecutor(threads, thread_name_prefix="filter") as pool:
+        for nodes in Walk(union, pool, threads).orders():
+            k = nodes.ids.shape[1]
+            columns = model.orders[k - 1]
+            real = nodes.real.astype(np.bool_)
+            prob = np.zeros(len(nodes), F64)
+            gamma = np.ones(len(nodes), F64)
+            prob[real] = 10.0 ** columns.log10_prob[nodes.row[0][real]].astype(F64)
+            gamma[real] = 10.0 ** columns.log10_backoff[nodes.row[0][real]].astype(F64)
+            last = nodes.ids[:, -1]
+            if before is None:
+                listed = predicted[last] & real
+                z_empty = float(prob[listed].sum())
+                divisor = np.full(len(nodes), z_empty)
+                divisor[model.vocabulary.begin_id] = 1.0
+            else:
+                below, prob_below, gamma_below, z_shorter, ids_kept, divisor_below = before
+                blank = ~real
+                shorter = prob_below[nodes.suffix]
+                prob[blank] = gamma_below[nodes.prefix[blank]] * shorter[blank]
+                listed = predicted[last] & real
+                size = len(below)
+                own = np.bincount(nodes.prefix[listed], prob[listed], size)
+                same = np.bincount(nodes.prefix[listed], shorter[listed], size)
+                z = own + gamma_below * np.maximum(z_shorter - same, 0.0)
+                # A context of no mass has no word that stays, and backs off in full.
+                safe = np.where(z > 0.0, z, 1.0)
+                weight = np.where(z > 0.0, gamma_below * z_shorter / safe, 1.0)
+                z = safe
+                out.append(_rows(below, ids_kept, prob_below, divisor_below, weight, new_id))
+                divisor = z[nodes.prefix]
+                z_of_context = z
+            z_next = np.full(len(nodes), z_empty) if before is None else z_of_context[nodes.suffix]
+            passes = keep[nodes.ids].all(axis=1) & (real | (k == 1))
+            before = nodes, prob, gamma, z_next, passes, divisor
+    assert before is not None
+    nodes, prob, _, _, passes, divisor = before
+    out.append(_rows(nodes, passes, prob, divisor, None, new_id))
+    return vocabulary, out, missing
+
+
+def _rows(
+    nodes: Any,
+    passes: NDArray[np.bool_],
+    prob: NDArray[np.float64],
+    divisor: NDArray[np.float64],
+    weight: NDArray[np.float64] | None,
+    new_id: NDArray[np.uint32],
+) -> tuple[NDArray[np.uint32], NDArray[np.float32], Any]:
+    """A section of what stays."""
+    with np.errstate(divide="ignore"):
+        log10_prob = np.maximum(np.log10(prob[passes] / divisor[passes]), -99.0)
+        backoff = None if weight is None else np.maximum(np.log10(weight[passes]), -99.0)
+    return (
+        new_id[nodes.ids[passes]],
+        np.minimum(log10_prob, 0.0).astype(F32),
+        None if backoff is None else backoff.astype(F32),
+    )

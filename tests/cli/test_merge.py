@@ -1,0 +1,118 @@
+"""`dlm merge`: what it writes and prints, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli.support import command
+from dlm.cli import perplexity
+from dlm.cli.merge import merge
+from dlm.errors import ArpaError, ConfigError, EstimationError
+from dlm.ngram.arpa import ArpaReader
+from dlm.ngram.backoff import DictModel
+from estimate.merge_models import normalised_model, worst_sum
+
+Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+TEXT = "w1 w2 w3\nw4 w5 w6 w7 zzz\n\nw0 w1 w8\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Two models with words of their own, and a text."""
+    for name, seed, low, high in (("a", 1, 0, 7), ("b", 2, 3, 10)):
+        path = normalised_model(seed, [f"w{i}" for i in range(low, high)]).write(
+            tmp_path / f"{name}.arpa"
+        )
+        path.write_text(f"# provenance: of {name}\n" + path.read_text())
+    (tmp_path / "text").write_text(TEXT)
+    return tmp_path
+
+
+def test_the_command_writes_a_mixture_with_the_provenance_of_its_parts(
+    run: Run, home: Path
+) -> None:
+    """Through the command line; the output sums to 1 and says what it is made of."""
+    done = run("merge", "a.arpa", "b.arpa", "--weights", "0.6,0.4", "-o", "m.arpa.gz", cwd=home)
+    assert done.returncode == 0, done.stderr
+    assert worst_sum(DictModel.from_arpa(home / "m.arpa.gz")) < 1e-6
+    with ArpaReader(home / "m.arpa.gz") as reader:
+        (line,) = reader.comments
+    about = json.loads(line.removeprefix("provenance: "))
+    assert about["weights"] == [0.6, 0.4]
+    assert [part["comments"] for part in about["inputs"]] == [
+        ["provenance: of a"],
+        ["provenance: of b"],
+    ]
+    refused = run("merge", "a.arpa", "b.arpa", "--weights", "0.6,0.6", "-o", "n.arpa", cwd=home)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(b"dlm: the weights sum to 1.2, not to 1")
+
+
+def test_tuned_weights_are_told_with_the_perplexities_of_dlm_perplexity(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line a model and one of the mixture, which is at least as good as any model by itself
+    on the words that both know."""
+    models = [home / "a.arpa", home / "b.arpa"]
+    merge(models, home / "m.arpa", tune=home / "text")
+    _, *rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert abs(sum(float(row[0]) for row in rows[:2]) - 1) < 1e-5
+    for row, model in zip(rows, models, strict=False):
+        perplexity.perplexity([model, home / "text"], as_json=True)
+        facts = json.loads(capsys.readouterr().out)["summary"]
+        assert abs(float(row[1]) / facts["perplexity"] - 1) < 1e-6
+        assert abs(float(row[2]) / facts["perplexity_without_oovs"] - 1) < 1e-6
+        assert int(row[3]) == facts["oovs"]
+    assert rows[2][3] == "1"
+    assert "iterations" in rows[2][4]
+    with ArpaReader(home / "m.arpa") as reader:
+        about = json.loads(reader.comments[0].removeprefix("provenance: "))
+    assert about["tuned"]["text"] == "text"
+
+
+def test_what_cannot_be_merged_is_refused_and_leaves_nothing(home: Path) -> None:
+    """Weights and text both or neither, no numbers, no memory, no text, a damaged model."""
+    models, output = [home / "a.arpa", home / "b.arpa"], home / "m.arpa"
+    (home / "empty").write_text("\n\n")
+    for options, error, message in (
+        ({}, ConfigError, "give --weights, one for each model, or --tune"),
+        ({"weights": "1,0", "tune": home / "text"}, ConfigError, "or --tune"),
+        ({"weights": "0.5;0.5"}, ConfigError, "expected numbers with commas between"),
+        ({"weights": "1.5,-0.5"}, ConfigError, "is not a share"),
+        ({"weights": "1,0", "memory": "1K"}, ConfigError, "the limit is 1,024; raise --memory"),
+        ({"weights": "1,0", "threads": 0}, ConfigError, "give 1 or more"),
+        ({"tune": home / "empty"}, EstimationError, "the held-out text is empty"),
+    ):
+        with pytest.raises(error, match=message):
+            merge(models, output, **options)  # type: ignore[arg-type]
+    text = models[1].read_text()
+    models[1].write_text(text[: len(text) // 2])
+    with pytest.raises(ArpaError, match="truncated"):
+        merge(models, output, weights="0.5,0.5")
+    assert sorted(path.name for path in home.iterdir()) == ["a.arpa", "b.arpa", "empty", "text"]
+
+
+def test_a_killed_run_leaves_the_old_output_and_another_succeeds(
+    environ: dict[str, str], home: Path
+) -> None:
+    """Killed while the second model is read, from a pipe that holds it there."""
+    (home / "m.arpa").write_text("old")
+    fifo = home / "pipe.arpa"
+    os.mkfifo(fifo)
+    words = command("merge", "a.arpa", "pipe.arpa", "--weights", "0.5,0.5", "-o", "m.arpa")
+    process = subprocess.Popen(words, cwd=home, env=environ, stderr=subprocess.DEVNULL)
+    holder = fifo.open("wb")  # returns when the command has opened the other end
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(30) == -signal.SIGKILL
+    holder.close()
+    assert (home / "m.arpa").read_text() == "old"
+    merge([home / "a.arpa", home / "b.arpa"], home / "m.arpa", weights="0.5,0.5")
+    assert worst_sum(DictModel.from_arpa(home / "m.arpa")) < 1e-6
