@@ -11,6 +11,7 @@ from dlm import __version__
 from dlm.cli import (
     cluster,
     demo,
+    estimate,
     inspect,
     merge,
     perplexity,
@@ -51,6 +52,7 @@ def options(
 
 
 app.command("demo")(demo.demo)
+app.command("estimate")(estimate.estimate)
 app.command("prune")(prune.prune)
 app.command("reduce")(reduce.reduce)
 app.command("merge")(merge.merge)

@@ -1,0 +1,118 @@
+"""`dlm estimate`: text becomes an ARPA model."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+
+def estimate(
+    text: Annotated[
+        list[str],
+        typer.Argument(
+            help="Text, a sentence a line: plain, .gz, .zst, .xz, .bz2 or parquet; - is standard "
+            "input."
+        ),
+    ],
+    output: Annotated[
+        str,
+        typer.Option("--output", "-o", help="ARPA file: plain, .gz, .zst or .xz; - for a pipe."),
+    ],
+    order: Annotated[int, typer.Option("--order", "-n", help="Words of an n-gram, 1 to 8.")] = 5,
+    prune: Annotated[
+        str,
+        typer.Option(
+            help="Leave out n-grams that occur so often or less, by order, as 0,0,1; the last "
+            "number holds for the orders above."
+        ),
+    ] = "",
+    vocab: Annotated[
+        Path | None,
+        typer.Option(help="Words that may stay, split at white space; n-grams with others go."),
+    ] = None,
+    discount_fallback: Annotated[
+        bool,
+        typer.Option(
+            "--discount-fallback",
+            help="Where discounts cannot be had from small or repetitive text, use fixed ones.",
+        ),
+    ] = False,
+    fallback_discounts: Annotated[
+        str, typer.Option(help="Those of counts 1, 2, and 3 or more.")
+    ] = "0.5,1,1.5",
+    skip: Annotated[
+        bool,
+        typer.Option(
+            "--skip",
+            help="Leave out, and count, lines that are empty, not UTF-8, too long, or hold NUL, "
+            "<s>, </s> or <unk>.",
+        ),
+    ] = False,
+    column: Annotated[str, typer.Option(help="Of parquet files.")] = "text",
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Limit of the process, as 800M or 4G; half of what is free if none."),
+    ] = None,
+    tmp: Annotated[
+        Path | None, typer.Option(help="Folder for what does not fit in it; beside the output.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Threads that sort, add up and write.")] = 2,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
+) -> None:
+    """Estimate an ARPA model from text, by interpolated modified Kneser-Ney.
+
+    The n-grams and values are those of KenLM's lmplz. Text beyond the memory is sorted on disk.
+
+    Example: dlm estimate corpus.txt.zst --order 5 --prune 0,0,1 --output model.arpa.zst
+    """
+    from dlm.estimate.discount import checked_fallback
+    from dlm.estimate.pipeline import Settings
+    from dlm.estimate.pipeline import estimate as run
+    from dlm.estimate.progress import Progress
+    from dlm.index.stream.budget import available_bytes, parse_size
+
+    began = time.monotonic()
+
+    def tell(line: str) -> None:
+        if not quiet:
+            print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
+
+    settings = Settings(
+        order=order,
+        prune=_numbers(prune, int, "--prune"),
+        vocabulary=None if vocab is None else frozenset(vocab.read_bytes().split()),
+        fallback=(
+            checked_fallback(_numbers(fallback_discounts, float, "--fallback-discounts"))
+            if discount_fallback
+            else None
+        ),
+        skip=skip,
+        column=column,
+        memory_bytes=available_bytes() // 2 if memory is None else parse_size(memory),
+        threads=threads,
+    )
+    summary = run(text, output, settings, tmp=tmp, progress=Progress(tell))
+    tell(f"done: {output}, {summary.arpa_bytes:,} bytes")
+    if not quiet:
+        out = sys.stderr if output == "-" else sys.stdout
+        print(f"text        {summary.totals.summary(skip)}", file=out)
+        print(f"n-grams     {' '.join(f'{count:,}' for count in summary.counts)}", file=out)
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _numbers(text: str, kind: type[_Number], option: str) -> tuple[_Number, ...]:
+    """Numbers between commas or spaces."""
+    from dlm.errors import ConfigError
+
+    try:
+        return tuple(kind(part) for part in text.replace(",", " ").split())
+    except ValueError as exc:
+        raise ConfigError(
+            f"{option} {text!r} is no list of numbers; write for example 0,0,1"
+        ) from exc

@@ -1,0 +1,145 @@
+"""Sorted n-grams to adjusted counts: arrays in, arrays out, no Python object, no GIL.
+
+N-grams of all orders are a *suffix trie*: the children of an n-gram are those one word longer to
+the left. The nodes of an order stand in the order of their reversed words, so that the children
+of a node follow one another, and an n-gram is told by its place, its *rank*.
+"""
+
+# mypy: disable-error-code="assignment"
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+BOS, EOS = 1, 2
+
+# The highest bit of a count marks an n-gram that is left out of the model.
+PRUNED = 1 << 31
+COUNT_BITS = PRUNED - 1
+_PRUNED_BIT = np.uint32(PRUNED)
+
+# Statistics of an order: n-grams with adjusted counts 1 to 4, all n-grams, those that are kept, and
+# those whose count is too large to be told.
+ALL, KEPT, TOO_LARGE, STATISTICS = 4, 5, 6, 7
+
+
+@njit(cache=True, nogil=True, forceinline=True)
+def _close(down_to, depth, words, counts, used, actual, outside, thresholds, statistics, at_end):  # type: ignore[no-untyped-def]
+    """Finishes the open nodes of orders depth, ..., down_to + 1: marks and counts them."""
+    order = words.shape[0]
+    for n in range(depth - 1, down_to - 1, -1):
+        i = used[n] - 1
+        often = actual[n]
+        word = words[n, i]
+        if n == order - 1 or (word == BOS and n > 0):
+            count = often  # nothing is counted to the left of it
+            if count > COUNT_BITS:
+                statistics[n, TOO_LARGE] += 1
+        else:
+            count = np.int64(counts[n, i])
+        # lmplz counts those that end the last n-gram of all by how often they occur.
+        seen = often if at_end and n < order - 1 else count
+        if 1 <= seen <= 4:
+            statistics[n, seen - 1] += 1
+        statistics[n, ALL] += 1
+        value = np.uint32(count)
+        if (often <= thresholds[n] or outside[n] != 0) and not (n == 0 and word <= EOS):
+            value |= _PRUNED_BIT
+        else:
+            statistics[n, KEPT] += 1
+        counts[n, i] = value
+
+
+@njit(cache=True, nogil=True)
+def close(depth, words, counts, used, actual, outside, thresholds, statistics):  # type: ignore[no-untyped-def]
+    """Finishes the open nodes after the last key of all.
+
+    Shapes  as in `grow`
+    """
+    _close(0, depth, words, counts, used, actual, outside, thresholds, statistics, True)
+
+
+@njit(cache=True, nogil=True)
+def grow(  # type: ignore[no-untyped-def]
+    rows, begin, depth, path, words, counts, children, used, base, actual, outside, known,
+    thresholds, statistics,
+):  # fmt: skip
+    """Adds sorted keys to the trie, as far as there is room.
+
+    Shapes
+        rows        (m, N + 1)     uint32  keys and their counts, sorted, and after all that came
+                                           before; a key may be that before it once more
+        begin       int            the first of them to add
+        depth       int            how many nodes are open: those of the last key
+        path        (N,)           uint32  the words of the open nodes
+        words       (N, room)      uint32  of the nodes of each order: the leftmost word
+        counts      (N, room)      uint32  adjusted counts, and PRUNED
+        children    (N, room)      uint32  rank of the first child; of orders below N
+        used        (N,)           int64   nodes in the arrays, the last of which may be open
+        base        (N,)           int64   rank of the first node in the arrays
+        actual      (N,)           int64   how often the open nodes occur
+        outside     (N,)           uint8   whether the open nodes have a word outside `known`
+        known       (words,)       uint8   or empty: all are
+        thresholds  (N,)           int64   n-grams that occur so often or less are left out
+        statistics  (N, STATISTICS) int64  added to
+    Returns
+        (the first key that was not added, how many nodes are open)
+    Paper
+        Heafield et al. 2013, section 3.2; Chen and Goodman 1998
+    """
+    order = np.int64(words.shape[0])
+    room = np.int64(words.shape[1])
+    most = room
+    for n in range(order):
+        most = min(most, room - used[n])  # a key adds at most one node of each order
+    row = np.int64(begin)
+    end = min(np.int64(len(rows)), row + most)
+    all_known = len(known) == 0
+    while row < end:
+        same = np.int64(0)
+        while same < depth and rows[row, same] == path[same]:
+            same += 1
+        if same < depth or depth == 0:
+            _close(same, depth, words, counts, used, actual, outside, thresholds, statistics, False)
+            if same > 0:
+                counts[same - 1, used[same - 1] - 1] += np.uint32(1)
+            depth = same
+            while depth < order:
+                word = rows[row, depth]
+                i = used[depth]
+                words[depth, i] = word
+                counts[depth, i] = np.uint32(1)  # of a leaf: told when it is closed
+                if depth < order - 1:
+                    children[depth, i] = np.uint32(base[depth + 1] + used[depth + 1])
+                actual[depth] = 0
+                beyond = not all_known and known[word] == 0
+                if depth > 0:
+                    beyond |= outside[depth - 1] != 0
+                outside[depth] = beyond
+                path[depth] = word
+                used[depth] = i + 1
+                depth += 1
+                if word == BOS:
+                    break
+        count = np.int64(rows[row, order])
+        for n in range(depth):
+            actual[n] += count
+        row += 1
+    return row, depth
+
+
+@njit(cache=True, nogil=True)
+def keep_open(words, counts, children, used, base, depth):  # type: ignore[no-untyped-def]
+    """Leaves the open nodes alone in the arrays, at their beginning.
+
+    Shapes  as in `grow`
+    """
+    for n in range(len(used)):
+        keep = np.int64(n < depth)
+        gone = used[n] - keep
+        if keep:
+            words[n, 0] = words[n, gone]
+            counts[n, 0] = counts[n, gone]
+            children[n, 0] = children[n, gone]
+        used[n] = keep
+        base[n] += gone

@@ -1,0 +1,149 @@
+"""Sorted keys to the n-grams of all orders with their adjusted counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import EstimationError
+from dlm.estimate.adjust import kernels
+from dlm.estimate.store import Column, Memory
+
+MAX_RANK = (1 << 32) - 2
+
+# Nodes of an order that are gathered before they are put in a column.
+ROOM = 1 << 18
+
+
+@dataclass
+class Trie:
+    """The n-grams of all orders, each order sorted by its reversed words.
+
+    Attributes
+        words       by order: the leftmost word of each n-gram, uint32
+        counts      by order: its adjusted count, and kernels.PRUNED, uint32
+        children    by order, but the highest: rank of the first n-gram that is one word longer to
+                    the left, uint32; one entry more than n-grams
+        statistics  (order, kernels.STATISTICS) int64
+    """
+
+    words: list[Column]
+    counts: list[Column]
+    children: list[Column]
+    statistics: NDArray[np.int64]
+
+    @property
+    def order(self) -> int:
+        """Words of the longest n-grams."""
+        return len(self.words)
+
+    @property
+    def kept(self) -> list[int]:
+        """How many n-grams of each order stay in the model."""
+        return [int(n) for n in self.statistics[:, kernels.KEPT]]
+
+    def close(self) -> None:
+        """Frees what it holds."""
+        for column in [*self.words, *self.counts, *self.children]:
+            column.close()
+
+
+class TrieBuilder:
+    """Takes keys in order and makes the trie of them.
+
+    Args
+        order       words of a key
+        most        how many keys there may be
+        words       how many words there are; every one above 2 must end some key
+        thresholds  n-grams that occur so often or less are left out, by order
+        known       by word, whether n-grams with it may stay; None: all
+    """
+
+    def __init__(
+        self,
+        order: int,
+        most: int,
+        words: int,
+        thresholds: Sequence[int],
+        known: NDArray[np.uint8] | None,
+        memory: Memory,
+        room: int = ROOM,
+    ) -> None:
+        self._order = order
+        bounds = [words, *[most + 1] * (order - 1)]
+        self._trie = Trie(
+            [Column(bound, np.uint32, memory) for bound in bounds],
+            [Column(bound, np.uint32, memory) for bound in bounds],
+            [Column(bound + 1, np.uint32, memory) for bound in bounds[:-1]],
+            np.zeros((order, kernels.STATISTICS), np.int64),
+        )
+        self._words = np.empty((order, room), np.uint32)
+        self._counts = np.empty((order, room), np.uint32)
+        self._children = np.empty((order, room), np.uint32)
+        self._used = np.zeros(order, np.int64)
+        self._base = np.zeros(order, np.int64)
+        self._actual = np.zeros(order, np.int64)
+        self._outside = np.zeros(order, np.uint8)
+        self._path = np.zeros(order, np.uint32)
+        self._depth = 0
+        self._known = np.empty(0, np.uint8) if known is None else known
+        self._thresholds = np.array(thresholds, np.int64)
+        # <unk> and <s> end no n-gram of the text.
+        self._words[0, :2] = (0, kernels.BOS)
+        self._counts[0, :2] = 0
+        self._children[0, :2] = 0
+        self._used[0] = 2
+        self._trie.statistics[0, [kernels.ALL, kernels.KEPT]] = 2
+
+    def add(self, rows: NDArray[np.uint32]) -> None:
+        """Adds counted keys: see kernels.grow."""
+        done = 0
+        while done < len(rows):
+            done, self._depth = kernels.grow(
+                rows, done, self._depth, self._path, self._words, self._counts, self._children,
+                self._used, self._base, self._actual, self._outside, self._known, self._thresholds,
+                self._trie.statistics,
+            )  # fmt: skip
+            if done < len(rows):
+                self._flush()
+
+    def finish(self) -> Trie:
+        """The trie of all keys.
+
+        Raises  EstimationError  a count or a rank is too large
+        """
+        kernels.close(
+            self._depth, self._words, self._counts, self._used, self._actual, self._outside,
+            self._thresholds, self._trie.statistics,
+        )  # fmt: skip
+        self._depth = 0
+        self._flush()
+        trie = self._trie
+        for n, column in enumerate(trie.children):
+            column.append(np.array([len(trie.words[n + 1])], np.uint32))
+        if trie.statistics[:, kernels.TOO_LARGE].any():
+            raise EstimationError(
+                f"an n-gram occurs more than {kernels.COUNT_BITS:,} times, which is more than can "
+                "be counted here; remove repeated lines"
+            )
+        return trie
+
+    def _flush(self) -> None:
+        """Moves all nodes that are finished to their columns."""
+        for n in range(self._order):
+            full = int(self._used[n]) - (n < self._depth)
+            if int(self._base[n]) + full > MAX_RANK:
+                raise EstimationError(
+                    f"more than {MAX_RANK:,} n-grams of order {n + 1}; estimate a lower order, or "
+                    "parts of the text"
+                )
+            self._trie.words[n].append(self._words[n, :full])
+            self._trie.counts[n].append(self._counts[n, :full])
+            if n + 1 < self._order:
+                self._trie.children[n].append(self._children[n, :full])
+        kernels.keep_open(
+            self._words, self._counts, self._children, self._used, self._base, self._depth
+        )

@@ -1,0 +1,1 @@
+"""Probabilities and backoff weights to ARPA text."""

@@ -1,0 +1,1 @@
+"""Text to n-grams and how often they occur."""

@@ -1,0 +1,116 @@
+"""Ids to counted n-grams: what one block of text says, sorted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import local
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.estimate.counts import kernels
+
+# N-grams sorted at once by a thread, where memory allows.
+BUCKET = 1 << 18
+
+_Ids = NDArray[np.uint32]
+
+
+def bytes_per_token() -> int:
+    """Memory that counting takes for each token of a block: the token, and twice its place."""
+    return 12
+
+
+def bytes_of_sorting(bucket: int, order: int, threads: int, words: int) -> int:
+    """Memory that counting takes whatever the block is."""
+    parts = -(-order // (64 // id_bits(words)))
+    one = bucket * (8 * parts + 24) + (8 * 6 << kernels.RADIX_BITS)
+    # Results that wait for their turn, and one that is looked at.
+    return threads * one + (2 * threads + 1) * bucket * 4 * (order + 1) + 24 * words
+
+
+def id_bits(words: int) -> int:
+    """Bits of the largest id."""
+    return max((words - 1).bit_length(), 2)
+
+
+def counted_keys(
+    tokens: _Ids, words: int, order: int, pool: ThreadPoolExecutor, threads: int, bucket: int
+) -> Iterator[_Ids]:
+    """The different n-grams of a block in the order of their reversed words, and their counts.
+
+    Args
+        words    how many words there are
+        bucket   n-grams that are sorted at once
+    Shapes
+        tokens   (T,)  uint32  each sentence from `<s>` to `</s>`
+    Returns
+        arrays of shape (n, order + 1) uint32, one after the other: the words of an n-gram, the
+        most recent first and `<s>` beyond the beginning of its sentence, and how often it occurs
+    Guarantees
+        a pure function of the block: the parts of a text can be counted anywhere, and merged
+    """
+    workplaces = local()
+    bits = id_bits(words)
+
+    def count(ends: _Ids, alike: bool) -> _Ids:
+        if alike:
+            row = np.empty((1, order + 1), np.uint32)
+            kernels.key_at(tokens, ends[0], order, row[0])
+            row[0, order] = len(ends)
+            return row
+        n = len(ends)
+        if not hasattr(workplaces, "packed"):
+            parts = -(-order // (64 // bits))
+            workplaces.packed = np.empty(bucket * parts, np.uint64)
+            workplaces.sorting = np.empty(bucket * 2, np.uint64)
+            workplaces.places = np.empty(bucket * 2, np.uint32)
+            workplaces.starts = np.empty(6 << kernels.RADIX_BITS, np.int64)
+        rows = np.empty((n, order + 1), np.uint32)
+        found = kernels.sort_keys(
+            tokens, ends, order, bits, workplaces.packed, workplaces.sorting, workplaces.places,
+            workplaces.starts, rows,
+        )  # fmt: skip
+        return rows[:found]
+
+    waiting: deque[Future[_Ids]] = deque()
+    for ends, alike in _buckets(tokens, None, 0, words, order, bucket):
+        waiting.append(pool.submit(count, ends, alike))
+        if len(waiting) > 2 * threads - 1:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _buckets(
+    tokens: _Ids, ends: _Ids | None, depth: int, words: int, order: int, bucket: int
+) -> Iterator[tuple[_Ids, bool]]:
+    """The ends in groups of at most `bucket`, in order; or larger ones whose n-grams are alike."""
+    counts = np.empty(words, np.int64)
+    none = np.empty(0, np.uint32)
+    kernels.histogram(tokens, none if ends is None else ends, depth, counts)
+    # A word with more than half a bucket has a group of its own.
+    many = counts > bucket // 2
+    before = np.cumsum(np.where(many, 0, counts)) - np.where(many, 0, counts)
+    group = before // max(bucket // 2, 1)
+    begins = np.ones(words, np.bool_)
+    begins[1:] = (group[1:] != group[:-1]) | many[1:] | many[:-1]
+    bucket_of = (np.cumsum(begins) - 1).astype(np.uint32)
+    sizes: NDArray[Any] = np.bincount(bucket_of, weights=counts).astype(np.int64)
+    end = np.cumsum(sizes)
+    out = np.empty(int(end[-1]), np.uint32)
+    kernels.distribute(tokens, none if ends is None else ends, depth, end - sizes, bucket_of, out)
+    del counts, many, before, group, begins, bucket_of
+    for size, stop in zip(sizes.tolist(), end.tolist(), strict=True):
+        if size == 0:
+            continue
+        part = out[stop - size : stop]
+        if size <= bucket:
+            yield part, False
+        elif depth + 1 == order:
+            yield part, True
+        else:
+            yield from _buckets(tokens, part, depth + 1, words, order, bucket)

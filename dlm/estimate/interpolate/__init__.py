@@ -1,0 +1,1 @@
+"""Adjusted counts to probabilities and backoff weights."""

@@ -1,0 +1,273 @@
+"""The probabilities of an order, from those of the order below.
+
+What follows a context ends in all words, so it is spread over the whole order. Contexts are n-grams
+of the order below, known by their rank; so sums are added up in an array by rank, for a range of
+contexts at a time where memory does not hold all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.estimate.adjust.kernels import COUNT_BITS, KEPT, PRUNED
+from dlm.estimate.adjust.trie import MAX_RANK, Trie
+from dlm.estimate.interpolate import kernels
+from dlm.estimate.store import Column, Memory
+
+# N-grams that are looked at at once.
+CHUNK = 1 << 18
+
+# Bytes of a context: its sums and its leftmost word.
+CONTEXT_BYTES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """N-grams begin <= j < end of an order, and their children, of ranks first <= i < last."""
+
+    begin: int
+    end: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContextRange:
+    """Contexts of ranks first <= p < last, which are the children of low <= q < high."""
+
+    low: int
+    high: int
+    first: int
+    last: int
+
+
+def unigrams(trie: Trie, discounts: NDArray[np.float32], memory: Memory) -> Column:
+    """Probabilities of words: of `<s>` 1, of the unknown word its share of what is spared."""
+    counts = trie.counts[0].read(0, len(trie.counts[0]))
+    numbers = (counts & COUNT_BITS).astype(np.float64)
+    pruned = counts >= PRUNED
+    taken = np.where(
+        pruned, numbers, discounts.astype(np.float64)[np.minimum(numbers, 3).astype(int)]
+    )
+    total = numbers.sum()
+    spared = taken.sum() / total
+    uniform = 1.0 / (int(trie.statistics[0, KEPT]) - 1)  # <s> is never predicted
+    probs = ((numbers - taken) / total + spared * uniform).astype(np.float32)
+    probs[1] = 1.0
+    out = Column(len(probs), np.float32, memory)
+    out.append(probs)
+    return out
+
+
+class Interpolation:
+    """Goes from order to order: `step` makes the probabilities of the next one.
+
+    Args
+        trie       adjusted counts
+        discounts  by order, (4,) float32
+    Attributes
+        order      of the last probabilities
+        probs      probabilities of that order, float32; only those of n-grams that are kept are set
+        backoffs   backoff weights of the order below, float32, once there is one
+    """
+
+    def __init__(
+        self,
+        trie: Trie,
+        discounts: list[NDArray[np.float32]],
+        memory: Memory,
+        work_bytes: int,
+        pool: ThreadPoolExecutor,
+        threads: int,
+        chunk: int = CHUNK,
+    ) -> None:
+        self._trie = trie
+        self._discounts = discounts
+        self._memory = memory
+        self._work_bytes = work_bytes
+        self._pool = pool
+        self._threads = threads
+        self._chunk = chunk
+        self._links: Column | None = None  # of order 2 and above: the rank of each context
+        self.order = 1
+        self.probs = unigrams(trie, discounts[0], memory)
+        self.backoffs: Column | None = None
+        self.ranges = 0
+
+    def step(self) -> Column:
+        """Makes the probabilities of the next order; returns those of this one."""
+        trie, n = self._trie, self.order + 1
+        discounts = self._discounts[n - 1].astype(np.float64)
+        shorter, longer = len(trie.words[n - 2]), len(trie.words[n - 1])
+        backoffs = Column(shorter, np.float32, self._memory)
+        probs = Column(longer, np.float32, self._memory)
+        probs.extend(longer)
+        if n == 2:
+            links = trie.words[1]
+        else:
+            links = Column(longer, np.uint32, self._memory)
+            links.extend(longer)
+        for contexts in self._ranges(n):
+            self.ranges += 1
+            if contexts.first == 0 and contexts.last < shorter:
+                self._forget(links)
+            sums = self._sums(n, contexts, links, discounts)
+            backoff = np.empty(len(sums), np.float32)
+            kernels.weights(sums, backoff)
+            backoffs.append(backoff)
+            self._probabilities(n, contexts, links, sums, discounts, probs)
+        before, self.probs, self.backoffs = self.probs, probs, backoffs
+        if self._links is not None and n > 3:
+            self._links.close()
+        self._links = links
+        self.order = n
+        return before
+
+    def close(self) -> None:
+        """Frees what it holds."""
+        if self._links is not None and self.order > 2:
+            self._links.close()
+        self._links = None
+
+    # ------------------------------------------------------------------------ one order
+
+    def _forget(self, links: Column) -> None:
+        """Says of all contexts that they are not known yet."""
+        for begin in range(0, len(links), self._chunk):
+            end = min(begin + self._chunk, len(links))
+            some = links.open(begin, end)
+            some[:] = MAX_RANK + 1
+            links.store(begin, some)
+
+    def _ranges(self, n: int) -> Iterator[ContextRange]:
+        """All contexts of order n, in ranges that memory holds."""
+        trie = self._trie
+        if n == 2:
+            # The sums of all words are always held.
+            yield ContextRange(0, 1, 0, len(trie.words[0]))
+            return
+        most = max(self._work_bytes // CONTEXT_BYTES, 1)
+        children = trie.children[n - 3]
+        total = len(trie.words[n - 3])
+        low = 0
+        while low < total:
+            first = int(children.read(low, low + 1)[0])
+            # The most contexts that still fit; at least one with its children.
+            fits, beyond = low + 1, total + 1
+            while beyond - fits > 1:
+                middle = (fits + beyond) // 2
+                if int(children.read(middle, middle + 1)[0]) - first + (middle - low) // 5 <= most:
+                    fits = middle
+                else:
+                    beyond = middle
+            yield ContextRange(low, fits, first, int(children.read(fits, fits + 1)[0]))
+            low = fits
+
+    def _chunks(self, n: int) -> Iterator[Chunk]:
+        """All n-grams of order n - 1 with their children."""
+        column, begin = self._trie.children[n - 2], 0
+        total = len(self._trie.words[n - 2])
+        while begin < total:
+            children = column.read(begin, min(begin + self._chunk, total) + 1)
+            first = int(children[0])
+            # At most so many children, but at least one n-gram.
+            count = int(np.searchsorted(children, first + self._chunk, side="right")) - 1
+            count = max(count, 1)
+            yield Chunk(begin, begin + count, first, int(children[count]))
+            begin += count
+
+    def _sums(
+        self, n: int, contexts: ContextRange, links: Column, discounts: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """What follows each context of a range; fills in the links of its n-grams."""
+        trie = self._trie
+        sums = np.zeros((contexts.last - contexts.first, 2))
+        if n == 2:
+            half = self._halves(np.arange(contexts.first, contexts.last + 1), contexts)
+            for chunk in self._chunks(n):
+                words = links.read(chunk.first, chunk.last)
+                counts = trie.counts[1].read(chunk.first, chunk.last)
+                for part in [
+                    self._pool.submit(
+                        kernels.add_up_bigrams, words, counts, low, high, discounts, sums[low:high]
+                    )
+                    for low, high in half
+                ]:
+                    part.result()
+            return sums
+        assert self._links is not None
+        searched = trie.children[n - 3].read(contexts.low, contexts.high + 1)
+        searched_words = trie.words[n - 2].read(contexts.first, contexts.last)
+        halves = self._halves(searched, contexts)
+        for chunk in self._chunks(n):
+            mine = self._links.read(chunk.begin, chunk.end)
+            children = trie.children[n - 2].read(chunk.begin, chunk.end + 1)
+            words = trie.words[n - 1].read(chunk.first, chunk.last)
+            counts = trie.counts[n - 1].read(chunk.first, chunk.last)
+            found = links.open(chunk.first, chunk.last)
+            for part in [
+                self._pool.submit(
+                    kernels.add_up, mine, children, chunk.first, words, counts, low, high, searched,
+                    contexts.low, contexts.first, searched_words, discounts, sums, found,
+                )
+                for low, high in halves
+            ]:  # fmt: skip
+                part.result()
+            links.store(chunk.first, found)
+        return sums
+
+    def _halves(self, begins: NDArray[np.integer], contexts: ContextRange) -> list[tuple[int, int]]:
+        """A range of contexts for each thread, with about as many children."""
+        if contexts.high - contexts.low == 1 and len(begins) == contexts.last - contexts.first + 1:
+            low, high = contexts.first, contexts.last  # of words
+        else:
+            low, high = contexts.low, contexts.high
+        share = (int(begins[-1]) - int(begins[0])) / self._threads
+        cuts = [
+            low + int(np.searchsorted(begins, int(begins[0]) + k * share))
+            for k in range(1, self._threads)
+        ]
+        edges = [low, *(min(cut, high) for cut in cuts), high]
+        return [(a, b) for a, b in pairwise(edges) if a < b]
+
+    def _probabilities(
+        self,
+        n: int,
+        contexts: ContextRange,
+        links: Column,
+        sums: NDArray[np.float64],
+        discounts: NDArray[np.float64],
+        probs: Column,
+    ) -> None:
+        """Fills in the probabilities of the n-grams whose contexts are in a range."""
+        trie = self._trie
+
+        def work(chunk: Chunk) -> None:
+            out = probs.open(chunk.first, chunk.last)
+            kernels.probabilities(
+                trie.children[n - 2].read(chunk.begin, chunk.end + 1),
+                chunk.first,
+                trie.counts[n - 1].read(chunk.first, chunk.last),
+                links.read(chunk.first, chunk.last),
+                self.probs.read(chunk.begin, chunk.end),
+                contexts.first,
+                contexts.last,
+                sums,
+                discounts,
+                out,
+            )
+            probs.store(chunk.first, out)
+
+        waiting = []
+        for chunk in self._chunks(n):
+            waiting.append(self._pool.submit(work, chunk))
+            if len(waiting) > 2 * self._threads:
+                waiting.pop(0).result()
+        for one in waiting:
+            one.result()

@@ -1,0 +1,470 @@
+"""Text to an ARPA model: the stages, and how memory is divided among them.
+
+    counts -> adjust -> discount -> interpolate -> arpa
+
+Ids of the text are gathered until memory is full; their n-grams are sorted and counted, and written
+to disk as a run unless the text ends there. What comes sorted out of memory, or out of the merged
+runs, becomes the suffix trie of all orders with its adjusted counts. Then every order gets its
+probabilities from the order below, and is written.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm import __version__
+from dlm.errors import ConfigError, EstimationError
+from dlm.estimate.adjust.kernels import ALL, KEPT
+from dlm.estimate.adjust.trie import Trie, TrieBuilder
+from dlm.estimate.arpa import writer
+from dlm.estimate.arpa.rows import section_text
+from dlm.estimate.counts import block, kernels, runs
+from dlm.estimate.discount import DEFAULT_FALLBACK, Fallback, discounts
+from dlm.estimate.interpolate.contexts import CONTEXT_BYTES, Interpolation
+from dlm.estimate.progress import Progress
+from dlm.estimate.store import Column, Memory
+from dlm.estimate.text import DELIMITERS, Reader, Totals
+from dlm.ngram.wordtable import WordTable
+
+MIB = 1 << 20
+MAX_ORDER = 8
+
+# Under this much beside the interpreter and the compiled code nothing can be done.
+MIN_WORKSPACE_BYTES = 24 * MIB
+
+# What is not counted elsewhere: text blocks, thread stacks, what an allocator keeps.
+RESERVE_BYTES = 40 * MIB
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What model is made, and with what.
+
+    order            1 to 8 words; suggested 5 for a full model
+    prune            n-grams that occur so often or less are left out, by order; the last number
+                     holds for the orders above; none: all are kept
+    vocabulary       n-grams with other words are left out; None: all words stay
+    fallback         discounts for orders whose own cannot be had; None: that is an error
+    skip             leave faulty and empty lines out, and count them
+    column           of parquet files
+    memory_bytes     limit of the process; suggested: half of what is free
+    workspace_bytes  limit of what is allocated here, in place of memory_bytes; for tests
+    block_tokens     the most ids that are counted at once; for tests
+    threads          1 or more; suggested: the cores
+    """
+
+    order: int = 5
+    prune: tuple[int, ...] = ()
+    vocabulary: frozenset[bytes] | None = None
+    fallback: Fallback | None = None
+    skip: bool = False
+    column: str = "text"
+    memory_bytes: int = 1 << 30
+    workspace_bytes: int | None = None
+    block_tokens: int | None = None
+    threads: int = 2
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.order <= MAX_ORDER:
+            raise ConfigError(f"order {self.order}; expected 1 to {MAX_ORDER}")
+        if len(self.prune) > self.order:
+            raise ConfigError(
+                f"{len(self.prune)} pruning thresholds for a model of order {self.order}"
+            )
+        if any(t < 0 for t in self.prune):
+            raise ConfigError("a pruning threshold is negative; 0 keeps every n-gram of its order")
+        if any(a > b for a, b in zip(self.prune, self.prune[1:], strict=False)):
+            raise ConfigError(
+                f"pruning thresholds {' '.join(map(str, self.prune))} fall: an n-gram would stay "
+                "whose beginning is left out; give numbers that do not fall"
+            )
+        if self.threads < 1:
+            raise ConfigError(f"{self.threads} threads; give 1 or more")
+
+    @property
+    def thresholds(self) -> list[int]:
+        """A threshold for each order."""
+        last = self.prune[-1] if self.prune else 0
+        return [*self.prune, *[last] * (self.order - len(self.prune))]
+
+
+@dataclass
+class Summary:
+    """What was made of what."""
+
+    totals: Totals
+    counts: list[int] = field(default_factory=list)
+    counts_before_pruning: list[int] = field(default_factory=list)
+    discounts: list[list[float]] = field(default_factory=list)
+    fallback_orders: list[int] = field(default_factory=list)
+    runs: int = 0
+    spilled_bytes: int = 0
+    context_ranges: int = 0
+    arpa_bytes: int = 0
+    output: str = ""
+
+
+def estimate(
+    sources: Sequence[str],
+    output: str | os.PathLike[str],
+    settings: Settings,
+    *,
+    tmp: Path | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Makes an ARPA model of text by interpolated modified Kneser-Ney.
+
+    Args
+        sources    text, a sentence a line: plain, .gz, .zst, .xz, .bz2 or parquet files; `-` for
+                   standard input
+        output     ARPA file, compressed by its suffix; `-` for standard output
+        tmp        folder for what memory does not hold; by default that of the output
+    Raises
+        ConfigError      settings that cannot be
+        EstimationError  text with a fault, or too little of it; no room on the disk
+        OSError
+    Guarantees
+        The same n-grams as KenLM's lmplz, and its values within rounding; see README.md.
+        The output is there whole and synced, or as it was before. Temporary files have no name.
+    """
+    place = Path(output)
+    folder = tmp or (Path(tempfile.gettempdir()) if str(place) == "-" else place.parent)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder; make it, or give another with --tmp")
+    progress = progress or Progress(lambda _: None)
+    try:
+        with ThreadPoolExecutor(settings.threads, thread_name_prefix="dlm-estimate") as pool:
+            return _Estimation(sources, place, settings, folder, progress, pool).run()
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise EstimationError(
+                f"no room left on the disk of {folder} or {place.parent} ({exc.strerror}); free "
+                "some, or give another folder with --tmp or --output. The model was not written"
+            ) from exc
+        raise
+
+
+class _Estimation:
+    """One run."""
+
+    def __init__(
+        self,
+        sources: Sequence[str],
+        output: Path,
+        settings: Settings,
+        folder: Path,
+        progress: Progress,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        self._settings = settings
+        self._output = output
+        self._folder = folder
+        self._progress = progress
+        self._pool = pool
+        self._reader = Reader(sources, skip=settings.skip, column=settings.column)
+        self._sources = sources
+        self._table = WordTable([b"<unk>", b"<s>", b"</s>"])
+        self._summary = Summary(self._reader.totals, output=str(output))
+        self._workspace = _workspace(settings)
+        self._memory = Memory(0, folder)
+        self._bucket = max(min(block.BUCKET, self._workspace // 1024), 1 << 10)
+
+    def run(self) -> Summary:
+        """All stages."""
+        settings, progress = self._settings, self._progress
+        trie = self._count()
+        self._summary.counts = trie.kept
+        self._summary.counts_before_pruning = trie.statistics[:, ALL].tolist()
+        all_discounts = []
+        for n in range(settings.order):
+            own, fell_back = discounts(trie.statistics[n, :4], n + 1, settings.fallback)
+            all_discounts.append(own)
+            self._summary.discounts.append([float(d) for d in own[1:]])
+            if fell_back:
+                self._summary.fallback_orders.append(n + 1)
+            whole = int(trie.statistics[n, ALL])
+            kept = int(trie.statistics[n, KEPT])
+            progress.tell(
+                f"order {n + 1}: {kept:,} n-grams"
+                + (f" of {whole:,}" if whole != kept else "")
+                + f", discounts {own[1]:.6f} {own[2]:.6f} {own[3]:.6f}"
+                + (" (fallback)" if fell_back else "")
+            )
+        work_bytes, chunk, rows = self._divide(trie)
+        total = sum(trie.kept)
+        done = 0
+        with writer.arpa_file(self._output) as file:
+            behind = writer.Behind(file)
+            try:
+                behind.write(writer.header(self._comments(), trie.kept))
+                interpolation = Interpolation(
+                    trie, all_discounts, self._memory, work_bytes, self._pool, settings.threads,
+                    chunk,
+                )  # fmt: skip
+                for n in range(1, settings.order + 1):
+                    backoffs: Column | None = None
+                    probs = interpolation.probs
+                    if n < settings.order:
+                        progress.stage(f"probabilities of order {n + 1}")
+                        probs = interpolation.step()
+                        backoffs = interpolation.backoffs
+                    else:
+                        interpolation.close()
+                    progress.stage(f"writing order {n}")
+                    behind.write(writer.section_head(n))
+                    here = 0
+                    for text in section_text(
+                        trie, n, probs, backoffs, self._table, self._pool, settings.threads, rows
+                    ):
+                        behind.write(text)
+                        here += len(text)
+                        progress.at(0, 0, here, "bytes")
+                    done += trie.kept[n - 1]
+                    progress.tell(f"{done:,} of {total:,} n-grams written")
+                    probs.close()
+                    trie.counts[n - 1].close()
+                    if backoffs is not None:
+                        backoffs.close()
+                behind.write(writer.END)
+                self._summary.context_ranges = interpolation.ranges
+            finally:
+                behind.finish()
+            progress.stage("syncing the file")
+        trie.close()
+        self._summary.arpa_bytes = file.bytes_written
+        self._summary.spilled_bytes = self._memory.spilled_bytes
+        return self._summary
+
+    # -------------------------------------------------------------------------- counting
+
+    def _count(self) -> Trie:
+        """The trie of the text."""
+        settings = self._settings
+        order, threads = settings.order, settings.threads
+        self._progress.stage("counting")
+        found: list[runs.Run] = []
+        # Room for ids that is not touched costs nothing.
+        capacity = max(self._workspace // block.bytes_per_token(), 1 << 12)
+        tokens = np.empty(capacity, np.uint32)
+        n = 0
+        state = np.zeros(kernels.STATE, np.int64)
+        state[kernels.WORDS], state[kernels.WORD_BYTES] = 3, 5 + 3 + 4
+        for text, size in _ahead(self._reader.blocks()):
+            chars = np.frombuffer(text, np.uint8)
+            at = 0
+            while at < size:
+                self._table.reserve(1 << 12, 1 << 17)  # more than the longest word
+                room = min(self._tokens_that_fit(), capacity)
+                before = at
+                at, n = kernels.encode(
+                    chars, at, size, DELIMITERS, int(not settings.skip), self._table.slots,
+                    self._table.word_begin, self._table.word_bytes, state, tokens[:room], n,
+                )  # fmt: skip
+                self._table.settle(np.append(state[:2], -1))
+                if at == before:
+                    if n == 0:
+                        self._too_little("one line of the text")
+                    found.append(self._run(tokens[:n]))
+                    n = 0
+            self._progress.at(*self._reader.progress(), int(state[kernels.TOKENS]), "words")
+        totals = self._reader.totals
+        totals.lines = int(state[kernels.LINES])
+        totals.empty = int(state[kernels.EMPTY])
+        totals.words = int(state[kernels.TOKENS])
+        if settings.skip:
+            totals.lines -= totals.empty
+        self._progress.tell(
+            f"read {totals.summary(settings.skip)}; {len(self._table) - 3:,} different words"
+        )
+        if not found and n == 0:
+            raise EstimationError("the text has no line that can be counted; is it the right file?")
+        words = len(self._table)
+        room = max(min(1 << 18, self._workspace // (64 * order)), 1 << 10)
+        if not found:
+            self._progress.stage("sorting n-grams and adjusting counts")
+            self._memory.limit_bytes = max(
+                self._workspace - self._fixed_bytes() - 8 * n - 12 * order * room, 0
+            )
+            builder = TrieBuilder(
+                order, n, words, settings.thresholds, self._known(), self._memory, room
+            )
+            tokens = tokens[:n]
+            for rows in block.counted_keys(tokens, words, order, self._pool, threads, self._bucket):
+                builder.add(rows)
+            return builder.finish()
+        if n:
+            found.append(self._run(tokens[:n]))
+        del tokens
+        self._summary.runs = len(found)
+        self._progress.stage(f"merging {len(found)} runs and adjusting counts")
+        merging = self._workspace // 3
+        found = runs.few_enough(found, merging, self._folder)
+        most = sum(run.rows for run in found)
+        self._memory.limit_bytes = max(
+            self._workspace - merging - 12 * order * room - _table_bytes(self._table), 0
+        )
+        builder = TrieBuilder(
+            order, most, words, settings.thresholds, self._known(), self._memory, room
+        )
+        done = 0
+        for rows in runs.merged(found, merging):
+            builder.add(rows)
+            done += len(rows)
+            self._progress.at(done, most, done, "n-grams")
+        for run in found:
+            run.close()
+        return builder.finish()
+
+    def _fixed_bytes(self) -> int:
+        """Memory that counting takes beside ids and their places."""
+        sorting = block.bytes_of_sorting(
+            self._bucket, self._settings.order, self._settings.threads, len(self._table)
+        )
+        return sorting + 2 * _table_bytes(self._table)
+
+    def _tokens_that_fit(self) -> int:
+        """Ids that may be gathered before they are counted."""
+        left = self._workspace - self._fixed_bytes()
+        if left < self._workspace // 8:
+            self._too_little(f"a vocabulary of {len(self._table):,} words")
+        fit = left // block.bytes_per_token()
+        return fit if self._settings.block_tokens is None else self._settings.block_tokens
+
+    def _too_little(self, what: str) -> None:
+        raise EstimationError(
+            f"{what} does not fit in the memory allowed ({self._workspace // MIB:,} MiB are left "
+            "for it); raise --memory"
+        )
+
+    def _run(self, tokens: NDArray[np.uint32]) -> runs.Run:
+        """The n-grams of a block, counted and sorted on disk."""
+        self._progress.tell(f"sorting {len(tokens):,} n-grams to disk")
+        run = runs.Run(self._folder, self._settings.order)
+        for rows in block.counted_keys(
+            tokens, len(self._table), self._settings.order, self._pool, self._settings.threads,
+            self._bucket,
+        ):  # fmt: skip
+            run.append(rows)
+        return run
+
+    def _known(self) -> NDArray[np.uint8] | None:
+        """By word, whether n-grams with it may stay."""
+        if self._settings.vocabulary is None:
+            return None
+        known = np.zeros(len(self._table), np.uint8)
+        known[:3] = 1
+        known[self._table.ids_of(sorted(self._settings.vocabulary))] = 1
+        return known
+
+    # --------------------------------------------------------------------- interpolating
+
+    def _divide(self, trie: Trie) -> tuple[int, int, int]:
+        """Bytes for sums, n-grams per chunk, rows written at once; columns get the rest."""
+        order = self._settings.order
+        sizes = [len(column) for column in trie.words]
+        chunk = max(min(1 << 18, self._workspace // 1024), 1 << 10)
+        rows = max(min(1 << 15, self._workspace // 4096), 1 << 9)
+        threads = self._settings.threads
+        buffers = _table_bytes(self._table) + chunk * 4 * 8 * (threads + 1)
+        buffers += rows * (24 * (1 + order // 2) + 4 * (order + 4)) * (2 * threads + 8)
+        left = max(self._workspace - buffers - 16 * sizes[0], self._workspace // 4)
+        # Contexts, which are of the orders below the highest, and those that are searched.
+        most = max([0, *(CONTEXT_BYTES * s + 4 * q for q, s in pairwise(sizes[:-1]))])
+        work = min(most, left // 2)
+        self._memory.limit_bytes = left - work
+        # What is read from end to end is as well on disk.
+        for column in [*reversed(trie.counts), *reversed(trie.words), *reversed(trie.children)]:
+            if self._memory.used_bytes <= self._memory.limit_bytes:
+                break
+            column.spill()
+        return work, chunk, rows
+
+    def _comments(self) -> list[str]:
+        """Where the model comes from, in one line of JSON."""
+        settings, summary = self._settings, self._summary
+        about: dict[str, Any] = {
+            "made_by": f"dlm {__version__} estimate",
+            "method": "interpolated modified Kneser-Ney",
+            "order": settings.order,
+            "prune": settings.thresholds,
+            "vocabulary": None if settings.vocabulary is None else len(settings.vocabulary),
+            "discounts": [[round(d, 7) for d in own] for own in summary.discounts],
+            "fallback_orders": summary.fallback_orders,
+            "sources": ["-" if s == "-" else Path(s).name for s in self._sources],
+            "text": {
+                "bytes": summary.totals.bytes,
+                "lines": summary.totals.lines,
+                "words": summary.totals.words,
+                "empty_lines": summary.totals.empty,
+                "empty_lines_counted": not settings.skip,
+                "skipped": {str(k): v for k, v in summary.totals.skipped.items()},
+            },
+        }
+        return [f"provenance: {json.dumps(about)}"]
+
+
+def _table_bytes(table: WordTable) -> int:
+    """Memory of a table of words."""
+    return table.slots.nbytes + table.word_begin.nbytes + table.word_bytes.nbytes
+
+
+def _ahead(items: Iterator[_T]) -> Iterator[_T]:
+    """The items, the next of which is made while one is used."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="dlm-read")
+    end = object()
+    try:
+        coming = pool.submit(next, items, end)
+        while (item := coming.result()) is not end:
+            coming = pool.submit(next, items, end)
+            yield item  # type: ignore[misc]
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _workspace(settings: Settings) -> int:
+    """Bytes that may be allocated here."""
+    if settings.workspace_bytes is not None:
+        return settings.workspace_bytes
+    _load_code(settings.threads)
+    resident = resident_bytes()
+    workspace = settings.memory_bytes - resident - RESERVE_BYTES
+    if workspace < MIN_WORKSPACE_BYTES:
+        least = resident + RESERVE_BYTES + MIN_WORKSPACE_BYTES
+        raise ConfigError(
+            f"--memory of {settings.memory_bytes:,} bytes is too little: the interpreter and the "
+            f"compiled code take {resident:,}, so that {least:,} are needed at least"
+        )
+    return workspace
+
+
+def _load_code(threads: int) -> None:
+    """Has all compiled code in memory before it is measured how much is left."""
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "text"
+        text.write_bytes(b"a b\n" * 30 + b"b a c\n" * 30)
+        # Small blocks, so that runs are merged too.
+        settings = Settings(
+            order=3, fallback=DEFAULT_FALLBACK, workspace_bytes=8 * MIB, block_tokens=100,
+            threads=threads,
+        )  # fmt: skip
+        estimate([str(text)], Path(folder) / "model.arpa", settings)
+
+
+def resident_bytes() -> int:
+    """Memory of this process now."""
+    with Path("/proc/self/statm").open(encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

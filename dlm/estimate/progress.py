@@ -1,0 +1,55 @@
+"""How far a long job is: what is being done, how fast, and how long it will take yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+Tell = Callable[[str], None]
+
+
+class Progress:
+    """Tells the stages of a job, and how far each is, at most every few seconds.
+
+    Args
+        tell         takes a line
+        interval_s   between two lines of a stage; suggested 5
+        clock        seconds, never going back
+    """
+
+    def __init__(
+        self,
+        tell: Tell,
+        *,
+        interval_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tell = tell
+        self._interval_s = interval_s
+        self._clock = clock
+        self._name = ""
+        self._began_s = self._told_s = clock()
+
+    def stage(self, name: str) -> None:
+        """Says what is being done from now on."""
+        self._name = name
+        self._began_s = self._told_s = self._clock()
+        self.tell(name)
+
+    def at(self, done: float, total: float, counted: int, unit: str) -> None:
+        """Says how far the stage is, if it is time to.
+
+        Args
+            done, total  in whatever measure; total 0 where it is not known
+            counted      of the unit that the rate is told in
+        """
+        now = self._clock()
+        if now - self._told_s < self._interval_s:
+            return
+        self._told_s = now
+        elapsed = now - self._began_s
+        line = f"{self._name}: {counted:,} {unit}, {counted / elapsed:,.0f} {unit}/s"
+        if total and done:
+            left = elapsed * (total - done) / done
+            line += f", {100 * done / total:.0f} %, {left:,.0f} s left"
+        self.tell(line)
