@@ -1,0 +1,113 @@
+"""`dlm estimate`: what it takes, tells and refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from dlm.cli.estimate import estimate
+from dlm.errors import ConfigError, EstimationError
+from dlm.ngram.arpa import ArpaReader
+
+app = typer.Typer()
+app.command()(estimate)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """Some thousand words."""
+    r = random.Random(1)
+    lines = (" ".join(f"w{int(r.paretovariate(0.7)) % 99}" for _ in range(9)) for _ in range(900))
+    path = tmp_path / "text"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def run(*arguments: object, stdin: bytes = b"") -> Result:
+    """The command; what it raised is raised here too."""
+    done = CliRunner().invoke(app, [*map(str, arguments)], input=stdin)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def ngrams(path: Path) -> Sequence[int]:
+    """How many the model has, by order, all of them read."""
+    with ArpaReader(path) as reader:
+        for _ in reader.batches():
+            pass
+        return reader.counts
+
+
+def test_a_model_is_made_and_its_stages_told(text: Path, tmp_path: Path) -> None:
+    """With counts of what was read on standard output."""
+    model = tmp_path / "m.arpa.zst"
+    done = run(text, "--order", 3, "--prune", "0,0,1", "--output", model, "--discount-fallback")
+    assert done.exit_code == 0
+    assert len(ngrams(model)) == 3
+    for told in ("counting", "probabilities of order 3", "writing order 3", "order 3: ", "done:"):
+        assert told in done.stderr
+    assert "text        8,100 words, 900 lines, 0 empty lines, 0 faulty lines" in done.stdout
+    assert "n-grams     " in done.stdout
+
+
+def test_quiet_tells_nothing(text: Path, tmp_path: Path) -> None:
+    """Neither stages nor totals."""
+    done = run(text, "-n", 2, "-o", tmp_path / "m.arpa", "-q", "--discount-fallback")
+    assert done.output == ""
+
+
+def test_text_comes_from_a_pipe_and_the_vocabulary_from_a_file(text: Path, tmp_path: Path) -> None:
+    """N-grams with other words are gone."""
+    (tmp_path / "words").write_text("w1 w2\nw3\n", encoding="utf-8")
+    options = ("-n", 2, "-o", tmp_path / "m.arpa", "--vocab", tmp_path / "words", "-q")
+    run("-", *options, "--discount-fallback", stdin=text.read_bytes())
+    assert ngrams(tmp_path / "m.arpa")[0] == 6
+
+
+def test_skipped_lines_are_told_and_stand_in_the_model(tmp_path: Path) -> None:
+    """Without --skip they are an error that names the place."""
+    (tmp_path / "text").write_bytes(b"a b\n\n\xff\nb <s> a\nb a\n")
+    options = (tmp_path / "text", "-n", 2, "-o", tmp_path / "m.arpa", "--discount-fallback")
+    with pytest.raises(EstimationError, match=r"line 3 \(from byte 5 on\)"):
+        run(*options)
+    assert not (tmp_path / "m.arpa").exists()
+    done = run(*options, "--skip")
+    expected = (
+        "4 words, 2 lines, 1 empty lines (left out), 2 faulty lines left out "
+        "(not UTF-8: 1, reserved word: 1)"
+    )
+    assert expected in done.stdout
+    with ArpaReader(tmp_path / "m.arpa") as reader:
+        for _ in reader.batches():
+            pass
+        about = json.loads(reader.comments[0].removeprefix("provenance: "))
+    assert about["text"]["skipped"] == {"not UTF-8": 1, "reserved word": 1}
+    assert about["text"]["empty_lines"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--prune", "0,x"), "no list of numbers"),
+        (("--prune", "1,0"), "fall"),
+        (("--memory", "lots"), "no size"),
+        (("--memory", "1M"), "at least"),
+        (("--order", "12"), "1 to 8"),
+        (("--tmp", "/no/such/folder"), "no folder"),
+        (("--discount-fallback", "--fallback-discounts", "2"), "expected 0 to 1"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(
+    text: Path, tmp_path: Path, options: tuple[str, ...], complaint: str
+) -> None:
+    """Before the text is read."""
+    with pytest.raises(ConfigError, match=complaint):
+        run(text, "--output", tmp_path / "m.arpa", *options)
+    assert not (tmp_path / "m.arpa").exists()
