@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import sys
 import zlib
@@ -229,7 +230,7 @@ class Reader:
             return
         with Path(source).open("rb") as file:
             self._open = file
-            if file.peek(4)[:4] == b"PAR1":
+            if file.seekable() and file.peek(4)[:4] == b"PAR1":
                 yield from self._parquet(source, place)
             else:
                 yield from self._stream(file, source)
@@ -237,7 +238,11 @@ class Reader:
         self._before += Path(source).stat().st_size
 
     def _stream(self, file: Any, name: str) -> Iterator[bytes]:
-        head = file.peek(8)[:8]
+        head = file.read(8)  # a pipe may give fewer at once to who only peeks
+        if file.seekable():
+            file.seek(-len(head), io.SEEK_CUR)
+        else:
+            file = io.BufferedReader(_Headed(head, file), self._block_bytes)
         stream: BinaryIO | Any = file
         if head.startswith(b"\x1f\x8b"):
             stream = gzip.GzipFile(fileobj=file, mode="rb")
@@ -300,6 +305,23 @@ class Reader:
                     joined.offset : joined.offset + len(joined) + 1
                 ]
                 yield joined.buffers()[2].slice(int(ends[0]), int(ends[-1] - ends[0])).to_pybytes()
+
+
+class _Headed(io.RawIOBase):
+    """A stream that cannot go back, with the bytes that were read of it before its rest."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head = head
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        some = self._head[: len(buffer)] or self._rest.read1(len(buffer))  # type: ignore[attr-defined]
+        self._head = self._head[len(buffer) :]
+        buffer[: len(some)] = some
+        return len(some)
 
 
 @dataclass

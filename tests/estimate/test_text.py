@@ -6,6 +6,8 @@ import bz2
 import gzip
 import io
 import lzma
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +63,27 @@ def test_compression_is_told_from_the_bytes(
     reader = Reader([str(tmp_path / "text")] * 2, block_bytes=block_bytes)
     assert lines_of(reader) == LINES * 2
     assert reader.totals.bytes == 2 * (len(TEXT) + 1)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress, zstd])
+def test_a_pipe_may_give_its_first_bytes_one_by_one(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    """Its compression is told all the same."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    packed = pack(TEXT)
+
+    def feed() -> None:
+        with pipe.open("wb", buffering=0) as file:
+            for at in range(10):
+                file.write(packed[at : at + 1])
+            file.write(packed[10:])
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    assert lines_of(Reader([str(pipe)])) == LINES
+    thread.join()
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zstd])
