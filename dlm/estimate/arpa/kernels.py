@@ -3,10 +3,14 @@
 # mypy: disable-error-code="assignment"
 from __future__ import annotations
 
-import numpy as np
-from numba import njit
+from typing import Any
 
-from dlm.ngram.kernels import raw
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload
+
+from dlm.ngram.kernels import bits_of, load64, raw
 
 # No number takes more: a sign, nine digits, a point, an exponent.
 NUMBER_BYTES = 24
@@ -16,7 +20,32 @@ _INT_TENS = 10 ** np.arange(19, dtype=np.int64)
 _PRUNED = np.uint32(1 << 31)
 _MINUS, _POINT, _ZERO, _E = 45, 46, 48, 101
 _TAB, _NEWLINE, _SPACE = 9, 10, 32
-_MIN_NORMAL = 2.0**-126
+
+# Half the distance from a float32 of exponent e to the next smaller one, at e + 150, less a hair;
+# below the normal range it is the same everywhere.
+_HALVES = np.array([2.0 ** max(e - 24, -150) * 0.999999 for e in range(-150, 128)], np.float64)
+_EXPONENT_SHIFT = np.uint64(52)
+_FRACTION = np.uint64((1 << 52) - 1)
+
+
+def store64(out: Any, at: Any, value: Any) -> None:
+    """Puts a number as eight little-endian bytes into raw `out` from `at` on."""
+    out[at : at + 8] = np.frombuffer(int(value).to_bytes(8, "little"), np.uint8)
+
+
+@intrinsic
+def _store64(context, out, at, value):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        place = builder.gep(args[0], [args[1]])
+        builder.store(args[2], builder.bitcast(place, ir.IntType(64).as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(out, types.int64, types.uint64), codegen
+
+
+@overload(store64)
+def _compiled_store64(out, at, value):  # type: ignore[no-untyped-def]
+    return lambda out, at, value: _store64(out, at, value)
 
 
 @njit(cache=True, nogil=True, forceinline=True)
@@ -46,13 +75,12 @@ def put_number(value, out, at):  # type: ignore[no-untyped-def]
     else:
         while x * _TENS[-exponent] < 1.0:
             exponent -= 1
-    # Half the distance to the next smaller float32, which is never farther than the next larger.
-    mantissa = np.float32(x)
-    if x < _MIN_NORMAL:
-        half = 2.0**-150
-    else:
-        half = (np.float64(mantissa) - np.float64(np.nextafter(mantissa, np.float32(0.0)))) * 0.5
-    half *= 0.999999
+    # Closer to x than half the way to the next smaller float32, which is the nearer neighbour.
+    bits = bits_of(x)
+    power = np.int64(bits >> _EXPONENT_SHIFT) - 1023
+    half = _HALVES[power + 150]
+    if bits & _FRACTION == np.uint64(0) and power > -126:
+        half *= 0.5
     digits = np.int64(7)
     while True:
         scale = digits - 1 - exponent
@@ -128,6 +156,8 @@ def put_rows(ids, log10_prob, log10_backoff, marks, begin, word_begin, word_byte
         out            (bytes,)    uint8    filled
     Returns
         (the first row that was not written, bytes used)
+    Trusts
+        PAD_BYTES after the last of word_bytes, as WordTable has them
     """
     order = np.int64(ids.shape[1])
     words = raw(ids.reshape(len(ids) * order))
@@ -142,7 +172,7 @@ def put_rows(ids, log10_prob, log10_backoff, marks, begin, word_begin, word_byte
         needed = np.int64(2 * NUMBER_BYTES + 3)
         for k in range(order):
             word = np.int64(words[i * order + k])
-            # Eight bytes are copied at a time, a few beyond the word.
+            # Eight bytes are copied at a time, up to seven beyond the word.
             needed += begins[word + 1] - begins[word] + 1
         if at + needed + 8 > size:
             return np.int64(i), at
@@ -155,9 +185,10 @@ def put_rows(ids, log10_prob, log10_backoff, marks, begin, word_begin, word_byte
             word = np.int64(words[i * order + k])
             letter, end = begins[word], begins[word + 1]
             while letter < end:
-                text[at] = letters[letter]
-                at += 1
-                letter += 1
+                store64(text, at, load64(letters, letter))
+                at += 8
+                letter += 8
+            at += end - letter
         if with_backoff:
             text[at] = _TAB
             at = put_number(log10_backoff[i], text, at + 1)
