@@ -10,6 +10,8 @@ probabilities from the order below, and is written.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import json
 import os
@@ -46,6 +48,8 @@ MIN_WORKSPACE_BYTES = 24 * MIB
 
 # What is not counted elsewhere: text blocks, thread stacks, what an allocator keeps.
 RESERVE_BYTES = 40 * MIB
+
+_M_MMAP_THRESHOLD = -3  # of malloc.h
 
 _T = TypeVar("_T")
 
@@ -439,6 +443,7 @@ def _workspace(settings: Settings) -> int:
     """Bytes that may be allocated here."""
     if settings.workspace_bytes is not None:
         return settings.workspace_bytes
+    _give_memory_back()
     _load_code(settings.threads)
     resident = resident_bytes()
     workspace = settings.memory_bytes - resident - RESERVE_BYTES
@@ -462,6 +467,15 @@ def _load_code(threads: int) -> None:
             threads=threads,
         )  # fmt: skip
         estimate([str(text)], Path(folder) / "model.arpa", settings)
+
+
+def _give_memory_back() -> None:
+    """Has the C library return large arrays to the system as soon as they are freed.
+
+    It would otherwise keep arrays of up to 32 MiB once it has seen such, which no limit foresees.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # a library without it
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 4 * MIB)
 
 
 def resident_bytes() -> int:

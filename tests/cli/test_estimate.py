@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from benchmarks.commands import cost
 from dlm.cli.estimate import estimate
 from dlm.errors import ConfigError, EstimationError
 from dlm.ngram.arpa import ArpaReader
@@ -90,6 +93,23 @@ def test_skipped_lines_are_told_and_stand_in_the_model(tmp_path: Path) -> None:
         about = json.loads(reader.comments[0].removeprefix("provenance: "))
     assert about["text"]["skipped"] == {"not UTF-8": 1, "reserved word": 1}
     assert about["text"]["empty_lines"] == 1
+
+
+@pytest.mark.slow
+def test_the_whole_process_stays_below_its_memory(tmp_path: Path) -> None:
+    """With a text that would take more: runs and columns go to disk."""
+    r = np.random.default_rng(2)
+    words = (r.zipf(1.3, 500_000) % 20_000).astype(str)
+    lines = (" ".join(words[at : at + 12]) for at in range(0, len(words), 12))
+    (tmp_path / "text").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    memory = 300
+    arguments = [str(tmp_path / "text"), "--output", str(tmp_path / "m.arpa")]
+    options = ["--memory", f"{memory}M", "--discount-fallback", "--tmp", str(tmp_path)]
+    code = "import typer; from dlm.cli.estimate import estimate; typer.run(estimate)"
+    cost([sys.executable, "-c", code, "-n", "1", *arguments, *options])  # may compile
+    used = cost([sys.executable, "-c", code, *arguments, *options])
+    assert used.peak_bytes <= memory << 20
+    assert ngrams(tmp_path / "m.arpa")[0] > 10_000
 
 
 @pytest.mark.parametrize(
