@@ -207,6 +207,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", full)
+            patch.setattr(pipeline._Estimation, "_divide", all_on_disk)
             complaint = made(tmp_path, one, workspace=2 * MIB, block=1500)
         assert isinstance(complaint, str)
         assert "no room left" in complaint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import gzip
 import lzma
 import os
@@ -45,7 +46,7 @@ class ArpaFile:
             self._file = path.open("wb", buffering=0)
         else:
             self._remove_stale()
-            name = f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.building"
+            name = f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.estimating"
             self._beside = path.with_name(name)
             self._file = self._beside.open("xb", buffering=0)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,7 +124,7 @@ class ArpaFile:
 
     def _remove_stale(self) -> None:
         """Removes what processes that are gone were writing: nobody holds its lock."""
-        for left in self._path.parent.glob(f".{self._path.name}.*-*.building"):
+        for left in self._path.parent.glob(f".{glob.escape(self._path.name)}.*-*.estimating"):
             try:
                 with left.open("rb") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
