@@ -24,11 +24,13 @@ from dlm.errors import ArpaError
 from dlm.ngram._arpa_rows import MAX_LINE_BYTES, NgramBatch, Section, shown
 from dlm.ngram.text import kernels
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, Vocabulary
+from dlm.ngram.wordtable import PADDING
 
 _SEPARATOR = re.compile(rb"[ \t\n\r]")
 _WRITE_ROWS = 1 << 15
 # Threads that make text while it is compressed and written.
 _THREADS = 2
+_NO_MARKS = np.empty(0, np.uint32)
 
 
 def write_arpa(
@@ -222,7 +224,7 @@ class _Words:
 
     Shapes
         begin  (V + 1,)  int64
-        text   (...)     uint8
+        text   (...)     uint8  and PADDING
     """
 
     vocabulary: Vocabulary
@@ -234,7 +236,7 @@ class _Words:
         words = vocabulary.words
         begin = np.zeros(len(words) + 1, np.int64)
         np.cumsum(np.fromiter(map(len, words), np.int64, len(words)), out=begin[1:])
-        return cls(vocabulary, begin, np.frombuffer(b"".join(words), np.uint8))
+        return cls(vocabulary, begin, np.frombuffer(b"".join([*words, PADDING]), np.uint8))
 
 
 @contextlib.contextmanager
@@ -275,12 +277,10 @@ def _rows_text(
     """The lines of some rows, ends included."""
     _check_rows(words.vocabulary, order, ids, probs, backoffs)
     ids, probs = np.ascontiguousarray(ids), np.ascontiguousarray(probs)
-    weights = probs if backoffs is None else np.ascontiguousarray(backoffs)
+    weights = probs[:0] if backoffs is None else np.ascontiguousarray(backoffs)
     most, longest = kernels.rows_room(ids, words.begin, backoffs is not None)
     text = np.empty(int(most), np.uint8)
-    size = int(
-        kernels.put_rows(ids, probs, weights, backoffs is not None, words.begin, words.text, text)
-    )
+    _, size = kernels.put_rows(ids, probs, weights, _NO_MARKS, 0, words.begin, words.text, text)
     if longest > MAX_LINE_BYTES:
         ends = np.flatnonzero(text[:size] == ord("\n"))
         if int(np.diff(ends, prepend=-1).max()) > MAX_LINE_BYTES + 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dlm.estimate.arpa import kernels as arpa_kernels
 from dlm.estimate.counts import block, runs
 
 
@@ -81,44 +79,3 @@ def test_runs_are_merged_as_one(tmp_path: Path, memory_bytes: int) -> None:
     assert merged == total
     assert order == sorted(order)
     assert not [*tmp_path.iterdir()]
-
-
-def numbers() -> Iterator[float]:
-    """Of the sizes that models have, and at the edges of float32."""
-    r = np.random.default_rng(5)
-    yield from (-r.random(20_000) * 9).tolist()
-    yield from (-(10.0 ** (-r.random(5_000) * 8))).tolist()
-    yield from r.integers(0, 1 << 32, 20_000, dtype=np.uint32).view(np.float32).tolist()
-    for k in range(-149, 128):
-        yield 2.0**k
-        yield -float(np.nextafter(np.float32(2.0**k), np.float32(0)))
-    for k in range(-45, 39):
-        yield float(f"1e{k}")
-    yield from (0.0, -0.0, -99.0, -1.5, 9.999999, 99999.995, 1e-40, 3.4028235e38)
-
-
-def test_numbers_read_back_and_have_few_digits() -> None:
-    """Every float32 comes back to the bit; few digits are spent beyond the shortest."""
-    values = np.array([*numbers()], np.float64).astype(np.float32)
-    values = values[np.isfinite(values)]
-    ids = np.zeros((len(values), 1), np.uint32)
-    out = np.empty(len(values) * 40, np.uint8)
-    done, used = arpa_kernels.put_rows(
-        ids, values, np.empty(0, np.float32), np.empty(0, np.uint32), 0,
-        np.array([0, 1], np.int64), np.frombuffer(b"w" + bytes(8), np.uint8), out,
-    )  # fmt: skip
-    assert done == len(values)
-    texts = [line.split(b"\t")[0].decode() for line in out[:used].tobytes().splitlines()]
-    assert len(texts) == len(values)
-    back = np.array([np.float32(text) for text in texts])
-    np.testing.assert_array_equal(back, values)
-    more = 0
-    for text, value in zip(texts, values, strict=True):
-        digits = text.lstrip("-").split("e")[0].replace(".", "").strip("0")
-        shortest = np.format_float_scientific(value, unique=True, trim="-").lstrip("-")
-        least = len(shortest.split("e")[0].replace(".", "").strip("0"))
-        if 1e-8 < abs(value) < 1e6:
-            # A text halfway to the next float32 is not trusted to be rounded the right way.
-            assert len(digits) <= max(least, 1) + 1
-            more += len(digits) > max(least, 1)
-    assert more < len(texts) // 100

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,6 +12,9 @@ from numpy.typing import NDArray
 
 from dlm.ngram._arpa_rows import float32_of
 from dlm.ngram.text import kernels
+from dlm.ngram.wordtable import PADDING, WordTable
+
+NO_MARKS = np.empty(0, np.uint32)
 
 EDGES = np.array(
     [0, -0.0, 1, -1, 0.1, 1e-6, 1e-7, 1.25e-7, 9999999, 1e9, 1e10, 1.5e10, -99, 2**24, 2**25,
@@ -43,10 +48,11 @@ def from_bits(bits: NDArray[np.integer]) -> NDArray[np.float32]:
 def rows_text(numbers: NDArray[np.float32]) -> bytes:
     """Numbers as the probabilities of rows of the word `w`."""
     ids = np.zeros((len(numbers), 1), np.uint32)
-    begin, word = np.array([0, 1], np.int64), np.frombuffer(b"w", np.uint8)
+    begin, word = np.array([0, 1], np.int64), np.frombuffer(b"w" + PADDING, np.uint8)
     room, longest = kernels.rows_room(ids, begin, False)
     text = np.empty(int(room), np.uint8)
-    end = int(kernels.put_rows(ids, numbers, numbers, False, begin, word, text))
+    done, end = kernels.put_rows(ids, numbers, numbers[:0], NO_MARKS, 0, begin, word, text)
+    assert done == len(numbers)
     written = text[:end].tobytes()
     assert max(map(len, written.splitlines())) < longest
     return written
@@ -106,3 +112,33 @@ def test_the_kernel_is_what_its_python_says() -> None:
         for bit in bits:
             digits, tens = kernels.shortest_digits(bit)
             assert np.float32(f"{int(digits)}e{int(tens)}").view(np.uint32) == bit
+
+
+@pytest.mark.parametrize("python", [False, True])
+@pytest.mark.parametrize("room", [133, 200, 4096])
+def test_rows_are_written_as_far_as_there_is_room(python: bool, room: int) -> None:
+    """In as many pieces as it takes, without those that are left out; nothing beyond the room."""
+    put_rows = kernels.put_rows.py_func if python else kernels.put_rows
+    rng = np.random.default_rng(6)
+    table = WordTable([b"<unk>", b"a", b"eightbyt", b"ninebytes", b"x" * 40])
+    ids = rng.integers(0, 5, (60, 2), dtype=np.uint32)
+    prob, weight = (-rng.random((2, 60))).astype(np.float32)
+    marks = rng.integers(0, 2, 60, dtype=np.uint32) * kernels.LEFT_OUT
+    words = [table.word_bytes[b:e].tobytes() for b, e in pairwise(table.word_begin.tolist())]
+    want = [
+        b"%s\t%s\t%s\n" % (p.encode(), b" ".join(words[i] for i in row), w.encode())
+        for p, row, w, mark in zip(texts(prob), ids, texts(weight), marks, strict=True)
+        if not mark
+    ]
+    done, pieces = 0, []
+    while done < len(ids):
+        text = np.full(room + 8, 7, np.uint8)
+        before = done
+        done, end = put_rows(
+            ids, prob, weight, marks, done, table.word_begin, table.word_bytes, text[:room]
+        )
+        assert done > before
+        assert (text[room:] == 7).all()
+        pieces.append(text[:end].tobytes())
+    assert b"".join(pieces) == b"".join(want)
+    assert len(pieces) > 1 or room == 4096

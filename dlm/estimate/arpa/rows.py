@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.estimate.adjust.trie import Trie
-from dlm.estimate.arpa import kernels
 from dlm.estimate.interpolate.kernels import as_log10, lengthen
 from dlm.estimate.store import Column
+from dlm.ngram.text import kernels
 from dlm.ngram.wordtable import WordTable
 
 ROWS = 1 << 16

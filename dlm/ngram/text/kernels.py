@@ -7,11 +7,19 @@ among those the ones nearest to it, written as JavaScript and JSON writers do.
 # mypy: disable-error-code="assignment"
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload
+
+from dlm.ngram.kernels import load64, raw
 
 # Bytes of the longest number: a sign, nine digits, a point and an exponent, or zeros before them.
 NUMBER_BYTES = 20
+# Bytes that may be overwritten after a row.
+SPARE_BYTES = 8
 
 _TAB, _NEWLINE, _SPACE, _MINUS, _PLUS, _POINT, _ZERO, _E = (ord(c) for c in "\t\n -+.0e")
 _FRACTION_BITS = 23
@@ -20,6 +28,8 @@ _BIAS = 127 + _FRACTION_BITS
 _U2, _U4, _U10, _U32 = (np.uint64(n) for n in (2, 4, 10, 32))
 _LOW_HALF = np.uint64(0xFFFFFFFF)
 _ONE, _U100 = np.uint64(1), np.uint64(100)
+# An n-gram whose mark has this bit is left out.
+LEFT_OUT = np.uint32(1 << 31)
 _TENS = 10 ** np.arange(10, dtype=np.uint64)
 # The two digits of each number below 100.
 _PAIRS = np.frombuffer("".join(f"{n:02}" for n in range(100)).encode(), np.uint8)
@@ -212,44 +222,85 @@ def rows_room(ids, word_begin, backoff):  # type: ignore[no-untyped-def]
             size += word_begin[np.int64(word) + 1] - word_begin[word]
         total += size
         most = max(most, size)
-    return total, most
+    return total + SPARE_BYTES, most
+
+
+def store64(text: Any, at: Any, value: Any) -> None:
+    """Puts a number as eight little-endian bytes into raw `text` from `at` on."""
+    text[at : at + 8] = np.frombuffer(int(value).to_bytes(8, "little"), np.uint8)
+
+
+@intrinsic
+def _store64(context, text, at, value):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        place = builder.gep(args[0], [args[1]])
+        builder.store(args[2], builder.bitcast(place, ir.IntType(64).as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(text, types.int64, types.uint64), codegen
+
+
+@overload(store64)
+def _compiled_store64(text, at, value):  # type: ignore[no-untyped-def]
+    return lambda text, at, value: _store64(text, at, value)
 
 
 @njit(cache=True, nogil=True)
-def put_rows(ids, log10_prob, log10_backoff, backoff, word_begin, word_bytes, text):  # type: ignore[no-untyped-def]
-    """The lines of some rows.
+def put_rows(ids, log10_prob, log10_backoff, marks, begin, word_begin, word_bytes, text):  # type: ignore[no-untyped-def]
+    """Writes n-grams as the lines of an ARPA section, as far as there is room.
 
     Shapes
-        ids            (n, k)    uint32
+        ids            (n, k)    uint32   oldest word first
         log10_prob     (n,)      float32
-        log10_backoff  (n,)      float32  not looked at unless `backoff`
+        log10_backoff  (n,)      float32  or empty: no such column
+        marks          (n,)      uint32   or empty; rows whose mark has LEFT_OUT are passed over
+        begin          int                the first row to write
         word_begin     (V + 1,)  int64
-        word_bytes     (...)     uint8
-        text           (...)     uint8    filled
+        word_bytes     (...)     uint8    and PAD_BYTES after the last word, as WordTable has them
+        text           (...)     uint8    filled; what lies after the end is overwritten too
     Returns
-        bytes written
+        (the first row that was not written, bytes written)
+    Guarantees
+        `rows_room` bytes are room for all of them
     Trusts
-        ids < V; `rows_room` bytes of room; numbers that are not NaN: write_arpa
+        ids < V; numbers that are not NaN: write_arpa, estimate.arpa.rows
     """
-    order = ids.shape[1]
+    order = np.int64(ids.shape[1])
+    words = raw(ids.reshape(len(ids) * order))
+    begins, letters, out = raw(word_begin), raw(word_bytes), raw(text)
+    size = np.int64(len(text))
+    backoff, marked = len(log10_backoff) > 0, len(marks) > 0
+    fixed = np.int64((2 if backoff else 1) * (NUMBER_BYTES + 1) + order + 1)
     at = np.int64(0)
-    for row in range(len(ids)):
-        at = put_number(text, at, log10_prob[row])
-        separator = _TAB
+    for row in range(begin, len(ids)):
+        if marked and marks[row] & LEFT_OUT:
+            continue
+        needed = fixed
         for i in range(order):
-            text[at] = separator
+            word = np.int64(words[row * order + i])
+            needed += begins[word + 1] - begins[word]
+        # Eight bytes are copied at a time, up to seven beyond the word.
+        if at + needed + SPARE_BYTES > size:
+            return np.int64(row), at
+        at = put_number(out, at, log10_prob[row])
+        separator = np.uint8(_TAB)
+        for i in range(order):
+            out[at] = separator
             at += 1
-            separator = _SPACE
-            word = ids[row, i]
-            for j in range(word_begin[word], word_begin[np.int64(word) + 1]):
-                text[at] = word_bytes[j]
-                at += 1
+            separator = np.uint8(_SPACE)
+            word = np.int64(words[row * order + i])
+            letter, end = begins[word], begins[word + 1]
+            while letter < end:
+                store64(out, at, load64(letters, letter))
+                at += 8
+                letter += 8
+            at += end - letter
         if backoff:
-            text[at] = _TAB
-            at = put_number(text, at + 1, log10_backoff[row])
-        text[at] = _NEWLINE
+            out[at] = _TAB
+            at = put_number(out, at + 1, log10_backoff[row])
+        out[at] = _NEWLINE
         at += 1
-    return at
+    return np.int64(len(ids)), at
 
 
 @njit(cache=True, nogil=True)
