@@ -60,15 +60,15 @@ def filter_(
         if not quiet:
             print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
 
-    def comment(comments: list[str], before: tuple[int, ...], after: tuple[int, ...]) -> list[str]:
+    def comment(comments: list[str], before: tuple[int, ...], _after: tuple[int, ...]) -> list[str]:
         about = {
             "made_by": f"dlm {__version__} filter",
-            "source": model.name,
+            "method": "the n-grams of a vocabulary",
             "vocabulary": vocab.name,
             "contexts": contexts,
             "renormalised": renormalise,
-            "counts_before": before,
-            "counts": after,
+            "from": model.name,
+            "from_ngrams": before,
         }
         return [*comments, f"provenance: {json.dumps(about)}"]
 

@@ -39,7 +39,7 @@ def test_the_output_has_the_counts_that_are_told_and_where_it_is_from(
     assert told[-1].startswith("1 words of ")
     assert first == "provenance: {}"
     about = json.loads(second.removeprefix("provenance: "))
-    assert about["source"] == "model.arpa"
+    assert about["from"] == "model.arpa"
     assert about["renormalised"] is renormalise
     assert (worst_sum(oracle) < 1e-6) is renormalise
 
