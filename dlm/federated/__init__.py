@@ -1,0 +1,1 @@
+"""Users' devices train a model privately: mechanisms, accounting, rounds and reports."""

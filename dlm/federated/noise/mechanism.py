@@ -1,0 +1,197 @@
+"""What every mechanism answers, and what they share.
+
+A mechanism adds noise to the sum of each round so that *running sums* of rounds carry little of it.
+It stands for a matrix C: the noise of round t is row t of C^-1 z, z being independent normal draws
+(BLT equation 1). Sensitivity belongs to C, error to A C^-1, A being the matrix of running sums.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import ConfigError, PrivacyError
+from dlm.federated.noise.keys import NoiseKey
+
+PyTree = Any
+Floats = NDArray[np.float64]
+
+
+class NoiseState(NamedTuple):
+    """Where a stream of noise stands; a pytree, to be kept with the model's state.
+
+    Shapes
+        key      ()             a typed PRNG key; round t draws from fold_in(key, t) and no other
+        round    ()     int32   rounds whose noise was given
+        buffers  pytree of (held, *shape of a parameter)  float32; held may be 0
+    """
+
+    key: jax.Array
+    round: jax.Array
+    buffers: PyTree
+
+
+@runtime_checkable
+class Mechanism(Protocol):
+    """Correlated Gaussian noise over rounds, its sensitivity and its error.
+
+    The noise of `step` is for a noise multiplier and a clip norm of 1: a round's noise is
+    ``noise_multiplier * clip_norm *`` that. The multiplier is the standard deviation of the
+    *independent* draws z over the clip norm, as the papers print it, so that
+    ``rho = sensitivity ** 2 / (2 * noise_multiplier ** 2)``.
+    """
+
+    @property
+    def name(self) -> str:
+        """As `make_mechanism` takes it."""
+        ...
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds of noise there are; accounting is for all of them."""
+        ...
+
+    @property
+    def restarts(self) -> tuple[int, ...]:
+        """Rounds at whose start the correlation begins anew, ascending; usually none."""
+        ...
+
+    def init(self, key: NoiseKey | jax.Array, template: PyTree) -> NoiseState:
+        """The state before round 0, for releases of the shapes of `template`."""
+        ...
+
+    def step(self, state: NoiseState) -> tuple[PyTree, NoiseState]:
+        """The noise for this round's released sum, and the state after it. Pure; may be jitted."""
+        ...
+
+    def restart(self, state: NoiseState, key: NoiseKey | jax.Array) -> NoiseState:
+        """The state with a new key, at a round of `restarts`; elsewhere a `PrivacyError`."""
+        ...
+
+    def sensitivity(self, *, gap: int, max_part: int) -> float:
+        """Of C, for a clip norm of 1 and the worst pattern of participation."""
+        ...
+
+    def sensitivity_is_exact(self, *, gap: int, max_part: int) -> bool:
+        """Whether `sensitivity` is reached by a pattern, or else is an upper bound."""
+        ...
+
+    def rms_loss(self, *, gap: int, max_part: int) -> float:
+        """Sensitivity times the root mean square error of the running sums (BLT equation 10)."""
+        ...
+
+    def max_loss(self, *, gap: int, max_part: int) -> float:
+        """Sensitivity times the largest error of a running sum (BLT equation 9)."""
+        ...
+
+    def prefix_variances(self) -> Floats:
+        """(rounds,) variance of the noise in each running sum, for unit draws."""
+        ...
+
+    def state_size(self, model_size: int) -> int:
+        """Numbers held between rounds for a model of `model_size` parameters."""
+        ...
+
+
+class Base:
+    """Shared parts: state, draws, losses. A family gives `held`, `_advance`, and its numbers."""
+
+    name: str
+    rounds: int
+    held: int  # buffers of the model's size kept between rounds
+
+    @property
+    def restarts(self) -> tuple[int, ...]:
+        """None, unless a family says otherwise."""
+        return ()
+
+    def init(self, key: NoiseKey | jax.Array, template: PyTree) -> NoiseState:
+        """The state before round 0, for releases of the shapes of `template`."""
+        buffers = jax.tree.map(
+            lambda leaf: jnp.zeros((self.held, *np.shape(leaf)), jnp.float32), template
+        )
+        return NoiseState(_bare(key), jnp.int32(0), buffers)
+
+    def step(self, state: NoiseState) -> tuple[PyTree, NoiseState]:
+        """The noise for this round's released sum, and the state after it.
+
+        Guarantees
+            rounds past the last have no noise that was accounted for: outside of jit they are
+            refused, inside their noise is NaN, which no model survives
+        """
+        past = state.round >= self.rounds
+        if not isinstance(past, jax.core.Tracer) and bool(past):
+            raise PrivacyError(
+                f"round {int(state.round)} has no noise: {self.name} was made for {self.rounds} "
+                "rounds. Make it for as many rounds as are run"
+            )
+        noise, buffers = self._advance(state)
+        noise = jax.tree.map(lambda leaf: jnp.where(past, jnp.nan, leaf), noise)
+        return noise, NoiseState(state.key, state.round + 1, buffers)
+
+    def restart(self, state: NoiseState, key: NoiseKey | jax.Array) -> NoiseState:
+        """Refused: only trees made with restarts can be restarted."""
+        raise PrivacyError(
+            f"{self.name} cannot be restarted: its sensitivity is for one run of {self.rounds} "
+            "rounds. Make tree-restart with the rounds of its restarts"
+        )
+
+    def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
+        """(noise of this round, buffers after it)."""
+        raise NotImplementedError
+
+    def sensitivity(self, *, gap: int, max_part: int) -> float:
+        """Of C, for a clip norm of 1 and the worst pattern of participation."""
+        raise NotImplementedError
+
+    def sensitivity_is_exact(self, *, gap: int, max_part: int) -> bool:
+        """True, unless a family says otherwise."""
+        return True
+
+    def prefix_variances(self) -> Floats:
+        """(rounds,) variance of the noise in each running sum, for unit draws."""
+        raise NotImplementedError
+
+    def rms_loss(self, *, gap: int, max_part: int) -> float:
+        """Sensitivity times the root mean square error of the running sums (BLT equation 10)."""
+        error = math.sqrt(float(np.mean(self.prefix_variances())))
+        return self.sensitivity(gap=gap, max_part=max_part) * error
+
+    def max_loss(self, *, gap: int, max_part: int) -> float:
+        """Sensitivity times the largest error of a running sum (BLT equation 9)."""
+        error = math.sqrt(float(np.max(self.prefix_variances())))
+        return self.sensitivity(gap=gap, max_part=max_part) * error
+
+    def state_size(self, model_size: int) -> int:
+        """Numbers held between rounds for a model of `model_size` parameters."""
+        return self.held * model_size
+
+
+def check_rounds(rounds: int) -> int:
+    """`rounds`, if it can be a number of rounds."""
+    if rounds < 1:
+        raise ConfigError(f"a mechanism for {rounds} rounds was asked for, not for 1 or more")
+    return rounds
+
+
+def draw(state: NoiseState, part: int | jax.Array = 0) -> PyTree:
+    """Independent normal draws of the shapes released, one set for each (key, round, part)."""
+    key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), part)
+    leaves, tree = jax.tree.flatten(state.buffers)
+    drawn = [
+        jax.random.normal(jax.random.fold_in(key, i), leaf.shape[1:], jnp.float32)
+        for i, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(tree, drawn)
+
+
+def _bare(key: NoiseKey | jax.Array) -> jax.Array:
+    bare = key.key if isinstance(key, NoiseKey) else key
+    if not jnp.issubdtype(bare.dtype, jax.dtypes.prng_key):
+        raise ConfigError("noise takes a typed key (jax.random.key or dlm.federated.noise's)")
+    return bare

@@ -1,0 +1,129 @@
+"""Tree aggregation: noise on the nodes of a binary tree over rounds, a running sum takes few.
+
+Two ways to add the nodes up. *Online* (`TreeAgg`): each complete node is estimated from itself and
+everything below it, as soon as it is complete, in a stream (Honaker 2015, from below; GDP,
+Kairouz et al. 2021). *Full* (`TreeAggFull`): the best estimate from all nodes, the pseudo-inverse
+of BLT 2.3. Both release only nodes that are complete, so both have the same sensitivity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dlm.errors import ConfigError, PrivacyError
+from dlm.federated.noise.keys import NoiseKey
+from dlm.federated.noise.mechanism import (
+    Base,
+    Floats,
+    NoiseState,
+    PyTree,
+    _bare,
+    check_rounds,
+    draw,
+)
+from dlm.federated.noise.participation import forest_sensitivity_squared, forest_sizes
+
+
+def node_variances(levels: int) -> Floats:
+    """(levels,) variance of a complete node's estimate from itself and all below it, by height.
+
+    Paper
+        Honaker 2015: the node and the sum of its children's estimates, weighted by precision
+    """
+    variances = np.ones(levels)
+    for level in range(1, levels):
+        variances[level] = 1 / (1 + 1 / (2 * variances[level - 1]))
+    return variances
+
+
+class TreeAgg(Base):
+    """Tree aggregation with online variance reduction, and with restarts if they are given.
+
+    The buffers hold, for each binary digit of the number of rounds, the estimate of that complete
+    subtree's noise; a new round is added as in a binary counter, and the noise of the round is by
+    how much the sum of the buffers changed. So no more than log2(rounds) of them are held, and one
+    further draw is made for each carry.
+    """
+
+    def __init__(self, rounds: int, restarts: Sequence[int] = ()) -> None:
+        self.rounds = check_rounds(rounds)
+        self._restarts = tuple(restarts)
+        if list(self._restarts) != sorted({r for r in self._restarts if 0 < r < rounds}):
+            raise ConfigError(
+                f"restarts {list(restarts)} are not ascending rounds between 1 and {rounds - 1}"
+            )
+        self.name = "tree-restart" if self._restarts else "tree"
+        self._starts = np.array([0, *self._restarts])
+        self._lengths = np.diff([0, *self._restarts, rounds])
+        self.held = int(max(self._lengths)).bit_length()
+        variances = node_variances(self.held + 1)
+        # A node's estimate is `weight` of its own draw and the rest of its children's estimates.
+        self._weights = variances
+
+    @property
+    def restarts(self) -> tuple[int, ...]:
+        """Rounds at whose start a new tree begins."""
+        return self._restarts
+
+    def restart(self, state: NoiseState, key: NoiseKey | jax.Array) -> NoiseState:
+        """The same state with a new key; the tree itself begins anew by its schedule, in `step`.
+
+        Raises
+            PrivacyError  this round is not one of `restarts`, for which alone was accounted
+        """
+        now = int(state.round)
+        if now not in self._restarts:
+            raise PrivacyError(
+                f"round {now} is no restart of this mechanism ({list(self._restarts)}), so the "
+                "accounting would not hold. Make tree-restart with the rounds of its restarts"
+            )
+        return state._replace(key=_bare(key))
+
+    def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
+        starts = jnp.asarray(self._starts, jnp.int32)
+        segment = jnp.searchsorted(starts, state.round, side="right") - 1
+        count = state.round - starts[segment]
+        weights = jnp.asarray(self._weights, jnp.float32)
+        leaf = draw(state)
+
+        def carries(carry: tuple[jax.Array, PyTree, PyTree]) -> jax.Array:
+            return (count >> carry[0]) & 1 == 1
+
+        def merge(carry: tuple[jax.Array, PyTree, PyTree]) -> tuple[jax.Array, PyTree, PyTree]:
+            level, estimate, gone = carry
+            own = draw(state, level + 1)
+            weight = weights[level + 1]
+            left = jax.tree.map(lambda held: held[level], state.buffers)
+            estimate = jax.tree.map(
+                lambda a, b, c: weight * a + (1 - weight) * (b + c), own, left, estimate
+            )
+            return level + 1, estimate, jax.tree.map(jnp.add, gone, left)
+
+        nothing = jax.tree.map(jnp.zeros_like, leaf)
+        level, estimate, gone = jax.lax.while_loop(carries, merge, (jnp.int32(0), leaf, nothing))
+        # Buffers below are read again only after they were written again: no need to clear them.
+        level = jnp.minimum(level, self.held - 1)
+        buffers = jax.tree.map(lambda held, new: held.at[level].set(new), state.buffers, estimate)
+        return jax.tree.map(jnp.subtract, estimate, gone), buffers
+
+    def sensitivity(self, *, gap: int, max_part: int) -> float:
+        """Exactly, by a dynamic program over the trees of all segments together."""
+        sizes = tuple(size for length in self._lengths for size in forest_sizes(int(length)))
+        return math.sqrt(forest_sensitivity_squared(sizes, gap, max_part))
+
+    def prefix_variances(self) -> Floats:
+        """For each running sum, one estimate for each binary digit of its length."""
+        variances = node_variances(self.held)
+        parts = []
+        before = 0.0
+        for length in self._lengths:
+            counts = np.arange(1, length + 1)
+            digits = (counts[:, None] >> np.arange(self.held)) & 1
+            parts.append(before + digits @ variances)
+            before = float(parts[-1][-1])
+        return np.concatenate(parts)

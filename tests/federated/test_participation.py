@@ -1,0 +1,134 @@
+"""Patterns of participation and the sensitivities that follow, against enumeration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dlm.errors import ConfigError
+from dlm.federated.noise.participation import (
+    banded_sensitivity,
+    forest_sensitivity_squared,
+    forest_sizes,
+    gap_from_min_sep,
+    min_sep_from_gap,
+    most_participations,
+    toeplitz_sensitivity,
+)
+from federated.linear import node_matrix
+
+
+def patterns(rounds: int, gap: int, max_part: int) -> Iterator[tuple[int, ...]]:
+    """Every set of rounds that one user may take part in."""
+
+    def further(pattern: tuple[int, ...], first: int) -> Iterator[tuple[int, ...]]:
+        yield pattern
+        if len(pattern) < max_part:
+            for r in range(first, rounds):
+                yield from further((*pattern, r), r + gap)
+
+    yield from further((), 0)
+
+
+def enumerated(gram: NDArray[np.float64], gap: int, max_part: int) -> float:
+    """Square of the largest sensitivity over all patterns, products by their size."""
+    size = np.abs(gram)
+    rounds = len(gram)
+    return max(
+        float(sum(size[i, j] for i in p for j in p)) for p in patterns(rounds, gap, max_part)
+    )
+
+
+@pytest.mark.parametrize("rounds", range(1, 20))
+@pytest.mark.parametrize("gap", [1, 2, 3, 5, 7])
+def test_the_sensitivity_of_trees_is_that_of_the_worst_pattern(rounds: int, gap: int) -> None:
+    """By enumeration over the dense matrix of nodes."""
+    nodes = node_matrix(rounds)
+    for max_part in (1, 2, 3, 4):
+        found = forest_sensitivity_squared(tuple(forest_sizes(rounds)), gap, max_part)
+        assert found == enumerated(nodes.T @ nodes, gap, max_part)
+
+
+def test_the_trees_of_several_segments_share_one_pattern() -> None:
+    """Restarts do not forget who took part before: the gap reaches over them."""
+    for first, second in [(5, 6), (8, 3), (1, 9)]:
+        nodes = np.zeros((64, first + second))
+        a, b = node_matrix(first), node_matrix(second)
+        nodes[: len(a), :first] = a
+        nodes[len(a) : len(a) + len(b), first:] = b
+        for gap in (1, 3, 4):
+            sizes = (*forest_sizes(first), *forest_sizes(second))
+            found = forest_sensitivity_squared(sizes, gap, 3)
+            assert found == enumerated(nodes.T @ nodes, gap, 3)
+
+
+def test_the_published_sensitivities_of_trees_come_out() -> None:
+    """GDP Table 1 at noise multiplier 7, and BLT Table 3: sens^2 of a forest of complete trees."""
+    for rounds, min_sep, max_part, squared in [
+        (930, 212, 4, 47),
+        (530, 54, 8, 182),
+        (2350, 437, 5, 92),
+        (2052, 341, 6, 118),
+    ]:
+        gap = gap_from_min_sep(min_sep)
+        assert forest_sensitivity_squared(tuple(forest_sizes(rounds)), gap, max_part) == squared
+
+
+@pytest.mark.parametrize("gap", [1, 2, 4, 9])
+def test_the_sensitivity_of_a_toeplitz_matrix_is_that_of_the_worst_pattern(gap: int) -> None:
+    """BLT Theorem 3.1, by enumeration."""
+    rounds = 12
+    coefs = np.sort(np.random.default_rng(gap).uniform(0, 1, rounds))[::-1].copy()
+    matrix = sum(np.eye(rounds, k=-d) * c for d, c in enumerate(coefs))
+    for max_part in (1, 2, 3):
+        found = toeplitz_sensitivity(coefs, rounds, gap, max_part) ** 2
+        assert found == pytest.approx(enumerated(matrix.T @ matrix, gap, max_part), rel=1e-12)
+
+
+def test_a_toeplitz_matrix_whose_worst_pattern_is_not_known_is_refused() -> None:
+    """Theorem 3.1 is for coefficients that do not rise and are not negative."""
+    with pytest.raises(ValueError, match="non-increasing"):
+        toeplitz_sensitivity(np.array([1.0, 0.2, 0.3]), 8, 2, 2)
+    with pytest.raises(ValueError, match="non-negative"):
+        toeplitz_sensitivity(np.array([1.0, -0.1]), 8, 2, 2)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("gap", [1, 2, 3, 4])
+def test_the_sensitivity_of_a_banded_matrix_is_exact_or_above(width: int, gap: int) -> None:
+    """Exact where a participation meets only its neighbours, else never below the truth."""
+    rounds = 12
+    rng = np.random.default_rng(width * 10 + gap)
+    matrix = np.tril(np.triu(rng.normal(size=(rounds, rounds)), 0).T)
+    matrix = np.where(np.subtract.outer(range(rounds), range(rounds)) < width, matrix, 0)
+    gram = matrix.T @ matrix
+    bands = np.zeros((width, rounds))
+    for d in range(width):
+        bands[d, : rounds - d] = np.diagonal(gram, d)
+    for max_part in (1, 2, 3, 4):
+        found, exact = banded_sensitivity(bands, gap, max_part)
+        truth = np.sqrt(enumerated(gram, gap, max_part))
+        assert exact == (width <= 2 * gap or max_part == 1)
+        if exact:
+            assert found == pytest.approx(truth, rel=1e-12)
+        else:
+            assert truth <= found * (1 + 1e-12)
+            assert found <= 1.6 * truth  # a bound that says nothing would be true as well
+
+
+def test_the_papers_count_the_rounds_between() -> None:
+    """MinS 341 is a gap of 342; and their MaxP is less than what may happen."""
+    assert gap_from_min_sep(341) == 342
+    assert min_sep_from_gap(342) == 341
+    with pytest.raises(ConfigError, match="-1"):
+        gap_from_min_sep(-1)
+    assert most_participations(930, gap_from_min_sep(212)) == 5  # GDP Table 1 prints 4
+
+
+def test_more_participations_than_fit_are_those_that_fit() -> None:
+    """A bound larger than what the rounds leave room for changes nothing."""
+    sizes = tuple(forest_sizes(20))
+    assert forest_sensitivity_squared(sizes, 7, 3) == forest_sensitivity_squared(sizes, 7, 99)
