@@ -15,6 +15,7 @@ from dlm.cli import (
     inspect,
     merge,
     perplexity,
+    privacy,
     prune,
     reduce,
     score,
@@ -67,6 +68,7 @@ app.command("cluster")(cluster.cluster)
 app.command("status")(status.status)
 app.command("score")(score.score)
 app.command("token")(token.token)
+app.add_typer(privacy.app, name="privacy")
 
 
 def main() -> None:

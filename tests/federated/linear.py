@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dlm.federated.noise import gaussian, key_from_seed, tree
+from dlm.federated.noise import blt, gaussian, key_from_seed, toeplitz, tree
 from dlm.federated.noise.mechanism import Base, NoiseState
 
-MODULES = [gaussian, tree]
+MODULES = [blt, gaussian, toeplitz, tree]
 PARTS = 16  # draws that a round may take
 
 
@@ -35,6 +35,15 @@ def linear_map(mechanism: Base, monkeypatch: pytest.MonkeyPatch) -> NDArray[np.f
         noise, state = step(state)
         rows.append(np.asarray(noise, np.float64))
     return np.stack(rows)
+
+
+def dense_toeplitz(coefs: NDArray[np.float64], rounds: int) -> NDArray[np.float64]:
+    """C from its first column."""
+    full = np.zeros(rounds)
+    full[: min(len(coefs), rounds)] = coefs[:rounds]
+    return np.array(
+        [[full[t - s] if t >= s else 0.0 for s in range(rounds)] for t in range(rounds)]
+    )
 
 
 def node_matrix(rounds: int) -> NDArray[np.float64]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +17,13 @@ import jax
 import jax.numpy as jnp
 
 from dlm.errors import ConfigError, PrivacyError
-from dlm.federated.noise import key_from_seed, key_from_system, make_mechanism
-from dlm.federated.noise.mechanism import Mechanism
-from dlm.federated.noise.tree import TreeAgg
-from federated.linear import linear_map
+from dlm.federated.noise import NAMES, key_from_seed, key_from_system, make_mechanism
+from dlm.federated.noise.banded import optimise_bandmf
+from dlm.federated.noise.blt import PRODUCTION, Blt
+from dlm.federated.noise.mechanism import Mechanism, NoiseState
+from dlm.federated.noise.toeplitz import BandedToeplitz, band_fhu, band_toep
+from dlm.federated.noise.tree import TreeAgg, TreeAggFull
+from federated.linear import PARTS, dense_toeplitz, linear_map, node_matrix
 
 
 def running_sums(rounds: int) -> NDArray[np.float64]:
@@ -45,7 +51,7 @@ def plain_tree(rounds: int, restarts: tuple[int, ...] = ()) -> NDArray[np.float6
     rows: list[dict[int, float]] = []
     before: dict[int, float] = {}
     edges = [0, *restarts, rounds]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         for count in range(1, end - start + 1):
             row = dict(before)
             place = start
@@ -83,6 +89,164 @@ def test_a_wrong_restart_is_another_covariance(monkeypatch: pytest.MonkeyPatch) 
     """So that the test above is known to see it."""
     sums = running_sums(21) @ linear_map(TreeAgg(21, (4,)), monkeypatch)
     assert np.abs(sums @ sums.T - plain_tree(21, (5,))).max() > 0.5
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 7, 16, 27])
+def test_the_full_tree_streams_the_best_estimate_from_all_nodes(
+    rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the inverse of the dense matrix, though the stream holds a few sums only."""
+    nodes = node_matrix(rounds)
+    mechanism = TreeAggFull(rounds)
+    released = linear_map(mechanism, monkeypatch)
+    dense = np.linalg.inv(nodes.T @ nodes)
+    np.testing.assert_allclose(released @ released.T, dense, atol=2e-6)
+    sums = running_sums(rounds)
+    np.testing.assert_allclose(
+        np.diagonal(sums @ dense @ sums.T), mechanism.prefix_variances(), rtol=1e-10
+    )
+    assert mechanism.held <= rounds.bit_length()
+
+
+def test_the_full_tree_errs_less_than_the_stream() -> None:
+    """In every running sum that is not one whole tree, and it is never worse."""
+    full, online = TreeAggFull(100).prefix_variances(), TreeAgg(100).prefix_variances()
+    assert np.all(full <= online + 1e-12)
+    assert np.mean(full) < 0.8 * np.mean(online)
+
+
+def toeplitz_mechanisms() -> list[BandedToeplitz]:
+    """Of one band, some, and all."""
+    return [band_fhu(9, 1), band_fhu(12, 5), band_fhu(8, 8), band_toep(12, 4)]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_banded_toeplitz_noise_is_the_inverse_of_its_matrix(
+    number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Row by row, and so are its numbers."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    mechanism = toeplitz_mechanisms()[number]
+    n = mechanism.rounds
+    dense = np.linalg.inv(dense_toeplitz(mechanism.coefs, n))
+    released = linear_map(mechanism, monkeypatch)[:, ::PARTS]
+    np.testing.assert_allclose(released, dense, atol=1e-6)
+    sums = running_sums(n) @ dense
+    np.testing.assert_allclose(mechanism.prefix_variances(), np.sum(sums**2, 1), rtol=1e-10)
+
+
+def test_blt_noise_is_the_inverse_of_its_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row by row, for the BLT that trained keyboards; with four buffers and nothing else."""
+    parameters = PRODUCTION[400]
+    mechanism = Blt(40, parameters)
+    dense = np.linalg.inv(dense_toeplitz(parameters.coefs(40), 40))
+    released = linear_map(mechanism, monkeypatch)[:, ::PARTS]
+    np.testing.assert_allclose(released, dense, atol=1e-6)
+    sums = running_sums(40) @ dense
+    np.testing.assert_allclose(mechanism.prefix_variances(), np.sum(sums**2, 1), rtol=1e-10)
+    assert mechanism.state_size(1_400_000) == 4 * 1_400_000
+
+
+@pytest.mark.parametrize(("rounds", "bands"), [(6, 1), (20, 4), (24, 24)])
+def test_banded_noise_is_the_inverse_of_its_matrix(
+    rounds: int, bands: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Row by row; its columns have norm 1, as the accounting of BandMF takes for granted."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    mechanism = optimise_bandmf(rounds, bands)
+    dense = np.zeros((rounds, rounds))
+    for t in range(rounds):
+        for d in range(min(bands, t + 1)):
+            dense[t, t - d] = mechanism.rows[t, d]
+    np.testing.assert_allclose(np.linalg.norm(dense, axis=0), 1, rtol=1e-12)
+    inverse = np.linalg.inv(dense)
+    released = linear_map(mechanism, monkeypatch)[:, ::PARTS]
+    np.testing.assert_allclose(released, inverse, atol=1e-6)
+    sums = running_sums(rounds) @ inverse
+    np.testing.assert_allclose(mechanism.prefix_variances(), np.sum(sums**2, 1), rtol=1e-10)
+    gram = dense.T @ dense
+    for d in range(bands):
+        np.testing.assert_allclose(
+            mechanism.gram()[d, : rounds - d], np.diagonal(gram, d), atol=1e-12
+        )
+    assert mechanism.sensitivity(gap=bands, max_part=3) == pytest.approx(
+        np.sqrt(min(3, -(-rounds // bands)))
+    )
+
+
+def statistic(mechanism: Mechanism, claimed: Mechanism, rounds: int, seed: int) -> float:
+    """How far sampled noise is from the covariance another mechanism claims: about 0, in sigmas.
+
+    The noise is whitened by what is claimed; then the mean square of each round is a chi-squared
+    and products of rounds are uncorrelated, so that the worst of both is compared with its spread.
+    """
+    size = 4_000
+    state = mechanism.init(key_from_seed(seed), jnp.zeros(size))
+    rows = []
+    step = jax.jit(mechanism.step)
+    for _ in range(rounds):
+        noise, state = step(state)
+        rows.append(np.asarray(noise, np.float64))
+    sums = np.cumsum(np.stack(rows), axis=0)
+    covariance = CLAIMS[claimed.name](rounds)
+    white = np.linalg.solve(np.linalg.cholesky(covariance), sums)
+    found = white @ white.T / size - np.eye(rounds)
+    spread = np.sqrt((1 + np.eye(rounds)) / size)
+    return float(np.abs(found / spread).max())
+
+
+def claim_blt(rounds: int) -> NDArray[np.float64]:
+    """Covariance of running sums of the BLT below."""
+    dense = np.linalg.inv(dense_toeplitz(PRODUCTION[100].coefs(rounds), rounds))
+    return running_sums(rounds) @ dense @ dense.T @ running_sums(rounds).T
+
+
+CLAIMS: dict[str, Callable[[int], NDArray[np.float64]]] = {
+    "gaussian": lambda n: running_sums(n) @ running_sums(n).T,
+    "tree": plain_tree,
+    "tree-restart": lambda n: plain_tree(n, (5,)),
+    "blt": claim_blt,
+}
+
+
+def test_sampled_noise_has_its_covariance_and_no_other() -> None:
+    """Accepts each mechanism, rejects another order, restart, or sigma."""
+    rounds = 12
+    made: dict[str, Mechanism] = {
+        "gaussian": make_mechanism("gaussian", rounds=rounds),
+        "tree": make_mechanism("tree", rounds=rounds),
+        "tree-restart": make_mechanism("tree-restart", rounds=rounds, restarts=(5,)),
+        "blt": Blt(rounds, PRODUCTION[100]),
+    }
+    for name, mechanism in made.items():
+        for other, claimed in made.items():
+            far = statistic(mechanism, claimed, rounds, seed=len(name))
+            if name == other:
+                assert far < 4.5, name
+            else:
+                assert far > 12, (name, other)
+
+
+def test_a_wrong_sigma_is_another_covariance() -> None:
+    """Five per cent more or less noise are seen."""
+    tree = make_mechanism("tree", rounds=12)
+
+    class Scaled:
+        """Noise of another size."""
+
+        def __init__(self, factor: float) -> None:
+            self.factor = factor
+
+        init = staticmethod(tree.init)
+
+        def step(self, state: NoiseState) -> tuple[object, NoiseState]:
+            """As the tree's, larger or smaller."""
+            noise, state = tree.step(state)
+            return jax.tree.map(lambda leaf: self.factor * leaf, noise), state
+
+    assert statistic(Scaled(1.0), tree, 12, 4) < 4.5  # type: ignore[arg-type]
+    for factor in (0.95, 1.05):
+        assert statistic(Scaled(factor), tree, 12, 4) > 4.5  # type: ignore[arg-type]
 
 
 def test_independent_noise_is_independent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +301,7 @@ def test_a_restart_that_was_not_accounted_for_is_refused() -> None:
     """Only at the rounds that the sensitivity counts."""
     template = jnp.zeros(3)
     tree = make_mechanism("tree", rounds=4)
-    with pytest.raises(PrivacyError, match="cannot be restarted|no restart"):
+    with pytest.raises(PrivacyError, match="no restart"):
         tree.restart(tree.init(key_from_seed(0), template), key_from_seed(1))
     restarted = make_mechanism("tree-restart", rounds=4, restarts=(2,))
     state = restarted.init(key_from_seed(0), template)
@@ -190,7 +354,14 @@ def test_settings_that_no_mechanism_has_are_refused() -> None:
             make_mechanism(**settings)  # type: ignore[arg-type]
 
 
-def test_every_mechanism_answers_the_protocol() -> None:
+def test_every_mechanism_answers_the_protocol(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By name."""
-    for name in ("gaussian", "tree"):
-        assert isinstance(make_mechanism(name, rounds=4), Mechanism)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in NAMES:
+        restarts = (2,) if name == "tree-restart" else ()
+        mechanism = make_mechanism(name, rounds=4, gap=2, max_part=2, restarts=restarts)
+        assert isinstance(mechanism, Mechanism)
+        assert mechanism.name == name
+        assert 0 < mechanism.rms_loss(gap=2, max_part=2) <= mechanism.max_loss(gap=2, max_part=2)

@@ -11,6 +11,7 @@ participations with that gap.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -202,3 +203,14 @@ def _front(states: Any) -> tuple[tuple[int, int], ...]:
             kept.append((value, closed))
             least = closed
     return tuple(kept)
+
+
+def named_sensitivity(
+    name: str, rounds: int, gap: int, max_part: int, restarts: tuple[int, ...] = ()
+) -> float:
+    """Of a mechanism that has no parameters: gaussian, tree, tree-full or tree-restart."""
+    if name == "gaussian":
+        return math.sqrt(check_participation(rounds, gap, max_part))
+    edges = [0, *restarts, rounds]
+    sizes = tuple(size for a, b in itertools.pairwise(edges) for size in forest_sizes(b - a))
+    return math.sqrt(forest_sensitivity_squared(sizes, gap, max_part))

@@ -127,3 +127,127 @@ class TreeAgg(Base):
             parts.append(before + digits @ variances)
             before = float(parts[-1][-1])
         return np.concatenate(parts)
+
+
+class TreeAggFull(Base):
+    """Tree aggregation with the best estimate from all complete nodes, in a stream.
+
+    Its noise has covariance (C^T C)^-1, C having a row for each complete node. Drawn in order of
+    rounds, each noise depends on those before it only through the sums of the complete left halves
+    beside its path to the root: `held` sums, one for each digit of the round, are enough.
+
+    Args
+        rounds  must be all of them: which nodes are complete, and what they tell, hangs on it
+    Paper
+        BLT 2.3 (pseudo-inverse of Denisov et al. 2022), which holds all rounds' noise instead
+    """
+
+    name = "tree-full"
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = check_rounds(rounds)
+        self._sizes = forest_sizes(rounds)
+        self.held = max(self._sizes[0].bit_length() - 1, 0)
+        self._spread, self._pull = _conditionals(self._sizes)
+
+    def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
+        starts = np.cumsum([0, *self._sizes[:-1]])
+        segment = jnp.searchsorted(jnp.asarray(starts), state.round, side="right") - 1
+        place = state.round - jnp.asarray(starts)[segment]
+        spread = jnp.asarray(self._spread, jnp.float32)[state.round]
+        pull = jnp.asarray(self._pull, jnp.float32)[state.round]
+        noise = jax.tree.map(
+            lambda fresh, sums: spread * fresh + jnp.tensordot(pull, sums, 1),
+            draw(state),
+            state.buffers,
+        )
+        # Sums are added as in a binary counter: those of the digits that carry go into the next.
+        levels = jnp.arange(self.held)
+        carried = (place & ((2 << levels) - 1)) == (2 << levels) - 1  # this digit and all below
+        target = jnp.argmin(carried) if self.held else 0
+        into = jnp.where(levels == target, 1.0, 0.0) * (1 - jnp.all(carried))
+        gone = carried.astype(jnp.float32)
+
+        def counted(sums: jax.Array, new: jax.Array) -> jax.Array:
+            total = new + jnp.tensordot(gone, sums, 1)
+            keep = jnp.where(carried, 0.0, 1.0) * (1 - into)
+            column = (-1, *[1] * new.ndim)
+            return sums * keep.reshape(column) + into.reshape(column) * total
+
+        return noise, jax.tree.map(counted, state.buffers, noise)
+
+    def sensitivity(self, *, gap: int, max_part: int) -> float:
+        """Exactly, by a dynamic program over the trees."""
+        return math.sqrt(forest_sensitivity_squared(tuple(self._sizes), gap, max_part))
+
+    def prefix_variances(self) -> Floats:
+        """From the covariance of each tree: its trees are independent of each other."""
+        parts = []
+        before = 0.0
+        for size in self._sizes:
+            parts.append(before + _full_variances(size))
+            before = float(parts[-1][-1])
+        return np.concatenate(parts)
+
+
+def _full_variances(size: int) -> Floats:
+    """(size,) variance of each running sum in one complete tree, from all of its nodes.
+
+    A running sum is a path from the root: at each node it takes the whole left half and goes right,
+    or goes left. `sums[v]` is how the noise of a node's whole relates to its left half.
+    """
+    levels = size.bit_length()
+    # var[h]: variance of a subtree's whole sum from its own nodes alone.
+    alone = node_variances(levels)
+
+    def inside(level: int, whole: float) -> tuple[Floats, Floats]:
+        """For a subtree whose whole has variance `whole` given everything above it:
+
+        (variance of each running sum in it, covariance of each with the whole).
+        """
+        if level == 0:
+            return np.array([whole]), np.array([whole])
+        # Given the whole, the left half is half of it and a residual of its own.
+        residual = alone[level - 1] / 2
+        half = whole / 4 + residual
+        variances, with_half = inside(level - 1, half)
+        # Left half L = W/2 + E, right half R = W/2 - E; a running sum P in a half H is
+        # with_half / half * H and a part independent of both.
+        slope = with_half / half
+        left_with_whole = slope * whole / 2
+        right = half + variances + 2 * slope * (whole / 4 - residual)
+        right_with_whole = whole / 2 + slope * whole / 2
+        return np.concatenate([variances, right]), np.concatenate(
+            [left_with_whole, right_with_whole]
+        )
+
+    return inside(levels - 1, float(alone[levels - 1]))[0]
+
+
+def _conditionals(sizes: Sequence[int]) -> tuple[Floats, Floats]:
+    """(standard deviation, weights on the held sums) of each round's noise, given those before.
+
+    Shapes
+        returns  (rounds,) and (rounds, held)
+    """
+    held = max(sizes[0].bit_length() - 1, 0)
+    spreads, pulls = [], []
+    for size in sizes:
+        top = size.bit_length() - 1
+        alone = node_variances(top + 1)
+        for place in range(size):
+            # What the nodes above say of the sum at each level of the path, from the root down:
+            # with precision `sure`, that it is `weights` times the held sums.
+            sure = 0.0
+            weights = np.zeros(held)
+            for level in range(top, 0, -1):
+                # The node of this level adds that its own sum is 0, with precision 1.
+                weights *= sure / (sure + 1)
+                sure += 1
+                if place >> (level - 1) & 1:  # its left half is complete: what is left is ours
+                    weights[level - 1] -= 1
+                else:  # its right half is still to come
+                    sure = 1 / (1 / sure + alone[level - 1])
+            spreads.append(1 / math.sqrt(sure + 1))
+            pulls.append(weights * sure / (sure + 1))
+    return np.array(spreads), np.array(pulls).reshape(len(spreads), held)

@@ -1,0 +1,343 @@
+"""`dlm privacy`: what noise costs, what it guarantees, and what to run for a target."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from dlm.federated.account.plan import Plan, Sensitivity
+    from dlm.federated.noise.mechanism import Mechanism
+
+app = typer.Typer(
+    help="What noise costs, what it guarantees, and what to run for a target.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+class Name(StrEnum):
+    """Mechanisms by the names of the command line."""
+
+    gaussian = "gaussian"
+    tree = "tree"
+    tree_full = "tree-full"
+    bandmf = "bandmf"
+    bandtoep = "bandtoep"
+    bandfhu = "bandfhu"
+    blt = "blt"
+
+
+Delta = Annotated[float, typer.Option("--delta", help="Probability that epsilon does not hold.")]
+Rounds = Annotated[int, typer.Option("--rounds", help="Rounds that are run.")]
+MaxPart = Annotated[int, typer.Option("--max-part", help="Most participations of one user.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Which = Annotated[Name, typer.Option("--mechanism", help="How noise is correlated over rounds.")]
+Buffers = Annotated[int, typer.Option("--buffers", help="Of a BLT.")]
+Bands = Annotated[
+    int | None, typer.Option("--bands", help="Of bandmf, bandtoep, bandfhu; the gap if not given.")
+]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Draw to this file, as .png or .svg.")]
+
+
+@app.command("account")
+def account(
+    mechanism: Which,
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Standard deviation of the independent draws over the clip norm.")
+    ],
+    rounds: Rounds,
+    min_sep: Annotated[
+        int, typer.Option(help="Fewest rounds between two participations (MinS): the gap less 1.")
+    ],
+    max_part: MaxPart,
+    delta: Delta,
+    made_for: Annotated[
+        str | None,
+        typer.Option(help="Of a BLT: optimise it for ROUNDS,GAP,MAXPART, as 2000,100,10."),
+    ] = None,
+    buffers: Buffers = 4,
+    bands: Bands = None,
+    as_json: Json = False,
+) -> None:
+    """What Gaussian noise of a mechanism guarantees: zCDP and epsilon.
+
+    A BLT is the one of BLT Table 4 that was made for the nearest gap (100, 400 or 1,000 rounds),
+    unless --made-for says otherwise: account for the one that is run.
+
+    Example: dlm privacy account --mechanism tree --noise-multiplier 7 --rounds 930 --min-sep 212 --max-part 4 --delta 1e-10
+    """  # noqa: E501
+    from dlm.federated.account.zcdp import gaussian_epsilon, rho_of, zcdp_epsilon
+    from dlm.federated.noise.participation import gap_from_min_sep, most_participations
+
+    gap = gap_from_min_sep(min_sep)
+    sensitivity, exact, what = _sensitivity(
+        mechanism.value, rounds, gap, max_part, made_for=made_for, buffers=buffers, bands=bands
+    )
+    rho = rho_of(sensitivity, noise_multiplier)
+    most = most_participations(rounds, gap)
+    notes = []
+    if max_part < most:
+        notes.append(
+            f"{most} participations fit into {rounds} rounds with this separation: the numbers "
+            f"hold if no user took part more than {max_part} times, which must be enforced or "
+            "measured"
+        )
+    if not exact:
+        notes.append("the sensitivity is an upper bound, and so are the numbers that follow")
+    answer = {
+        "mechanism": mechanism.value,
+        "made_for": what,
+        "rounds": rounds,
+        "min_sep": min_sep,
+        "gap": gap,
+        "max_part": max_part,
+        "noise_multiplier": noise_multiplier,
+        "delta": delta,
+        "sensitivity": sensitivity,
+        "sensitivity_exact": exact,
+        "rho": rho,
+        "epsilon": gaussian_epsilon(rho, delta),
+        "epsilon_of_any_zcdp_mechanism": zcdp_epsilon(rho, delta),
+        "notes": notes,
+    }
+    if as_json:
+        _print_json(answer)
+        return
+    print(f"{mechanism.value}{f' ({what})' if what else ''}, {rounds} rounds, gap {gap}, "
+          f"{max_part} participations, noise multiplier {noise_multiplier:g}")  # fmt: skip
+    print(f"sensitivity  {sensitivity:.6g}{'' if exact else '  (upper bound)'}")
+    print(f"zCDP rho     {rho:.6g}")
+    print(f"epsilon      {answer['epsilon']:.6g}  at delta {delta:g}")
+    for note in notes:
+        print(f"note: {note}")
+
+
+@app.command("mechanism")
+def mechanism(
+    mechanism: Which,
+    rounds: Rounds,
+    gap: Annotated[
+        int, typer.Option(help="Least difference of rounds of two participations of a user.")
+    ],
+    max_part: MaxPart,
+    buffers: Buffers = 4,
+    bands: Bands = None,
+    error: Annotated[str, typer.Option(help="A BLT is optimised for: max or mean.")] = "max",
+    as_json: Json = False,
+    plot: Plot = None,
+) -> None:
+    """The losses of a mechanism: noise in running sums at equal privacy.
+
+    An optimised mechanism is optimised for this participation and kept in the cache folder.
+
+    Example: dlm privacy mechanism --mechanism blt --rounds 2052 --gap 342 --max-part 6 --buffers 2
+    """
+    from dlm.federated.noise.make import make_mechanism
+
+    made = make_mechanism(
+        mechanism.value, rounds=rounds, gap=gap, max_part=max_part, buffers=buffers, bands=bands,
+        error=error, progress=_tell,
+    )  # fmt: skip
+    asked = {"gap": gap, "max_part": max_part}
+    answer = {
+        "mechanism": mechanism.value,
+        "rounds": rounds,
+        "gap": gap,
+        "max_part": max_part,
+        "rms_loss": made.rms_loss(**asked),
+        "max_loss": made.max_loss(**asked),
+        "sensitivity": made.sensitivity(**asked),
+        "sensitivity_exact": made.sensitivity_is_exact(**asked),
+        "buffers": made.state_size(1),
+    }
+    if plot is not None:
+        _plot_errors(made, made.sensitivity(**asked), plot)
+    if as_json:
+        _print_json(answer)
+        return
+    bound = "" if answer["sensitivity_exact"] else "  (upper bound)"
+    print(f"{mechanism.value}, {rounds} rounds, gap {gap}, {max_part} participations")
+    print(f"RmsLoss      {answer['rms_loss']:.6g}")
+    print(f"MaxLoss      {answer['max_loss']:.6g}")
+    print(f"sensitivity  {answer['sensitivity']:.6g}{bound}")
+    print(f"buffers      {answer['buffers']} of the model's size")
+
+
+@app.command("plan")
+def plan(
+    population: Annotated[int, typer.Option(help="Users that can take part.")],
+    rounds: Rounds,
+    delta: Delta = 1e-10,
+    target_rho: Annotated[float | None, typer.Option(help="zCDP to reach.")] = None,
+    target_epsilon: Annotated[float | None, typer.Option(help="Or epsilon to reach.")] = None,
+    simulated_goal: Annotated[
+        int, typer.Option(help="Users a round in a simulation that learned well.")
+    ] = 500,
+    simulated_noise: Annotated[float, typer.Option(help="And its noise multiplier.")] = 0.54,
+    largest_goal: Annotated[int, typer.Option(help="Most users a round can have.")] = 6_500,
+    round_minutes: Annotated[
+        float | None, typer.Option(help="How long a round takes, for the timer.")
+    ] = None,
+    mechanism: Which = Name.tree,
+    as_json: Json = False,
+    plot: Plot = None,
+) -> None:
+    """What to run for a target: report goal, noise and timer (GDP 2.5).
+
+    Example: dlm privacy plan --population 4000000 --rounds 2000 --target-rho 0.5 --round-minutes 4
+    """
+    from dlm.errors import ConfigError
+    from dlm.federated.account.plan import make_plan
+    from dlm.federated.account.zcdp import rho_for_epsilon
+
+    if (target_rho is None) == (target_epsilon is None):
+        raise ConfigError("give one target: --target-rho or --target-epsilon")
+    if target_rho is None:
+        assert target_epsilon is not None
+        target_rho = rho_for_epsilon(target_epsilon, delta)
+    made = make_plan(
+        population=population,
+        rounds=rounds,
+        target_rho=target_rho,
+        delta=delta,
+        simulated_goal=simulated_goal,
+        simulated_noise=simulated_noise,
+        largest_goal=largest_goal,
+        sensitivity=_planned(mechanism.value),
+        round_minutes=round_minutes,
+    )
+    if plot is not None:
+        _plot_plan(made, plot)
+    if as_json:
+        import dataclasses
+
+        _print_json({"mechanism": mechanism.value, **dataclasses.asdict(made)})
+        return
+    chosen = made.chosen
+    print(f"target        zCDP rho {target_rho:.4g}, {mechanism.value}, {rounds} rounds")
+    print(f"report goal   {chosen.report_goal} users a round")
+    print(f"noise         multiplier {chosen.noise_multiplier:.4g}")
+    print(f"separation    gap {chosen.gap} (MinS {chosen.min_sep}), at most "
+          f"{chosen.max_part} participations")  # fmt: skip
+    if made.timer_hours is not None:
+        print(f"timer         {made.timer_hours:g} hours")
+    print(f"guarantee     rho {chosen.rho:.4g}, epsilon {chosen.epsilon:.4g} at delta {delta:g}")
+    for note in made.notes:
+        print(f"note: {note}")
+
+
+def _sensitivity(
+    name: str,
+    rounds: int,
+    gap: int,
+    max_part: int,
+    *,
+    made_for: str | None = None,
+    buffers: int = 4,
+    bands: int | None = None,
+) -> tuple[float, bool, str]:
+    """(sensitivity, whether it is exact, what the mechanism was made for)."""
+    from dlm.errors import ConfigError
+    from dlm.federated.noise.participation import check_participation, named_sensitivity
+
+    times = check_participation(rounds, gap, max_part)
+    if made_for is not None and name != "blt":
+        raise ConfigError("--made-for is for a BLT; the bands of banded mechanisms are --bands")
+    if name in ("gaussian", "tree", "tree-full"):
+        return named_sensitivity(name, rounds, gap, max_part), True, ""
+    if name == "blt":
+        from dlm.federated.noise.blt import Blt, nearest_production, optimise_blt
+
+        if made_for is None:
+            parameters = nearest_production(gap)
+        else:
+            try:
+                for_rounds, for_gap, for_part = (int(part) for part in made_for.split(","))
+            except ValueError:
+                raise ConfigError(
+                    f"--made-for is {made_for!r}, not ROUNDS,GAP,MAXPART as 2000,100,10"
+                ) from None
+            parameters = optimise_blt(for_rounds, for_gap, for_part, buffers=buffers)
+        blt = Blt(rounds, parameters)
+        return blt.sensitivity(gap=gap, max_part=max_part), True, parameters.made_for
+    width = min(gap if bands is None else bands, rounds)
+    what = f"{width} bands"
+    if name == "bandmf" and width <= gap:
+        # All columns have norm 1 and those of one user do not meet, whatever their entries are.
+        return math.sqrt(times), True, what
+    from dlm.federated.noise.make import make_mechanism
+
+    made = make_mechanism(
+        name, rounds=rounds, gap=gap, max_part=max_part, bands=width, progress=_tell
+    )
+    asked = {"gap": gap, "max_part": max_part}
+    return made.sensitivity(**asked), made.sensitivity_is_exact(**asked), what
+
+
+def _planned(name: str) -> Sensitivity:
+    def sensitivity(rounds: int, gap: int, max_part: int) -> float:
+        return _sensitivity(name, rounds, gap, max_part)[0]
+
+    return sensitivity
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _print_json(answer: dict[str, Any]) -> None:
+    """JSON has no infinity: an infinite number is null there."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        if isinstance(value, dict):
+            return {key: finite(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(inner) for inner in value]
+        return value
+
+    print(json.dumps(finite(answer), indent=2))
+
+
+def _figure() -> Any:
+    """pyplot, drawing to files alone."""
+    from dlm.errors import ConfigError
+
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError as exc:
+        raise ConfigError("a plot needs matplotlib: pip install matplotlib") from exc
+    return pyplot
+
+
+def _plot_errors(made: Mechanism, sensitivity: float, path: Path) -> None:
+    import numpy as np
+
+    pyplot = _figure()
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    axes.plot(sensitivity * np.sqrt(made.prefix_variances()))
+    axes.set(xlabel="round", ylabel="sensitivity x standard deviation", title=made.name)
+    figure.savefig(path, bbox_inches="tight")
+    pyplot.close(figure)
+
+
+def _plot_plan(made: Plan, path: Path) -> None:
+    pyplot = _figure()
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    axes.plot([s.report_goal for s in made.considered], [s.rho for s in made.considered])
+    axes.axhline(made.target_rho, linestyle=":", color="grey")
+    axes.plot([made.chosen.report_goal], [made.chosen.rho], "o")
+    axes.set(xlabel="report goal, noise in proportion", ylabel="zCDP rho", yscale="log")
+    figure.savefig(path, bbox_inches="tight")
+    pyplot.close(figure)

@@ -1,0 +1,212 @@
+"""Stages that touched the same users, and the guarantee of all of them together.
+
+A stage without noise has no guarantee, so neither has whatever was built from it: then epsilon is
+infinite, and the notes say which stage it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dlm.errors import ConfigError, PrivacyError
+from dlm.federated.account.sampled import make_accountant, refuse_unless_poisson
+from dlm.federated.account.zcdp import gaussian_epsilon, joined_noise, rho_of, zcdp_epsilon
+
+SAMPLINGS = ("poisson", "fixed", "timer")
+
+
+@dataclasses.dataclass(frozen=True)
+class StageRecord:
+    """What a stage of training did to users' privacy; plain values, so that it goes into JSON.
+
+    Args
+        stage             "unigrams", "pieces", "network", or what a run calls it
+        mechanism         name, as `make_mechanism` takes it; "none" for a raw stage
+        noise_multiplier  of the independent draws over the clip norm; None: no noise was added
+        rounds            rounds released
+        gap               least difference of rounds of a user's participations, observed or
+                          enforced (`gap_from_min_sep` converts the papers' MinS)
+        max_part          most participations of a user, observed or enforced; never
+                          rounds / gap rounded down, which can be less than what happened
+        sensitivity       the mechanism's for that participation and a clip norm of 1; needed for
+                          all but "gaussian" and "tree"
+        sampling          how cohorts were drawn: "poisson", "fixed" report goal, or "timer"
+        sampling_rate     of "poisson": the probability; with it amplification is accounted for
+        clip_noise        where the clip norm adapts: standard deviation on the clip counts;
+                          `noise_multiplier` is then that of the updates alone
+        norm_inflation    norm after rounding for secure aggregation over the clip norm
+        restarts          of "tree-restart"
+        simulated         the noise came from a configured seed, so that it protects nobody
+        extras            more for the report; not accounted for
+    """
+
+    stage: str
+    mechanism: str
+    noise_multiplier: float | None
+    rounds: int
+    gap: int = 1
+    max_part: int = 1
+    sensitivity: float | None = None
+    sampling: str = "timer"
+    sampling_rate: float | None = None
+    clip_noise: float | None = None
+    norm_inflation: float = 1.0
+    restarts: tuple[int, ...] = ()
+    simulated: bool = False
+    extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.sampling not in SAMPLINGS:
+            raise ConfigError(
+                f"stage {self.stage}: sampling is {self.sampling!r}, not one of {SAMPLINGS}"
+            )
+        if self.sampling_rate is not None:
+            refuse_unless_poisson(self.sampling)
+            if self.mechanism != "gaussian":
+                raise PrivacyError(
+                    f"stage {self.stage}: amplification by sampling is accounted for with "
+                    f"independent noise alone, not with {self.mechanism}"
+                )
+            if not 0 < self.sampling_rate <= 1:
+                raise ConfigError(
+                    f"stage {self.stage}: sampling rate {self.sampling_rate} is not in (0, 1]"
+                )
+        if self.norm_inflation < 1:
+            raise ConfigError(f"stage {self.stage}: rounding cannot shrink norms")
+        if min(self.rounds, self.gap, self.max_part) < 1:
+            raise ConfigError(f"stage {self.stage}: rounds, gap and max_part are at least 1")
+
+    @property
+    def raw(self) -> bool:
+        """Whether the stage released sums without noise."""
+        return self.mechanism == "none" or not self.noise_multiplier
+
+    @property
+    def effective_noise(self) -> float:
+        """The noise multiplier with clip counts and rounding taken into account; 0 if raw."""
+        if self.raw:
+            return 0.0
+        assert self.noise_multiplier is not None
+        noise = self.noise_multiplier / self.norm_inflation
+        return noise if self.clip_noise is None else joined_noise(noise, self.clip_noise)
+
+    @property
+    def worst_sensitivity(self) -> float:
+        """`sensitivity`, or the mechanism's own where it needs no parameters."""
+        if self.sensitivity is not None:
+            return self.sensitivity
+        if self.mechanism not in ("gaussian", "tree", "tree-full", "tree-restart"):
+            raise ConfigError(
+                f"stage {self.stage}: the sensitivity of {self.mechanism} hangs on its parameters; "
+                "give the mechanism's own"
+            )
+        from dlm.federated.noise.participation import named_sensitivity
+
+        return named_sensitivity(
+            self.mechanism, self.rounds, self.gap, self.max_part, self.restarts
+        )
+
+    @property
+    def rho(self) -> float:
+        """zCDP of this stage, without amplification."""
+        return math.inf if self.raw else rho_of(self.worst_sensitivity, self.effective_noise)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, from which `from_json` makes the same record."""
+        return {**dataclasses.asdict(self), "restarts": list(self.restarts)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> StageRecord:
+        """The record that `to_json` wrote; unknown or missing fields are refused."""
+        try:
+            return cls(**{**values, "restarts": tuple(values.get("restarts", ()))})
+        except TypeError as exc:
+            raise ConfigError(f"this is no record of a stage: {exc}") from exc
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyNumbers:
+    """The guarantee of several stages together.
+
+    Args
+        rho        zCDP, without amplification by sampling; infinite with a raw stage
+        epsilons   by accountant: "gaussian" (exact, where nothing is sampled) or "pld" (where
+                   something is), "rdp" where something is sampled, "zcdp" (holds for any noise)
+        epsilon    the least of these that is tight
+        notes      what a reader must know before believing them
+    """
+
+    rho: float
+    epsilon: float
+    delta: float
+    epsilons: Mapping[str, float]
+    stages: tuple[StageRecord, ...]
+    notes: tuple[str, ...]
+
+
+def compose(stages: Sequence[StageRecord], delta: float) -> PrivacyNumbers:
+    """The guarantee of `stages` together, each user counted as being in all of them.
+
+    Gaussian stages compose into one Gaussian whose rho is the sum, also where a later stage is
+    chosen after an earlier one was released; sampled ones are composed with it numerically.
+
+    Raises
+        ConfigError   no stage at all
+        PrivacyError  a stage asks for amplification that its cohorts do not allow
+    """
+    if not stages:
+        raise ConfigError("there is no stage to account for")
+    notes = []
+    for stage in stages:
+        if stage.raw:
+            notes.append(
+                f"stage {stage.stage} released sums without noise: it has no guarantee, so epsilon "
+                "is infinite for whatever is built from it"
+            )
+        if stage.simulated:
+            notes.append(
+                f"the noise of stage {stage.stage} came from a configured seed: these are the "
+                "numbers of a simulation, and nobody is protected by it"
+            )
+        if not stage.raw and stage.norm_inflation > 1:
+            notes.append(
+                f"stage {stage.stage}: rounding for secure aggregation raises norms by a factor of "
+                f"{stage.norm_inflation:.6g}, which is accounted for"
+            )
+    rho = math.fsum(stage.rho for stage in stages)
+    if math.isinf(rho):
+        none = dict.fromkeys(("gaussian", "zcdp"), math.inf)
+        return PrivacyNumbers(math.inf, math.inf, delta, none, tuple(stages), tuple(notes))
+    sampled = [stage for stage in stages if stage.sampling_rate is not None]
+    epsilons = {"zcdp": zcdp_epsilon(rho, delta)}
+    if not sampled:
+        epsilons["gaussian"] = gaussian_epsilon(rho, delta)
+        tight = epsilons["gaussian"]
+    else:
+        notes.append(
+            "amplified by Poisson sampling in stage " + ", ".join(stage.stage for stage in sampled)
+        )
+        for name in ("pld", "rdp"):
+            epsilons[name] = _numerical(name, stages, delta)
+        tight = min(epsilons["pld"], epsilons["zcdp"])
+    return PrivacyNumbers(rho, tight, delta, epsilons, tuple(stages), tuple(notes))
+
+
+def _numerical(accountant: str, stages: Sequence[StageRecord], delta: float) -> float:
+    """Epsilon by dp-accounting: sampled stages round by round, all others as one Gaussian."""
+    from dp_accounting import dp_event
+
+    ledger = make_accountant(accountant)
+    rest = math.fsum(stage.rho for stage in stages if stage.sampling_rate is None)
+    if rest:
+        ledger.compose(dp_event.GaussianDpEvent(1 / math.sqrt(2 * rest)))
+    for stage in stages:
+        if stage.sampling_rate is not None:
+            event = dp_event.PoissonSampledDpEvent(
+                stage.sampling_rate, dp_event.GaussianDpEvent(stage.effective_noise)
+            )
+            ledger.compose(event, stage.rounds)
+    return float(ledger.get_epsilon(delta))

@@ -1,0 +1,162 @@
+"""What to run for a target: report goal, timer and noise, before any user is asked.
+
+The hypothesis behind it (GDP 2.2, BLT 5): with noise multiplier and report goal raised together,
+the model learns as well, so that a small simulation tells the noise a large run can bear. A larger
+report goal uses users up faster: the gap is at most population / report goal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from dlm.errors import ConfigError
+from dlm.federated.account.zcdp import gaussian_epsilon, noise_for, rho_of
+from dlm.federated.noise.participation import min_sep_from_gap, most_participations
+
+# (rounds, gap, max_part) -> sensitivity
+Sensitivity = Callable[[int, int, int], float]
+GRID = 200  # report goals tried between the least and the most
+
+
+@dataclasses.dataclass(frozen=True)
+class Extrapolated:
+    """One setting, and what it would guarantee.
+
+    Shapes
+        gap, min_sep, max_part  in rounds; min_sep is the papers' MinS, one less than the gap
+    """
+
+    report_goal: int
+    noise_multiplier: float
+    rounds: int
+    gap: int
+    min_sep: int
+    max_part: int
+    rho: float
+    epsilon: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What to run, and whether it learns as the simulation did.
+
+    Args
+        chosen            the setting
+        keeps_utility     noise and report goal have the simulation's proportion; otherwise the
+                          noise was raised beyond it and the model will be worse
+        timer_hours       how long a device waits, in whole days as devices come by night; None
+                          without the time of a round
+        considered        settings of rising report goal, noise in the simulation's proportion
+    """
+
+    chosen: Extrapolated
+    target_rho: float
+    delta: float
+    keeps_utility: bool
+    timer_hours: float | None
+    considered: tuple[Extrapolated, ...]
+    notes: tuple[str, ...]
+
+
+def extrapolate(
+    population: int,
+    rounds: int,
+    report_goal: int,
+    noise_multiplier: float,
+    delta: float,
+    sensitivity: Sensitivity,
+) -> Extrapolated:
+    """What `rounds` rounds of `report_goal` users guarantee if users come round in turn.
+
+    Guarantees
+        the number of participations is the most that the gap allows, not rounds / MinS
+    """
+    gap = min(population // report_goal, rounds)
+    if gap < 1:
+        raise ConfigError(f"{report_goal} users a round are more than the {population} there are")
+    max_part = most_participations(rounds, gap)
+    rho = rho_of(sensitivity(rounds, gap, max_part), noise_multiplier)
+    return Extrapolated(
+        report_goal, noise_multiplier, rounds, gap, min_sep_from_gap(gap), max_part, rho,
+        gaussian_epsilon(rho, delta),
+    )  # fmt: skip
+
+
+def make_plan(
+    *,
+    population: int,
+    rounds: int,
+    target_rho: float,
+    delta: float,
+    simulated_goal: int,
+    simulated_noise: float,
+    largest_goal: int,
+    sensitivity: Sensitivity,
+    round_minutes: float | None = None,
+) -> Plan:
+    """The smallest report goal that meets the target, its noise and its timer.
+
+    Args
+        simulated_goal, simulated_noise  a simulation that learned well enough (GDP: 500 and 0.54)
+        largest_goal                     most users a round that the system can take
+        round_minutes                    how long a round takes, for the timer
+    Paper
+        GDP 2.5 (2)-(4): noise from a simulation, goal and noise raised together, and if that is
+        not enough the largest goal with more noise
+    """
+    numbers = {
+        "population": population, "rounds": rounds, "target rho": target_rho,
+        "simulated goal": simulated_goal, "simulated noise": simulated_noise,
+        "largest goal": largest_goal,
+    }  # fmt: skip
+    for name, value in numbers.items():
+        if not value > 0:
+            raise ConfigError(f"{name} is {value}, not a number > 0")
+    largest_goal = min(largest_goal, population)
+    least = min(simulated_goal, largest_goal)
+    considered = tuple(
+        extrapolate(
+            population, rounds, goal, simulated_noise * goal / simulated_goal, delta, sensitivity
+        )
+        for goal in _goals(least, largest_goal)
+    )
+    good = [setting for setting in considered if setting.rho <= target_rho]
+    notes = [
+        "an extrapolation: the gap assumes that users come in turn, one in population / report "
+        "goal rounds; account again with the gap and participations that were observed"
+    ]
+    if good:
+        chosen = good[0]
+    else:
+        last = considered[-1]
+        reach = sensitivity(rounds, last.gap, last.max_part)
+        noise = noise_for(reach, target_rho)
+        chosen = dataclasses.replace(
+            last,
+            noise_multiplier=noise,
+            rho=target_rho,
+            epsilon=gaussian_epsilon(target_rho, delta),
+        )
+        notes.append(
+            f"no report goal up to {largest_goal} meets the target with the simulation's noise: "
+            f"the largest one needs {noise / last.noise_multiplier:.2f} times as much, and the "
+            "model will be worse for it"
+        )
+    timer = None
+    if round_minutes is not None:
+        # A day is the least step: devices come at night, so less does not keep them apart.
+        timer = max(24.0, 24.0 * math.floor(chosen.gap * round_minutes / 60 / 24))
+        if timer > chosen.gap * round_minutes / 60:
+            notes.append(
+                f"a timer of a day is longer than {chosen.gap} rounds of {round_minutes:g} minutes:"
+                " users run out before a day is over. Expect rounds to wait"
+            )
+    return Plan(chosen, target_rho, delta, bool(good), timer, considered, tuple(notes))
+
+
+def _goals(least: int, most: int) -> Sequence[int]:
+    step = max((most - least) // GRID, 1)
+    goals = list(range(least, most, step))
+    return [*goals, most]

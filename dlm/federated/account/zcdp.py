@@ -1,0 +1,168 @@
+"""From noise to zero-concentrated privacy loss, and from that to (epsilon, delta).
+
+A matrix mechanism is one Gaussian mechanism on all rounds together, also where rounds are chosen
+after what was released (Denisov et al. 2022, Theorem 2.1), so that its tightest epsilon is that of
+a single Gaussian with the same rho; a bound that holds for *every* rho-zCDP mechanism is larger.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.optimize import brentq, minimize_scalar
+from scipy.special import log_ndtr, ndtr
+
+from dlm.errors import ConfigError, PrivacyError
+
+
+def rho_of(sensitivity: float, noise_multiplier: float) -> float:
+    """zCDP of Gaussian noise: sensitivity^2 / (2 noise_multiplier^2). No noise: infinite.
+
+    Args
+        sensitivity       for a clip norm of 1
+        noise_multiplier  standard deviation of the independent draws over the clip norm
+    Paper                 Bun and Steinke 2016, Proposition 1.6
+    """
+    if not (noise_multiplier >= 0 and sensitivity >= 0):
+        raise ConfigError(
+            f"noise multiplier {noise_multiplier} or sensitivity {sensitivity} is no number >= 0"
+        )
+    if sensitivity == 0:
+        return 0.0
+    return math.inf if noise_multiplier == 0 else sensitivity**2 / (2 * noise_multiplier**2)
+
+
+def noise_for(sensitivity: float, rho: float) -> float:
+    """The noise multiplier that gives `rho`: the inverse of `rho_of`."""
+    if not rho > 0:
+        raise ConfigError(f"rho is {rho}, not a number > 0")
+    return sensitivity / math.sqrt(2 * rho)
+
+
+def gaussian_delta(rho: float, epsilon: float) -> float:
+    """The least delta of one Gaussian mechanism with this rho, exactly.
+
+    Paper
+        Balle and Wang 2018, Theorem 8, with sensitivity / sigma = sqrt(2 rho)
+    """
+    if rho == 0:
+        return 0.0
+    if math.isinf(rho):
+        return 1.0
+    mu = math.sqrt(2 * rho)
+    upper = float(ndtr(mu / 2 - epsilon / mu))
+    log_lower = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    return max(upper - math.exp(min(log_lower, 0.0)), 0.0)
+
+
+def gaussian_epsilon(rho: float, delta: float) -> float:
+    """The least epsilon of one Gaussian mechanism with this rho, exactly.
+
+    Guarantees
+        for a matrix mechanism nothing smaller holds; equals numerical accounting (PLD) of a single
+        Gaussian event to its precision
+    """
+    _check_delta(delta)
+    if math.isinf(rho):
+        return math.inf
+    if gaussian_delta(rho, 0.0) <= delta:
+        return 0.0
+    # The difference of two nearly equal tails loses digits: in logarithms, none.
+    mu = math.sqrt(2 * rho)
+
+    def excess(epsilon: float) -> float:
+        log_upper = float(log_ndtr(mu / 2 - epsilon / mu))
+        log_lower = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+        log_delta = log_upper + math.log(-math.expm1(min(log_lower - log_upper, -1e-300)))
+        return log_delta - math.log(delta)
+
+    top = zcdp_epsilon(rho, delta)
+    return float(brentq(excess, 0.0, top * (1 + 1e-9) + 1e-9, xtol=1e-12, rtol=1e-12))
+
+
+def zcdp_epsilon(rho: float, delta: float) -> float:
+    """An epsilon that every rho-zCDP mechanism has, whatever its noise.
+
+    Paper
+        Canonne, Kamath and Steinke 2020, Corollary 13, minimised over the order alpha
+    """
+    _check_delta(delta)
+    if math.isinf(rho):
+        return math.inf
+    if rho == 0:
+        return 0.0
+
+    def bound(log_excess: float) -> float:
+        alpha = 1 + math.exp(log_excess)
+        tail = (math.log(1 / delta) + (alpha - 1) * math.log1p(-1 / alpha) - math.log(alpha)) / (
+            alpha - 1
+        )
+        return rho * alpha + tail
+
+    best = math.log(math.sqrt(math.log(1 / delta) / rho))
+    found = minimize_scalar(bound, bounds=(best - 8, best + 8), method="bounded")
+    return max(float(found.fun), 0.0)
+
+
+def rho_for_epsilon(epsilon: float, delta: float) -> float:
+    """The largest rho whose Gaussian mechanism is (epsilon, delta)-private."""
+    _check_delta(delta)
+    if not epsilon > 0:
+        raise ConfigError(f"epsilon is {epsilon}, not a number > 0")
+    low, high = 1e-12, 1.0
+    while gaussian_epsilon(high, delta) < epsilon:
+        high *= 2
+    return float(brentq(lambda rho: gaussian_epsilon(rho, delta) - epsilon, low, high, rtol=1e-12))
+
+
+def split_noise(noise_multiplier: float, clip_noise: float) -> float:
+    """Noise multiplier of the updates where counts for the clip norm share the budget.
+
+    Args
+        noise_multiplier  z, that of the two releases together
+        clip_noise        sigma_b, standard deviation on the number of updates within the norm
+    Raises
+        PrivacyError      2 sigma_b <= z: the counts alone cost more than the whole
+    Paper                 GDP Theorem 1: z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)
+    """
+    if not (noise_multiplier > 0 and clip_noise > 0):
+        raise ConfigError(
+            f"noise multiplier {noise_multiplier} and clip noise {clip_noise} must be > 0"
+        )
+    rest = noise_multiplier**-2 - (2 * clip_noise) ** -2
+    if rest <= 0:
+        raise PrivacyError(
+            f"no noise on the updates gives {noise_multiplier} together with a standard deviation "
+            f"of {clip_noise:g} on the clip counts, which alone give {2 * clip_noise:g}: raise the "
+            "deviation or, where it is a twentieth of the report goal, that to more than "
+            f"{10 * noise_multiplier:g}; or fix the clip norm"
+        )
+    return float(rest**-0.5)
+
+
+def joined_noise(update_noise: float, clip_noise: float) -> float:
+    """The one noise multiplier that updates and clip counts amount to: `split_noise` backwards."""
+    return float((update_noise**-2 + (2 * clip_noise) ** -2) ** -0.5)
+
+
+def inflated_norm(clip_norm: float, dimension: int, scale: float, *, alpha: float) -> float:
+    """The norm of an update after rounding to integers for secure aggregation.
+
+    Args
+        dimension  of the rounded vector, which is padded to a power of two for the rotation
+        scale      s, integers per unit
+        alpha      rounding is repeated with at most this probability (GDP: exp(-0.5))
+    Paper          GDP 2.4: C_inflated
+    """
+    spread = math.sqrt(2 * math.log(1 / alpha))
+    return math.sqrt(
+        clip_norm**2
+        + dimension / (4 * scale**2)
+        + spread * (clip_norm / scale + math.sqrt(dimension) / (2 * scale**2))
+    )
+
+
+def _check_delta(delta: float) -> None:
+    if not (0 < delta < 1) or not np.isfinite(delta):
+        raise ConfigError(f"delta is {delta}, not between 0 and 1")

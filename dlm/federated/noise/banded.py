@@ -1,0 +1,221 @@
+"""Banded matrix factorisation (BandMF): the banded C of least RmsLoss, not Toeplitz.
+
+Columns have norm 1 and at most `bands` rows, so that a user whose participations are at least
+`bands` rounds apart adds sqrt(participations). The noise of a round needs that of the `bands - 1`
+rounds before, which are kept: with a gap of hundreds of rounds, hundreds of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
+from scipy.optimize import minimize
+
+from dlm.errors import ConfigError
+from dlm.federated.noise.cache import cached
+from dlm.federated.noise.mechanism import Base, Floats, NoiseState, PyTree, check_rounds
+from dlm.federated.noise.participation import banded_sensitivity
+from dlm.federated.noise.toeplitz import ring_step, square_root_coefs
+
+# Above it, an optimisation takes more than a few gigabytes and hours.
+MOST_ROUNDS = 5_000
+
+
+class BandMF(Base):
+    """Noise that is correlated over `bands` rounds, by a row of coefficients for each round.
+
+    Shapes
+        rows  (rounds, bands)  rows[t, d] = C[t, t - d]; 0 where d > t
+    """
+
+    name = "bandmf"
+
+    def __init__(self, rows: Floats) -> None:
+        self.rows = np.asarray(rows, np.float64)
+        self.rounds = check_rounds(len(rows))
+        self.held = rows.shape[1] - 1
+
+    def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
+        return ring_step(state, jnp.asarray(self.rows, jnp.float32)[state.round])
+
+    def truncated(self, rounds: int) -> BandMF:
+        """The same noise, for a run that stops earlier."""
+        if rounds > self.rounds:
+            raise ConfigError(f"this matrix is for {self.rounds} rounds; {rounds} were asked for")
+        return BandMF(self.rows[:rounds, : min(self.rows.shape[1], rounds)])
+
+    def gram(self) -> Floats:
+        """(bands, rounds) C^T C by distance from its diagonal."""
+        width = self.rows.shape[1]
+        columns = self._columns()
+        out = np.zeros((width, self.rounds))
+        for d in range(width):
+            out[d, : self.rounds - d] = np.sum(
+                columns[d:, : self.rounds - d] * columns[: width - d, d:], axis=0
+            )
+        return out
+
+    def sensitivity(self, *, gap: int, max_part: int) -> float:
+        """Exactly for gaps of half the bands and more; below, an upper bound."""
+        return banded_sensitivity(self.gram(), gap, max_part)[0]
+
+    def sensitivity_is_exact(self, *, gap: int, max_part: int) -> bool:
+        """See `sensitivity`."""
+        return banded_sensitivity(self.gram(), gap, max_part)[1]
+
+    def prefix_variances(self) -> Floats:
+        """Row by row of A C^-1."""
+        inverse = _solve_lower(_dense(self._columns()), np.eye(self.rounds), self.rows.shape[1])
+        return np.asarray(np.sum(np.cumsum(inverse, axis=0) ** 2, axis=1))
+
+    def _columns(self) -> Floats:
+        """(bands, rounds) columns[d, j] = C[j + d, j]."""
+        out = np.zeros((self.rows.shape[1], self.rounds))
+        for d in range(len(out)):
+            out[d, : self.rounds - d] = self.rows[d:, d]
+        return out
+
+
+def optimise_bandmf(
+    rounds: int, bands: int, *, progress: Callable[[str], None] | None = None
+) -> BandMF:
+    """The banded matrix with columns of norm 1 and least RmsLoss, kept on disk once found.
+
+    It is first solved with fewer rounds and bands of the same proportion, a second's work; that
+    shape, stretched, is where the search begins.
+
+    Paper
+        Choquette-Choo et al. 2023 (banded), section 4
+    """
+    bands = min(bands, rounds)
+    if rounds > MOST_ROUNDS:
+        raise ConfigError(
+            f"BandMF for {rounds} rounds would be optimised over matrices of {rounds} x {rounds}; "
+            f"above {MOST_ROUNDS} rounds use bandtoep or blt, or a shorter run"
+        )
+    settings = {"mechanism": "bandmf", "rounds": rounds, "bands": bands}
+    found = cached(settings, 1, lambda: _optimise(rounds, bands, progress))
+    return BandMF(found["rows"])
+
+
+def _optimise(rounds: int, bands: int, progress: Callable[[str], None] | None) -> dict[str, Any]:
+    columns = _solve(rounds, bands, progress)
+    rows = np.zeros((rounds, bands))
+    for d in range(bands):
+        rows[d:, d] = columns[d, : rounds - d]
+    return {"rows": rows, "loss": BandMF(rows).rms_loss(gap=bands, max_part=1)}
+
+
+def _solve(rounds: int, bands: int, progress: Callable[[str], None] | None) -> Floats:
+    """(bands, rounds) the columns of the best C, from their diagonal entry down."""
+    inside = _inside(rounds, bands)
+    if bands == 1:
+        return np.ones((1, rounds))
+    if rounds >= 128 and bands >= 16:
+        start = _stretched(_solve(rounds // 2, -(-bands // 2), progress), rounds, bands)
+    else:
+        start = square_root_coefs(bands)[:, None] * inside
+    steps = 0
+
+    def objective(x: Floats) -> tuple[float, Floats]:
+        columns = np.zeros((bands, rounds))
+        columns[inside] = x
+        loss, slope = column_loss(columns)
+        return loss, slope[inside]
+
+    def tell(intermediate_result: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if progress is not None and steps % 10 == 0:
+            error = np.sqrt(intermediate_result.fun)
+            progress(f"BandMF, {rounds} rounds, {bands} bands: step {steps}, RMS error {error:.4f}")
+
+    done = minimize(
+        objective, start[inside], jac=True, method="L-BFGS-B", callback=tell,
+        options={"maxiter": 250, "maxfun": 400, "maxcor": 20, "ftol": 1e-6, "gtol": 0},
+    )  # fmt: skip
+    columns = np.zeros((bands, rounds))
+    columns[inside] = done.x
+    return columns / np.linalg.norm(columns, axis=0)
+
+
+def _inside(rounds: int, bands: int) -> NDArray[np.bool_]:
+    """(bands, rounds) where a column has an entry: it ends with the matrix."""
+    return np.arange(rounds) < rounds - np.arange(bands)[:, None]
+
+
+def column_loss(columns: Floats) -> tuple[float, Floats]:
+    """(mean squared error of the running sums, its slope by `columns`), columns scaled to norm 1.
+
+    With B = A C^-1 that is the sum of the squares of B over the rounds, and its slope by C is
+    -2 B^T (C^-1 B^T)^T, of which the band is needed. All in blocks of about `bands` rows.
+    """
+    bands, rounds = columns.shape
+    norms = np.linalg.norm(columns, axis=0)
+    scaled = columns / norms
+    dense = _dense(scaled)
+    sums = np.cumsum(_solve_lower(dense, np.eye(rounds), bands), axis=0)
+    solved = _solve_lower(dense, sums.T.copy(), bands)
+    slope = np.zeros_like(columns)
+    block = max(bands, 64)
+    for first in range(0, rounds, block):  # rows of C, and of the slope by C
+        last = min(first + block, rounds)
+        begin = max(first - bands + 1, 0)
+        product = sums[first:, first:last].T @ solved[begin:last, first:].T
+        for d in range(min(bands, last)):
+            top = max(first, d)
+            row, column = np.arange(top, last), np.arange(top - d, last - d)
+            slope[d, column] = -2 * product[row - first, column - begin]
+    slope /= rounds
+    slope = (slope - scaled * np.sum(slope * scaled, axis=0)) / norms
+    return float(np.sum(sums**2) / rounds), slope
+
+
+def _dense(columns: Floats) -> Floats:
+    bands, rounds = columns.shape
+    dense = np.zeros((rounds, rounds))
+    for d in range(bands):
+        place = np.arange(rounds - d)
+        dense[place + d, place] = columns[d, : rounds - d]
+    return dense
+
+
+def _solve_lower(dense: Floats, right: Floats, bands: int) -> Floats:
+    """C^-1 times `right` (which is overwritten), C having `bands` diagonals, block by block."""
+    rounds = len(dense)
+    block = max(bands, 64)
+    for first in range(0, rounds, block):
+        last = min(first + block, rounds)
+        begin = max(first - bands + 1, 0)
+        if begin < first:
+            right[first:last] -= dense[first:last, begin:first] @ right[begin:first]
+        right[first:last] = solve_triangular(
+            dense[first:last, first:last], right[first:last], lower=True, check_finite=False
+        )
+    return np.asarray(right)
+
+
+def _stretched(columns: Floats, rounds: int, bands: int) -> Floats:
+    """A solution for fewer rounds as a start for more: its ratio to the square root is smooth."""
+    small_bands, small_rounds = columns.shape
+    ratio = columns / square_root_coefs(small_bands)[:, None]
+    for d in range(1, small_bands):  # columns that end early go on as the last one that does not
+        ratio[d, small_rounds - d :] = ratio[d, small_rounds - d - 1]
+    ratio /= ratio[0].copy()
+    down, part = _between(bands, small_bands)
+    tall = ratio[down] * (1 - part[:, None]) + ratio[down + 1] * part[:, None]
+    over, part = _between(rounds, small_rounds)
+    wide = tall[:, over] * (1 - part) + tall[:, over + 1] * part
+    return wide * square_root_coefs(bands)[:, None] * _inside(rounds, bands)
+
+
+def _between(many: int, few: int) -> tuple[NDArray[np.int64], Floats]:
+    """For each of `many` places: which of `few` is before it, and how far it is to the next."""
+    place = np.arange(many) * (few - 1) / (many - 1)
+    before = np.minimum(place.astype(np.int64), few - 2)
+    return before, place - before

@@ -1,0 +1,102 @@
+"""Optimised parameters, kept on disk: minutes once, nothing after.
+
+A file holds the settings, the version of the optimiser and what came out with the loss reached. It
+is written whole or not at all, and one that is damaged or does not fit its name is made again.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+LOG = logging.getLogger(__name__)
+
+
+def folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Where files are kept: ``$XDG_CACHE_HOME/dlm/mechanisms``, ~/.cache if that is not set."""
+    environ = os.environ if environ is None else environ
+    base = environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base else Path.home() / ".cache") / "dlm" / "mechanisms"
+
+
+def cached(
+    settings: Mapping[str, Any], version: int, make: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """What `make` answers for these settings, from disk if it was asked before.
+
+    Args
+        version  of the optimiser: another one answers anew
+        make     numbers, lists, strings and float64 arrays; `loss` among them
+    Guarantees
+        a folder that cannot be written to costs time and nothing else
+    """
+    asked = json.loads(json.dumps({**settings, "version": version}))
+    text = json.dumps(asked, sort_keys=True)
+    path = folder() / f"{settings['mechanism']}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+    path = path.with_suffix(".json")
+    known = _read(path, asked)
+    if known is not None:
+        return known
+    found = make()
+    try:
+        _write(path, asked, found)
+    except OSError as exc:
+        LOG.warning("noise.cache.not_written", extra={"path": str(path), "error": str(exc)})
+    return found
+
+
+def _digest(asked: Any, found: Any) -> str:
+    return hashlib.sha256(json.dumps([asked, found], sort_keys=True).encode()).hexdigest()
+
+
+def _write(path: Path, asked: dict[str, Any], found: dict[str, Any]) -> None:
+    plain = {name: _plain(value) for name, value in found.items()}
+    plain = json.loads(json.dumps(plain))
+    document = {"settings": asked, "found": plain, "sha256": _digest(asked, plain)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(document, file)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _read(path: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["settings"] != asked or document["sha256"] != _digest(asked, document["found"]):
+            raise ValueError("the file does not hold what its name says")
+        return {name: _rich(value) for name, value in document["found"].items()}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        LOG.warning("noise.cache.damaged", extra={"path": str(path), "error": str(exc)})
+        return None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        raw = np.ascontiguousarray(value, "<f8").tobytes()
+        return {"shape": list(value.shape), "float64": base64.b64encode(raw).decode()}
+    return value
+
+
+def _rich(value: Any) -> Any:
+    if isinstance(value, dict):
+        flat = np.frombuffer(base64.b64decode(value["float64"]), "<f8")
+        return flat.reshape(value["shape"]).astype(np.float64)
+    return value

@@ -1,0 +1,171 @@
+"""Banded Toeplitz noise: BandToep, optimised, and BandFHU, which needs no optimisation.
+
+C is lower triangular Toeplitz with `bands` coefficients; the noise of a round needs that of the
+`bands - 1` rounds before, which are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import minimize
+
+from dlm.errors import ConfigError
+from dlm.federated.noise.cache import cached
+from dlm.federated.noise.mechanism import Base, Floats, NoiseState, PyTree, check_rounds, draw
+from dlm.federated.noise.participation import banded_sensitivity, toeplitz_sensitivity
+
+
+class BandedToeplitz(Base):
+    """Noise that is correlated over `bands` rounds, by one column of coefficients."""
+
+    def __init__(self, name: str, rounds: int, coefs: Floats) -> None:
+        self.name = name
+        self.rounds = check_rounds(rounds)
+        if len(coefs) > rounds or not coefs[0] > 0:
+            raise ConfigError(f"{len(coefs)} bands do not fit into {rounds} rounds")
+        self.coefs = np.asarray(coefs, np.float64)
+        self.held = len(coefs) - 1
+
+    def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
+        return ring_step(state, jnp.asarray(self.coefs, jnp.float32))
+
+    def _falls(self) -> bool:
+        return bool(np.all(self.coefs >= 0) and np.all(np.diff(self.coefs) <= 0))
+
+    def _gram(self) -> Floats:
+        """(bands, rounds) C^T C by distance from its diagonal."""
+        bands = np.zeros((len(self.coefs), self.rounds))
+        for d in range(len(self.coefs)):
+            products = np.cumsum(self.coefs[d:] * self.coefs[: len(self.coefs) - d])
+            # The last columns are cut off: column j has rounds - j coefficients.
+            left = np.minimum(self.rounds - d - np.arange(self.rounds - d), len(products))
+            bands[d, : self.rounds - d] = products[left - 1]
+        return bands
+
+    def sensitivity(self, *, gap: int, max_part: int) -> float:
+        """Exactly where coefficients fall or columns of one user do not meet; else a bound."""
+        if self._falls():
+            return toeplitz_sensitivity(self.coefs, self.rounds, gap, max_part)
+        return banded_sensitivity(self._gram(), gap, max_part)[0]
+
+    def sensitivity_is_exact(self, *, gap: int, max_part: int) -> bool:
+        """See `sensitivity`."""
+        return self._falls() or banded_sensitivity(self._gram(), gap, max_part)[1]
+
+    def prefix_variances(self) -> Floats:
+        """BLT Proposition 3.3."""
+        return np.cumsum(np.cumsum(inverse_coefs(self.coefs, self.rounds)) ** 2)
+
+
+def ring_step(state: NoiseState, row: jax.Array) -> tuple[PyTree, PyTree]:
+    """Noise of one round from a row of banded C, and the ring of noises that goes on.
+
+    Shapes
+        row  (held + 1,)  C[t, t], C[t, t - 1], ...; the noise of round r lies at r % held
+    """
+    held = len(row) - 1
+    if held == 0:
+        return jax.tree.map(lambda fresh: fresh / row[0], draw(state)), state.buffers
+    place = state.round % held
+    # By place: how many rounds ago its noise was, 1 to held. Before round 0 there is only 0.
+    ago = (place - 1 - jnp.arange(held)) % held + 1
+    weights = row[ago]
+    noise = jax.tree.map(
+        lambda fresh, ring: (fresh - jnp.tensordot(weights, ring, 1)) / row[0],
+        draw(state),
+        state.buffers,
+    )
+    buffers = jax.tree.map(lambda ring, new: ring.at[place].set(new), state.buffers, noise)
+    return noise, buffers
+
+
+def inverse_coefs(coefs: Floats, rounds: int) -> Floats:
+    """(rounds,) first column of the inverse of a lower triangular Toeplitz matrix."""
+    out = np.zeros(rounds)
+    back = coefs[:0:-1]
+    for t in range(rounds):
+        width = min(t, len(back))
+        known = back[len(back) - width :] @ out[t - width : t]
+        out[t] = ((1.0 if t == 0 else 0.0) - known) / coefs[0]
+    return out
+
+
+def square_root_coefs(count: int) -> Floats:
+    """Coefficients of 1 / sqrt(1 - x): optimal for MaxLoss and one participation.
+
+    Paper
+        Fichtenberger, Henzinger and Upadhyay 2022
+    """
+    steps = np.arange(1, count)
+    return np.concatenate([[1.0], np.cumprod((2 * steps - 1) / (2 * steps))])
+
+
+def band_fhu(rounds: int, bands: int) -> BandedToeplitz:
+    """The first `bands` coefficients of the square root, scaled to a column norm of 1.
+
+    Paper
+        Kalinin and Lampert 2024 (banded square root); BLT 4.2 BandFHU
+    """
+    coefs = square_root_coefs(min(bands, rounds))
+    return BandedToeplitz("bandfhu", rounds, coefs / np.linalg.norm(coefs))
+
+
+def band_toep(
+    rounds: int, bands: int, *, progress: Callable[[str], None] | None = None
+) -> BandedToeplitz:
+    """The banded Toeplitz matrix of least RmsLoss for gaps of `bands` and more, kept on disk.
+
+    The column norm is 1.
+
+    Paper
+        McKenna 2024
+    """
+    bands = min(bands, rounds)
+    settings = {"mechanism": "bandtoep", "rounds": rounds, "bands": bands}
+    found = cached(settings, 1, lambda: _optimise(rounds, bands, progress))
+    return BandedToeplitz("bandtoep", rounds, found["coefs"])
+
+
+def _optimise(rounds: int, bands: int, progress: Callable[[str], None] | None) -> dict[str, Any]:
+    steps = 0
+
+    def tell(intermediate_result: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if progress is not None and steps % 25 == 0:
+            loss = math.exp(intermediate_result.fun / 2) / math.sqrt(rounds)
+            progress(f"BandToep, {rounds} rounds, {bands} bands: step {steps}, RmsLoss {loss:.4f}")
+
+    done = minimize(
+        toeplitz_log_loss, square_root_coefs(bands), args=(rounds,), jac=True, method="L-BFGS-B",
+        callback=tell,
+        options={"maxiter": 500, "maxfun": 1000, "maxcor": 20, "ftol": 1e-9, "gtol": 0},
+    )  # fmt: skip
+    coefs = done.x * np.sign(done.x[0]) / np.linalg.norm(done.x)
+    made = BandedToeplitz("bandtoep", rounds, coefs)
+    return {"coefs": coefs, "loss": made.rms_loss(gap=bands, max_part=1)}
+
+
+def toeplitz_log_loss(coefs: Floats, rounds: int) -> tuple[float, Floats]:
+    """Logarithm of `rounds` times the squared RmsLoss for one participation, and its slope.
+
+    With r the coefficients of 1 / c, those of its change are -r * r * (change of c).
+    """
+    noising = inverse_coefs(coefs, rounds)
+    if not np.all(np.isfinite(noising)):
+        return 1e3, np.zeros(len(coefs))
+    weight = rounds - np.arange(rounds)
+    sums = np.cumsum(noising)
+    error = float(np.sum(weight * sums**2))
+    by_noising = np.cumsum((2 * weight * sums / error)[::-1])[::-1]
+    size = 1 << (2 * rounds).bit_length()
+    squared = np.fft.irfft(np.fft.rfft(noising, size) ** 2, size)[:rounds]
+    across = np.fft.irfft(np.fft.rfft(by_noising, size) * np.conj(np.fft.rfft(squared, size)), size)
+    norm = float(coefs @ coefs)
+    return math.log(norm) + math.log(error), 2 * coefs / norm - across[: len(coefs)]

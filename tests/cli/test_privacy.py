@@ -1,0 +1,151 @@
+"""`dlm privacy`: the keys it answers with, and published numbers out of the command itself."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jax", reason="needs the packages of dlm[train]")
+
+from typer.testing import CliRunner
+
+from dlm.cli.main import app
+from dlm.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of this test alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def answer(*arguments: object) -> dict[str, Any]:
+    """What `dlm privacy ... --json` prints."""
+    result = CliRunner().invoke(app, ["privacy", *map(str, arguments), "--json"])
+    if result.exception is not None:
+        raise result.exception
+    found = json.loads(result.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def account(mechanism: str, z: float, n: int, min_sep: int, max_part: int) -> dict[str, Any]:
+    """At delta 1e-10, as the tables are."""
+    return answer(
+        "account", "--mechanism", mechanism, "--noise-multiplier", z, "--rounds", n,
+        "--min-sep", min_sep, "--max-part", max_part, "--delta", 1e-10,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "settings", "rho", "epsilon"),
+    [
+        ("blt", (7.379, 1280, 300, 4), 0.16, 3.46),
+        ("blt", (7.379, 2350, 447, 5), 0.20, 3.93),
+        ("blt", (8.681, 2000, 2001, 1), 0.0223, 1.25),
+        ("blt", (16.1, 2000, 1181, 2), 0.0140, 0.98),
+        ("blt", (3.12, 430, 92, 4), 1.11, 10.19),
+        ("blt", (5.5, 320, 49, 6), 0.75, 8.19),
+        ("tree", (7, 2350, 437, 5), 0.94, 9.29),
+        ("bandmf", (4.523, 2000, 2001, 1), 0.0245, 1.32),
+    ],
+)
+def test_account_prints_the_published_table(
+    mechanism: str, settings: tuple[float, int, int, int], rho: float, epsilon: float
+) -> None:
+    """BLT Table 4, which rounds up."""
+    found = account(mechanism, *settings)
+    step = 1e-4 if rho < 0.1 else 1e-2
+    assert math.ceil(found["rho"] / step) * step == pytest.approx(rho)
+    assert math.ceil(found["epsilon"] * 100) / 100 == pytest.approx(epsilon)
+    assert found["rho"] == pytest.approx(found["sensitivity"] ** 2 / (2 * settings[0] ** 2))
+
+
+def test_a_number_of_participations_below_the_possible_is_remarked_on() -> None:
+    """GDP Table 1, de-DE: 4 are printed, 5 fit."""
+    found = account("tree", 7, 930, 212, 4)
+    assert found["rho"] == pytest.approx(47 / 98)
+    assert "5 participations fit" in found["notes"][0]
+    assert account("tree", 7, 930, 212, 5)["notes"] == []
+    assert account("tree", 7, 930, 212, 5)["rho"] == pytest.approx(55 / 98)
+
+
+def test_a_blt_is_accounted_for_as_it_was_made() -> None:
+    """The nearest published one, or the one that is asked for; the answer says which."""
+    assert account("blt", 5, 200, 50, 3)["made_for"] == "n=2000 gap=100 k=10"
+    found = answer(
+        "account", "--mechanism", "blt", "--noise-multiplier", 5, "--rounds", 200, "--min-sep", 50,
+        "--max-part", 3, "--delta", 1e-8, "--made-for", "200,51,3", "--buffers", 2,
+    )  # fmt: skip
+    assert found["made_for"].startswith("n=200 gap=51 k=3 buffers=2")
+    same = answer(
+        "mechanism", "--mechanism", "blt", "--rounds", 200, "--gap", 51, "--max-part", 3,
+        "--buffers", 2,
+    )  # fmt: skip
+    assert found["sensitivity"] == pytest.approx(same["sensitivity"])
+
+
+@pytest.mark.parametrize(
+    "mechanism", ["gaussian", "tree", "tree-full", "bandmf", "bandtoep", "blt"]
+)
+def test_mechanism_answers_for_all(mechanism: str) -> None:
+    """The three keys; noise that is correlated beats noise that is not."""
+    asked = ("--rounds", 64, "--gap", 16, "--max-part", 4)
+    found = answer("mechanism", "--mechanism", mechanism, *asked)
+    assert 0 < found["rms_loss"] <= found["max_loss"]
+    assert found["sensitivity"] >= 1
+    plain = answer("mechanism", "--mechanism", "gaussian", *asked)
+    assert plain["sensitivity"] == 2.0
+    assert plain["rms_loss"] == pytest.approx(2 * math.sqrt(65 / 2))
+    assert found["rms_loss"] <= plain["rms_loss"]
+
+
+def test_the_published_losses_of_trees_and_blts_come_out() -> None:
+    """BLT Table 3, whose columns are exchanged: MaxLoss first, RmsLoss second."""
+    asked = ("--rounds", 2052, "--gap", 342, "--max-part", 6)
+    full = answer("mechanism", "--mechanism", "tree-full", *asked)
+    assert (round(full["max_loss"], 2), round(full["rms_loss"], 2)) == (14.98, 12.47)
+    for buffers, published in [(2, (10.81, 9.34)), (3, (10.79, 9.33))]:
+        blt = answer("mechanism", "--mechanism", "blt", *asked, "--buffers", buffers)
+        assert (round(blt["max_loss"], 2), round(blt["rms_loss"], 2)) == published
+
+
+def test_plan_says_what_to_run_and_draws_it(tmp_path: Path) -> None:
+    """With a target of either kind; a figure if one is asked for."""
+    asked = ("plan", "--population", 4_000_000, "--rounds", 2000, "--delta", 1e-10)
+    found = answer(*asked, "--target-rho", 0.8, "--round-minutes", 4)
+    assert found["chosen"]["rho"] <= 0.8
+    assert found["keeps_utility"] is True
+    assert found["timer_hours"] >= 24
+    pytest.importorskip("matplotlib", reason="draws")
+    file = tmp_path / "plan.png"
+    other = answer(*asked, "--target-epsilon", 8, "--plot", file)
+    assert other["chosen"]["epsilon"] <= 8
+    assert file.stat().st_size > 1000
+
+
+def test_settings_that_cannot_be_are_told() -> None:
+    """As errors of settings, not as numbers."""
+    with pytest.raises(ConfigError, match="one target"):
+        answer("plan", "--population", 1000, "--rounds", 10)
+    with pytest.raises(ConfigError, match="rounds"):
+        account("tree", 7, 0, 3, 1)
+    with pytest.raises(ConfigError, match="-1"):
+        account("tree", 7, 10, -1, 1)
+    with pytest.raises(ConfigError, match="delta"):
+        answer("account", "--mechanism", "tree", "--noise-multiplier", 7, "--rounds", 10,
+               "--min-sep", 3, "--max-part", 1, "--delta", 2)  # fmt: skip
+    with pytest.raises(ConfigError, match="made-for"):
+        answer("account", "--mechanism", "tree", "--noise-multiplier", 7, "--rounds", 10,
+               "--min-sep", 3, "--max-part", 1, "--delta", 1e-6, "--made-for", "1,2,3")  # fmt: skip
+
+
+def test_no_noise_is_no_guarantee() -> None:
+    """Infinite, which JSON writes as null."""
+    found = account("tree", 0, 10, 3, 1)
+    assert found["rho"] is None
+    assert found["epsilon"] is None
