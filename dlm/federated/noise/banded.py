@@ -111,13 +111,24 @@ def _optimise(rounds: int, bands: int, progress: Callable[[str], None] | None) -
     return {"rows": rows, "loss": BandMF(rows).rms_loss(gap=bands, max_part=1)}
 
 
-def _solve(rounds: int, bands: int, progress: Callable[[str], None] | None) -> Floats:
-    """(bands, rounds) the columns of the best C, from their diagonal entry down."""
+def _solve(
+    rounds: int,
+    bands: int,
+    progress: Callable[[str], None] | None,
+    *,
+    tolerance: float = 1e-6,
+) -> Floats:
+    """(bands, rounds) the columns of the best C, from their diagonal entry down.
+
+    Args
+        tolerance  a step that lowers the squared error by less than this part of it is the last
+    """
     inside = _inside(rounds, bands)
     if bands == 1:
         return np.ones((1, rounds))
     if rounds >= 128 and bands >= 16:
-        start = _stretched(_solve(rounds // 2, -(-bands // 2), progress), rounds, bands)
+        coarse = _solve(rounds // 2, -(-bands // 2), progress, tolerance=1e-5)
+        start = _stretched(coarse, rounds, bands)
     else:
         start = square_root_coefs(bands)[:, None] * inside
     steps = 0
@@ -137,7 +148,7 @@ def _solve(rounds: int, bands: int, progress: Callable[[str], None] | None) -> F
 
     done = minimize(
         objective, start[inside], jac=True, method="L-BFGS-B", callback=tell,
-        options={"maxiter": 250, "maxfun": 400, "maxcor": 20, "ftol": 1e-6, "gtol": 0},
+        options={"maxiter": 250, "maxfun": 400, "maxcor": 20, "ftol": tolerance, "gtol": 0},
     )  # fmt: skip
     columns = np.zeros((bands, rounds))
     columns[inside] = done.x

@@ -1,0 +1,232 @@
+"""The papers' figures on privacy, drawn from what dlm computes: no training, no measured data.
+
+::
+
+    python tests/benchmarks/privacy_figures.py --out FOLDER [--only blt3 gdp4 ...]
+
+Rounds, bands and populations are written in each title; where a paper's caption lost its numbers,
+those of its text are taken (BLT 4.2, BLT 5, GDP 2.2).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dlm.federated.account.plan import extrapolate
+from dlm.federated.account.zcdp import rho_of
+from dlm.federated.noise import make_mechanism
+from dlm.federated.noise.blt import PRODUCTION, Blt, nearest_production, optimise_blt
+from dlm.federated.noise.mechanism import Base
+from dlm.federated.noise.participation import most_participations, named_sensitivity
+from dlm.federated.noise.toeplitz import band_fhu, band_toep
+from dlm.federated.noise.tree import TreeAggFull
+
+Curves = dict[str, list[tuple[float, float]]]
+ROUNDS = 2000
+BANDS = 400
+
+
+def losses(mechanism: Any, gaps: Sequence[int], max_part: Callable[[int], int]) -> list[Any]:
+    """(gap, RmsLoss) along gaps."""
+    return [(gap, mechanism.rms_loss(gap=gap, max_part=max_part(gap))) for gap in gaps]
+
+
+def named(rounds: int) -> dict[str, Any]:
+    """The mechanisms that are compared over gaps, made once for 2,000 rounds and a gap of 400."""
+    return {
+        f"BandMF({BANDS})": make_mechanism("bandmf", rounds=rounds, gap=BANDS),
+        "TreeAgg-Full": TreeAggFull(rounds),
+        "BLT(4, max), made for 400": Blt(rounds, optimise_blt(rounds, BANDS, 5)),
+        "BLT(4, mean), made for 400": Blt(rounds, optimise_blt(rounds, BANDS, 5, error="mean")),
+    }
+
+
+def blt2() -> tuple[str, str, str, Curves]:
+    """RmsLoss over the gap, few participations."""
+    gaps = [50, 100, 200, 300, 350, 390, 400, 450, 500, 600, 700, 800, 999]
+    curves = {name: losses(made, gaps, lambda _: 2) for name, made in named(ROUNDS).items()}
+    curves["BLT(4, mean), made for each gap"] = [
+        (gap, Blt(ROUNDS, optimise_blt(ROUNDS, gap, 2, error="mean")).rms_loss(gap=gap, max_part=2))
+        for gap in gaps
+    ]
+    return "2,000 rounds, 2 participations", "gap", "RmsLoss", curves
+
+
+def blt3() -> tuple[str, str, str, Curves]:
+    """Robustness to the gap at 3 participations."""
+    gaps = [100, 200, 300, 350, 399, 400, 450, 500, 600, 700, 800, 900, 990, 999]
+    curves = {name: losses(made, gaps, lambda _: 3) for name, made in named(ROUNDS).items()}
+    for made_for in (100, 1000):
+        blt = Blt(ROUNDS, PRODUCTION[made_for])
+        curves[f"BLT made for {made_for}"] = losses(blt, gaps, lambda _: 3)
+    return "2,000 rounds, 3 participations", "gap", "RmsLoss", curves
+
+
+def blt4() -> tuple[str, str, str, Curves]:
+    """As many participations as the gap allows."""
+    gaps = [100, 125, 200, 250, 400, 500, 1000, 2000]
+    curves = {
+        name: losses(made, gaps, lambda gap: ROUNDS // gap) for name, made in named(ROUNDS).items()
+    }
+    return "2,000 rounds, 2,000 / gap participations", "gap", "RmsLoss", curves
+
+
+def blt5() -> tuple[str, str, str, Curves]:
+    """Robustness to the number of rounds: RmsLoss over the square root of the participations."""
+    grid = [200, 400, 600, 800, 1000, 1200, 1400, 1600, 1800, 2000, 2500, 3000, 3500, 4000]
+
+    def point(mechanism: Any, rounds: int) -> tuple[float, float]:
+        times = most_participations(rounds, BANDS)
+        return rounds, mechanism.rms_loss(gap=BANDS, max_part=times) / math.sqrt(times)
+
+    curves: Curves = {}
+    full = make_mechanism("bandmf", rounds=ROUNDS, gap=BANDS)
+    curves[f"BandMF({BANDS}), made for {ROUNDS}"] = [
+        point(full.truncated(rounds), rounds)  # type: ignore[attr-defined]
+        for rounds in grid
+        if rounds <= ROUNDS
+    ]
+    for made_for in (500, 2000, 4000):
+        blt = optimise_blt(made_for, BANDS, most_participations(made_for, BANDS))
+        curves[f"BLT(4), made for {made_for}"] = [point(Blt(n, blt), n) for n in grid]
+    curves["TreeAgg-Full"] = [point(TreeAggFull(n), n) for n in grid]
+    return "gap 400, as many participations as fit", "rounds run", "RmsLoss / sqrt(MaxP)", curves
+
+
+def blt6() -> tuple[str, str, str, Curves]:
+    """Other Toeplitz mechanisms, each made for the gap."""
+    gaps = [50, 100, 200, 342, 500, 684, 1026]
+    families: dict[str, Callable[[int, int], Base]] = {
+        "BandToep": lambda gap, _: band_toep(2052, gap),
+        "BandFHU": lambda gap, _: band_fhu(2052, gap),
+        "BLT(4, mean)": lambda gap, k: Blt(2052, optimise_blt(2052, gap, k, error="mean")),
+        "BLT(4, max)": lambda gap, k: Blt(2052, optimise_blt(2052, gap, k)),
+    }
+    curves: Curves = {name: [] for name in families}
+    for gap in gaps:
+        times = most_participations(2052, gap)
+        for name, make in families.items():
+            curves[name].append((gap, make(gap, times).rms_loss(gap=gap, max_part=times)))
+    return "2,052 rounds, as many participations as fit", "gap", "RmsLoss", curves
+
+
+def sensitivity_of(name: str) -> Callable[[int, int, int], float]:
+    """For the extrapolations: trees as they are, BLTs as they went into production."""
+    if name == "tree":
+        return lambda rounds, gap, times: named_sensitivity("tree", rounds, gap, times)
+    return lambda rounds, gap, times: Blt(rounds, nearest_production(gap)).sensitivity(
+        gap=gap, max_part=times
+    )
+
+
+def blt8() -> tuple[str, str, str, Curves]:
+    """Privacy over the report goal, noise in proportion."""
+    curves: Curves = {}
+    for population in (1_000_000, 3_000_000):
+        for label, name, noise in (("TreeAgg-7", "tree", 7.0), ("BLT-7.379", "blt", 7.379)):
+            curves[f"{label}, {population / 1e6:g} M users"] = [
+                (
+                    goal,
+                    extrapolate(
+                        population, ROUNDS, goal, noise * goal / 6500, 1e-10, sensitivity_of(name)
+                    ).rho,
+                )
+                for goal in range(1000, 20001, 1000)
+            ]
+    title = "2,000 rounds, z in proportion to the report goal (as named at 6,500)"
+    return title, "report goal", "zCDP rho", curves
+
+
+def blt9() -> tuple[str, str, str, Curves]:
+    """Privacy over the number of rounds, all else fixed."""
+    grid = list(range(100, 4001, 100))
+    curves: Curves = {}
+    for label, name, noise in (("TreeAgg-7", "tree", 7.0), ("BLT-7.379", "blt", 7.379)):
+        reach = sensitivity_of(name)
+        curves[label] = [
+            (n, rho_of(reach(n, 401, most_participations(n, 401)), noise)) for n in grid
+        ]
+    return "MinS 400, as many participations as fit", "rounds", "zCDP rho", curves
+
+
+def gdp4(population: int) -> tuple[str, str, str, Curves]:
+    """Privacy of TreeAgg over the report goal."""
+    curves: Curves = {
+        f"{rounds} rounds": [
+            (
+                goal,
+                extrapolate(
+                    population, rounds, goal, 7.0 * goal / 6500, 1e-10, sensitivity_of("tree")
+                ).rho,
+            )
+            for goal in range(500, 10001, 500)
+        ]
+        for rounds in (500, 1000, 2000, 3000)
+    }
+    return f"TreeAgg, {population / 1e6:g} M users", "report goal", "zCDP rho", curves
+
+
+def gdp4c() -> tuple[str, str, str, Curves]:
+    """Privacy of TreeAgg over the separation."""
+    curves: Curves = {
+        f"{rounds} rounds": [
+            (
+                min_sep,
+                rho_of(
+                    named_sensitivity(
+                        "tree", rounds, min_sep + 1, most_participations(rounds, min_sep + 1)
+                    ),
+                    7.0,
+                ),
+            )
+            for min_sep in range(50, 1001, 50)
+        ]
+        for rounds in (500, 1000, 2000, 3000)
+    }
+    return "TreeAgg, z = 7, report goal 6,500", "MinS", "zCDP rho", curves
+
+
+FIGURES: Mapping[str, Callable[[], tuple[str, str, str, Curves]]] = {
+    "blt2": blt2, "blt3": blt3, "blt4": blt4, "blt5": blt5, "blt6": blt6, "blt8": blt8,
+    "blt9": blt9, "gdp4a": lambda: gdp4(1_000_000), "gdp4b": lambda: gdp4(3_000_000),
+    "gdp4c": gdp4c,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Writes NAME.png and NAME.json for each figure."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", choices=list(FIGURES), default=list(FIGURES))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for name in arguments.only:
+        title, across, up, curves = FIGURES[name]()
+        figure, axes = pyplot.subplots(figsize=(7, 4.5))
+        for label, points in curves.items():
+            axes.plot(*zip(*points, strict=True), marker=".", label=label)
+        axes.set(title=title, xlabel=across, ylabel=up)
+        if up == "zCDP rho":
+            axes.set_yscale("log")
+        axes.legend(fontsize=8)
+        figure.savefig(arguments.out / f"{name}.png", bbox_inches="tight", dpi=110)
+        pyplot.close(figure)
+        (arguments.out / f"{name}.json").write_text(
+            json.dumps({"title": title, "x": across, "y": up, "curves": curves})
+        )
+        print(f"{name} done", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
