@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from dlm.federated.noise.mechanism import Mechanism
 
 app = typer.Typer(
-    help="What noise costs, what it guarantees, and what to run for a target.",
+    help="What noise costs, what it guarantees, and what to run for a target.\n\n"
+    "Example: dlm privacy plan --population 4000000 --rounds 2000 --target-rho 0.5",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -272,6 +273,8 @@ def _sensitivity(
     if name == "bandmf" and width <= gap:
         # All columns have norm 1 and those of one user do not meet, whatever their entries are.
         return math.sqrt(times), True, what
+    if name == "bandtoep" and width <= gap and (times - 1) * gap + width <= rounds:
+        return math.sqrt(times), True, what  # all of its columns are whole, and have norm 1
     from dlm.federated.noise.make import make_mechanism
 
     made = make_mechanism(

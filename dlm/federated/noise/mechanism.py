@@ -7,7 +7,9 @@ It stands for a matrix C: the noise of round t is row t of C^-1 z, z being indep
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -130,7 +132,7 @@ class Base:
                 f"round {int(state.round)} has no noise: {self.name} was made for {self.rounds} "
                 "rounds. Make it for as many rounds as are run"
             )
-        noise, buffers = self._advance(state)
+        noise, buffers = self._compiled(state)
         noise = jax.tree.map(lambda leaf: jnp.where(past, jnp.nan, leaf), noise)
         return noise, NoiseState(state.key, state.round + 1, buffers)
 
@@ -140,6 +142,12 @@ class Base:
             f"{self.name} cannot be restarted: its sensitivity is for one run of {self.rounds} "
             "rounds. Make tree-restart with the rounds of its restarts"
         )
+
+    @functools.cached_property
+    def _compiled(self) -> Callable[[NoiseState], tuple[PyTree, PyTree]]:
+        """`_advance`, compiled once: outside of jit its loop would be compiled in every round."""
+        compiled: Callable[[NoiseState], tuple[PyTree, PyTree]] = jax.jit(self._advance)
+        return compiled
 
     def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
         """(noise of this round, buffers after it)."""

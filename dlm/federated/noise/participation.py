@@ -160,6 +160,11 @@ def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_part: int) 
         Kairouz et al. 2021, appendix D (a dynamic program over the tree); GDP 3
     """
     times = check_participation(sum(sizes), gap, max_part)
+    if gap == 1:  # nothing is forbidden: numbers of participations alone tell the parts
+        whole = np.zeros(1)
+        for size in sizes:
+            whole = _max_plus(whole, _free_tree(size))
+        return int(whole[: times + 1].max())
 
     @functools.cache
     def tree(size: int, closed: int, count: int) -> tuple[tuple[int, int], ...]:
@@ -192,6 +197,24 @@ def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_part: int) 
             for count in range(times + 1)
         ]
     return max(value for state in states for value, _ in state)
+
+
+def _free_tree(size: int) -> Floats:
+    """(size + 1,) largest sum of squares in a tree by the number of participations, any rounds."""
+    best = np.array([0.0, 1.0])
+    for _ in range(size.bit_length() - 1):
+        best = _max_plus(best, best)
+        best += np.arange(len(best)) ** 2.0
+    return best
+
+
+def _max_plus(first: Floats, second: Floats) -> Floats:
+    """By sums of places: the largest sum of values."""
+    out = np.full(len(first) + len(second) - 1, -np.inf)
+    for i, value in enumerate(first):
+        here = out[i : i + len(second)]
+        np.maximum(here, value + second, out=here)
+    return out
 
 
 def _front(states: Any) -> tuple[tuple[int, int], ...]:
