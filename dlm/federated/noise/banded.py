@@ -152,7 +152,7 @@ def _solve(
     )  # fmt: skip
     columns = np.zeros((bands, rounds))
     columns[inside] = done.x
-    return columns / np.linalg.norm(columns, axis=0)
+    return np.asarray(columns / np.linalg.norm(columns, axis=0))
 
 
 def _inside(rounds: int, bands: int) -> NDArray[np.bool_]:
