@@ -20,7 +20,7 @@ from dlm.errors import ConfigError, PrivacyError
 from dlm.federated.noise import NAMES, key_from_seed, key_from_system, make_mechanism
 from dlm.federated.noise.banded import optimise_bandmf
 from dlm.federated.noise.blt import PRODUCTION, Blt
-from dlm.federated.noise.mechanism import Mechanism
+from dlm.federated.noise.mechanism import Mechanism, NoiseState
 from dlm.federated.noise.toeplitz import BandedToeplitz, band_fhu, band_toep
 from dlm.federated.noise.tree import TreeAgg, TreeAggFull
 from federated.linear import PARTS, dense_toeplitz, linear_map, node_matrix
@@ -266,6 +266,34 @@ def test_a_stream_resumes_to_the_bit(name: str) -> None:
         noise, state = mechanism.step(state)
         same, again = mechanism.step(again)
         jax.tree.map(np.testing.assert_array_equal, noise, same)
+
+
+def test_a_new_key_in_the_midst_of_a_run_keeps_the_covariance() -> None:
+    """As when a run resumes whose key is in no file: other draws, the same law."""
+    tree = make_mechanism("tree", rounds=12)
+
+    class Resumed:
+        """The tree's noise, with another key from round 5 on."""
+
+        rounds = 12
+        init = staticmethod(tree.init)
+
+        @staticmethod
+        def step(state: NoiseState) -> tuple[object, NoiseState]:
+            """Exchanges the key by what round it is, so that it may be compiled."""
+            other = tree.rekey(state, key_from_seed(99)).key
+            words = jnp.where(
+                state.round < 5, jax.random.key_data(state.key), jax.random.key_data(other)
+            )
+            key = jax.random.wrap_key_data(words, impl="threefry2x32")
+            noise, after = tree.step(state._replace(key=key))
+            return noise, after._replace(key=state.key)
+
+    sums = sampled_sums(Resumed(), 7)  # type: ignore[arg-type]
+    assert distance(sums, plain_tree(12)) < 4.5
+    plain = sampled_sums(tree, 7)
+    np.testing.assert_array_equal(sums[:5], plain[:5])
+    assert not np.array_equal(sums[5], plain[5])
 
 
 @pytest.mark.parametrize("name", ["gaussian", "tree"])

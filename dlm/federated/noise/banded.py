@@ -99,7 +99,7 @@ def optimise_bandmf(
             f"above {MOST_ROUNDS} rounds use bandtoep or blt, or a shorter run"
         )
     settings = {"mechanism": "bandmf", "rounds": rounds, "bands": bands}
-    found = cached(settings, 1, lambda: _optimise(rounds, bands, progress))
+    found = cached(settings, 2, lambda: _optimise(rounds, bands, progress))
     return BandMF(found["rows"])
 
 
@@ -131,6 +131,10 @@ def _solve(
         start = _stretched(coarse, rounds, bands)
     else:
         start = square_root_coefs(bands)[:, None] * inside
+    # A late column enters few running sums: the loss bends less along it, and a search would leave
+    # the last sums, where MaxLoss is, as they were. Columns are scaled to norm 1 in the loss, so
+    # that their norms here are free: a smaller one makes a step longer.
+    start = start / np.linalg.norm(start, axis=0) * np.sqrt(1 - np.arange(rounds) / rounds)
     steps = 0
 
     def objective(x: Floats) -> tuple[float, Floats]:

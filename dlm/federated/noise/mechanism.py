@@ -75,6 +75,10 @@ class Mechanism(Protocol):
         """The state with a new key, at a round of `restarts`; elsewhere a `PrivacyError`."""
         ...
 
+    def rekey(self, state: NoiseState, key: NoiseKey | jax.Array) -> NoiseState:
+        """The state with another key for all further draws, as a resumed run needs it."""
+        ...
+
     def sensitivity(self, *, gap: int, max_part: int) -> float:
         """Of C, for a clip norm of 1 and the worst pattern of participation."""
         ...
@@ -142,6 +146,16 @@ class Base:
             f"{self.name} cannot be restarted: its sensitivity is for one run of {self.rounds} "
             "rounds. Make tree-restart with the rounds of its restarts"
         )
+
+    def rekey(self, state: NoiseState, key: NoiseKey | jax.Array) -> NoiseState:
+        """The state with another key for all further draws.
+
+        Guarantees
+            noise has the same law as without: what was drawn before lies in the buffers. That is
+            how a run resumes whose key is in no file. A round that was released already must not
+            be released again with other noise: two answers to one question tell more than one
+        """
+        return state._replace(key=_bare(key))
 
     @functools.cached_property
     def _compiled(self) -> Callable[[NoiseState], tuple[PyTree, PyTree]]:

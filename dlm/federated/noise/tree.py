@@ -22,7 +22,6 @@ from dlm.federated.noise.mechanism import (
     Floats,
     NoiseState,
     PyTree,
-    _bare,
     check_rounds,
     draw,
 )
@@ -82,7 +81,7 @@ class TreeAgg(Base):
                 f"round {now} is no restart of this mechanism ({list(self._restarts)}), so the "
                 "accounting would not hold. Make tree-restart with the rounds of its restarts"
             )
-        return state._replace(key=_bare(key))
+        return self.rekey(state, key)
 
     def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
         starts = jnp.asarray(self._starts, jnp.int32)
