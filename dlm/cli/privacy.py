@@ -35,6 +35,10 @@ class Name(StrEnum):
     blt = "blt"
 
 
+# Noise multipliers that learned well with 500 users a round: GDP 2.2, and in proportion 7.379 with
+# 6,500 (BLT Table 4).
+SIMULATED = {Name.tree: 0.54, Name.blt: 7.379 * 500 / 6500}
+
 Delta = Annotated[float, typer.Option("--delta", help="Probability that epsilon does not hold.")]
 Rounds = Annotated[int, typer.Option("--rounds", help="Rounds that are run.")]
 MaxPart = Annotated[int, typer.Option("--max-part", help="Most participations of one user.")]
@@ -181,7 +185,10 @@ def plan(
     simulated_goal: Annotated[
         int, typer.Option(help="Users a round in a simulation that learned well.")
     ] = 500,
-    simulated_noise: Annotated[float, typer.Option(help="And its noise multiplier.")] = 0.54,
+    simulated_noise: Annotated[
+        float | None,
+        typer.Option(help="And its noise multiplier; tree 0.54 and blt 0.568 if not given."),
+    ] = None,
     largest_goal: Annotated[int, typer.Option(help="Most users a round can have.")] = 6_500,
     round_minutes: Annotated[
         float | None, typer.Option(help="How long a round takes, for the timer.")
@@ -191,6 +198,9 @@ def plan(
     plot: Plot = None,
 ) -> None:
     """What to run for a target: report goal, noise and timer (GDP 2.5).
+
+    One mechanism is compared with itself: a tree, independent noise, or the BLT of BLT Table 4 that
+    was made for a gap of 400. Bands change with the gap, and what noise they bear with them.
 
     Example: dlm privacy plan --population 4000000 --rounds 2000 --target-rho 0.5 --round-minutes 4
     """
@@ -203,6 +213,10 @@ def plan(
     if target_rho is None:
         assert target_epsilon is not None
         target_rho = rho_for_epsilon(target_epsilon, delta)
+    if simulated_noise is None:
+        if mechanism not in SIMULATED:
+            raise ConfigError(f"give --simulated-noise: none is known for {mechanism.value}")
+        simulated_noise = SIMULATED[mechanism]
     made = make_plan(
         population=population,
         rounds=rounds,
@@ -285,7 +299,20 @@ def _sensitivity(
 
 
 def _planned(name: str) -> Sensitivity:
+    """Of a mechanism that stays the same whatever the gap."""
+    from dlm.errors import ConfigError
+
+    if name not in ("gaussian", "tree", "tree-full", "blt"):
+        raise ConfigError(
+            f"{name} is another matrix for each gap, and bears other noise: plan with tree or blt, "
+            "then compare by `dlm privacy mechanism`"
+        )
+
     def sensitivity(rounds: int, gap: int, max_part: int) -> float:
+        if name == "blt":
+            from dlm.federated.noise.blt import PRODUCTION, Blt
+
+            return Blt(rounds, PRODUCTION[400]).sensitivity(gap=gap, max_part=max_part)
         return _sensitivity(name, rounds, gap, max_part)[0]
 
     return sensitivity

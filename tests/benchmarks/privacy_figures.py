@@ -21,7 +21,7 @@ from typing import Any
 from dlm.federated.account.plan import extrapolate
 from dlm.federated.account.zcdp import rho_of
 from dlm.federated.noise import make_mechanism
-from dlm.federated.noise.blt import PRODUCTION, Blt, nearest_production, optimise_blt
+from dlm.federated.noise.blt import PRODUCTION, Blt, optimise_blt
 from dlm.federated.noise.mechanism import Base
 from dlm.federated.noise.participation import most_participations, named_sensitivity
 from dlm.federated.noise.toeplitz import band_fhu, band_toep
@@ -117,10 +117,13 @@ def blt6() -> tuple[str, str, str, Curves]:
 
 
 def sensitivity_of(name: str) -> Callable[[int, int, int], float]:
-    """For the extrapolations: trees as they are, BLTs as they went into production."""
+    """For the extrapolations: the tree, or the BLT whose noise multiplier is known for 6,500 users.
+
+    That is one BLT throughout: the same multiplier with another one is other noise.
+    """
     if name == "tree":
         return lambda rounds, gap, times: named_sensitivity("tree", rounds, gap, times)
-    return lambda rounds, gap, times: Blt(rounds, nearest_production(gap)).sensitivity(
+    return lambda rounds, gap, times: Blt(rounds, PRODUCTION[400]).sensitivity(
         gap=gap, max_part=times
     )
 

@@ -121,6 +121,8 @@ def test_plan_says_what_to_run_and_draws_it(tmp_path: Path) -> None:
     assert found["chosen"]["rho"] <= 0.8
     assert found["keeps_utility"] is True
     assert found["timer_hours"] >= 24
+    blt = answer(*asked, "--target-rho", 0.8, "--mechanism", "blt")
+    assert blt["chosen"]["report_goal"] < found["chosen"]["report_goal"]
     pytest.importorskip("matplotlib", reason="draws")
     file = tmp_path / "plan.png"
     other = answer(*asked, "--target-epsilon", 8, "--plot", file)
@@ -132,6 +134,10 @@ def test_settings_that_cannot_be_are_told() -> None:
     """As errors of settings, not as numbers."""
     with pytest.raises(ConfigError, match="one target"):
         answer("plan", "--population", 1000, "--rounds", 10)
+    for name in ("bandmf", "gaussian"):  # what they can bear is not published
+        with pytest.raises(ConfigError, match="simulated-noise"):
+            answer("plan", "--population", 1000, "--rounds", 10, "--target-rho", 1,
+                   "--mechanism", name)  # fmt: skip
     with pytest.raises(ConfigError, match="rounds"):
         account("tree", 7, 0, 3, 1)
     with pytest.raises(ConfigError, match="-1"):
