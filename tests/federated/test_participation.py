@@ -121,6 +121,25 @@ def test_the_sensitivity_of_a_banded_matrix_is_exact_or_above(width: int, gap: i
             assert found <= 1.6 * truth  # a bound that says nothing would be true as well
 
 
+@pytest.mark.parametrize("rounds", [1, 3, 6])
+def test_a_gap_beyond_all_rounds_is_one_participation(rounds: int) -> None:
+    """BLT Table 4 has MinS 2001 in 2,000 rounds."""
+    bands = np.ones((min(rounds, 3), rounds))
+    for max_part in (1, 4):
+        assert banded_sensitivity(bands, rounds + 2, max_part) == (1.0, True)
+        assert toeplitz_sensitivity(np.array([1.0]), rounds, rounds + 2, max_part) == 1.0
+        sizes = tuple(forest_sizes(rounds))
+        one = forest_sensitivity_squared(sizes, rounds, 1)
+        assert forest_sensitivity_squared(sizes, rounds + 2, max_part) == one
+
+
+def test_a_band_that_ends_within_two_gaps_of_the_end_is_bounded() -> None:
+    """Rows shorter than the gap, in the bound for wide bands."""
+    found, exact = banded_sensitivity(np.full((9, 20), 0.1) + np.eye(9, 20), 4, 4)
+    assert not exact
+    assert found > 1
+
+
 def test_the_papers_count_the_rounds_between() -> None:
     """MinS 341 is a gap of 342; and their MaxP is less than what may happen."""
     assert gap_from_min_sep(341) == 342

@@ -89,7 +89,7 @@ def best_separated_sum(weights: Floats, gap: int, max_part: int) -> float:
     best = np.zeros(rounds)
     for _ in range(times):
         before = np.zeros(rounds)
-        before[gap:] = best[: rounds - gap]
+        before[gap:] = best[: max(rounds - gap, 0)]
         best = np.maximum.accumulate(weights + before)
     return float(best[-1])
 
