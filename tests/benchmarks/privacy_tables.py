@@ -219,7 +219,7 @@ def dpf_tables(pld: bool = True) -> str:
     )
     rows = []
     for sigma, norm, users, cohort, value in DPF_2:
-        noise = sigma * cohort / norm
+        noise = round(sigma * cohort / norm, 3)  # 1,667 is 5,000 / 3, rounded
         q = cohort / users
         ours = moments_epsilon(q, noise, 5000, 1e-9)
         rdp = tight_epsilon(q, noise, 5000, 1e-9, accountant="rdp")
@@ -228,7 +228,8 @@ def dpf_tables(pld: bool = True) -> str:
                      f"{ours - value:+.4f}", f"{rdp:.3f}", f"{tight:.3f}"])  # fmt: skip
     second = (
         "**DPF Table 2, privacy** (epsilon at delta 1e-9 after 5,000 rounds; the paper's is a "
-        "strict bound, today's accounting of the same noise is far lower).\n\n"
+        "strict bound, today's accounting of the same noise is far lower; z = sigma C / S, which "
+        "is 1 in each row to the digits printed).\n\n"
         + table(["sigma", "S", "K", "C", "z", "paper", "moments", "difference", "RDP", "PLD"], rows)
     )
     return first + "\n\n" + second
