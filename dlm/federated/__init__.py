@@ -1,1 +1,1 @@
-"""Users' devices train a model privately: mechanisms, accounting, rounds and reports."""
+"""Users' text becomes a model, privately: sampling, noise, accounting and the network itself."""

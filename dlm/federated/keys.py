@@ -1,0 +1,128 @@
+"""Where randomness comes from: a named key, never a global generator, and no name twice.
+
+    key = Key.from_system()
+    noise = key.fold("noise", round).normals(size)
+
+A key is 32 bytes. `fold` derives another by name with BLAKE2b; `bits` expands one with SHAKE-256,
+so that what was drawn tells nothing of the key, of other names or of what is still to come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dlm.errors import PrivacyError
+
+KEY_BYTES = 32
+_TWO_53 = float(1 << 53)
+
+
+class Key:
+    """A source of random numbers that is known by its name.
+
+    Guarantees
+        the same key and name give the same numbers on every machine; different names give numbers
+        that cannot be told from independent ones without the key; `repr` and pickles of it are
+        without the 32 bytes (pickling is refused).
+    """
+
+    __slots__ = ("_material", "path", "simulated")
+
+    def __init__(self, material: bytes, *, simulated: bool, path: tuple[str | int, ...] = ()):
+        if len(material) != KEY_BYTES:
+            raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(material)}")
+        self._material = material
+        self.simulated = simulated
+        self.path = path
+
+    @classmethod
+    def from_system(cls) -> Key:
+        """A key that the operating system draws; it lives in memory alone."""
+        return cls(os.urandom(KEY_BYTES), simulated=False)
+
+    @classmethod
+    def from_seed(cls, seed: int) -> Key:
+        """A key that whoever knows `seed` can make: for simulation, and reported as not private."""
+        if seed < 0:
+            raise ValueError(f"a seed is not negative; this one is {seed}")
+        return cls(
+            hashlib.blake2b(b"dlm seed %d" % seed, digest_size=KEY_BYTES).digest(), simulated=True
+        )
+
+    def fold(self, *names: str | int) -> Key:
+        """The key of this name under this one."""
+        material = self._material
+        for name in names:
+            # The type is part of the name: 1 and "1" are two.
+            text = (b"i%d" % name) if isinstance(name, int) else b"s" + name.encode()
+            material = hashlib.blake2b(text, key=material, digest_size=KEY_BYTES).digest()
+        return Key(material, simulated=self.simulated, path=(*self.path, *names))
+
+    def words(self, count: int) -> npt.NDArray[np.uint32]:
+        """`count` random 32-bit numbers, such as the two that a JAX threefry key is made of."""
+        return np.frombuffer(self._stream(4 * count), "<u4").astype(np.uint32)
+
+    def uniforms(self, count: int) -> npt.NDArray[np.float64]:
+        """`count` numbers, multiples of 2^-53, uniform in [0, 1)."""
+        raw = np.frombuffer(self._stream(8 * count), "<u8")
+        return (raw >> np.uint64(11)).astype(np.float64) / _TWO_53
+
+    def signs(self, count: int) -> npt.NDArray[np.int8]:
+        """`count` numbers, each -1 or 1."""
+        raw = np.frombuffer(self._stream((count + 7) // 8), np.uint8)
+        return (1 - 2 * np.unpackbits(raw, count=count).astype(np.int8)).astype(np.int8)
+
+    def normals(self, count: int) -> npt.NDArray[np.float64]:
+        """`count` independent standard normal numbers, by Box and Muller's transform.
+
+        Trusts       double precision: the numbers lie on a grid, as those of every float
+                     implementation of the Gaussian mechanism do.
+        """
+        pairs = (count + 1) // 2
+        u = self.uniforms(2 * pairs)
+        radius = np.sqrt(-2.0 * np.log1p(-u[:pairs]))
+        angle = 2.0 * np.pi * u[pairs:]
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+    def _stream(self, count: int) -> bytes:
+        # The count is no part of the input: a longer draw begins with a shorter one, so that a
+        # name stands for one sequence of numbers.
+        return hashlib.shake_256(b"dlm stream" + self._material).digest(count)
+
+    def __repr__(self) -> str:
+        name = "/".join(str(part) for part in self.path) or "root"
+        return f"Key({name}, {'simulated' if self.simulated else 'of the system'})"
+
+    def __reduce__(self) -> str:
+        raise PrivacyError(f"{self!r} is not to be copied into a file: a new run draws a new key")
+
+
+class OneUse:
+    """Hands out keys under a root and refuses to hand out one name twice.
+
+    Raises
+        PrivacyError  from `take`: the name was taken; noise of one key used twice cancels out
+    """
+
+    def __init__(self, root: Key):
+        self.root = root
+        self._taken: set[tuple[str | int, ...]] = set()
+
+    def take(self, *names: str | int) -> Key:
+        """The key of this name, once."""
+        if names in self._taken:
+            raise PrivacyError(
+                f"the key {'/'.join(map(str, names))} was used before; each draw needs its own name"
+            )
+        self._taken.add(names)
+        return self.root.fold(*names)
+
+    @property
+    def taken(self) -> Sequence[tuple[str | int, ...]]:
+        """Names handed out so far, sorted."""
+        return sorted(self._taken, key=repr)

@@ -1,0 +1,379 @@
+"""Who took part when: what accounting may claim is what this ledger has seen or enforced.
+
+    ledger = ParticipationLedger(population=len(users), gap=64, max_part=4, sampling=...)
+    ledger.record(0, ids)                       # refuses a participation that comes too early
+    ledger.observed_gap(), ledger.observed_max_part()
+    ledger.save(path);  ParticipationLedger.load(path, expect=ledger.digest)
+
+User ids stand in the file as salted hashes. They can be found out by whoever holds the file and can
+guess ids, so the file is as secret as the list of participants.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dlm.errors import ConfigError, FormatError, PrivacyError
+
+FORMAT_NAME = "dlm participation ledger"
+FORMAT_VERSION = 1
+SALT_BYTES = 16
+# A cohort is doubted when a Poisson sampler would draw its like less often than this.
+IMPLAUSIBLE = 1e-9
+
+
+class ParticipationLedger:
+    """Rounds and the users of each, with the bounds that are enforced.
+
+    Args
+        population   users that could be drawn
+        gap          least difference of the rounds of two participations of a user, enforced; None
+                     where it is only observed
+        max_part     most participations of a user, enforced; None where it is only observed
+        sampling     how cohorts are drawn, as the sampler's `describe` tells
+        salt         of the hashes of ids; drawn by the operating system if None
+    Guarantees
+        after any sequence of calls, `observed_gap` is at least the enforced gap and
+        `observed_max_part` at most the enforced maximum; a refused round leaves no trace;
+        a saved file that was changed by hand, cut short or extended is not loaded
+    """
+
+    def __init__(
+        self,
+        population: int,
+        *,
+        gap: int | None = None,
+        max_part: int | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        salt: bytes | None = None,
+    ):
+        if (
+            population < 1
+            or (gap is not None and gap < 1)
+            or (max_part is not None and max_part < 1)
+        ):
+            raise ConfigError(
+                f"population, gap and max_part are at least 1: {population}, {gap}, {max_part}"
+            )
+        self.population, self.gap, self.max_part = population, gap, max_part
+        self.sampling = dict(sampling or {"kind": "unknown"})
+        self._salt = os.urandom(SALT_BYTES) if salt is None else salt
+        self._users: dict[str, int] = {}  # hash of the id -> number, by first participation
+        self._last: list[int] = []  # last round of each
+        self._counts: list[int] = []
+        self._rounds: list[tuple[int, npt.NDArray[np.uint32]]] = []
+        self._least_gap: int | None = None
+        self._chain = b""
+
+    def record(self, round: int, user_ids: Iterable[str]) -> None:  # noqa: A002
+        """Notes that these users took part in a round.
+
+        The last round may be told again with the same users, as a resumed run does.
+
+        Raises
+            PrivacyError   a user twice in a round, too early, or too often; a round out of order;
+                           the last round with other users
+        """
+        self._record(round, [self._hash(user) for user in user_ids])
+
+    def _record(self, round: int, names: list[str]) -> None:  # noqa: A002
+        if len(set(names)) != len(names):
+            raise PrivacyError(
+                f"round {round}: a user takes part twice in it; what one user adds is bounded once"
+            )
+        last = self.last_round
+        if round == last:
+            if {self._users.get(name, -1) for name in names} != set(self._rounds[-1][1].tolist()):
+                raise PrivacyError(
+                    f"round {round} is recorded already, with other users: a run is resumed with "
+                    "another cohort than it was stopped with"
+                )
+            return
+        if round < 0 or (last is not None and round < last):
+            raise PrivacyError(f"round {round} is recorded after round {last}")
+        known = [self._users[name] for name in names if name in self._users]
+        total = len(self._users) + len(names) - len(known)
+        if total > self.population:
+            raise PrivacyError(f"{total} users took part, of {self.population} that there are")
+        gaps = [round - self._last[user] for user in known]
+        if self.gap is not None and gaps and min(gaps) < self.gap:
+            early = sum(gap < self.gap for gap in gaps)
+            raise PrivacyError(
+                f"round {round}: {early} users take part {min(gaps)} rounds after their last one; "
+                f"the guarantee is for a gap of {self.gap} (MinS {self.gap - 1}). Lengthen the "
+                "timer, or account for the smaller gap in a new run"
+            )
+        most = max((self._counts[user] + 1 for user in known), default=1 if names else 0)
+        if self.max_part is not None and most > self.max_part:
+            raise PrivacyError(
+                f"round {round}: a user takes part in {most} rounds; the guarantee is for "
+                f"{self.max_part}. End the run, or account for more in a new one"
+            )
+        # Nothing is refused from here on.
+        for name in names:
+            if name not in self._users:
+                self._users[name] = len(self._users)
+                self._last.append(round)
+                self._counts.append(0)
+        numbers = np.array([self._users[name] for name in names], np.uint32)
+        for user in numbers.tolist():
+            self._last[user] = round
+            self._counts[user] += 1
+        if gaps:
+            self._least_gap = min([*gaps, *([] if self._least_gap is None else [self._least_gap])])
+        self._rounds.append((round, numbers))
+
+    @property
+    def rounds(self) -> int:
+        """Rounds recorded."""
+        return len(self._rounds)
+
+    @property
+    def last_round(self) -> int | None:
+        """Number of the last one."""
+        return self._rounds[-1][0] if self._rounds else None
+
+    @property
+    def participants(self) -> int:
+        """Users who took part at all."""
+        return len(self._users)
+
+    def cohort_sizes(self) -> list[int]:
+        """Users of each round."""
+        return [len(users) for _, users in self._rounds]
+
+    def observed_gap(self) -> int | None:
+        """Least difference of the rounds of two participations; None if nobody came back."""
+        return self._least_gap
+
+    def observed_min_sep(self) -> int | None:
+        """MinS as the papers' tables print it: rounds *between* two participations."""
+        return None if self._least_gap is None else self._least_gap - 1
+
+    def observed_max_part(self) -> int:
+        """Most participations of a user, MaxP."""
+        return max(self._counts, default=0)
+
+    def participations(self, user_id: str) -> list[int]:
+        """The rounds of one user."""
+        number = self._users.get(self._hash(user_id))
+        return [] if number is None else [r for r, users in self._rounds if number in users]
+
+    def covers(self, *, gap: int, max_part: int) -> None:
+        """Passes if accounting may use these bounds.
+
+        Raises
+            PrivacyError   somebody took part more often, or sooner again
+        """
+        found = self.observed_gap()
+        if found is not None and found < gap:
+            raise PrivacyError(
+                f"accounting assumes a gap of {gap} rounds; the ledger has seen one of {found}"
+            )
+        if self.observed_max_part() > max_part:
+            raise PrivacyError(
+                f"accounting assumes {max_part} participations of a user; the ledger has seen "
+                f"{self.observed_max_part()}"
+            )
+
+    def check_poisson(self, q: float) -> None:
+        """Passes if the cohorts may have been drawn by a Poisson sampler with this probability.
+
+        Both how many took part in all and how much cohorts differ in size are looked at: a fixed
+        report goal gives cohorts that are too much alike.
+
+        Raises
+            PrivacyError   declared otherwise, or next to impossible under Poisson sampling
+        """
+        kind, declared = self.sampling.get("kind"), self.sampling.get("q")
+        if kind != "poisson" or declared != q:
+            raise PrivacyError(
+                f"accounting by sampling needs cohorts drawn by Poisson sampling with q = {q}; the "
+                f"ledger says {kind}{'' if declared is None else f' with q = {declared}'}"
+            )
+        sizes = np.array(self.cohort_sizes(), np.float64)
+        if not len(sizes):
+            return
+        mean, variance = self.population * q, self.population * q * (1 - q)
+        if variance == 0:  # everyone, always
+            if bool((sizes != mean).any()):
+                raise PrivacyError("q is 1, and not everyone took part")
+            return
+        tails = {
+            "users in all": _normal_tail(
+                float(sizes.sum() - mean * len(sizes)) / math.sqrt(variance * len(sizes))
+            ),
+            "differences of sizes": _chi2_tail(
+                float(((sizes - mean) ** 2 / variance).sum()), len(sizes)
+            ),
+        }
+        for what, tail in tails.items():
+            if tail < IMPLAUSIBLE:
+                raise PrivacyError(
+                    f"the cohorts were not drawn by Poisson sampling with q = {q} of "
+                    f"{self.population} users: {what} of {len(sizes)} rounds have a chance of "
+                    f"{tail:.0e}"
+                )
+
+    def _hash(self, user: str) -> str:
+        if not user:
+            raise PrivacyError("a user without an id cannot be counted")
+        return hashlib.blake2b(user.encode(), key=self._salt, digest_size=12).hexdigest()
+
+    def summary(self) -> dict[str, Any]:
+        """What a report tells; without any user."""
+        sizes = self.cohort_sizes()
+        return {
+            "population": self.population,
+            "participants": self.participants,
+            "rounds": self.rounds,
+            "cohort_size": {"min": min(sizes), "mean": sum(sizes) / len(sizes), "max": max(sizes)}
+            if sizes
+            else None,
+            "enforced": {"gap": self.gap, "max_part": self.max_part},
+            "observed": {
+                "gap": self.observed_gap(),
+                "min_sep": self.observed_min_sep(),
+                "max_part": self.observed_max_part(),
+            },
+            "sampling": self.sampling,
+            "digest": self.digest,
+        }
+
+    def _body(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT_NAME,
+            "version": FORMAT_VERSION,
+            "population": self.population,
+            "enforced": {"gap": self.gap, "max_part": self.max_part},
+            "sampling": self.sampling,
+            "salt": self._salt.hex(),
+            "observed": {"gap": self.observed_gap(), "max_part": self.observed_max_part()},
+            "users": list(self._users),
+            "rounds": [
+                {"round": number, "users": base64.b64encode(users.astype("<u4").tobytes()).decode()}
+                for number, users in self._rounds
+            ],
+        }
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything in the ledger; a checkpoint and a report carry it."""
+        return hashlib.sha256(_canonical(self._body())).hexdigest()
+
+    def to_bytes(self, *, key: bytes | None = None) -> bytes:
+        """The text of a file, sealed with its digest.
+
+        Args
+            key   of an HMAC: then nobody without it can change the file and its digest too
+        """
+        body = self._body()
+        raw = _canonical(body)
+        seal = {"sha256": hashlib.sha256(raw).hexdigest()}
+        if key is not None:
+            seal["hmac_sha256"] = hmac.new(key, raw, hashlib.sha256).hexdigest()
+        return (json.dumps({**body, "seal": seal}, indent=1) + "\n").encode()
+
+    def save(self, path: str | Path, *, key: bytes | None = None) -> None:
+        """Writes the ledger, whole or not at all; `key` as in `to_bytes`."""
+        target = Path(path)
+        partial = target.with_name(target.name + ".partial")
+        with partial.open("wb") as file:
+            file.write(self.to_bytes(key=key))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+
+    @classmethod
+    def load(cls, path: str | Path, *, expect: str | None = None, key: bytes | None = None) -> Self:
+        """Reads a saved ledger; the rest as in `from_bytes`."""
+        return cls.from_bytes(Path(path).read_bytes(), str(path), expect=expect, key=key)
+
+    @classmethod
+    def from_bytes(
+        cls, text: bytes, path: str, *, expect: str | None = None, key: bytes | None = None
+    ) -> Self:
+        """A ledger from the text of a file, with everything it says checked.
+
+        Every round is recorded anew, under the bounds that the text names, so that the observed
+        values are never taken from it.
+
+        Args
+            path     to name in errors
+            expect   the digest a checkpoint or report carries; a whole but older or other ledger is
+                     refused too
+            key      that it was sealed with
+        Raises
+            FormatError    no ledger, or of another version
+            PrivacyError   changed by hand: digest, HMAC or observed values do not fit
+        """
+        try:
+            body = json.loads(text)
+            seal = body.pop("seal")
+            if body["format"] != FORMAT_NAME:
+                raise ValueError(body["format"])
+            if body["version"] != FORMAT_VERSION:
+                raise FormatError(
+                    f"{path}: version {body['version']}; this program reads {FORMAT_VERSION}"
+                )
+            raw = _canonical(body)
+            digest = hashlib.sha256(raw).hexdigest()
+            if seal["sha256"] != digest:
+                raise PrivacyError(
+                    f"{path} was changed after it was written: its digest is {digest[:16]}..., and "
+                    f"it says {str(seal['sha256'])[:16]}...; nothing can be claimed from it"
+                )
+            if key is not None and not hmac.compare_digest(
+                str(seal.get("hmac_sha256", "")), hmac.new(key, raw, hashlib.sha256).hexdigest()
+            ):
+                raise PrivacyError(f"{path} was not sealed with this key")
+            if expect is not None and expect != digest:
+                raise PrivacyError(
+                    f"{path} is another ledger than the one of this run: its digest is "
+                    f"{digest[:16]}..., and {expect[:16]}... is expected"
+                )
+            found = cls(
+                body["population"],
+                gap=body["enforced"]["gap"],
+                max_part=body["enforced"]["max_part"],
+                sampling=body["sampling"],
+                salt=bytes.fromhex(body["salt"]),
+            )
+            names: list[str] = body["users"]
+            for entry in body["rounds"]:
+                users = np.frombuffer(base64.b64decode(entry["users"], validate=True), "<u4")
+                found._record(entry["round"], [names[user] for user in users.tolist()])
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:
+            raise FormatError(f"{path} is no participation ledger: {exc!r}") from exc
+        if found._body() != body:
+            raise PrivacyError(
+                f"{path}: the rounds do not give what it says was observed; nothing can be claimed "
+                "from it"
+            )
+        return found
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def _normal_tail(z: float) -> float:
+    """Chance of a standard normal number this far from 0 or farther."""
+    return math.erfc(abs(z) / math.sqrt(2))
+
+
+def _chi2_tail(value: float, freedom: int) -> float:
+    """Two-sided tail of a chi-squared number, by Wilson and Hilferty's cube root."""
+    spread = 2 / (9 * freedom)
+    return _normal_tail(((value / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread))

@@ -1,0 +1,288 @@
+"""Who takes part in a round: Poisson, a fixed report goal, or who is available and rested.
+
+    sampler = PoissonSampler(users=len(dataset), q=0.02, key=key.fold("sampling"))
+    cohort = sampler.cohort(round=0)            # places of users, sorted
+
+| sampler | what accounting may assume |
+| --- | --- |
+| `PoissonSampler` | amplification by sampling; nothing about separation |
+| `FixedGoalSampler` | nothing but the number of rounds |
+| `AvailabilitySampler` | the gap and the participations that it enforces |
+
+A round's choice is drawn from the key's name for that round, so that a resumed run with the same
+key draws the same cohorts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dlm.errors import ConfigError, UnavailableError
+from dlm.federated.keys import Key
+
+Users = npt.NDArray[np.int64]
+DAY_S = 86_400.0
+
+
+class Sampler(Protocol):
+    """Chooses the users of a round."""
+
+    users: int
+
+    def cohort(self, round: int, now: float = 0.0) -> Users:  # noqa: A002
+        """Places of the users of this round, sorted, each once."""
+
+    def describe(self) -> dict[str, Any]:
+        """How cohorts are drawn, as the ledger and the report hold it."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state` returned."""
+
+
+class _Stateless:
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        if state:
+            raise ConfigError(f"this sampler keeps no state; the checkpoint has {sorted(state)}")
+
+
+class PoissonSampler(_Stateless):
+    """Each user with probability q, independently of all others and of other rounds.
+
+    Paper        McMahan et al. 2018 (DPF), Algorithm 1 and modification A: the size of a cohort
+                 varies, which amplification by sampling needs
+    """
+
+    def __init__(self, users: int, q: float, key: Key):
+        if not 0 < q <= 1:
+            raise ConfigError(f"the probability of taking part is over 0 and at most 1; q is {q}")
+        self.users, self.q = _population(users), q
+        self._key = key
+
+    def cohort(self, round: int, now: float = 0.0) -> Users:  # noqa: A002
+        """The users of a round; now and then none at all."""
+        del now
+        return np.flatnonzero(self._key.fold(round).uniforms(self.users) < self.q).astype(np.int64)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "poisson", "q": self.q, "users": self.users}
+
+
+class FixedGoalSampler(_Stateless):
+    """Exactly `report_goal` users, every set of that size as likely as any other.
+
+    Guarantees   nothing that accounting may use: a user may be drawn in every round
+    """
+
+    def __init__(self, users: int, report_goal: int, key: Key):
+        self.users, self.report_goal = _population(users), report_goal
+        _check_goal(users, report_goal)
+        self._key = key
+
+    def cohort(self, round: int, now: float = 0.0) -> Users:  # noqa: A002
+        """The users of a round."""
+        del now
+        return _choose(np.arange(self.users), self.report_goal, self._key.fold(round))
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "fixed", "report_goal": self.report_goal, "users": self.users}
+
+
+@dataclass(frozen=True)
+class Diurnal:
+    """How likely a device is idle, charging and on free wireless, by the hour where it is.
+
+    The chance follows a raised cosine over the local day, `low` at noon and `high` at midnight.
+    """
+
+    low: float = 0.05
+    high: float = 0.6
+    # Time zones of the users, as (offset from the clock in hours, share of the users).
+    zones: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high <= 1 or self.high == 0:
+            raise ConfigError(
+                f"availability goes from low to high within 0 to 1; found {self.low} to {self.high}"
+            )
+        shares = [share for _, share in self.zones]
+        if not shares or min(shares) < 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-9):
+            raise ConfigError(f"shares of time zones sum to 1; found {shares}")
+
+    def probability(self, now: float, offset_h: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Chance that a device with this offset is available at `now`, seconds since midnight."""
+        angle = 2 * np.pi * (now + 3600.0 * offset_h) / DAY_S
+        return self.low + (self.high - self.low) * (1 + np.cos(angle)) / 2
+
+    def offsets(self, users: int, key: Key) -> npt.NDArray[np.float64]:
+        """Each user's offset, drawn by the shares."""
+        edges = np.cumsum([share for _, share in self.zones])[:-1]
+        return np.array([h for h, _ in self.zones])[
+            np.searchsorted(edges, key.uniforms(users), "right")
+        ]
+
+
+class AvailabilitySampler:
+    """`report_goal` of those users who are available and may take part again.
+
+    A user may again when their timer has run out, when `gap` rounds have passed since their last
+    one and while they have taken part fewer than `max_part` times.
+
+    Args
+        report_goal  users of a round, m
+        gap          least difference of the rounds of two participations of a user (MinS as the
+                     tables of the papers print it is gap - 1)
+        max_part     most participations of a user; None bounds them by nothing but the gap
+        timer_s      seconds from a participation until a user may take part again
+        diurnal      who is available when; None: everyone, always
+    Guarantees   what it draws never breaks gap, max_part or timer, over resumed runs too
+    Paper        Xu et al. 2023 (GDP), section 2.2
+    """
+
+    def __init__(
+        self,
+        users: int,
+        report_goal: int,
+        key: Key,
+        *,
+        gap: int = 1,
+        max_part: int | None = None,
+        timer_s: float = 0.0,
+        diurnal: Diurnal | None = None,
+    ):
+        _check_goal(users, report_goal)
+        if gap < 1 or (max_part is not None and max_part < 1) or timer_s < 0:
+            raise ConfigError(
+                "gap and max_part are at least 1 and a timer is not negative; found "
+                f"{gap}, {max_part}, {timer_s}"
+            )
+        self.users, self.report_goal = _population(users), report_goal
+        self.gap, self.max_part, self.timer_s, self.diurnal = gap, max_part, timer_s, diurnal
+        self._key = key
+        self._offset_h = diurnal.offsets(users, key.fold("zones")) if diurnal else None
+        self._next_round = np.zeros(users, np.int64)  # first round a user may take part in
+        self._next_s = np.full(users, -np.inf)  # first second
+        self._taken = np.zeros(users, np.int64)
+        self._round = -1
+
+    def eligible(self, round: int, now: float) -> npt.NDArray[np.bool_]:  # noqa: A002
+        """Who may take part, available or not."""
+        rested = (self._next_round <= round) & (self._next_s <= now)
+        return rested if self.max_part is None else rested & (self._taken < self.max_part)
+
+    def available(self, round: int, now: float) -> npt.NDArray[np.bool_]:  # noqa: A002
+        """Who is idle, charging and connected at this moment."""
+        if self.diurnal is None or self._offset_h is None:
+            return np.ones(self.users, bool)
+        # The moment is part of the name: who was busy when a round could not begin may be free
+        # a minute later.
+        draw = self._key.fold("available", round, int(now * 1000)).uniforms(self.users)
+        return draw < self.diurnal.probability(now, self._offset_h)
+
+    def cohort(self, round: int, now: float = 0.0) -> Users:  # noqa: A002
+        """The users of a round, who are then taken to have taken part.
+
+        Raises
+            UnavailableError   fewer than the report goal can take part now; ask again later
+        """
+        if round <= self._round:
+            raise ConfigError(f"round {round} is asked for after round {self._round}")
+        may = self.eligible(round, now)
+        ready = np.flatnonzero(may & self.available(round, now))
+        if len(ready) < self.report_goal:
+            raise UnavailableError(
+                f"{len(ready)} users can take part in round {round}, {int(may.sum())} of "
+                f"{self.users} are rested, and {self.report_goal} are needed: wait, or lower the "
+                "report goal, gap or timer"
+            )
+        chosen = _choose(ready, self.report_goal, self._key.fold("cohort", round))
+        self._next_round[chosen] = round + self.gap
+        self._next_s[chosen] = now + self.timer_s
+        self._taken[chosen] += 1
+        self._round = round
+        return chosen
+
+    def cohort_when_ready(
+        self,
+        round: int,  # noqa: A002
+        now: float,
+        *,
+        step_s: float = 60.0,
+        patience_s: float = 30 * DAY_S,
+    ) -> tuple[Users, float]:
+        """(users, the moment they were enough), asking every `step_s` of simulated time.
+
+        Raises
+            ConfigError   not within `patience_s`: such a population cannot carry such rounds
+        """
+        moment = now
+        while True:
+            try:
+                return self.cohort(round, moment), moment
+            except UnavailableError as exc:
+                moment += step_s
+                if moment > now + patience_s:
+                    raise ConfigError(
+                        f"round {round} found no cohort within {patience_s / DAY_S:g} days: {exc}"
+                    ) from exc
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": "timer",
+            "report_goal": self.report_goal,
+            "users": self.users,
+            "gap": self.gap,
+            "max_part": self.max_part,
+            "timer_s": self.timer_s,
+            "diurnal": self.diurnal is not None,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Arrays and the last round."""
+        return {
+            "next_round": self._next_round.copy(),
+            "next_s": self._next_s.copy(),
+            "taken": self._taken.copy(),
+            "round": np.int64(self._round),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a checkpoint of a sampler of as many users."""
+        if set(state) != set(self.state()) or len(state["next_round"]) != self.users:
+            raise ConfigError(f"the checkpoint is of another sampler than of {self.users} users")
+        self._next_round = np.array(state["next_round"], np.int64)
+        self._next_s = np.array(state["next_s"], np.float64)
+        self._taken = np.array(state["taken"], np.int64)
+        self._round = int(state["round"])
+
+
+def _population(users: int) -> int:
+    if users < 1:
+        raise ConfigError(f"sampling needs users; there are {users}")
+    return users
+
+
+def _check_goal(users: int, report_goal: int) -> None:
+    if not 1 <= report_goal <= users:
+        raise ConfigError(
+            f"a report goal is from 1 to the number of users; found {report_goal} of {users}"
+        )
+
+
+def _choose(ready: npt.NDArray[np.integer[Any]], count: int, key: Key) -> Users:
+    """A uniformly chosen subset of `count`, sorted: the places of the smallest random numbers."""
+    draw = key.uniforms(len(ready))
+    if count == len(ready):
+        return np.sort(ready).astype(np.int64)
+    return np.sort(ready[np.argpartition(draw, count - 1)[:count]]).astype(np.int64)

@@ -1,0 +1,396 @@
+"""Datasets keyed by user: whose text is whose, read a user at a time from disk.
+
+    users = UserDataset.open("users.tsv.zst", store="users.store")
+    users.utterances(7)                         # list of str, in the order of the file
+    train, test = users.split(0.1)              # by users, so that nobody is on both sides
+
+A file is sorted by user once into a *store*, an Arrow file of one row a user, and read from there
+through a memory map: neither building nor reading holds more than a bounded part of the text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dlm.errors import ConfigError, FormatError
+from dlm.federated._user_rows import MISSING, Row, parquet_rows, sorted_rows, tsv_rows
+
+__all__ = ["DEFAULT_MEMORY_BYTES", "Found", "UserDataset", "words_of"]
+
+DEFAULT_MEMORY_BYTES = 256 << 20
+BATCH_BYTES = 32 << 20  # of text in one record batch of a store
+STORE_VERSION = "1"
+Encode = Callable[[list[str]], npt.NDArray[np.int32]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a file held, and what was left out of the store."""
+
+    users: int
+    utterances: int
+    words: int  # split at white space, after the cap
+    rows_without_user: int  # left out, where `missing` is "count"
+    users_without_text: int  # likewise
+    words_over_cap: int  # left out by `cap_words`
+
+
+def words_of(utterance: str) -> list[str]:
+    """The words of an utterance: what stands between white space."""
+    return utterance.split()
+
+
+class UserDataset:
+    """The text of some users, by place: user 0 has the smallest id.
+
+    Made by `open`, `from_tsv` or `from_parquet`; `select` and `split` give views of the same store.
+
+    Guarantees
+        the order of users does not depend on the order of rows; that of one user's utterances is
+        the file's; `digest` is the same exactly when ids, texts and cap are.
+    Cost         a user is read in O(their text); memory does not grow with the number of users but
+                 for 8 bytes each
+    """
+
+    def __init__(
+        self,
+        reader: pa.RecordBatchFileReader,
+        found: Found,
+        digest: str,
+        rows: npt.NDArray[np.int64],
+    ):
+        self._reader = reader
+        self._starts = _starts(reader)
+        self._rows = rows
+        self.found = found
+        self._digest = digest
+        self._held: tuple[int, Any] = (-1, None)
+
+    @classmethod
+    def open(cls, path: str | Path, **settings: Any) -> UserDataset:
+        """`from_parquet` for what is named .parquet or .parquet.zst, `from_tsv` for the rest."""
+        parquet = ".parquet" in Path(path).suffixes
+        return (cls.from_parquet if parquet else cls.from_tsv)(path, **settings)
+
+    @classmethod
+    def from_tsv(
+        cls,
+        path: str | Path,
+        *,
+        user_column: str = "user_id",
+        text_column: str = "utterance",
+        **settings: Any,
+    ) -> UserDataset:
+        """The users of a tab-separated file with a header, plain or .zst, .gz, .bz2, .xz.
+
+        One utterance a line, UTF-8, no quoting. Other columns are not read.
+
+        Args
+            store         folder to make, kept for the next time; a temporary one if None
+            missing       what to do with rows without a user id and users without any text:
+                          "refuse" (the default) or "count": left out, and told in `found`
+            cap_words     words of a user that are kept, first come first; None keeps all
+            memory_bytes  of text held while sorting
+        Raises
+            FormatError   a header without the columns, a line with another number of fields, text
+                          that is not UTF-8, or what `missing` refuses: with the line
+        """
+        source = Path(path)
+        return cls._built(
+            source,
+            lambda: tsv_rows(source, user_column, text_column),
+            f"tsv {user_column} {text_column}",
+            **settings,
+        )
+
+    @classmethod
+    def from_parquet(
+        cls,
+        path: str | Path,
+        *,
+        user_column: str = "user_id",
+        text_column: str = "utterance",
+        **settings: Any,
+    ) -> UserDataset:
+        """The users of a Parquet file, as `from_tsv`; a null text is an empty one."""
+        source = Path(path)
+        return cls._built(
+            source,
+            lambda: parquet_rows(source, user_column, text_column),
+            f"parquet {user_column} {text_column}",
+            **settings,
+        )
+
+    @classmethod
+    def _built(
+        cls,
+        source: Path,
+        rows: Callable[[], Iterator[Row]],
+        kind: str,
+        *,
+        store: str | Path | None = None,
+        missing: str = "refuse",
+        cap_words: int | None = None,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    ) -> UserDataset:
+        if missing not in MISSING:
+            raise ConfigError(f"missing is {missing!r}; it is one of {', '.join(MISSING)}")
+        if cap_words is not None and cap_words < 1:
+            raise ConfigError(f"cap_words is {cap_words}; a user keeps at least one word")
+        if memory_bytes < 1 << 20:
+            raise ConfigError(f"memory_bytes is {memory_bytes}; sorting takes at least 1 MiB")
+        stat = source.stat()
+        # What the store was made from: another file, or other settings, make it anew.
+        made_from = (
+            f"{STORE_VERSION} {kind} {missing} {cap_words} {stat.st_size} {stat.st_mtime_ns}"
+        )
+        temporary = store is None
+        folder = Path(tempfile.mkdtemp(prefix="dlm-users-")) if store is None else Path(store)
+        try:
+            file = folder / "users.arrow"
+            opened = None if temporary else _opened(file, made_from)
+            if opened is None:
+                folder.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryDirectory(prefix="sort-", dir=folder) as spill:
+                    ordered = sorted_rows(source, rows(), Path(spill), memory_bytes, missing)
+                    _write_store(source, ordered, file, made_from, cap_words, missing)
+                opened = _opened(file, made_from)
+            assert opened is not None, "a store just written is read back"
+            reader, found, digest = opened
+        except BaseException:
+            if temporary:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        dataset = cls(reader, found, digest, np.arange(found.users, dtype=np.int64))
+        if temporary:
+            # The map keeps the bytes alive; on POSIX the folder may go before it.
+            weakref.finalize(reader, shutil.rmtree, folder, ignore_errors=True)
+        return dataset
+
+    def __len__(self) -> int:
+        """How many users."""
+        return len(self._rows)
+
+    def user_id(self, user: int) -> str:
+        """The id of a user as the file holds it."""
+        batch, row = self._place(user)
+        return str(batch.column(0)[row].as_py())
+
+    def user_ids(self) -> list[str]:
+        """The ids of all users, in order."""
+        return [self.user_id(user) for user in range(len(self))]
+
+    def utterances(self, user: int) -> list[str]:
+        """What a user wrote or said, in the order of the file."""
+        batch, row = self._place(user)
+        return list(batch.column(1)[row].as_py())
+
+    def words(
+        self,
+        user: int,
+        *,
+        cap: int | None = None,
+        split: Callable[[str], list[str]] = words_of,
+    ) -> list[str]:
+        """A user's first `cap` words over all utterances; all of them where it is None."""
+        found: list[str] = []
+        for utterance in self.utterances(user):
+            found += split(utterance)
+            if cap is not None and len(found) >= cap:
+                return found[:cap]
+        return found
+
+    def tokens(
+        self, user: int, encode: Encode, *, cap: int | None = None
+    ) -> list[npt.NDArray[np.int32]]:
+        """A user's utterances as token ids, cut so that all of them together are at most `cap`.
+
+        Args
+            encode   words of an utterance -> token ids, such as `pieces.Inventory.encode`
+        Returns      one array an utterance, empty ones left out
+        """
+        left = cap
+        found = []
+        for utterance in self.utterances(user):
+            if left is not None and left <= 0:
+                break
+            ids = np.asarray(encode(words_of(utterance)), np.int32)[:left]
+            if len(ids):
+                found.append(ids)
+                left = None if left is None else left - len(ids)
+        return found
+
+    def word_counts(self) -> npt.NDArray[np.int64]:
+        """Words of each user, split at white space."""
+        return np.array([len(self.words(user)) for user in range(len(self))], np.int64)
+
+    def select(self, users: Sequence[int] | npt.NDArray[np.integer[Any]]) -> UserDataset:
+        """A view of these users, in this order."""
+        places = np.asarray(users, np.int64)
+        if len(places) and not (places.min() >= 0 and places.max() < len(self)):
+            raise ConfigError(
+                f"users are 0 to {len(self) - 1}; asked for {places.min()} to {places.max()}"
+            )
+        if len(np.unique(places)) != len(places):
+            raise ConfigError("a user is asked for twice; a view holds each user once")
+        return UserDataset(self._reader, self.found, self._digest, self._rows[places])
+
+    def split(self, fraction: float, *, name: str = "split") -> tuple[UserDataset, UserDataset]:
+        """(the rest, about `fraction` of the users), by a hash of name and user id.
+
+        Guarantees   a user's side depends on `name` and their id alone, so that it stays as it is
+                     when others come or go; different names give independent splits
+        """
+        if not 0 <= fraction <= 1:
+            raise ConfigError(f"a fraction is from 0 to 1; this one is {fraction}")
+        held = np.array(
+            [_hash01(name, self.user_id(user)) < fraction for user in range(len(self))], bool
+        )
+        return self.select(np.flatnonzero(~held)), self.select(np.flatnonzero(held))
+
+    @property
+    def digest(self) -> str:
+        """A hash of ids and texts of the users of this view: what a resumed run compares."""
+        if len(self._rows) == self.found.users and bool(
+            np.array_equal(self._rows, np.arange(self.found.users))
+        ):
+            return self._digest
+        return hashlib.blake2b(
+            self._digest.encode() + self._rows.astype("<i8").tobytes(), digest_size=16
+        ).hexdigest()
+
+    def _place(self, user: int) -> tuple[Any, int]:
+        if not 0 <= user < len(self):
+            raise IndexError(f"user {user} of {len(self)}")
+        row = int(self._rows[user])
+        index = int(np.searchsorted(self._starts, row, "right")) - 1
+        if self._held[0] != index:
+            self._held = (index, self._reader.get_batch(index))
+        return self._held[1], row - int(self._starts[index])
+
+
+def _hash01(name: str, user: str) -> float:
+    """A number in [0, 1) that depends on both texts."""
+    raw = hashlib.blake2b(user.encode(), key=hashlib.sha256(name.encode()).digest(), digest_size=8)
+    return (int.from_bytes(raw.digest(), "little") >> 11) / float(1 << 53)
+
+
+def _starts(reader: pa.RecordBatchFileReader) -> npt.NDArray[np.int64]:
+    """First row of each record batch."""
+    rows = [reader.get_batch(i).num_rows for i in range(reader.num_record_batches)]
+    return np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])[: max(len(rows), 1)].astype(
+        np.int64
+    )
+
+
+def _opened(file: Path, made_from: str) -> tuple[pa.RecordBatchFileReader, Found, str] | None:
+    """A finished store of this source, or None."""
+    try:
+        reader = pa.ipc.open_file(pa.memory_map(str(file)))
+        facts = {k.decode(): v.decode() for k, v in (reader.schema.metadata or {}).items()}
+        side = (file.parent / "users.facts").read_text(encoding="utf-8").splitlines()
+        if facts.get("made_from") != made_from or side[0] != made_from:
+            return None
+        return reader, Found(*(int(n) for n in side[1].split())), side[2]
+    except (OSError, pa.ArrowInvalid, IndexError, ValueError, TypeError):
+        return None
+
+
+SCHEMA = pa.schema([("user_id", pa.string()), ("utterances", pa.list_(pa.string()))])
+
+
+def _write_store(
+    source: Path,
+    rows: Iterator[Row],
+    file: Path,
+    made_from: str,
+    cap_words: int | None,
+    missing: str,
+) -> None:
+    """Groups rows sorted by user into a store; its facts are written last."""
+    side = file.parent / "users.facts"
+    side.unlink(missing_ok=True)
+    digest = hashlib.blake2b(digest_size=16)
+    users = utterances = words = over = without_user = without_text = 0
+    pending: list[tuple[str, list[str]]] = []
+    pending_bytes = 0
+    schema = SCHEMA.with_metadata({"made_from": made_from})
+
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+
+        def flush() -> None:
+            nonlocal pending, pending_bytes
+            if pending:
+                ids, texts = zip(*pending, strict=True)
+                writer.write_batch(
+                    pa.record_batch(
+                        [pa.array(ids, pa.string()), pa.array(texts, pa.list_(pa.string()))],
+                        schema=schema,
+                    )
+                )
+            pending, pending_bytes = [], 0
+
+        def end_user(user: str, line: int, kept: list[str]) -> None:
+            nonlocal users, without_text, pending_bytes
+            if not kept:
+                if missing == "refuse":
+                    raise FormatError(
+                        f"{source}: the user of line {line} has no text at all; remove their rows, "
+                        'or leave such users out and counted with missing="count"'
+                    )
+                without_text += 1
+                return
+            users += 1
+            pending.append((user, kept))
+            pending_bytes += sum(map(len, kept)) + len(user)
+            digest.update(b"u%d:" % len(user.encode()) + user.encode())
+            for text in kept:
+                raw = text.encode()
+                digest.update(b"t%d:" % len(raw) + raw)
+            if pending_bytes >= BATCH_BYTES:
+                flush()
+
+        now: str | None = None
+        first_line, left = 0, cap_words
+        kept: list[str] = []
+        for user, line, text in rows:
+            if not user:  # sorted first; the reader has refused them unless they are to be counted
+                without_user += 1
+                continue
+            if user != now:
+                if now is not None:
+                    end_user(now, first_line, kept)
+                now, first_line, left, kept = user, line, cap_words, []
+            found = text.split()
+            if not found:
+                continue
+            if left is not None:
+                over += max(len(found) - left, 0)
+                if left == 0:
+                    continue
+                if len(found) > left:
+                    found, text = found[:left], " ".join(found[:left])
+                left -= len(found)
+            utterances += 1
+            words += len(found)
+            kept.append(text)
+        if now is not None:
+            end_user(now, first_line, kept)
+        flush()
+    if not users:
+        raise FormatError(f"{source} holds no user with text")
+    facts = f"{users} {utterances} {words} {without_user} {without_text} {over}"
+    partial = side.with_suffix(".partial")
+    partial.write_text(f"{made_from}\n{facts}\n{digest.hexdigest()}\n", encoding="utf-8")
+    partial.replace(side)

@@ -1,0 +1,227 @@
+"""A file keyed by user becomes a dataset, or is refused with the line."""
+
+from __future__ import annotations
+
+import gzip
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dlm.errors import ConfigError, FormatError
+from dlm.federated import _user_rows
+from dlm.federated.users import UserDataset
+
+ROWS = [
+    ("bea", "the cat sat"),
+    ("al", "a dog ran off"),
+    ("bea", "it slept"),
+    ("cy", "naïve café\u2028one line"),
+    ("al", "why"),
+]
+
+
+def tsv(
+    path: Path, rows: list[tuple[str, str]], header: str = "user_id\tcontext\tutterance"
+) -> Path:
+    """A file of these rows."""
+    lines = [header, *(f"{user}\tc\t{text}" for user, text in rows)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="")
+    return path
+
+
+def grouped(rows: list[tuple[str, str]]) -> dict[str, list[str]]:
+    """The plain answer: a dictionary of lists."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for user, text in rows:
+        found[user].append(text)
+    return dict(sorted(found.items()))
+
+
+def held(dataset: UserDataset) -> dict[str, list[str]]:
+    """The same from a dataset."""
+    return {dataset.user_id(u): dataset.utterances(u) for u in range(len(dataset))}
+
+
+def test_rows_are_grouped_by_user_in_the_order_of_ids(tmp_path: Path) -> None:
+    """Each user's own order is the file's, and U+2028 ends no line."""
+    dataset = UserDataset.from_tsv(tsv(tmp_path / "u.tsv", ROWS))
+    assert held(dataset) == grouped(ROWS)
+    assert dataset.user_ids() == ["al", "bea", "cy"]
+    assert dataset.found.users == 3
+    assert dataset.found.utterances == 5
+    assert dataset.word_counts().tolist() == [5, 5, 4]
+
+
+def test_plain_compressed_and_parquet_files_give_the_same_dataset(tmp_path: Path) -> None:
+    """Digest included."""
+    plain = tsv(tmp_path / "u.tsv", ROWS)
+    (tmp_path / "u.tsv.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    with pa.CompressedOutputStream(str(tmp_path / "u.tsv.zst"), "zstd") as out:
+        out.write(plain.read_bytes())
+    table = pa.table({"user_id": [u for u, _ in ROWS], "utterance": [t for _, t in ROWS]})
+    pq.write_table(table, tmp_path / "u.parquet")
+    with pa.CompressedOutputStream(str(tmp_path / "u.parquet.zst"), "zstd") as out:
+        out.write((tmp_path / "u.parquet").read_bytes())
+    digests = {
+        UserDataset.open(tmp_path / name).digest
+        for name in ("u.tsv", "u.tsv.gz", "u.tsv.zst", "u.parquet", "u.parquet.zst")
+    }
+    assert len(digests) == 1
+
+
+def test_the_order_of_rows_of_different_users_does_not_matter(tmp_path: Path) -> None:
+    """Only that of one user's."""
+    one = UserDataset.from_tsv(tsv(tmp_path / "a.tsv", ROWS))
+    by_user = sorted(ROWS, key=lambda row: row[0])
+    other = UserDataset.from_tsv(tsv(tmp_path / "b.tsv", by_user))
+    swapped = UserDataset.from_tsv(tsv(tmp_path / "c.tsv", ROWS[::-1]))
+    assert one.digest == other.digest != swapped.digest
+
+
+@pytest.mark.parametrize("fan_in", [64, 3])
+def test_a_file_larger_than_the_memory_is_sorted_on_disk(
+    tmp_path: Path, fan_in: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many runs, merged at once and in two steps, against the dictionary."""
+    random = np.random.default_rng(0)
+    rows = [
+        (f"user{random.integers(300):03}", f"{i} " + "word " * int(random.integers(1, 40)))
+        for i in range(20_000)
+    ]
+    monkeypatch.setattr(_user_rows, "MAX_FAN_IN", fan_in)
+    written = []
+    real = _user_rows._write_run
+
+    def counted(*args: Any) -> Path:
+        written.append(1)
+        return real(*args)
+
+    monkeypatch.setattr(_user_rows, "_write_run", counted)
+    dataset = UserDataset.from_tsv(
+        tsv(tmp_path / "u.tsv", rows), store=tmp_path / "store", memory_bytes=1 << 20
+    )
+    assert len(written) > 5
+    assert held(dataset) == grouped(rows)
+    assert sorted(p.name for p in (tmp_path / "store").iterdir()) == ["users.arrow", "users.facts"]
+
+
+def test_a_store_is_used_again_and_made_anew_for_another_file(tmp_path: Path) -> None:
+    """Or for other settings; one that was not finished is not taken."""
+    path, store = tsv(tmp_path / "u.tsv", ROWS), tmp_path / "store"
+    first = UserDataset.from_tsv(path, store=store).digest
+    made = (store / "users.facts").stat().st_mtime_ns
+    assert UserDataset.from_tsv(path, store=store).digest == first
+    assert (store / "users.facts").stat().st_mtime_ns == made
+    assert UserDataset.from_tsv(path, store=store, cap_words=2).digest != first
+    tsv(path, [*ROWS, ("di", "new")])
+    assert len(UserDataset.from_tsv(path, store=store)) == 4
+    (store / "users.facts").unlink()
+    (store / "users.arrow").write_bytes(b"ARROW1 cut short")
+    assert len(UserDataset.from_tsv(path, store=store)) == 4
+
+
+def test_words_over_the_cap_are_left_out_and_counted(tmp_path: Path) -> None:
+    """First come first, over all utterances of a user."""
+    dataset = UserDataset.from_tsv(tsv(tmp_path / "u.tsv", ROWS), cap_words=4)
+    assert held(dataset)["bea"] == ["the cat sat", "it"]
+    assert held(dataset)["al"] == ["a dog ran off"]
+    assert dataset.found.words_over_cap == 2
+    assert dataset.words(0, cap=3) == ["a", "dog", "ran"]
+
+
+def test_tokens_of_a_user_are_capped_over_all_utterances(tmp_path: Path) -> None:
+    """The utterance that crosses the cap is cut, those after it are not given."""
+    dataset = UserDataset.from_tsv(tsv(tmp_path / "u.tsv", ROWS))
+
+    def encode(words: list[str]) -> Any:
+        return np.array([len(w) for w in words], np.int32)
+
+    assert [t.tolist() for t in dataset.tokens(1, encode)] == [[3, 3, 3], [2, 5]]
+    assert [t.tolist() for t in dataset.tokens(1, encode, cap=4)] == [[3, 3, 3], [2]]
+    assert [t.tolist() for t in dataset.tokens(1, encode, cap=3)] == [[3, 3, 3]]
+    assert dataset.tokens(1, encode, cap=3)[0].dtype == np.int32
+
+
+def test_a_split_puts_nobody_on_both_sides_and_keeps_sides(tmp_path: Path) -> None:
+    """About the fraction asked for; a user stays where they are when others come."""
+    rows = [(f"u{i}", "some text") for i in range(2000)]
+    small = UserDataset.from_tsv(tsv(tmp_path / "a.tsv", rows[:1000]))
+    large = UserDataset.from_tsv(tsv(tmp_path / "b.tsv", rows))
+    train, test = large.split(0.2)
+    assert set(train.user_ids()) | set(test.user_ids()) == {user for user, _ in rows}
+    assert not set(train.user_ids()) & set(test.user_ids())
+    assert 330 < len(test) < 470  # four standard deviations about 400
+    assert set(small.split(0.2)[1].user_ids()) <= set(test.user_ids())
+    assert set(large.split(0.2, name="other")[1].user_ids()) != set(test.user_ids())
+    assert train.digest != test.digest != large.digest
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("user_id\tutterance\na\thello\n\ttext\n", "line 3: no user id"),
+        ("user_id\tutterance\na\thello\n  \ttext\n", "line 3: no user id"),
+        ("user_id\tutterance\na\thello\nb\t  \nb\t\n", "the user of line 3 has no text"),
+        ("user_id\tutterance\na\thello\nb\n", "line 3: 1 fields where the header has 2"),
+        ("user_id\tutterance\na\tx\ty\n", "line 2: 3 fields"),
+        ("who\tutterance\na\tx\n", "not once 'user_id'"),
+        ("user_id\tuser_id\tutterance\na\ta\tx\n", "not once 'user_id'"),
+        ("", "not once 'user_id'"),
+        ("user_id\tutterance\n", "no user with text"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    """Never a user fewer in silence; and no user is named."""
+    (tmp_path / "u.tsv").write_text(text)
+    with pytest.raises(FormatError, match=message) as caught:
+        UserDataset.from_tsv(tmp_path / "u.tsv")
+    assert "u.tsv" in str(caught.value)
+
+
+def test_text_that_is_not_utf8_is_refused_with_its_line(tmp_path: Path) -> None:
+    """As is what is no compressed file at all."""
+    (tmp_path / "u.tsv").write_bytes(b"user_id\tutterance\na\tok\nb\tcaf\xe9\n")
+    with pytest.raises(FormatError, match="line 3: not UTF-8"):
+        UserDataset.from_tsv(tmp_path / "u.tsv")
+    (tmp_path / "u.tsv.zst").write_bytes(b"user_id\tutterance\na\tok\n")
+    with pytest.raises(FormatError, match="cannot be decompressed"):
+        UserDataset.from_tsv(tmp_path / "u.tsv.zst")
+    (tmp_path / "u.parquet").write_bytes(b"user_id\tutterance\na\tok\n")
+    with pytest.raises(FormatError, match="no Parquet file"):
+        UserDataset.open(tmp_path / "u.parquet")
+
+
+def test_what_is_missing_can_be_left_out_and_counted(tmp_path: Path) -> None:
+    """A null id or text of Parquet counts as missing too."""
+    table = pa.table(
+        {
+            "user_id": ["a", None, "b", " ", "c"],
+            "utterance": ["hello there", "lost", None, "lost", ""],
+        }
+    )
+    pq.write_table(table, tmp_path / "u.parquet")
+    with pytest.raises(FormatError, match="line 2: no user id"):
+        UserDataset.open(tmp_path / "u.parquet")
+    found = UserDataset.open(tmp_path / "u.parquet", missing="count").found
+    assert (found.users, found.rows_without_user, found.users_without_text) == (1, 2, 2)
+
+
+def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    """Before anything is read."""
+    path = tsv(tmp_path / "u.tsv", ROWS)
+    for settings in ({"missing": "ignore"}, {"cap_words": 0}, {"memory_bytes": 10}):
+        with pytest.raises(ConfigError):
+            UserDataset.from_tsv(path, **settings)
+    dataset = UserDataset.from_tsv(path)
+    for users in ([0, 0], [3], [-1]):
+        with pytest.raises(ConfigError):
+            dataset.select(users)
+    with pytest.raises(ConfigError):
+        dataset.split(1.5)
+    with pytest.raises(IndexError):
+        dataset.utterances(3)
