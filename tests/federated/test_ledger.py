@@ -221,7 +221,7 @@ def test_accounting_by_sampling_needs_cohorts_that_were_sampled() -> None:
     with pytest.raises(PrivacyError, match="the ledger says fixed"):
         fixed = FixedGoalSampler(users, 50, key)
         drawn(fixed, fixed.describe()).check_poisson(q)
-    with pytest.raises(PrivacyError, match="with q = 0.05"):
+    with pytest.raises(PrivacyError, match=r"with q = 0\.05"):
         drawn(poisson, poisson.describe()).check_poisson(0.04)
     with pytest.raises(PrivacyError, match="differences of sizes"):
         drawn(FixedGoalSampler(users, 50, key), poisson.describe()).check_poisson(q)

@@ -27,7 +27,7 @@ def far(value: float, mean: float, variance: float) -> bool:
 
 
 def test_poisson_sampling_draws_each_user_with_probability_q_independently() -> None:
-    """The right q is accepted and one 5 % off rejected; sizes vary, pairs meet as often as chance."""
+    """The right q is accepted and one 5 % off rejected; sizes vary, pairs meet by chance."""
     users, rounds, q = 400, 2000, 0.05
     sampler = PoissonSampler(users, q, KEY)
     taken = np.zeros((rounds, users), bool)

@@ -1,0 +1,147 @@
+"""Has a distribution of words settled? The Z statistic, and how rarely something new is seen.
+
+The Z statistic of Bhattacharya and Valiant (2015) compares two samples of sizes m1 >= m2:
+
+    Z = sum over words of [(m2 X - m1 Y)^2 - (m2^2 X + m1^2 Y)] / [m1^(3/2) m2 (X + Y)]
+
+X and Y being a word's counts. Where both come from one distribution, the bracket has expectation 0
+whatever the distribution is: given X + Y, X is binomial. That is the sense of "unbiased", and holds
+for counts of *independent words*. Two things in a federated count are not: a person repeats
+themselves, and L1 clipping weights people. `z_statistic` therefore takes variances too: with those
+that are estimated between rounds (`Moments`), which are independent, the bracket is unbiased again.
+FNG compares "counts after k/2 and k rounds"; the first k/2 rounds are part of the k, so that the
+samples are not independent, and Z is about -2/3 (words) / sqrt(m1) even where nothing changed. Here
+the first k/2 rounds are compared with the k/2 after them; FNG's nested form is kept beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+def z_statistic(
+    x: Floats, y: Floats, *, var_x: Floats | None = None, var_y: Floats | None = None
+) -> float:
+    """How much farther two counts of words lie apart than chance puts them; near 0: not at all.
+
+    Shapes
+        x, y          (words,)  float64  counts; words with x + y <= 0 are left out
+        var_x, var_y  (words,)  float64  variances of the counts; the counts themselves (Poisson)
+                                         if None
+    Returns      Z in units of its threshold, m1^(3/2) m2, m1 being the larger sample; 0 where a
+                 sample is empty
+    Paper        Bhattacharya and Valiant 2015, Algorithm 1 and section 3; FNG 3.2
+    """
+    if x.sum() < y.sum():
+        x, y, var_x, var_y = y, x, var_y, var_x
+    m1, m2 = float(x.sum()), float(y.sum())
+    if m2 <= 0:
+        return 0.0
+    seen = x + y > 0
+    a, b = x[seen], y[seen]
+    va = a if var_x is None else var_x[seen]
+    vb = b if var_y is None else var_y[seen]
+    bracket = (m2 * a - m1 * b) ** 2 - (m2**2 * va + m1**2 * vb)
+    return float((bracket / (a + b)).sum() / (m1**1.5 * m2))
+
+
+class Moments(NamedTuple):
+    """What is kept of some rounds to compare them with others; a round u has the size n = sum(u).
+
+    Shapes
+        total, squares, cross  (words,)  float64  sums over rounds of u, u^2 and n u
+        sizes                  ()        float    sum over rounds of n^2
+    """
+
+    total: Floats
+    squares: Floats
+    cross: Floats
+    sizes: float
+
+    @classmethod
+    def zero(cls, words: int) -> Moments:
+        """Of no rounds."""
+        return cls(np.zeros(words), np.zeros(words), np.zeros(words), 0.0)
+
+    def plus(self, counts: Floats) -> Moments:
+        """With one round more."""
+        n = float(counts.sum())
+        return Moments(
+            self.total + counts,
+            self.squares + counts**2,
+            self.cross + n * counts,
+            self.sizes + n**2,
+        )
+
+    def minus(self, other: Moments) -> Moments:
+        """Without rounds that are among these."""
+        return Moments(
+            self.total - other.total,
+            self.squares - other.squares,
+            self.cross - other.cross,
+            self.sizes - other.sizes,
+        )
+
+    def at(self, used: npt.NDArray[np.bool_]) -> Moments:
+        """Of some words; sizes stay those of all."""
+        return Moments(self.total[used], self.squares[used], self.cross[used], self.sizes)
+
+    def residual_squares(self, share: Floats) -> Floats:
+        """Sum over rounds of (u - share n)^2: how far words stray from their share of a round."""
+        return self.squares - 2 * share * self.cross + share**2 * self.sizes
+
+
+def z_between_rounds(x: Moments, y: Moments, rounds: int) -> float:
+    """Z of two groups of `rounds` rounds each, with variances estimated between the rounds.
+
+    A count may vary because rounds differ in size; that does not make two distributions differ, so
+    what varies is taken about a word's common share of its round. These residuals sum to 0 over all
+    rounds, which costs one degree of freedom.
+    """
+    share = (x.total + y.total) / (x.total.sum() + y.total.sum())
+    factor = 2 * rounds / (2 * rounds - 1)
+    return z_statistic(
+        x.total,
+        y.total,
+        var_x=factor * x.residual_squares(share),
+        var_y=factor * y.residual_squares(share),
+    )
+
+
+def grid() -> Iterator[int]:
+    """Rounds at which Z is taken: 1, 2, 3, 4, 6, 8, 12, 16, ...; with k even, k/2 is one too."""
+    yield 1
+    power = 2
+    while True:
+        yield power
+        yield power * 3 // 2
+        power *= 2
+
+
+def on_grid(round_count: int) -> bool:
+    """Whether Z is taken after so many rounds."""
+    return next(k for k in grid() if k >= round_count) == round_count
+
+
+def new_word_rate(new_words: Sequence[int], window: int) -> float:
+    """Share of the last `window` rounds in which a word was seen for the first time.
+
+    Paper        FNG 3.2 and Figure 3: the moving average of rounds containing new unigrams
+    """
+    last = new_words[-window:]
+    return sum(n > 0 for n in last) / len(last) if last else 0.0
+
+
+def rounds_between_new(new_words: Sequence[int], window: int) -> float:
+    """Rounds needed, of late, to see something new: 1 / `new_word_rate`; infinity if never.
+
+    Paper        FNG 3.2: "a moving average of the number of rounds needed to observe new unigrams"
+    """
+    rate = new_word_rate(new_words, window)
+    return 1 / rate if rate else float("inf")

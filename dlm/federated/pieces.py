@@ -1,0 +1,256 @@
+"""Words in pieces: an inventory made from the distribution of words alone (FNG 6).
+
+    inventory = build_inventory(read_counts("counts.tsv"), 4000)
+    inventory.encode(["communicate", "déjà"])   # int32 ids; 0 is the unknown character
+    inventory.decode(ids)                       # the words again
+
+SentencePiece estimates the unigram model of Kudo (2018). It takes a TSV of words and counts, but
+its first step, which collects the substrings to choose from, ignores the counts: each word is taken
+to stand there once, so that pieces of rare words push out frequent short words. So the substrings
+are collected here, weighted, and handed over.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dlm.errors import ConfigError, EstimationError, FormatError, PrivacyError
+from dlm.federated.counts_file import NO_RECORD, SIDECAR_SUFFIX, WordCounts
+from dlm.federated.provenance import Provenance, file_digest
+
+SIZES = {"4k": 4_000, "16k": 16_000, "30k": 30_000}  # FNG Table 2: S_e / N_e
+UNKNOWN, BEGIN, END = 0, 1, 2  # ids of <unk>, <s>, </s>
+SPACE = "▁"  # U+2581: where a word begins
+# The first is SentencePiece's mark of a word, the others what it uses inside.
+FORBIDDEN = (SPACE, "\u2585", "\u2047", "\0")
+MAX_PIECE_LENGTH = 16  # characters, SentencePiece's default
+SEEDS_PER_PIECE = 24  # substrings to choose from for each piece that is kept
+MAX_SEEDS = 1_000_000
+# Counts are handed over as whole numbers that sum to about this, so that clipped counts, which are
+# fractions, keep their ratios.
+TOTAL = 100_000_000
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Wordpieces with ids; the pieces of a word are those of highest probability.
+
+    Guarantees   every word of characters that were counted is encoded without unknown pieces, and
+                 decoded to itself
+    """
+
+    model: bytes  # SentencePiece's
+    provenance: Provenance
+
+    def __post_init__(self) -> None:
+        import sentencepiece
+
+        processor = sentencepiece.SentencePieceProcessor()
+        try:
+            processor.LoadFromSerializedProto(self.model)
+        except RuntimeError as exc:
+            raise FormatError(f"this is no SentencePiece model: {exc}") from exc
+        ids = (processor.unk_id(), processor.bos_id(), processor.eos_id())
+        if ids != (UNKNOWN, BEGIN, END):
+            raise FormatError(f"<unk>, <s>, </s> have the ids {ids}, not {(UNKNOWN, BEGIN, END)}")
+        object.__setattr__(self, "_processor", processor)
+        object.__setattr__(self, "_cache", {})
+
+    @property
+    def size(self) -> int:
+        """Number of ids, <unk>, <s> and </s> among them."""
+        return int(self._sp.GetPieceSize())
+
+    @property
+    def _sp(self) -> Any:
+        return self._processor  # type: ignore[attr-defined]
+
+    def pieces(self) -> list[str]:
+        """The piece of each id; one that begins a word begins with U+2581."""
+        return [str(self._sp.IdToPiece(i)) for i in range(self.size)]
+
+    def log_probabilities(self) -> npt.NDArray[np.float64]:
+        """ln p of each piece; 0 for <unk>, <s> and </s>, which have none."""
+        return np.array([self._sp.GetScore(i) for i in range(self.size)])
+
+    def encode_word(self, word: str) -> list[int]:
+        """The ids of one word."""
+        found: list[int] | None = self._cache.get(word)  # type: ignore[attr-defined]
+        if found is None:
+            found = [int(i) for i in self._sp.EncodeAsIds(word)]
+            if len(self._cache) < 1 << 20:  # type: ignore[attr-defined]
+                self._cache[word] = found  # type: ignore[attr-defined]
+        return found
+
+    def encode(self, words: Sequence[str]) -> npt.NDArray[np.int32]:
+        """The ids of words, one word after the other."""
+        return np.array([i for word in words for i in self.encode_word(word)], np.int32)
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """The words of ids; U+2047 stands for an unknown character."""
+        text = "".join("\u2047" if i == UNKNOWN else str(self._sp.IdToPiece(int(i))) for i in ids)
+        return [word for word in text.split(SPACE) if word]
+
+    def save(self, path: str | Path) -> None:
+        """Writes the model and, beside it, the record of what protects it."""
+        target = Path(path)
+        partial = target.with_name(target.name + ".partial")
+        with partial.open("wb") as file:
+            file.write(self.model)
+            file.flush()
+            os.fsync(file.fileno())
+        side = Path(str(target) + SIDECAR_SUFFIX)
+        record = {"model_sha256": file_digest(partial), "provenance": self.provenance.to_dict()}
+        side.unlink(missing_ok=True)
+        partial.replace(target)
+        partial = side.with_name(side.name + ".partial")
+        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        partial.replace(side)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Inventory:
+        """Reads what `save` wrote; without a record, nothing is promised.
+
+        Raises
+            FormatError    no model, or no record where there is a file for one
+            PrivacyError   the record is of another model, or was changed
+        """
+        model = Path(path).read_bytes()
+        side = Path(str(path) + SIDECAR_SUFFIX)
+        if not side.exists():
+            return cls(model, Provenance.none(NO_RECORD.replace("counts", "wordpieces")))
+        try:
+            record = json.loads(side.read_text(encoding="utf-8"))
+            digest, body = record["model_sha256"], record["provenance"]
+        except (ValueError, KeyError, TypeError) as exc:
+            raise FormatError(f"{side} is no record of wordpieces: {exc!r}") from exc
+        provenance = Provenance.from_dict(body, str(side))
+        if digest != file_digest(path):
+            raise PrivacyError(f"{path} is not the file that {side.name} is of; build it again")
+        return cls(model, provenance)
+
+
+def build_inventory(
+    counts: WordCounts, size: int, *, threads: int = 1, max_piece_length: int = MAX_PIECE_LENGTH
+) -> Inventory:
+    """An inventory of `size` pieces from words and how often they are used.
+
+    Nobody's text is looked at again, so the inventory has the guarantee of the counts, or none.
+
+    Args
+        threads   of the estimation; the result may depend on their number in its last bits
+    Guarantees
+        every character of every word is a piece, so that no word is partly unknown; words come back
+        from their pieces as they were, since nothing is normalised
+    Raises
+        ConfigError       a word that could not come back: with white space, U+2581 or U+2585
+        EstimationError   the words do not give so many pieces, or have more characters than that
+    Paper
+        FNG 6: inventories of 4K, 16K, 30K with 100 % character coverage; Kudo 2018
+    """
+    import sentencepiece
+
+    if size < 4:
+        raise ConfigError(f"an inventory has at least 4 pieces; found {size}")
+    for word in counts.words:
+        if word.split() != [word] or any(mark in word for mark in FORBIDDEN):
+            raise ConfigError(
+                f"{word!r} holds white space or a mark of wordpieces; leave it out of the list"
+            )
+    weights = scaled(counts.counts)
+    characters = {c for word in counts.words for c in word} | {SPACE}
+    if len(characters) + 3 > size:
+        raise EstimationError(
+            f"the words are of {len(characters)} characters, which with <unk>, <s> and </s> do "
+            f"not fit into {size} pieces"
+        )
+    seeds = seed_pieces(
+        counts.words, weights, min(MAX_SEEDS, SEEDS_PER_PIECE * size), max_piece_length
+    )
+    model = io.BytesIO()
+    with tempfile.TemporaryDirectory(prefix="dlm-pieces-") as folder:
+        words_file, seeds_file = Path(folder, "words.tsv"), Path(folder, "seeds.tsv")
+        with words_file.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(
+                f"{word}\t{n}\n" for word, n in zip(counts.words, weights.tolist(), strict=True)
+            )
+        with seeds_file.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{piece}\t{n}\n" for piece, n in seeds)
+        try:
+            sentencepiece.SentencePieceTrainer.Train(
+                input=str(words_file),
+                input_format="tsv",
+                seed_sentencepieces_file=str(seeds_file),
+                model_writer=model,
+                model_type="unigram",
+                vocab_size=size,
+                character_coverage=1.0,
+                # Words are what the distribution says they are.
+                normalization_rule_name="identity",
+                # A longer line is left out in silence.
+                max_sentence_length=max(len(w.encode()) for w in counts.words) + 64,
+                max_sentencepiece_length=max_piece_length,
+                num_threads=threads,
+                unk_id=UNKNOWN,
+                bos_id=BEGIN,
+                eos_id=END,
+                pad_id=-1,
+                minloglevel=2,
+            )
+        except (RuntimeError, OSError) as exc:
+            raise EstimationError(
+                f"SentencePiece gives no inventory of {size} pieces from {len(counts.words)} "
+                f"words: {exc}. Ask for fewer, or count more words"
+            ) from exc
+    return Inventory(model.getvalue(), counts.provenance.derive(f"wordpieces {size}"))
+
+
+def scaled(counts: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Counts as whole numbers, at least 1, that sum to about `TOTAL`."""
+    whole: npt.NDArray[np.int64] = np.rint(counts * (TOTAL / counts.sum())).astype(np.int64)
+    return np.maximum(whole, 1)
+
+
+def seed_pieces(
+    words: Sequence[str], weights: npt.NDArray[np.int64], count: int, max_length: int
+) -> list[tuple[str, int]]:
+    """The substrings that a unigram model is chosen from: (substring, weighted occurrences).
+
+    Those of two characters or more that cover the most text (occurrences times length), as
+    SentencePiece takes them, but with each occurrence weighing what its word does. One that occurs
+    only inside a longer one as often is left out.
+
+    Returns      at most `count`, the one that covers the most first
+    Cost         O(characters of the list) times `max_length`; substrings of two lengths in memory
+    """
+    marked = [SPACE + word for word in words]
+    values = weights.tolist()
+    best: list[tuple[int, str, int]] = []
+    longer: dict[str, int] = {}
+    for length in range(max_length, 1, -1):
+        now: dict[str, int] = {}
+        for word, value in zip(marked, values, strict=True):
+            for at in range(len(word) - length + 1):
+                piece = word[at : at + length]
+                now[piece] = now.get(piece, 0) + value
+        inside = {
+            part
+            for piece, total in longer.items()
+            for part in (piece[:-1], piece[1:])
+            if now[part] == total
+        }
+        best += [(-n * length, piece, n) for piece, n in now.items() if piece not in inside]
+        best.sort()
+        del best[count:]
+        longer = now
+    return [(piece, n) for _, piece, n in best]

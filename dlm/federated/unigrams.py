@@ -1,0 +1,308 @@
+"""How often people use each word of a list, counted over rounds of devices (FNG 3).
+
+    state = init(config, len(whitelist))
+    state = apply(state, config, round_sum(counts_of_each_user, config.clip, len(whitelist)), key)
+
+A device counts the words of a public list in its own text, weighs its counts by L1 clipping, and
+only sums over a round of devices are kept. With a noise multiplier, every round's sum gets Gaussian
+noise before it is kept, and all that is told afterwards (words seen, convergence) is made of what
+was released; without one, nothing is guaranteed, and whatever is built from the counts inherits it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dlm.errors import ConfigError, FormatError
+from dlm.federated.convergence import (
+    Moments,
+    new_word_rate,
+    on_grid,
+    rounds_between_new,
+    z_between_rounds,
+    z_statistic,
+)
+from dlm.federated.keys import Key
+from dlm.federated.users import UserDataset, words_of
+
+Floats = npt.NDArray[np.float64]
+# A user's counts: places in the list of words, each once, and how often.
+Counts = tuple[npt.NDArray[np.int64], Floats]
+Split = Callable[[str], list[str]]
+
+
+@dataclass(frozen=True)
+class UnigramConfig:
+    """Settings of a collection.
+
+    `clip` is FNG's lambda: 1 gives every device the same weight, infinity takes true counts.
+    """
+
+    clip: float
+    rounds: int
+    noise_multiplier: float | None = None  # standard deviation of a round's noise over `clip`
+    cap_words: int | None = None  # words of a user that are looked at, first come first
+    window: int = 50  # rounds of the moving average
+
+    def __post_init__(self) -> None:
+        if not self.clip > 0:
+            raise ConfigError(f"lambda bounds what a user adds and is over 0; found {self.clip}")
+        if self.rounds < 1 or self.window < 1:
+            raise ConfigError(
+                f"rounds and window are at least 1; found {self.rounds}, {self.window}"
+            )
+        if self.cap_words is not None and self.cap_words < 1:
+            raise ConfigError(f"cap_words is {self.cap_words}; at least one word is looked at")
+        if self.noise_multiplier is not None:
+            if not (self.noise_multiplier > 0 and math.isfinite(self.noise_multiplier)):
+                raise ConfigError(
+                    f"a noise multiplier is over 0 and finite; found {self.noise_multiplier}. For "
+                    "counts without noise and without a guarantee, give none"
+                )
+            if math.isinf(self.clip):
+                raise ConfigError(
+                    "noise cannot hide what is not bounded: with noise, lambda is finite"
+                )
+
+    @property
+    def sensitivity(self) -> float:
+        """The most a user moves a round's sum, in L2: lambda.
+
+        The clipped counts are not negative and sum to at most lambda, and no vector has a larger L2
+        norm than L1 norm; one word typed lambda times or more reaches it.
+        """
+        return self.clip
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise in each word's count of one round."""
+        return 0.0 if self.noise_multiplier is None else self.noise_multiplier * self.clip
+
+
+@dataclass(frozen=True)
+class RoundMetrics:
+    """What is told of a round; made of released counts only where there is noise."""
+
+    round: int  # 1-based: rounds so far
+    words_seen: int
+    new_words: int
+    new_word_rate: float  # share of the last rounds with a new word
+    rounds_between_new: float
+    # Convergence, where `on_grid(round)`: first half of the rounds against second half, with
+    # variances of the rounds; the same with the paper's (Poisson); and FNG's nested comparison.
+    z: float | None = None
+    z_poisson: float | None = None
+    z_nested: float | None = None
+
+
+@dataclass(frozen=True)
+class UnigramState:
+    """All that is kept between rounds.
+
+    Shapes
+        moments    sums over the released rounds
+        seen       (words,)  bool  words that were ever seen
+        snapshots  round -> moments after it, for the comparisons to come: three at most
+    """
+
+    round: int
+    moments: Moments
+    seen: npt.NDArray[np.bool_]
+    snapshots: Mapping[int, Moments] = field(default_factory=dict)
+    history: tuple[RoundMetrics, ...] = ()
+
+    @property
+    def totals(self) -> Floats:
+        """(words,) float64: what was counted so far."""
+        return self.moments.total
+
+
+def init(config: UnigramConfig, words: int) -> UnigramState:
+    """The state before the first round."""
+    del config
+    if words < 1:
+        raise ConfigError("the list of words is empty")
+    return UnigramState(0, Moments.zero(words), np.zeros(words, bool))
+
+
+def count_words(words: Iterable[str], index: Mapping[str, int]) -> Counts:
+    """C_i: how often each listed word stands in a user's text; other words are left out."""
+    found = Counter(place for word in words if (place := index.get(word)) is not None)
+    places = np.fromiter(found.keys(), np.int64, len(found))
+    order = np.argsort(places)
+    return places[order], np.fromiter(found.values(), np.float64, len(found))[order]
+
+
+def weight(counts: Floats, clip: float) -> float:
+    """w_i = lambda / max(lambda, sum C_i), FNG equation 1."""
+    total = float(counts.sum())
+    return 1.0 if total <= clip else clip / total
+
+
+def round_sum(users: Iterable[Counts], clip: float, words: int) -> Floats:
+    """sum of w_i C_i over the devices of a round, one device in memory at a time."""
+    total = np.zeros(words)
+    for places, counts in users:
+        total[places] += weight(counts, clip) * counts
+    return total
+
+
+def seen_threshold(config: UnigramConfig, rounds: int, words: int) -> float:
+    """Sums above it count as seen: 0 without noise, else what noise alone passes once in a list."""
+    if config.noise_multiplier is None:
+        return 0.0
+    sigma = config.noise_std * math.sqrt(rounds)
+    return sigma * NormalDist().inv_cdf(1 - 0.5 / max(words, 2))
+
+
+def apply(
+    state: UnigramState, config: UnigramConfig, clipped_sum: Floats, key: Key
+) -> UnigramState:
+    """The state after a round, whose clipped sum is noised here and then forgotten. Pure.
+
+    Args
+        key   of this run; the round's noise is drawn from its name ("unigrams", "noise", round)
+    Guarantees
+        with noise, the new state depends on users through `clipped_sum` + noise alone
+    """
+    if state.round >= config.rounds:
+        raise ConfigError(f"all {config.rounds} rounds are done; no more are accounted for")
+    words = len(state.totals)
+    if clipped_sum.shape != (words,):
+        raise ConfigError(f"a round's sum has {clipped_sum.shape} numbers, the list {words} words")
+    released = clipped_sum
+    if config.noise_multiplier is not None:
+        noise = key.fold("unigrams", "noise", state.round).normals(words)
+        released = clipped_sum + config.noise_std * noise
+    done = state.round + 1
+    moments = state.moments.plus(released)
+    now_seen = moments.total > seen_threshold(config, done, words)
+    new = int((now_seen & ~state.seen).sum())
+    seen = state.seen | now_seen
+    news = [*(m.new_words for m in state.history), new][-config.window :]
+    metrics = RoundMetrics(
+        done,
+        int(seen.sum()),
+        new,
+        new_word_rate(news, config.window),
+        rounds_between_new(news, config.window),
+    )
+    snapshots = dict(state.snapshots)
+    if on_grid(done):
+        if done % 2 == 0:
+            half = snapshots[done // 2]
+            z, poisson, nested = _z_of_halves(half, moments, done, now_seen)
+            metrics = dataclasses.replace(metrics, z=z)
+            if config.noise_multiplier is None:  # else the counts are nothing like Poisson
+                metrics = dataclasses.replace(metrics, z_poisson=poisson, z_nested=nested)
+            snapshots = {k: kept for k, kept in snapshots.items() if k > done // 2}
+        snapshots[done] = moments
+    return UnigramState(done, moments, seen, snapshots, (*state.history, metrics))
+
+
+def _z_of_halves(
+    half: Moments, whole: Moments, rounds: int, used: npt.NDArray[np.bool_]
+) -> tuple[float | None, float, float]:
+    """(Z, as Poisson, nested) of the first half of the rounds and the second, over `used` words."""
+    first, second = half.at(used), whole.minus(half).at(used)
+    return (
+        z_between_rounds(first, second, rounds // 2) if rounds >= 4 else None,
+        z_statistic(first.total, second.total),
+        z_statistic(first.total, first.total + second.total),
+    )
+
+
+class UserCounts:
+    """Each user's counts over a list, kept between rounds as far as memory is allowed.
+
+    Raises
+        ConfigError   a word twice in the list
+    """
+
+    def __init__(
+        self,
+        dataset: UserDataset,
+        whitelist: Sequence[str],
+        *,
+        cap_words: int | None = None,
+        split: Split = words_of,
+        cache_bytes: int = 128 << 20,
+    ):
+        self._dataset, self._cap, self._split = dataset, cap_words, split
+        self._index = {word: place for place, word in enumerate(whitelist)}
+        if len(self._index) != len(whitelist):
+            raise ConfigError("a word stands twice in the list; its counts would be split")
+        self._cache: dict[int, Counts] = {}
+        self._left_bytes = cache_bytes
+
+    def of(self, user: int) -> Counts:
+        """Places and counts of one user."""
+        found = self._cache.get(user)
+        if found is None:
+            text = self._dataset.words(user, cap=self._cap, split=self._split)
+            found = count_words(text, self._index)
+            size = 16 * len(found[0]) + 200
+            if size <= self._left_bytes:
+                self._left_bytes -= size
+                self._cache[user] = found
+        return found
+
+
+def read_whitelist(path: str | Path) -> list[str]:
+    """The words of a list: the first field of each line, in order.
+
+    Raises
+        FormatError   an empty list, a word twice, a line without a word, text that is not UTF-8
+    """
+    words: list[str] = []
+    try:
+        with Path(path).open(encoding="utf-8", newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                word = line.rstrip("\r\n").split("\t")[0].strip()
+                if not word:
+                    raise FormatError(f"{path}, line {number}: no word")
+                words.append(word)
+    except UnicodeDecodeError as exc:
+        raise FormatError(f"{path} is not UTF-8: {exc}") from exc
+    if not words:
+        raise FormatError(f"{path} lists no words")
+    if len(set(words)) != len(words):
+        twice = next(word for word, n in Counter(words).items() if n > 1)
+        raise FormatError(f"{path} lists {twice!r} twice; each word of a list stands there once")
+    return words
+
+
+def top_words(words: Sequence[str], counts: Floats, capacity: int) -> list[str]:
+    """The `capacity` most frequent words; equal counts in the order of the list, zeros left out."""
+    order = np.argsort(-counts, kind="stable")[:capacity]
+    return [words[place] for place in order.tolist() if counts[place] > 0]
+
+
+def oov_counts(
+    dataset: UserDataset, vocabulary: Iterable[str], *, split: Split = words_of
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(words out of the vocabulary, words) of each user."""
+    known = frozenset(vocabulary)
+    out = np.zeros(len(dataset), np.int64)
+    total = np.zeros(len(dataset), np.int64)
+    for user in range(len(dataset)):
+        text = dataset.words(user, split=split)
+        total[user] = len(text)
+        out[user] = sum(word not in known for word in text)
+    return out, total
+
+
+def config_dict(config: UnigramConfig) -> dict[str, Any]:
+    """JSON values; infinity is "inf"."""
+    values = dataclasses.asdict(config)
+    return {k: "inf" if v == math.inf else v for k, v in values.items()}
