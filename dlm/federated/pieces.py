@@ -16,7 +16,7 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,7 +212,73 @@ def build_inventory(
                 f"SentencePiece gives no inventory of {size} pieces from {len(counts.words)} "
                 f"words: {exc}. Ask for fewer, or count more words"
             ) from exc
-    return Inventory(model.getvalue(), counts.provenance.derive(f"wordpieces {size}"))
+    return Inventory(
+        _without_paths(model.getvalue(), folder), counts.provenance.derive(f"wordpieces {size}")
+    )
+
+
+TRAINER_SPEC = 2  # field of SentencePiece's ModelProto
+
+
+def _without_paths(model: bytes, folder: str) -> bytes:
+    """A model without the names of the temporary files it was made from, the same every time.
+
+    On the wire of protocol buffers, since the generated classes that come with SentencePiece load
+    only beside the very newest runtime of protobuf.
+    """
+    out = bytearray()
+    for number, head, value in _fields(model):
+        if number == TRAINER_SPEC:
+            kept = b"".join(
+                part_head + part
+                for _, part_head, part in _fields(value)
+                if not part.startswith(folder.encode())
+            )
+            head = _varint(TRAINER_SPEC << 3 | 2) + _varint(len(kept))
+            value = kept
+        out += head + value
+    return bytes(out)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """(field number, bytes before the value, value) of each field of a message."""
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = message[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(message):
+        start = at
+        tag = number()
+        kind = tag & 7
+        if kind == 0:
+            head = at
+            number()
+        elif kind == 2:
+            length = number()
+            head = at
+            at += length
+        else:
+            head = at
+            at += {1: 8, 5: 4}[kind]
+        yield tag >> 3, message[start:head], message[head:at]
 
 
 def scaled(counts: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:

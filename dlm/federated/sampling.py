@@ -232,9 +232,11 @@ class AvailabilitySampler:
                 return self.cohort(round, moment), moment
             except UnavailableError as exc:
                 moment += step_s
-                if moment > now + patience_s:
+                waiting_helps = self.timer_s > 0 or self.diurnal is not None
+                if moment > now + patience_s or not waiting_helps:
                     raise ConfigError(
-                        f"round {round} found no cohort within {patience_s / DAY_S:g} days: {exc}"
+                        f"round {round} found no cohort"
+                        f"{f' within {patience_s / DAY_S:g} days' if waiting_helps else ''}: {exc}"
                     ) from exc
 
     def describe(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+import unicodedata
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ import pyarrow as pa
 from dlm.errors import ConfigError, FormatError
 from dlm.federated._user_rows import MISSING, Row, parquet_rows, sorted_rows, tsv_rows
 
-__all__ = ["DEFAULT_MEMORY_BYTES", "Found", "UserDataset", "words_of"]
+__all__ = ["DEFAULT_MEMORY_BYTES", "TOKENIZERS", "Found", "UserDataset", "spoken_words", "words_of"]
 
 DEFAULT_MEMORY_BYTES = 256 << 20
 BATCH_BYTES = 32 << 20  # of text in one record batch of a store
@@ -49,6 +50,28 @@ class Found:
 def words_of(utterance: str) -> list[str]:
     """The words of an utterance: what stands between white space."""
     return utterance.split()
+
+
+class _Letters(dict[int, int]):
+    """Letters, their marks and the apostrophe stay, all else is a space; filled as it is asked."""
+
+    def __missing__(self, code: int) -> int:
+        keep = code == ord("'") or unicodedata.category(chr(code))[0] in "LM"
+        self[code] = code if keep else ord(" ")
+        return self[code]
+
+
+_LETTERS = _Letters({ord("\u2019"): ord("'"), ord("\u2018"): ord("'")})
+
+
+def spoken_words(utterance: str) -> list[str]:
+    """The words of an utterance as ASR has them: lower case, letters, inner apostrophes."""
+    text = unicodedata.normalize("NFC", utterance).lower().translate(_LETTERS)
+    return [word for part in text.split() if (word := part.strip("'"))]
+
+
+# What `--tokenizer` names.
+TOKENIZERS: dict[str, Callable[[str], list[str]]] = {"words": spoken_words, "whitespace": words_of}
 
 
 class UserDataset:

@@ -133,9 +133,14 @@ def test_too_few_rested_users_is_told_and_not_filled_up() -> None:
     sampler.cohort(0)
     with pytest.raises(UnavailableError, match="40 users can take part in round 1"):
         sampler.cohort(1)
-    with pytest.raises(ConfigError, match="found no cohort within"):
-        sampler.cohort_when_ready(1, 0.0, step_s=3600.0, patience_s=DAY_S)
+    with pytest.raises(ConfigError, match="round 1 found no cohort: "):
+        sampler.cohort_when_ready(1, 0.0)
     assert len(sampler.cohort(2)) == 60
+    timed = AvailabilitySampler(100, 60, KEY, timer_s=2 * DAY_S)
+    timed.cohort(0, 0.0)
+    with pytest.raises(ConfigError, match="found no cohort within 1 days"):
+        timed.cohort_when_ready(1, 0.0, step_s=3600.0, patience_s=DAY_S)
+    assert timed.cohort_when_ready(1, 0.0, step_s=3600.0)[1] == 2 * DAY_S
 
 
 def test_a_restored_sampler_goes_on_as_the_first_would_have() -> None:

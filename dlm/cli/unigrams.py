@@ -1,0 +1,254 @@
+"""`dlm unigrams`: how often people use each word of a list, counted over rounds of users."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from dlm.federated.collect import Collection
+    from dlm.federated.unigrams import RoundMetrics
+    from dlm.federated.users import UserDataset
+
+TOLD_EVERY_S = 5.0
+
+
+def unigrams(
+    users: Annotated[
+        Path, typer.Argument(help="Users' text: .parquet or TSV, plain, .zst or .gz; by user_id.")
+    ],
+    whitelist: Annotated[
+        Path, typer.Option("--whitelist", help="Public list of words, one a line.")
+    ],
+    clip: Annotated[
+        str,
+        typer.Option("--lambda", help="Most that a user adds to a round; inf takes true counts."),
+    ],
+    rounds: Annotated[int, typer.Option(help="Rounds of users.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="TSV of words and counts.")],
+    report_goal: Annotated[int, typer.Option(help="Users of a round.")] = 500,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(help="Noise of a round over lambda; without it nothing is guaranteed."),
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Of the guarantee, with noise.")] = None,
+    max_part: Annotated[
+        int | None, typer.Option(help="Most rounds of a user, enforced; needed with noise.")
+    ] = None,
+    min_sep: Annotated[
+        int | None, typer.Option(help="Least rounds between two of a user (MinS), enforced.")
+    ] = None,
+    poisson: Annotated[
+        float | None,
+        typer.Option(help="Draw each user with this probability instead of a report goal."),
+    ] = None,
+    cap_words: Annotated[
+        int | None, typer.Option(help="Words of a user that are looked at.")
+    ] = None,
+    tokenizer: Annotated[
+        str, typer.Option(help="words: lower case, letters and apostrophes; or whitespace.")
+    ] = "words",
+    missing: Annotated[
+        str, typer.Option(help="Rows without id, users without text: refuse, or count and go on.")
+    ] = "refuse",
+    user_column: Annotated[str, typer.Option(help="Name of the column of ids.")] = "user_id",
+    text_column: Annotated[str, typer.Option(help="Name of the column of text.")] = "utterance",
+    test_fraction: Annotated[
+        float, typer.Option(help="Share of the users to keep out, for the OOV rate.")
+    ] = 0.0,
+    capacity: Annotated[
+        int, typer.Option(help="Words of the vocabulary that the OOV rate is of.")
+    ] = 64_000,
+    seed: Annotated[
+        int | None, typer.Option(help="Simulate: draw from this seed; guarantees nothing.")
+    ] = None,
+    memory: Annotated[str, typer.Option(help="Limit while users are sorted.")] = "256M",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the rounds.")] = False,
+) -> None:
+    """Count how often people use the words of a list.
+
+    Beside the counts stand who took part (.ledger.json), the privacy report (.report.md,
+    .report.json) and the record that whatever is built from them inherits (.provenance.json). If a
+    run is interrupted, the same command goes on where it was.
+
+    Example: dlm unigrams users.parquet --whitelist words.txt --lambda 100 --rounds 20
+    --max-part 1 --noise-multiplier 1.0 --delta 1e-6 --output counts.tsv
+    """
+    from dlm.errors import ConfigError
+    from dlm.federated.collect import Collection
+    from dlm.federated.keys import Key
+    from dlm.federated.sampling import (
+        AvailabilitySampler,
+        FixedGoalSampler,
+        PoissonSampler,
+        Sampler,
+    )
+    from dlm.federated.unigrams import UnigramConfig, read_whitelist
+    from dlm.federated.users import TOKENIZERS, UserDataset
+    from dlm.index.stream.budget import parse_size
+
+    if (noise_multiplier is None) != (delta is None):
+        raise ConfigError("--noise-multiplier and --delta are given together, or neither")
+    if noise_multiplier is not None and poisson is None and max_part is None:
+        raise ConfigError(
+            "with noise give --max-part, the most rounds of a user, which is then enforced (1 is "
+            "best where there are users enough), or --poisson"
+        )
+    if poisson is not None and (max_part is not None or min_sep is not None):
+        raise ConfigError("--poisson draws every user each time; it takes no --max-part, --min-sep")
+    if tokenizer not in TOKENIZERS:
+        raise ConfigError(f"--tokenizer is one of {', '.join(TOKENIZERS)}; found {tokenizer}")
+    try:
+        bound = float(clip)
+    except ValueError as exc:
+        raise ConfigError(f"--lambda is a number over 0 or inf; found {clip}") from exc
+    config = UnigramConfig(bound, rounds, noise_multiplier, cap_words)
+    split = TOKENIZERS[tokenizer]
+    began = time.monotonic()
+
+    def tell(line: str) -> None:
+        if not quiet:
+            print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
+
+    words = read_whitelist(whitelist)
+    never = sum(split(word) != [word] for word in words)
+    if never:
+        tell(
+            f"{never:,} of {len(words):,} words of the list are never met by --tokenizer "
+            f"{tokenizer}"
+        )
+    everyone = UserDataset.open(
+        users,
+        user_column=user_column,
+        text_column=text_column,
+        missing=missing,
+        memory_bytes=parse_size(memory),
+    )
+    found = everyone.found
+    left_out = found.rows_without_user, found.users_without_text
+    tell(
+        f"{found.users:,} users, {found.utterances:,} utterances, {found.words:,} words"
+        + (f"; left out: {left_out[0]:,} rows, {left_out[1]:,} users" if any(left_out) else "")
+    )
+    train, test = everyone.split(test_fraction, name="unigrams")
+    key = Key.from_system() if seed is None else Key.from_seed(seed)
+    drawing = key.fold("unigrams", "sampling")
+    sampler: Sampler
+    if poisson is not None:
+        sampler = PoissonSampler(len(train), poisson, drawing)
+    elif max_part is not None or min_sep is not None:
+        gap = 1 if min_sep is None else min_sep + 1
+        sampler = AvailabilitySampler(len(train), report_goal, drawing, gap=gap, max_part=max_part)
+        _check_population(len(train), report_goal, rounds, max_part, gap)
+    else:
+        sampler = FixedGoalSampler(len(train), report_goal, drawing)
+    work = output.with_name(output.name + ".work")
+    collection = Collection(
+        train,
+        words,
+        config,
+        sampler,
+        key,
+        gap=None if min_sep is None else min_sep + 1,
+        max_part=max_part,
+        split=split,
+        tokenizer=tokenizer,
+        checkpoint=work,
+    )
+    if collection.resumed:
+        tell(f"going on after round {collection.state.round} of {rounds}")
+    last = 0.0
+
+    def told(metrics: RoundMetrics) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if metrics.z is not None or metrics.round == rounds or now - last > TOLD_EVERY_S:
+            last = now
+            tell(_line(metrics, rounds))
+
+    collection.run(told)
+    _finish(collection, output, delta)
+    work.unlink(missing_ok=True)
+    tell(f"done: {output}")
+    if len(test):
+        _print_oov(collection, test, capacity)
+
+
+def _check_population(
+    users: int, report_goal: int, rounds: int, max_part: int | None, gap: int
+) -> None:
+    """Refuses at once what would stop in the middle."""
+    from dlm.errors import ConfigError
+
+    most = -(-rounds // gap)
+    each = most if max_part is None else min(most, max_part)
+    if users * each < report_goal * rounds:
+        raise ConfigError(
+            f"{users:,} users, each in at most {each} rounds, cannot fill {rounds} rounds of "
+            f"{report_goal}: at most {users * each // report_goal} rounds. Lower --rounds or "
+            "--report-goal, or raise --max-part"
+        )
+
+
+def _line(metrics: RoundMetrics, rounds: int) -> str:
+    between = metrics.rounds_between_new
+    rare = (
+        "none new of late" if math.isinf(between) else f"something new every {between:.1f} rounds"
+    )
+    text = f"round {metrics.round}/{rounds}: {metrics.words_seen:,} words seen, {rare}"
+    return text if metrics.z is None else f"{text}, Z {metrics.z:+.4g}"
+
+
+def _finish(collection: Collection, output: Path, delta: float | None) -> None:
+    """Writes counts, ledger, report and record, and prints what is guaranteed."""
+    import dataclasses
+
+    from dlm.federated.counts_file import write_counts
+    from dlm.federated.report import build
+
+    report = build(
+        [collection.stage(delta)],
+        delta=1e-6 if delta is None else delta,
+        ledgers={"unigrams": collection.ledger},
+        config=collection.settings,
+        simulated=collection.key.simulated,
+        public_data="the list of words",
+    )
+    collection.ledger.save(f"{output}.ledger.json")
+    Path(f"{output}.report.md").write_text(report.markdown(), encoding="utf-8")
+    Path(f"{output}.report.json").write_text(
+        json.dumps(report.to_dict(), indent=1) + "\n", encoding="utf-8"
+    )
+    counts = collection.counts()
+    write_counts(output, dataclasses.replace(counts, provenance=report.provenance))
+    print(f"{len(counts.words):,} words in {output}")
+    print(report.statement())
+
+
+def _print_oov(collection: Collection, test: UserDataset, capacity: int) -> None:
+    """OOV rate of the users that were kept out, over all words and as a mean over users."""
+    import numpy as np
+
+    from dlm.federated.unigrams import oov_counts
+    from dlm.federated.users import TOKENIZERS
+
+    counts = collection.counts()
+    split = TOKENIZERS[collection.settings["tokenizer"]]
+    out, total = oov_counts(test, counts.words[:capacity], split=split)
+    said = total > 0
+    if not said.any():
+        print("OOV rate: the users kept out said no words")
+        return
+    rates = 100 * out[said] / total[said]
+    error = float(np.std(rates)) / math.sqrt(len(rates))
+    print(
+        f"OOV rate of {len(rates):,} users kept out, {min(capacity, len(counts.words)):,} words: "
+        f"{100 * out.sum() / total.sum():.3f} % of words, {rates.mean():.3f} +- {error:.3f} % a "
+        "user (not covered by any guarantee)"
+    )

@@ -1,0 +1,148 @@
+"""The record of what is guaranteed travels, is inherited, and tells when it was changed."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dlm.errors import FormatError, PrivacyError
+from dlm.federated.counts_file import WordCounts, ranked, read_counts, sidecar, write_counts
+from dlm.federated.provenance import Guarantee, Provenance, merged
+
+GOOD = Provenance(
+    Guarantee(3.46, 1e-10, 0.154),
+    stages=({"stage": "network", "mechanism": "blt"},),
+    ledgers=("a" * 64,),
+    config="b" * 64,
+)
+RAW = Provenance.none("unigrams: users' data were used without noise")
+
+
+@pytest.mark.parametrize("record", [GOOD, RAW, GOOD.derive("arpa"), RAW.derive("wordpieces 4000")])
+def test_a_record_comes_back_from_one_line(record: Provenance) -> None:
+    """As it stands in the header of an ARPA file or in a manifest."""
+    assert "\n" not in record.line
+    assert Provenance.from_json(record.line) == record
+    assert Provenance.from_json(record.to_json().encode()) == record
+    assert Provenance.from_dict(json.loads(record.to_json())) == record
+
+
+def test_what_is_derived_inherits_all_and_says_how_it_came_about() -> None:
+    """A guarantee, or that there is none."""
+    twice = RAW.derive("wordpieces 4000").derive("arpa")
+    assert (twice.guarantee, twice.reasons) == (None, RAW.reasons)
+    assert twice.derived == ("wordpieces 4000", "arpa")
+    assert GOOD.derive("arpa").guarantee == GOOD.guarantee
+    assert GOOD.derive("arpa").digest != GOOD.digest
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("guarantee", {"epsilon": 0.1, "delta": 1e-10, "rho": 0.154}),
+        ("guarantee", "none"),
+        ("ledgers", []),
+        ("stages", []),
+        ("unit", "word"),
+    ],
+)
+def test_an_edited_record_is_refused(field: str, value: Any) -> None:
+    """Whatever was changed."""
+    body = GOOD.to_dict()
+    body[field] = value
+    with pytest.raises(PrivacyError, match="changed after it was written"):
+        Provenance.from_dict(body)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "3", '{"format": "other"}', b"\xff"])
+def test_what_is_no_record_is_a_format_error(text: str | bytes) -> None:
+    """Whatever else it may be."""
+    with pytest.raises(FormatError, match="no privacy provenance"):
+        Provenance.from_json(text)
+
+
+def test_a_record_has_a_guarantee_or_reasons_and_no_infinite_one() -> None:
+    """An infinite epsilon is none."""
+    for guarantee, reasons in ((None, ()), (Guarantee(1.0, 1e-6, None), ("why",))):
+        with pytest.raises(PrivacyError, match="not both"):
+            Provenance(guarantee, reasons)
+    for numbers in (
+        (math.inf, 1e-6, None),
+        (1.0, 1.0, None),
+        (1.0, 1e-6, math.nan),
+        (-1.0, 0.0, 0.0),
+    ):
+        with pytest.raises(PrivacyError, match="no guarantee"):
+            Guarantee(*numbers)
+
+
+def test_one_thing_without_a_guarantee_leaves_the_whole_without() -> None:
+    """And two guarantees are not simply added up or taken for one."""
+    both = merged([GOOD, RAW])
+    assert (both.guarantee, both.reasons) == (None, RAW.reasons)
+    assert both.stages == GOOD.stages
+    assert merged([GOOD, GOOD]) == GOOD
+    with pytest.raises(PrivacyError, match="compose their stages"):
+        merged([GOOD, GOOD.derive("again")])
+    with pytest.raises(PrivacyError, match="nothing"):
+        merged([])
+
+
+def counts(provenance: Provenance = GOOD) -> WordCounts:
+    """Three words."""
+    return WordCounts(("the", "café", "o'clock"), np.array([10.5, 3.0, 1e-7]), provenance)
+
+
+def test_counts_come_back_with_their_record(tmp_path: Path) -> None:
+    """To nine digits."""
+    write_counts(tmp_path / "c.tsv", counts())
+    found = read_counts(tmp_path / "c.tsv")
+    assert found.words == counts().words
+    np.testing.assert_allclose(found.counts, counts().counts, rtol=1e-8)
+    assert found.provenance == GOOD
+    assert found.probabilities().sum() == pytest.approx(1.0)
+
+
+def test_counts_that_were_changed_or_whose_record_is_of_others_are_refused(tmp_path: Path) -> None:
+    """Without any record they are read, and promise nothing."""
+    path = tmp_path / "c.tsv"
+    write_counts(path, counts())
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("10.5", "11.5"), encoding="utf-8")
+    with pytest.raises(PrivacyError, match="is not the file that"):
+        read_counts(path)
+    path.write_text(text, encoding="utf-8")
+    side = sidecar(path)
+    side.write_text(side.read_text().replace("3.46", "0.46"))
+    with pytest.raises(PrivacyError, match="changed after"):
+        read_counts(path)
+    side.write_text("{}")
+    with pytest.raises(FormatError, match="no record of counts"):
+        read_counts(path)
+    side.unlink()
+    assert read_counts(path).provenance.reasons == ("no provenance record stood beside the counts",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "the\n", "the\tmany\n", "the\t0\n", "the\tinf\n", "a b\t1\n", "a\t1\na\t2\n", "\t1\n"],
+)
+def test_a_bad_counts_file_is_refused(tmp_path: Path, text: str) -> None:
+    """With the line where there is one."""
+    (tmp_path / "c.tsv").write_text(text)
+    with pytest.raises(FormatError):
+        read_counts(tmp_path / "c.tsv")
+
+
+def test_words_are_ranked_by_count_and_those_not_seen_left_out(tmp_path: Path) -> None:
+    """Ties in the order of the list; what noise made negative is not seen."""
+    found = ranked(["a", "b", "c", "d"], np.array([1.0, -2.0, 3.0, 1.0]), 0.0)
+    assert found.words == ("c", "a", "d")
+    assert ranked(["a", "b"], np.array([1.0, 3.0]), 2.0).words == ("b",)
+    with pytest.raises(FormatError, match="white space"):
+        write_counts(tmp_path / "c.tsv", WordCounts(("a b",), np.array([1.0]), RAW))
