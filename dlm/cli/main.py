@@ -23,6 +23,7 @@ from dlm.cli import (
     shard,
     status,
     token,
+    unigrams,
 )
 from dlm.cli import filter as filtering
 from dlm.errors import DlmError
@@ -68,6 +69,7 @@ app.command("cluster")(cluster.cluster)
 app.command("status")(status.status)
 app.command("score")(score.score)
 app.command("token")(token.token)
+app.command("unigrams")(unigrams.unigrams)
 app.add_typer(privacy.app, name="privacy")
 
 

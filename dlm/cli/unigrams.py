@@ -213,11 +213,10 @@ def _finish(collection: Collection, output: Path, delta: float | None) -> None:
     from dlm.federated.report import build
 
     report = build(
-        [collection.stage(delta)],
+        [collection.stage()],
         delta=1e-6 if delta is None else delta,
         ledgers={"unigrams": collection.ledger},
         config=collection.settings,
-        simulated=collection.key.simulated,
         public_data="the list of words",
     )
     collection.ledger.save(f"{output}.ledger.json")

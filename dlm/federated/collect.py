@@ -149,28 +149,25 @@ class Collection:
         least = seen_threshold(self.config, max(self.state.round, 1), len(self.whitelist))
         return ranked(self.whitelist, self.state.totals, least)
 
-    def stage(self, delta: float | None = None) -> dict[str, Any]:
-        """What accounting takes of this stage, as JSON: see `dlm.federated.account.StageRecord`."""
+    def stage(self) -> dict[str, Any]:
+        """What accounting takes of this stage: an `account.compose.StageRecord` as JSON."""
         raw = self.config.noise_multiplier is None
         drawn = self.sampler.describe()
-        max_part = self.ledger.max_part
-        if max_part is None:
-            max_part = self.config.rounds
         return {
             "stage": "unigrams",
             "mechanism": "none" if raw else "gaussian",
             "noise_multiplier": self.config.noise_multiplier,
             "rounds": self.config.rounds,
             "gap": self.ledger.gap or 1,
-            "max_part": max_part,
+            # Where nothing is enforced, a user may be in every round.
+            "max_part": self.ledger.max_part or self.config.rounds,
             "sampling": drawn["kind"],
-            "delta": delta,
+            "sampling_rate": None if raw else drawn.get("q"),
+            "simulated": self.key.simulated,
             "extras": {
-                "q": drawn.get("q"),
                 "lambda": self.settings["unigrams"]["clip"],
                 "l2_sensitivity": None if math.isinf(self.config.clip) else self.config.sensitivity,
                 "words": len(self.whitelist),
-                "simulated": self.key.simulated,
             },
         }
 
@@ -244,7 +241,7 @@ class Collection:
                 }
             )
             self.ledger, self.now = ledger, head["now"]
-        except (KeyError, ValueError, TypeError, zipfile.BadZipFile, OSError) as exc:
+        except (KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile, OSError) as exc:
             if isinstance(exc, OSError) and exc.errno is not None:
                 raise
             raise FormatError(f"{self._path} is no checkpoint of unigrams: {exc!r}") from exc

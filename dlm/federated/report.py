@@ -107,13 +107,15 @@ class Report:
     def _accounting(self) -> str:
         if self.numbers is None:
             return "None: there is nothing to account for."
-        kinds = {str(stage.get("sampling")) for stage in self.stages}
         text = (
-            "Stages compose by zero-concentrated differential privacy and by privacy loss "
-            "distributions."
+            "Gaussian stages compose by zero-concentrated differential privacy into one Gaussian, "
+            "whose epsilon is exact."
         )
-        if "poisson" in kinds:
-            text += " Amplification by sampling is used for stages with Poisson-sampled cohorts."
+        if any(stage.get("sampling_rate") is not None for stage in self.stages):
+            text += (
+                " Stages with Poisson-sampled cohorts are amplified by sampling, by privacy loss "
+                "distributions."
+            )
         return " ".join([text, *(f"{note}." for note in self.notes)])
 
     def _assumptions(self) -> str:
@@ -121,15 +123,15 @@ class Report:
         for stage in self.stages:
             name = stage["stage"]
             ledger = self.ledgers.get(str(name))
-            if stage.get("noise_multiplier") is None:
+            if _is_raw(stage):
                 lines.append(f"{name}: no noise, nothing assumed.")
                 continue
             if name == "unigrams":
                 lines.append("unigrams: the list of words is public; no user's text went into it.")
-            if stage.get("sampling") == "poisson":
+            if stage.get("sampling_rate") is not None:
                 lines.append(
                     f"{name}: every user takes part in each of {stage['rounds']} rounds with "
-                    f"probability {_extra(stage, 'q')}, independently; the sizes of the "
+                    f"probability {stage['sampling_rate']}, independently; the sizes of the "
                     "cohorts bear that out."
                 )
                 continue
@@ -244,9 +246,10 @@ def build(
     if unknown:
         raise ConfigError(f"a ledger is of {', '.join(unknown)}, which is no stage of this report")
     reasons = []
+    simulated = simulated or any(record.get("simulated") is True for record in records)
     for record in records:
         name = str(record["stage"])
-        if record.get("noise_multiplier") is None:
+        if _is_raw(record):
             reasons.append(f"{name}: users' data were used without noise")
             continue
         book = books.get(name)
@@ -254,8 +257,6 @@ def build(
             reasons.append(f"{name}: no ledger shows who took part")
         else:
             check_stage(record, book)
-        if _extra(record, "simulated") is True:
-            simulated = True
     numbers: dict[str, Any] | None = None
     found: Guarantee | None = None
     notes: tuple[str, ...] = ()
@@ -305,13 +306,8 @@ def check_stage(stage: Mapping[str, Any], ledger: ParticipationLedger) -> None:
             f"{stage['stage']}: the ledger has a round {ledger.last_round}, and accounting is for "
             f"{stage['rounds']} rounds, from 0"
         )
-    if stage.get("sampling") == "poisson":
-        q = _extra(stage, "q")
-        if not isinstance(q, float | int):
-            raise PrivacyError(
-                f"{stage['stage']}: accounting by sampling needs q, and none is given"
-            )
-        ledger.check_poisson(float(q))
+    if stage.get("sampling_rate") is not None:
+        ledger.check_poisson(float(stage["sampling_rate"]))
     else:
         ledger.covers(gap=int(stage["gap"]), max_part=int(stage["max_part"]))
 
@@ -323,7 +319,7 @@ def _account(
     from dlm.federated.account.compose import StageRecord, compose
 
     typed = [
-        stage if isinstance(stage, StageRecord) else StageRecord.from_dict(dict(record))
+        stage if isinstance(stage, StageRecord) else StageRecord.from_json(record)
         for stage, record in zip(stages, records, strict=True)
     ]
     result = compose(typed, delta)
@@ -345,8 +341,8 @@ def _as_dict(record: Any) -> dict[str, Any]:
     raise ConfigError(f"{type(record).__name__} is no record of a stage")
 
 
-def _extra(stage: Mapping[str, Any], name: str) -> Any:
-    return stage.get(name, (stage.get("extras") or {}).get(name))
+def _is_raw(stage: Mapping[str, Any]) -> bool:
+    return stage.get("mechanism") == "none" or not stage.get("noise_multiplier")
 
 
 def _plain(value: Any) -> Any:

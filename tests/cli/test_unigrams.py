@@ -1,0 +1,265 @@
+"""`dlm unigrams` counts, resumes, refuses, and says what is guaranteed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cli.support import command
+from dlm.cli.main import app
+from dlm.errors import ConfigError, FormatError, PrivacyError
+from dlm.federated.collect import Collection
+from dlm.federated.counts_file import read_counts
+from dlm.federated.keys import Key
+from dlm.federated.ledger import ParticipationLedger
+from dlm.federated.sampling import AvailabilitySampler, FixedGoalSampler, PoissonSampler
+from dlm.federated.unigrams import UnigramConfig, UserCounts, round_sum
+from dlm.federated.users import UserDataset
+from federated.corpus import WORDS, population
+
+KEY = Key.from_seed(6)
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> UserDataset:
+    """300 users; their file is users.tsv beside words.txt."""
+    folder = tmp_path_factory.mktemp("people")
+    (folder / "words.txt").write_text("\n".join(WORDS) + "\n")
+    dataset = population(folder)
+    dataset.folder = folder  # type: ignore[attr-defined]
+    return dataset
+
+
+def arguments(people: UserDataset, output: Path, *more: object) -> list[object]:
+    """Of the command."""
+    folder = people.folder  # type: ignore[attr-defined]
+    return [
+        *("unigrams", folder / "users.tsv", "--whitelist", folder / "words.txt"),
+        *("--tokenizer", "whitespace", "--output", output, *more),
+    ]
+
+
+def unigrams(people: UserDataset, output: Path, *more: object) -> None:
+    """Runs the command in this process."""
+    app([str(word) for word in arguments(people, output, *more)], standalone_mode=False)
+
+
+def test_every_user_once_gives_the_plain_sum(people: UserDataset, tmp_path: Path) -> None:
+    """Ten rounds of thirty, each of 300 users in one: FNG's sum, with all its files beside it."""
+    options = ("--lambda", 50, "--rounds", 10, "--report-goal", 30, "--max-part", 1)
+    done = subprocess.run(
+        command(*arguments(people, tmp_path / "counts.tsv", *options)),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    counts = UserCounts(people, WORDS)
+    plain = round_sum(map(counts.of, range(len(people))), 50.0, len(WORDS))
+    found = read_counts(tmp_path / "counts.tsv")
+    table = dict(zip(found.words, found.counts.tolist(), strict=True))
+    for word, count in zip(WORDS, plain.tolist(), strict=True):
+        assert table.get(word, 0.0) == pytest.approx(count, rel=1e-8)
+    assert found.counts.tolist() == sorted(found.counts.tolist(), reverse=True)
+    assert "NO GUARANTEE: unigrams: users' data were used without noise" in done.stdout
+    assert found.provenance.guarantee is None
+    ledger = ParticipationLedger.load(tmp_path / "counts.tsv.ledger.json")
+    assert (ledger.rounds, ledger.participants, ledger.observed_max_part()) == (10, 300, 1)
+    assert found.provenance.ledgers == (ledger.digest,)
+    report = json.loads((tmp_path / "counts.tsv.report.json").read_text())
+    assert report["provenance"] == found.provenance.to_dict()
+    assert "# Privacy report" in (tmp_path / "counts.tsv.report.md").read_text()
+    assert not (tmp_path / "counts.tsv.work").exists()
+    assert "round 8/10" in done.stderr and "Z " in done.stderr
+
+
+def test_an_out_of_vocabulary_rate_is_told_of_users_that_were_kept_out(
+    people: UserDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are in no round."""
+    unigrams(
+        people,
+        tmp_path / "counts.tsv",
+        *("--lambda", "inf", "--rounds", 4, "--report-goal", 60, "--seed", 3, "--quiet"),
+        *("--test-fraction", 0.2, "--capacity", 40),
+    )
+    said = capsys.readouterr()
+    assert said.err == ""
+    train, test = people.split(0.2, name="unigrams")
+    assert f"OOV rate of {len(test)} users kept out, 40 words" in said.out
+    assert ParticipationLedger.load(tmp_path / "counts.tsv.ledger.json").population == len(train)
+
+
+def test_noise_is_accounted_for(
+    people: UserDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One participation of z = 2: rho is 1/8; from a seed it is a simulation."""
+    pytest.importorskip(
+        "dlm.federated.account.compose", reason="the training extra is not installed"
+    )
+    shared = ("--lambda", 50, "--rounds", 5, "--report-goal", 60, "--noise-multiplier", 2)
+    unigrams(people, tmp_path / "a.tsv", *shared, "--delta", 1e-6, "--max-part", 1, "--quiet")
+    found = read_counts(tmp_path / "a.tsv").provenance.guarantee
+    assert found is not None
+    assert found.rho == pytest.approx(0.125)
+    assert found.delta == 1e-6
+    assert "0.125-zCDP" in capsys.readouterr().out
+    unigrams(people, tmp_path / "b.tsv", *shared, "--delta", 1e-6, "--max-part", 1, "--seed", 1)
+    said = capsys.readouterr().out
+    assert "NO GUARANTEE: the keys were made from a configured seed" in said
+    record = read_counts(tmp_path / "b.tsv").provenance
+    assert record.guarantee is None
+    assert record.simulated == found
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--noise-multiplier", 1), "--noise-multiplier and --delta are given together"),
+        (("--noise-multiplier", 1, "--delta", 1e-6), "give --max-part"),
+        (("--max-part", 1, "--report-goal", 60), "at most 5 rounds"),
+        (("--report-goal", 301), "found 301 of 300"),
+        (("--report-goal", 5, "--tokenizer", "letters"), "--tokenizer is one of words"),
+        (("--report-goal", 5, "--poisson", 0.1, "--max-part", 1), "takes no --max-part"),
+        (("--report-goal", 5, "--user-column", "who"), "not once 'who'"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_counted(
+    people: UserDataset, tmp_path: Path, more: tuple[object, ...], message: str
+) -> None:
+    """With what to do, and no file left."""
+    with pytest.raises((ConfigError, FormatError), match=message):
+        unigrams(people, tmp_path / "counts.tsv", "--lambda", 50, "--rounds", 6, *more)
+    assert list(tmp_path.iterdir()) == []
+
+
+def collection(people: UserDataset, path: Path | None, **changes: Any) -> Collection:
+    """A small one, with noise."""
+    key = changes.pop("key", KEY)
+    sampler = changes.pop(
+        "sampler",
+        AvailabilitySampler(len(people), 20, key.fold("sampling"), gap=2, max_part=6),
+    )
+    settings = {"gap": 2, "max_part": 6, "checkpoint": path, **changes}
+    config = settings.pop("config", UnigramConfig(30.0, 24, noise_multiplier=0.5))
+    words = settings.pop("words", WORDS)
+    return Collection(people, words, config, sampler, key, **settings)
+
+
+@pytest.mark.parametrize("noise", [None, 0.5])
+def test_a_stopped_run_ends_in_the_bits_of_one_that_was_not(
+    people: UserDataset, tmp_path: Path, noise: float | None
+) -> None:
+    """Counts, history and ledger's rounds, wherever it was stopped."""
+    config = UnigramConfig(30.0, 24, noise_multiplier=noise)
+    whole = collection(people, None, config=config)
+    whole.run()
+    path = tmp_path / "work"
+    for after in (1, 6, 9, 100):
+        part = collection(people, path, config=config)
+        assert part.resumed == (after > 1)
+        part.run(stop_after=after)
+    assert part.done
+    np.testing.assert_array_equal(part.state.totals, whole.state.totals)
+    np.testing.assert_array_equal(part.state.seen, whole.state.seen)
+    assert part.state.history == whole.state.history
+    assert part.ledger.cohort_sizes() == whole.ledger.cohort_sizes()
+    assert part.ledger.observed_gap() == whole.ledger.observed_gap() >= 2
+    for user in range(0, 300, 50):
+        name = people.user_id(user)
+        assert part.ledger.participations(name) == whole.ledger.participations(name)
+
+
+def test_with_noise_a_round_is_kept_before_it_is_told(people: UserDataset, tmp_path: Path) -> None:
+    """A run that dies while it tells has not released what it does not remember."""
+    path = tmp_path / "work"
+
+    def die(metrics: Any) -> None:
+        if metrics.round == 3:
+            raise KeyboardInterrupt
+        held = collection(people, path)
+        assert held.state.history[-1] == metrics
+
+    with pytest.raises(KeyboardInterrupt):
+        collection(people, path).run(die)
+    assert collection(people, path).state.round == 3
+    assert collection(people, path).ledger.rounds == 3
+
+
+def test_a_real_run_keeps_its_key_out_of_every_file(people: UserDataset, tmp_path: Path) -> None:
+    """A resumed one draws a new key and goes on."""
+    path = tmp_path / "work"
+    first = collection(people, path, key=Key.from_system())
+    first.run(stop_after=2)
+    held = path.read_bytes()
+    for name in ((), ("sampling",), ("unigrams", "noise", 0)):
+        key = first.key.fold(*name)._material
+        assert key not in held and key.hex().encode() not in held
+    assert b'"key": "system"' in held
+    second = collection(people, path, key=Key.from_system())
+    second.run(stop_after=2)
+    assert second.state.round == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"config": UnigramConfig(31.0, 24, noise_multiplier=0.5)}, "unigrams"),
+        ({"config": UnigramConfig(30.0, 25, noise_multiplier=0.5)}, "unigrams"),
+        ({"config": UnigramConfig(30.0, 24)}, "unigrams"),
+        ({"words": WORDS[:-1]}, "whitelist"),
+        ({"max_part": 5}, "enforced"),
+        ({"key": Key.from_seed(7)}, "key"),
+        ({"sampler": FixedGoalSampler(300, 20, KEY)}, "sampling"),
+        ({"tokenizer": "words"}, "tokenizer"),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_settings(
+    people: UserDataset, tmp_path: Path, change: dict[str, Any], part: str
+) -> None:
+    """Each names what differs; other users are another data set too."""
+    path = tmp_path / "work"
+    collection(people, path).run(stop_after=1)
+    with pytest.raises(ConfigError, match=rf"other settings \(.*{part}"):
+        collection(people, path, **change)
+    fewer = people.select(range(299))
+    with pytest.raises(ConfigError, match="other settings"):
+        collection(fewer, path)
+
+
+def test_a_damaged_checkpoint_is_refused(people: UserDataset, tmp_path: Path) -> None:
+    """Cut short, or no checkpoint at all."""
+    path = tmp_path / "work"
+    collection(people, path).run(stop_after=1)
+    whole = path.read_bytes()
+    for text in (whole[: len(whole) // 2], b"", b"nothing"):
+        path.write_bytes(text)
+        with pytest.raises(FormatError, match="no checkpoint"):
+            collection(people, path)
+
+
+def test_noise_without_a_bound_on_participation_is_refused(people: UserDataset) -> None:
+    """By the library as by the command; a Poisson sampler needs none."""
+    with pytest.raises(PrivacyError, match="max_part is enforced"):
+        collection(people, None, sampler=FixedGoalSampler(300, 20, KEY), gap=None, max_part=None)
+    poisson = collection(
+        people, None, sampler=PoissonSampler(300, 0.1, KEY), gap=None, max_part=None
+    )
+    assert poisson.run(stop_after=3).round == 3
+    assert poisson.stage()["sampling_rate"] == 0.1
+    assert poisson.stage()["max_part"] == 24
+    with pytest.raises(ConfigError, match="sampler is of 10 users"):
+        collection(people, None, sampler=FixedGoalSampler(10, 2, KEY))
+
+
+def test_a_cohort_that_breaks_the_bounds_is_never_counted(people: UserDataset) -> None:
+    """A sampler that does not keep the gap meets a ledger that does."""
+    run = collection(people, None, sampler=FixedGoalSampler(300, 200, KEY))
+    with pytest.raises(PrivacyError, match="gap of 2"):
+        run.run()
+    assert run.state.round == 1

@@ -1,0 +1,200 @@
+"""The checklist is filled from what happened, and claims nothing that did not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import pytest
+
+from dlm.errors import ConfigError, PrivacyError
+from dlm.federated.keys import Key
+from dlm.federated.ledger import ParticipationLedger
+from dlm.federated.provenance import Provenance, digest_of
+from dlm.federated.report import build, check_stage
+from dlm.federated.sampling import FixedGoalSampler, PoissonSampler
+
+RAW = {
+    "stage": "unigrams",
+    "mechanism": "none",
+    "noise_multiplier": None,
+    "rounds": 6,
+    "gap": 1,
+    "max_part": 6,
+    "sampling": "fixed",
+}
+NOISED = {
+    "stage": "network",
+    "mechanism": "gaussian",
+    "noise_multiplier": 4.0,
+    "rounds": 12,
+    "gap": 3,
+    "max_part": 4,
+    "sampling": "timer",
+}
+
+
+def ledger(rounds: int = 12, **bounds: Any) -> ParticipationLedger:
+    """Users in turn: a gap of 3 and 4 participations in 12 rounds."""
+    book = ParticipationLedger(10, sampling={"kind": "timer"}, **bounds)
+    for r in range(rounds):
+        book.record(r, [f"u{(3 * r + i) % 9}" for i in range(3)])
+    return book
+
+
+TITLES = [
+    "Setting",
+    "Data accesses covered",
+    "Final mechanism output",
+    "Unit of privacy",
+    "Adjacency",
+    "Type of accounting",
+    "Accounting assumptions",
+    "The formal statement",
+    "Transparency and verifiability",
+]
+
+
+def test_a_raw_stage_leaves_no_guarantee_and_the_report_says_so() -> None:
+    """Every point of the checklist is there; the record inherits it."""
+    report = build([RAW], delta=1e-6, config={"rounds": 6})
+    assert report.provenance.guarantee is None
+    assert report.statement().startswith("NO GUARANTEE: unigrams: users' data were used without")
+    text = report.markdown()
+    assert all(title in text for title in TITLES)
+    body = report.to_dict()
+    assert [point["title"] for point in body["checklist"].values()] == TITLES
+    assert list(body["checklist"]) == ["1", "2a", "2b", "2c", "2d", "3a", "3b", "3c", "3d"]
+    assert json.loads(json.dumps(body, allow_nan=False)) == body
+    assert body["digest"] == digest_of({k: v for k, v in body.items() if k != "digest"})
+    assert Provenance.from_dict(body["provenance"]) == report.provenance
+
+
+def test_a_noised_stage_without_a_ledger_has_no_guarantee() -> None:
+    """Nothing shows that what accounting assumes did happen."""
+    report = build([NOISED], delta=1e-6)
+    assert "no ledger shows who took part" in report.statement()
+
+
+def test_what_the_ledger_does_not_bear_out_is_refused() -> None:
+    """A wider gap, fewer participations, fewer rounds than were run."""
+    book = ledger()
+    check_stage(NOISED, book)
+    for change, message in (
+        ({"gap": 4}, "gap of 4"),
+        ({"max_part": 3}, "assumes 3 participations"),
+        ({"rounds": 11}, "has a round 11"),
+    ):
+        with pytest.raises(PrivacyError, match=message):
+            build([{**NOISED, **change}], delta=1e-6, ledgers={"network": book})
+
+
+def test_amplification_by_sampling_needs_sampled_cohorts() -> None:
+    """In the ledger's own words and by the sizes of its cohorts."""
+    key, q = Key.from_seed(2), 0.1
+    stage = {**NOISED, "sampling": "poisson", "sampling_rate": q, "rounds": 60}
+    poisson, fixed = PoissonSampler(500, q, key), FixedGoalSampler(500, 50, key)
+    for sampler, declared, good in (
+        (poisson, poisson, True),
+        (fixed, fixed, False),
+        (fixed, poisson, False),
+    ):
+        book = ParticipationLedger(500, sampling=declared.describe())
+        for r in range(60):
+            book.record(r, map(str, sampler.cohort(r).tolist()))
+        if good:
+            check_stage(stage, book)
+        else:
+            with pytest.raises(PrivacyError, match="Poisson"):
+                check_stage(stage, book)
+
+
+def test_a_report_of_nothing_or_of_unknown_stages_is_refused() -> None:
+    """As is a delta that is none."""
+    with pytest.raises(ConfigError, match="at least one stage"):
+        build([], delta=1e-6)
+    with pytest.raises(ConfigError, match="delta"):
+        build([RAW], delta=0.0)
+    with pytest.raises(ConfigError, match="no stage of this report"):
+        build([RAW], delta=1e-6, ledgers={"network": ledger()})
+
+
+@pytest.fixture
+def compose() -> Any:
+    """Accounting, where what it needs is installed."""
+    return pytest.importorskip(
+        "dlm.federated.account.compose", reason="the training extra is not installed"
+    )
+
+
+def test_the_statement_is_what_accounting_finds(compose: Any) -> None:
+    """rho by hand: 4 participations of independent noise, 4 / (2 z^2)."""
+    report = build([NOISED], delta=1e-6, ledgers={"network": ledger(gap=3, max_part=4)})
+    found = report.provenance.guarantee
+    assert found is not None
+    assert found.rho == pytest.approx(4 / (2 * 16.0))
+    numbers = compose.compose([compose.StageRecord.from_json(NOISED)], 1e-6)
+    assert found.epsilon == numbers.epsilon
+    assert "0.125-zCDP" in report.statement()
+    # What is told is never smaller than what was found.
+    told = float(report.statement().split("epsilon = ")[1].split(",")[0])
+    assert found.epsilon <= told <= found.epsilon * 1.01
+    assert "enforced" in report.markdown()
+    assert "measured" not in report.markdown()
+    seen = build([NOISED], delta=1e-6, ledgers={"network": ledger()})
+    assert "measured" in seen.markdown()
+    assert seen.provenance.ledgers == (ledgers_digest(seen),)
+
+
+def ledgers_digest(report: Any) -> str:
+    """Of the network's ledger."""
+    return str(report.ledgers["network"]["digest"])
+
+
+def test_a_typed_record_gives_the_same_report_as_its_json(compose: Any) -> None:
+    """Up to the salt of the ledger, which is one here."""
+    book = ledger()
+    typed = compose.StageRecord.from_json(NOISED)
+    one = build([typed], delta=1e-6, ledgers={"network": book})
+    two = build([typed.to_json()], delta=1e-6, ledgers={"network": book})
+    assert one.to_dict() == two.to_dict()
+
+
+def test_a_raw_stage_before_a_noised_one_voids_both(compose: Any) -> None:
+    """Pieces from raw counts under a private network: nothing is guaranteed."""
+    report = build([RAW, NOISED], delta=1e-6, ledgers={"network": ledger()})
+    assert report.provenance.guarantee is None
+    assert len(report.provenance.stages) == 2
+    both = build(
+        [{**NOISED, "stage": "unigrams"}, NOISED],
+        delta=1e-6,
+        ledgers={"network": ledger(), "unigrams": ledger()},
+    )
+    assert both.provenance.guarantee is not None
+    assert both.provenance.guarantee.rho == pytest.approx(0.25)
+
+
+def test_keys_of_a_seed_make_it_a_simulation(compose: Any) -> None:
+    """The figures are told as such, and are no guarantee."""
+    book = ledger()
+    for report in (
+        build([NOISED], delta=1e-6, ledgers={"network": book}, simulated=True),
+        build([{**NOISED, "simulated": True}], delta=1e-6, ledgers={"network": book}),
+    ):
+        assert report.provenance.guarantee is None
+        assert report.provenance.simulated is not None
+        assert report.provenance.simulated.rho == pytest.approx(0.125)
+        assert "configured seed" in report.statement()
+        assert "Figures of a simulation" in report.statement()
+        assert report.provenance.derive("arpa").simulated == report.provenance.simulated
+
+
+def test_the_numbers_of_a_report_are_plain_json(compose: Any) -> None:
+    """Infinities are words, not what JSON has no form for."""
+    report = build([NOISED], delta=1e-6, ledgers={"network": ledger()}, config={"lambda": math.inf})
+    assert report.to_dict()["config"] == {"lambda": "infinite"}
+    odd = dataclasses.replace(report, numbers={"rho": math.inf, "all": (1, 2.0)})
+    assert odd.to_dict()["numbers"] == {"rho": "infinite", "all": [1, 2.0]}
+    json.dumps(odd.to_dict(), allow_nan=False)
