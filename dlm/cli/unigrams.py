@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -75,7 +77,8 @@ def unigrams(
 
     Beside the counts stand who took part (.ledger.json), the privacy report (.report.md,
     .report.json) and the record that whatever is built from them inherits (.provenance.json). If a
-    run is interrupted, the same command goes on where it was.
+    run is interrupted, the same command goes on where it was; until then .work and .users hold it,
+    the second of them with users' text.
 
     Example: dlm unigrams users.parquet --whitelist words.txt --lambda 100 --rounds 20
     --max-part 1 --noise-multiplier 1.0 --delta 1e-6 --output counts.tsv
@@ -123,44 +126,52 @@ def unigrams(
             f"{never:,} of {len(words):,} words of the list are never met by --tokenizer "
             f"{tokenizer}"
         )
-    everyone = UserDataset.open(
-        users,
-        user_column=user_column,
-        text_column=text_column,
-        missing=missing,
-        memory_bytes=parse_size(memory),
-    )
-    found = everyone.found
-    left_out = found.rows_without_user, found.users_without_text
-    tell(
-        f"{found.users:,} users, {found.utterances:,} utterances, {found.words:,} words"
-        + (f"; left out: {left_out[0]:,} rows, {left_out[1]:,} users" if any(left_out) else "")
-    )
-    train, test = everyone.split(test_fraction, name="unigrams")
-    key = Key.from_system() if seed is None else Key.from_seed(seed)
-    drawing = key.fold("unigrams", "sampling")
-    sampler: Sampler
-    if poisson is not None:
-        sampler = PoissonSampler(len(train), poisson, drawing)
-    elif max_part is not None or min_sep is not None:
-        gap = 1 if min_sep is None else min_sep + 1
-        sampler = AvailabilitySampler(len(train), report_goal, drawing, gap=gap, max_part=max_part)
-        _check_population(len(train), report_goal, rounds, max_part, gap)
-    else:
-        sampler = FixedGoalSampler(len(train), report_goal, drawing)
-    work = output.with_name(output.name + ".work")
-    collection = Collection(
-        train,
-        words,
-        config,
-        sampler,
-        key,
-        gap=None if min_sep is None else min_sep + 1,
-        max_part=max_part,
-        split=split,
-        tokenizer=tokenizer,
-        checkpoint=work,
-    )
+    # Users sorted on disk stay while the run is not over, so that going on is quick.
+    store = output.with_name(output.name + ".users")
+    with contextlib.ExitStack() as unless_begun:
+        unless_begun.callback(shutil.rmtree, store, ignore_errors=True)
+        everyone = UserDataset.open(
+            users,
+            user_column=user_column,
+            text_column=text_column,
+            missing=missing,
+            memory_bytes=parse_size(memory),
+            store=store,
+        )
+        found = everyone.found
+        left_out = found.rows_without_user, found.users_without_text
+        tell(
+            f"{found.users:,} users, {found.utterances:,} utterances, {found.words:,} words"
+            + (f"; left out: {left_out[0]:,} rows, {left_out[1]:,} users" if any(left_out) else "")
+        )
+        train, test = everyone.split(test_fraction, name="unigrams")
+        key = Key.from_system() if seed is None else Key.from_seed(seed)
+        drawing = key.fold("unigrams", "sampling")
+        sampler: Sampler
+        if poisson is not None:
+            sampler = PoissonSampler(len(train), poisson, drawing)
+        elif max_part is not None or min_sep is not None:
+            gap = 1 if min_sep is None else min_sep + 1
+            sampler = AvailabilitySampler(
+                len(train), report_goal, drawing, gap=gap, max_part=max_part
+            )
+            _check_population(len(train), report_goal, rounds, max_part, gap)
+        else:
+            sampler = FixedGoalSampler(len(train), report_goal, drawing)
+        work = output.with_name(output.name + ".work")
+        collection = Collection(
+            train,
+            words,
+            config,
+            sampler,
+            key,
+            gap=None if min_sep is None else min_sep + 1,
+            max_part=max_part,
+            split=split,
+            tokenizer=tokenizer,
+            checkpoint=work,
+        )
+        unless_begun.pop_all()
     if collection.resumed:
         tell(f"going on after round {collection.state.round} of {rounds}")
     last = 0.0
@@ -175,6 +186,7 @@ def unigrams(
     collection.run(told)
     _finish(collection, output, delta)
     work.unlink(missing_ok=True)
+    shutil.rmtree(store, ignore_errors=True)
     tell(f"done: {output}")
     if len(test):
         _print_oov(collection, test, capacity)

@@ -232,6 +232,7 @@ def build(
         simulated    whether keys came from a configured seed: then nothing is guaranteed, and the
                      numbers are told as those of a simulation
         public_data  what was used besides, in words
+        secure_aggregation   also said by a stage whose norms are inflated by rounding
     Raises
         PrivacyError   a ledger that has seen more than its stage assumes, fewer or other rounds, or
                        cohorts that were not sampled as they are accounted for
@@ -290,7 +291,7 @@ def build(
         numbers,
         notes,
         public_data,
-        secure_aggregation,
+        secure_aggregation or any((r.get("norm_inflation") or 1) > 1 for r in records),
     )
 
 

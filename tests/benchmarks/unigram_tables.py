@@ -66,9 +66,20 @@ def collected(train: UserDataset, words: list[str], config: UnigramConfig, goal:
     return found
 
 
+def oov_percent(test: UserDataset, vocabulary: list[str]) -> np.ndarray:
+    """Of each user."""
+    out, total = oov_counts(test, vocabulary, split=spoken_words)
+    return 100 * out / np.maximum(total, 1)
+
+
+def name_of(clip: float) -> str:
+    """A lambda, as printed."""
+    return "∞" if math.isinf(clip) else f"{clip:,.0f}"
+
+
 def interval(values: np.ndarray) -> str:
     """Mean and 95 % interval over users."""
-    return f"{values.mean():+.2f} ± {1.96 * values.std(ddof=1) / math.sqrt(len(values)):.2f}"
+    return f"{values.mean():+.3f} ± {1.96 * values.std(ddof=1) / math.sqrt(len(values)):.3f}"
 
 
 def table1(train: UserDataset, test: UserDataset, words: list[str], public: np.ndarray) -> None:
@@ -80,20 +91,23 @@ def table1(train: UserDataset, test: UserDataset, words: list[str], public: np.n
     print("| --- |" + " --- |" * len(CAPACITIES))
     base = {}
     for c in CAPACITIES:
-        out, total = oov_counts(test, top_words(words, public, c), split=spoken_words)
-        base[c] = 100 * out / np.maximum(total, 1)
+        base[c] = oov_percent(test, top_words(words, public, c))
     print(
         "| baseline (public text) | "
         + " | ".join(f"{base[c].mean():.2f}" for c in CAPACITIES)
         + " |"
     )
-    for clip, totals in found.items():
-        cells = []
-        for c in CAPACITIES:
-            out, total = oov_counts(test, top_words(words, totals, c), split=spoken_words)
-            cells.append(interval(100 * out / np.maximum(total, 1) - base[c]))
-        name = "∞" if math.isinf(clip) else f"{clip:,.0f}"
-        print(f"| λ = {name} | {' | '.join(cells)} |", flush=True)
+    rates = {
+        clip: {c: oov_percent(test, top_words(words, totals, c)) for c in CAPACITIES}
+        for clip, totals in found.items()
+    }
+    for clip, mine in rates.items():
+        cells = [interval(mine[c] - base[c]) for c in CAPACITIES]
+        print(f"| λ = {name_of(clip)} | {' | '.join(cells)} |")
+    # The same users, so that differences between lambdas are finer than either's interval.
+    first, last = LAMBDAS[0], LAMBDAS[-1]
+    cells = [interval(rates[first][c] - rates[last][c]) for c in CAPACITIES]
+    print(f"| λ = {name_of(first)} less λ = {name_of(last)} | {' | '.join(cells)} |", flush=True)
 
 
 def figure3(train: UserDataset, words: list[str]) -> None:
@@ -102,8 +116,7 @@ def figure3(train: UserDataset, words: list[str]) -> None:
     for clip in (1.0, 1_000.0, math.inf):
         config = UnigramConfig(clip, rounds, window=20)
         history = collected(train, words, config, goal).state.history
-        name = "∞" if math.isinf(clip) else f"{clip:,.0f}"
-        print(f"\nλ = {name}, {goal} users a round, each user once\n")
+        print(f"\nλ = {name_of(clip)}, {goal} users a round, each user once\n")
         print(
             "| round | words seen | new words | rounds between new | Z | Z (Poisson) | Z (nested) |"
         )
@@ -132,8 +145,7 @@ def noise(train: UserDataset, test: UserDataset, words: list[str], public: np.nd
             counts = run.counts()
             # The list is public and its order tells nothing of users: it fills what is left.
             known = list(dict.fromkeys([*counts.words, *words]))[:5_000]
-            out, total = oov_counts(test, known, split=spoken_words)
-            rate = 100 * (out / np.maximum(total, 1)).mean()
+            rate = oov_percent(test, known).mean()
             rho = "none" if z is None else f"{1 / (2 * z * z):.3g}"
             print(
                 f"| {clip:,.0f} | {z or 'none'} | {rho} | {len(counts.words):,} | {rate:.2f} |",

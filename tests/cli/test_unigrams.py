@@ -74,7 +74,9 @@ def test_every_user_once_gives_the_plain_sum(people: UserDataset, tmp_path: Path
     report = json.loads((tmp_path / "counts.tsv.report.json").read_text())
     assert report["provenance"] == found.provenance.to_dict()
     assert "# Privacy report" in (tmp_path / "counts.tsv.report.md").read_text()
-    assert not (tmp_path / "counts.tsv.work").exists()
+    assert sorted(p.name.removeprefix("counts.tsv") for p in tmp_path.iterdir()) == [
+        *("", ".ledger.json", ".provenance.json", ".report.json", ".report.md"),
+    ]
     assert "round 8/10" in done.stderr and "Z " in done.stderr
 
 

@@ -72,6 +72,13 @@ def test_a_raw_stage_leaves_no_guarantee_and_the_report_says_so() -> None:
     assert Provenance.from_dict(body["provenance"]) == report.provenance
 
 
+def test_secure_aggregation_is_told_where_a_stage_rounded_for_it() -> None:
+    """And not where none did."""
+    rounded = build([{**NOISED, "norm_inflation": 1.01}], delta=1e-6)
+    assert "encoded for secure aggregation" in rounded.markdown()
+    assert "secure aggregation" not in build([NOISED], delta=1e-6).markdown()
+
+
 def test_a_noised_stage_without_a_ledger_has_no_guarantee() -> None:
     """Nothing shows that what accounting assumes did happen."""
     report = build([NOISED], delta=1e-6)
