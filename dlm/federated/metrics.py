@@ -1,0 +1,154 @@
+"""How good a model is on text that it has not seen: accuracy, sentence likelihood, perplexity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.federated import rnn
+from dlm.federated.clip import Array
+from dlm.federated.tokens import EOS_ID, OOV_ID, PAD, Ids, sequence
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Counts over some text, which add up, and the figures made from them.
+
+    Fields
+        sentences      utterances
+        words          targets that are words or pieces, the end of an utterance left out
+        known          of those, the ones that are not out of vocabulary
+        correct        of the known ones, those that the model put first
+        ln_words       sum of ln P over words
+        ln_known       sum of ln P over known words
+        ln_ends        sum of ln P of the ends
+    """
+
+    sentences: int
+    words: int
+    known: int
+    correct: int
+    ln_words: float
+    ln_known: float
+    ln_ends: float
+
+    @property
+    def top1_in_vocabulary(self) -> float:
+        """Share of known words that the model put first; ends are neither asked nor counted.
+
+        Paper   GDP 1; the accuracy of BLT 4.1
+        """
+        return self.correct / self.known if self.known else math.nan
+
+    @property
+    def top1(self) -> float:
+        """Share of all words that the model put first; one out of vocabulary is always wrong.
+
+        Paper   DPF appendix B, AccuracyTop1
+        """
+        return self.correct / self.words if self.words else math.nan
+
+    @property
+    def sll(self) -> float:
+        """Mean over sentences of the sum of ln P over their words (FNG 7.1, SLL)."""
+        return self.ln_words / self.sentences if self.sentences else math.nan
+
+    @property
+    def sll_excluding_oov(self) -> float:
+        """The same over words that are in the vocabulary: SLL^e of FNG 7.1."""
+        return self.ln_known / self.sentences if self.sentences else math.nan
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean of -ln P over words and ends."""
+        count = self.words + self.sentences
+        return math.exp(min(-(self.ln_words + self.ln_ends) / count, 700)) if count else math.nan
+
+    @property
+    def perplexity_excluding_oov(self) -> float:
+        """The same without words that are out of vocabulary."""
+        count = self.known + self.sentences
+        return math.exp(min(-(self.ln_known + self.ln_ends) / count, 700)) if count else math.nan
+
+    def __add__(self, other: Metrics) -> Metrics:
+        """Both texts together."""
+        mine, theirs = vars(self), vars(other)
+        return Metrics(**{name: mine[name] + theirs[name] for name in mine})
+
+
+NOTHING = Metrics(0, 0, 0, 0, 0.0, 0.0, 0.0)
+
+
+@partial(jax.jit, static_argnums=1)
+def _counts(
+    params: rnn.Params, config: rnn.RnnConfig, rows: Array, oov: Array
+) -> tuple[Array, ...]:
+    inputs, targets = rows[:, :-1], rows[:, 1:]
+    logits = rnn.apply(params, config, jnp.maximum(inputs, 0))
+    chosen = jnp.maximum(targets, 0)[..., None]
+    ln_prob = jnp.take_along_axis(rnn.ln_probabilities(logits), chosen, axis=-1)[..., 0]
+    ends = targets == EOS_ID
+    words = (targets >= 0) & ~ends
+    known = words & ~oov
+    right = known & (logits.argmax(-1) == targets)
+    # Sums of each row: the rows are added up in float64, outside.
+    return (
+        words.sum(),
+        known.sum(),
+        right.sum(),
+        (ln_prob * words).sum(1),
+        (ln_prob * known).sum(1),
+        (ln_prob * ends).sum(1),
+    )
+
+
+def evaluate(
+    params: rnn.Params,
+    config: rnn.RnnConfig,
+    utterances: Iterable[Ids],
+    *,
+    oov: Iterable[NDArray[np.bool_]] | None = None,
+    batch_size: int = 64,
+    max_tokens: int = 4096,
+) -> Metrics:
+    """Metrics of the model on utterances, each read from its beginning.
+
+    Args
+        utterances  ids without marks
+        oov         for each id whether it counts as out of vocabulary: with pieces, those of a word
+                    that the vocabulary lacks (FNG 7.1). By default the ids that are 0
+        max_tokens  of an utterance; what is longer is cut
+    Cost   utterances are taken as they come, in batches as long as their longest (rounded up to a
+           power of two); sort them by length to save time
+    """
+    total = NOTHING
+    marks = iter(oov) if oov is not None else None
+    batch: list[tuple[Ids, NDArray[np.bool_]]] = []
+
+    def flush() -> Metrics:
+        longest = max(len(ids) for ids, _ in batch) + 2
+        width = 1 << (longest - 2).bit_length()
+        rows = np.full((batch_size, width + 1), PAD, np.int32)
+        unknown = np.zeros((batch_size, width), bool)
+        for row, (ids, mark) in enumerate(batch):
+            rows[row, : len(ids) + 2] = sequence(ids)
+            unknown[row, : len(ids)] = mark
+        words, known, right, *ln = _counts(params, config, rows, unknown)
+        sums = [float(np.asarray(part, np.float64).sum()) for part in ln]
+        batch.clear()
+        return Metrics(0, int(words), int(known), int(right), *sums)
+
+    for ids in utterances:
+        mark = ids == OOV_ID if marks is None else next(marks)
+        batch.append((ids[:max_tokens], mark[:max_tokens]))
+        total += Metrics(1, 0, 0, 0, 0.0, 0.0, 0.0)
+        if len(batch) == batch_size:
+            total += flush()
+    return total + flush() if batch else total

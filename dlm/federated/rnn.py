@@ -1,0 +1,279 @@
+"""The recurrent language model that users train: layers of CIFG or LSTM cells with projection.
+
+Plain functions over a tree of arrays: `init` makes it, `run` and `apply` read it. The options are
+those of three papers' models, which `presets` names.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dlm.errors import ConfigError
+
+Array: TypeAlias = jax.Array
+Params: TypeAlias = dict[str, Any]
+LayerState: TypeAlias = tuple[Array, Array]
+State: TypeAlias = list[LayerState]
+
+NORM_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class RnnConfig:
+    """Shape of the network.
+
+    Fields (unit; bound; meaning)
+        vocab_size        rows; >= 4; ids 0, 1 and 2 (unknown, begin, end) are among them
+        embedding_size    units; >= 1; N_e, also of what a layer hands on
+        hidden_size       units; >= 1; N_h, of the cell
+        layers            layers; >= 1
+        cell              "cifg" couples the input gate to the forget gate (three gates), "lstm" has
+                          four
+        recurrence        "projected": the gates see the layer's projected output (Sak 2014);
+                          "hidden": they see all N_h units
+        groups            k; >= 1, a divisor of N_e and N_h (and of what recurs); a group of gates
+                          sees only its share of the input, which takes 1/k of the weights
+        residual          each layer adds its input to its output
+        layer_norm        "gates": each gate and the cell (Ba 2016); "output": what the layer hands
+                          on; "none"
+        tied              one matrix is input embedding and softmax
+        output_bias       the softmax has a bias for each word
+        projection_bias   the projection has one
+        unit_norm         embeddings are used at length 1, whatever their parameters are
+    """
+
+    vocab_size: int
+    embedding_size: int
+    hidden_size: int
+    layers: int = 1
+    cell: Literal["cifg", "lstm"] = "cifg"
+    recurrence: Literal["projected", "hidden"] = "projected"
+    groups: int = 1
+    residual: bool = True
+    layer_norm: Literal["gates", "output", "none"] = "output"
+    tied: bool = True
+    output_bias: bool = True
+    projection_bias: bool = False
+    unit_norm: bool = False
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 4:
+            raise ConfigError(f"vocab_size is {self.vocab_size}; 4 is the least: 3 marks, 1 word")
+        for name in ("embedding_size", "hidden_size", "layers", "groups"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        for name, known in (
+            ("cell", ("cifg", "lstm")),
+            ("recurrence", ("projected", "hidden")),
+            ("layer_norm", ("gates", "output", "none")),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it is one of {known}")
+        for name in ("embedding_size", "hidden_size"):
+            if getattr(self, name) % self.groups:
+                raise ConfigError(
+                    f"groups = {self.groups} does not divide {name} = {getattr(self, name)}"
+                )
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """Names of the gates, in the order in which their weights are joined."""
+        return ("forget", "output", "candidate", "input")[: 3 if self.cell == "cifg" else 4]
+
+    @property
+    def recurrent_size(self) -> int:
+        """Units that a layer's gates see of its own last step."""
+        return self.embedding_size if self.recurrence == "projected" else self.hidden_size
+
+
+def init(key: Array, config: RnnConfig) -> Params:
+    """Fresh parameters.
+
+    Weights are drawn uniformly within sqrt(6 / (fan-in + fan-out)), embeddings from a normal
+    distribution of variance 1/N_e; the forget gate starts open (bias 1), other biases at 0.
+    """
+    size, hidden, k = config.embedding_size, config.hidden_size, config.groups
+    keys = iter(jax.random.split(key, 2 + config.layers * (len(config.gates) + 1)))
+
+    def embedding() -> Array:
+        drawn: Array = jax.random.normal(next(keys), (config.vocab_size, size))
+        return drawn / math.sqrt(size)
+
+    params: Params = {"embedding": embedding()}
+    if not config.tied:
+        params["output_embedding"] = embedding()
+    if config.output_bias:
+        params["output_bias"] = jnp.zeros(config.vocab_size)
+    for index in range(config.layers):
+        layer: Params = {}
+        seen = (size + config.recurrent_size) // k
+        bound = (6.0 / (seen + hidden // k)) ** 0.5
+        for gate in config.gates:
+            start = jnp.full(hidden, 1.0 if gate == "forget" else 0.0, jnp.float32)
+            kernel = jax.random.uniform(
+                next(keys), (k, seen, hidden // k), minval=-bound, maxval=bound
+            )
+            layer[gate] = {"kernel": kernel, "bias": start}
+            if config.layer_norm == "gates":
+                layer[gate]["scale"] = jnp.ones(hidden)
+        if config.layer_norm == "gates":
+            layer["cell"] = {"scale": jnp.ones(hidden), "bias": jnp.zeros(hidden)}
+        bound = (6.0 / (hidden + size)) ** 0.5
+        layer["projection"] = {
+            "kernel": jax.random.uniform(next(keys), (hidden, size), minval=-bound, maxval=bound)
+        }
+        if config.projection_bias:
+            layer["projection"]["bias"] = jnp.zeros(size)
+        if config.layer_norm == "output":
+            layer["norm"] = {"scale": jnp.ones(size), "bias": jnp.zeros(size)}
+        params[f"layer_{index}"] = layer
+    return params
+
+
+def parameter_count(params: Params) -> int:
+    """Numbers in the tree."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def initial_state(config: RnnConfig, batch: int) -> State:
+    """The state before any token: zeros.
+
+    Shapes
+        a layer's (recurrent, cell)  (batch, recurrent_size), (batch, N_h)  float32
+    """
+    return [
+        (jnp.zeros((batch, config.recurrent_size)), jnp.zeros((batch, config.hidden_size)))
+        for _ in range(config.layers)
+    ]
+
+
+def _normalised(values: Array, scale: Array, bias: Array) -> Array:
+    """Layer normalisation over the last axis (Ba 2016)."""
+    mean = values.mean(-1, keepdims=True)
+    variance = jnp.square(values - mean).mean(-1, keepdims=True)
+    return (values - mean) * lax.rsqrt(variance + NORM_EPSILON) * scale + bias
+
+
+def _rows(table: Array, config: RnnConfig) -> Array:
+    """The embedding matrix as the model uses it."""
+    if not config.unit_norm:
+        return table
+    squares = jnp.square(table).sum(-1, keepdims=True)
+    return table * lax.rsqrt(jnp.maximum(squares, 1e-12))
+
+
+def _layer(
+    layer: Params, config: RnnConfig, inputs: Array, state: LayerState
+) -> tuple[Array, LayerState]:
+    """One layer over time.
+
+    Shapes
+        inputs   (time, batch, N_e)  float32
+        returns  the same, and the state after the last step
+    """
+    k, size, hidden = config.groups, config.embedding_size, config.hidden_size
+    steps, batch, _ = inputs.shape
+    gates = config.gates
+    # The weights of all gates side by side, and those of the inputs apart from the recurrent ones:
+    # the inputs of every step are known at once, so that one product serves them all.
+    kernel = jnp.concatenate([layer[gate]["kernel"] for gate in gates], axis=-1)
+    of_input, of_state = kernel[:, : size // k], kernel[:, size // k :]
+    in_gates = config.layer_norm == "gates"
+    grouped = inputs.reshape(steps, batch, k, size // k)
+    ahead = jnp.einsum("tbki,kio->tbko", grouped, of_input)
+    if not in_gates:
+        biases = [layer[gate]["bias"].reshape(k, -1) for gate in gates]
+        ahead = ahead + jnp.concatenate(biases, axis=-1)
+    project = layer["projection"]
+
+    def step(state: LayerState, ahead: Array) -> tuple[LayerState, Array]:
+        recurrent, cell = state
+        seen = recurrent.reshape(batch, k, -1)
+        sums = (ahead + jnp.einsum("bki,kio->bko", seen, of_state)).reshape(
+            batch, k, len(gates), hidden // k
+        )
+        at = {gate: sums[:, :, place].reshape(batch, hidden) for place, gate in enumerate(gates)}
+        if in_gates:
+            at = {
+                gate: _normalised(value, layer[gate]["scale"], layer[gate]["bias"])
+                for gate, value in at.items()
+            }
+        forget = jax.nn.sigmoid(at["forget"])
+        accept = 1.0 - forget if config.cell == "cifg" else jax.nn.sigmoid(at["input"])
+        cell = forget * cell + accept * jnp.tanh(at["candidate"])
+        shown = cell
+        if in_gates:
+            shown = _normalised(cell, layer["cell"]["scale"], layer["cell"]["bias"])
+        out = jax.nn.sigmoid(at["output"]) * jnp.tanh(shown)
+        projected = out @ project["kernel"]
+        if config.projection_bias:
+            projected = projected + project["bias"]
+        recurrent = projected if config.recurrence == "projected" else out
+        return (recurrent, cell), projected
+
+    state, outputs = lax.scan(step, state, ahead)
+    if config.residual:
+        outputs = outputs + inputs
+    if config.layer_norm == "output":
+        outputs = _normalised(outputs, layer["norm"]["scale"], layer["norm"]["bias"])
+    return outputs, state
+
+
+def run(params: Params, config: RnnConfig, state: State, tokens: Array) -> tuple[Array, State]:
+    """Logits of the word after each token, and the state after the last.
+
+    Shapes
+        tokens   (batch, time)              int32  0 <= id < vocab_size
+        logits   (batch, time, vocab_size)  float32
+    Guarantees   feeding a sequence in parts, with the state handed on, gives the same logits
+    """
+    table = _rows(params["embedding"], config)
+    values = table[tokens.T]
+    states = []
+    for index in range(config.layers):
+        values, after = _layer(params[f"layer_{index}"], config, values, state[index])
+        states.append(after)
+    output = table if config.tied else _rows(params["output_embedding"], config)
+    logits = jnp.einsum("tbe,ve->btv", values, output)
+    if config.output_bias:
+        logits = logits + params["output_bias"]
+    return logits, states
+
+
+def apply(params: Params, config: RnnConfig, tokens: Array) -> Array:
+    """Logits of the word after each token of sequences that start from a zero state.
+
+    Shapes
+        tokens   (batch, time)              int32  0 <= id < vocab_size
+        returns  (batch, time, vocab_size)  float32
+    """
+    return run(params, config, initial_state(config, tokens.shape[0]), tokens)[0]
+
+
+def ln_probabilities(logits: Array) -> Array:
+    """Natural logarithms of the softmax over the last axis."""
+    return jax.nn.log_softmax(logits, axis=-1)
+
+
+def batch_loss(
+    params: Params, config: RnnConfig, state: State, batch: Array
+) -> tuple[Array, tuple[State, Array]]:
+    """Mean cross-entropy of the targets of a batch; 0 where it has none.
+
+    Shapes
+        batch    (rows, time + 1)  int32  -1 where there is no token
+        returns  loss, (state after the batch, number of targets)
+    """
+    inputs, targets = batch[:, :-1], batch[:, 1:]
+    there = (targets >= 0).astype(jnp.float32)
+    logits, state = run(params, config, state, jnp.maximum(inputs, 0))
+    chosen = jnp.take_along_axis(logits, jnp.maximum(targets, 0)[..., None], axis=-1)[..., 0]
+    losses = jax.nn.logsumexp(logits, axis=-1) - chosen
+    count = there.sum()
+    return (losses * there).sum() / jnp.maximum(count, 1.0), (state, count)

@@ -1,0 +1,123 @@
+"""Utterances as token ids, and one user's utterances as batches of equal shape.
+
+Ids are those of a wordpiece model's own defaults: 0 is what the vocabulary lacks, 1 begins an
+utterance, 2 ends it, words or pieces start at 3. -1 fills what is empty; it occurs in batches only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import ConfigError
+
+OOV_ID = 0
+BOS_ID = 1
+EOS_ID = 2
+FIRST_WORD_ID = 3
+PAD = -1
+
+Ids: TypeAlias = NDArray[np.int32]
+Packing = Literal["utterances", "stream"]
+
+
+def check_ids(utterances: Sequence[Ids], vocab_size: int) -> None:
+    """Refuses ids that the model has no row for; a wrong vocabulary must not train in silence.
+
+    Raises
+        ConfigError  an id below 0 or not below `vocab_size`, or a mark that packing adds itself
+    """
+    for ids in utterances:
+        if not len(ids):
+            continue
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= vocab_size:
+            raise ConfigError(
+                f"an utterance holds id {low if low < 0 else high}, but the model's vocabulary has "
+                f"ids 0 to {vocab_size - 1}; encode with the vocabulary that the model was made for"
+            )
+        if np.any((ids == BOS_ID) | (ids == EOS_ID)):
+            raise ConfigError(
+                f"an utterance holds id {BOS_ID} or {EOS_ID}, the marks of its ends, which are "
+                "added when it is packed; encode without them"
+            )
+
+
+def sequence(ids: Ids) -> Ids:
+    """The utterance with its beginning and its end marked."""
+    out = np.empty(len(ids) + 2, np.int32)
+    out[0], out[1:-1], out[-1] = BOS_ID, ids, EOS_ID
+    return out
+
+
+def windows(whole: Ids, unroll: int) -> Ids:
+    """The sequence cut into rows of `unroll` inputs and their targets, each target once.
+
+    Shapes
+        whole    (n,)             int32  n >= 2
+        returns  (w, unroll + 1)  int32  filled up with -1; a row's first id is the last of the row
+                                         before, so that no target is lost at a cut
+    """
+    targets = len(whole) - 1
+    rows = -(-targets // unroll)
+    out = np.full((rows, unroll + 1), PAD, np.int32)
+    for row in range(rows):
+        part = whole[row * unroll : row * unroll + unroll + 1]
+        out[row, : len(part)] = part
+    return out
+
+
+def pack(
+    utterances: Sequence[Ids],
+    *,
+    batch_size: int,
+    unroll: int,
+    packing: Packing,
+    max_batches: int | None = None,
+    shuffle: np.random.Generator | None = None,
+) -> Ids:
+    """One user's utterances as batches.
+
+    `"utterances"` gives every utterance (or every `unroll` tokens of a long one) a row of its own,
+    which starts from a zero state. `"stream"` joins the utterances, lays them out in `batch_size`
+    rows and cuts all rows at the same places, for a state that is carried from batch to batch.
+
+    Args
+        max_batches  what a device does at most in a round; the rest of the text waits for another
+        shuffle      order of the utterances (stream) or rows; None keeps that of the text
+    Shapes
+        returns  (batches, batch_size, unroll + 1)  int32
+    Raises
+        ConfigError  the user has no text at all
+    """
+    kept = [ids for ids in utterances if len(ids)]
+    if not kept:
+        raise ConfigError("a user without any text cannot train; leave the user out")
+    if packing == "stream":
+        if shuffle is not None:
+            kept = [kept[i] for i in shuffle.permutation(len(kept))]
+        stream = np.concatenate([sequence(ids) for ids in kept])
+        per_row = -(-(len(stream) - 1) // batch_size)
+        rows = [
+            windows(part, unroll) if len(part) >= 2 else np.empty((0, unroll + 1), np.int32)
+            for part in (stream[r * per_row : r * per_row + per_row + 1] for r in range(batch_size))
+        ]
+        out = np.full((len(rows[0]), batch_size, unroll + 1), PAD, np.int32)
+        for row, part in enumerate(rows):
+            out[: len(part), row] = part
+    else:
+        cut = np.concatenate([windows(sequence(ids), unroll) for ids in kept])
+        if shuffle is not None:
+            cut = cut[shuffle.permutation(len(cut))]
+        batches = -(-len(cut) // batch_size)
+        out = np.full((batches, batch_size, unroll + 1), PAD, np.int32)
+        out.reshape(-1, unroll + 1)[: len(cut)] = cut
+    return out if max_batches is None else out[:max_batches]
+
+
+def target_count(batches: Ids) -> int:
+    """Tokens that are predicted: n_k, the number of a user's examples."""
+    return int(np.count_nonzero(batches[..., 1:] >= 0))
