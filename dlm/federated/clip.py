@@ -1,0 +1,262 @@
+"""How far one user can move a sum: clipping, weights, estimators, and a clip norm that adapts.
+
+Whatever a user's device sends, what is left of it here has a norm of at most C. Everything that is
+said about privacy rests on that and on the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from dlm.errors import ConfigError, PrivacyError
+
+Array: TypeAlias = jax.Array
+Tree = TypeVar("Tree")
+ClipKind = Literal["flat", "per_layer"]
+
+# A sum of squares is taken in float32, in a tree of sums of 128. Its relative error is below
+# 3 * 128 * 2**-24, that of the norm below half of it; so what is scaled to C is scaled to a
+# little less, and its true norm is never above C.
+_FANOUT = 128
+MARGIN = 2.0**-16
+
+
+class Clipped(NamedTuple):
+    """What clipping leaves, and what it saw.
+
+    Fields
+        update    the clipped tree
+        norm      float32  L2 norm before; inf where it is not a finite number
+        finite    bool     False: the update held inf or nan (or its norm is beyond float32) and
+                           was replaced by zeros
+    """
+
+    update: Any
+    norm: Array
+    finite: Array
+
+
+def _sum_of_squares(leaf: Array) -> Array:
+    """Sum of squares of an array, added up in a tree."""
+    values = jnp.square(leaf.astype(jnp.float32)).ravel()
+    while values.size > 1:
+        short = -values.size % _FANOUT
+        values = jnp.pad(values, (0, short)).reshape(-1, _FANOUT).sum(-1)
+    return values.reshape(())
+
+
+def global_norm(tree: Any) -> Array:
+    """L2 norm of all numbers of a tree; inf where it is no finite float32."""
+    squares = jnp.asarray(sum(_sum_of_squares(leaf) for leaf in jax.tree.leaves(tree)))
+    return jnp.where(jnp.isfinite(squares), jnp.sqrt(squares), jnp.inf)
+
+
+def _scale(norm: Array, bound: Array | float) -> Array:
+    """min(1, bound / norm), a little less where it is below 1."""
+    within = jnp.asarray(bound, jnp.float32) * (1.0 - MARGIN)
+    return jnp.where(norm <= within, 1.0, within / jnp.maximum(norm, jnp.float32(1e-30)))
+
+
+def clip_flat(update: Tree, bound: Array | float) -> Clipped:
+    """The update, shortened to `bound` where it is longer: pi(update, S) of DPF equation 1.
+
+    Guarantees   the norm of the result, in exact arithmetic, is at most `bound`
+    Edge cases
+        | update                            | result                            |
+        | norm <= (1 - 2**-16) * bound      | unchanged, to the bit             |
+        | norm 0                            | unchanged                         |
+        | inf or nan anywhere               | zeros, `finite` False, norm inf   |
+        | norm beyond float32 (> 1.8e19)    | zeros, `finite` False, norm inf   |
+        | bound 0                           | zeros                             |
+        | bound inf                         | unchanged, if finite              |
+        | bound negative or nan             | refused where it is configured    |
+    Paper        DPF 2, FlatClip
+    """
+    norm = global_norm(update)
+    finite = jnp.isfinite(norm)
+    factor = _scale(norm, bound)
+    clipped = jax.tree.map(lambda leaf: jnp.where(finite, leaf * factor, 0.0), update)
+    return Clipped(clipped, norm, finite)
+
+
+def clip_per_layer(
+    update: Tree, bound: Array | float, shares: Sequence[float] | None = None
+) -> Clipped:
+    """Each array of the update shortened to its own bound; the bounds' squares add up to `bound`'s.
+
+    Args
+        shares  S_j / S of each array, in the order of `jax.tree.leaves`; equal ones, 1 / sqrt(m),
+                if not given
+    Guarantees   the norm of the result, in exact arithmetic, is at most `bound`
+    Edge cases   as `clip_flat`; one array that is not finite makes all of them zeros
+    Raises       PrivacyError  the shares' squares add up to more than 1, or not one for each array
+    Paper        DPF 2, PerLayerClip
+    """
+    leaves, shape = jax.tree.flatten(update)
+    given = [1.0 / math.sqrt(len(leaves))] * len(leaves) if shares is None else list(shares)
+    if len(given) != len(leaves) or min(given) < 0 or sum(s * s for s in given) > 1.0 + 1e-9:
+        raise PrivacyError(
+            f"{len(given)} shares of the clip norm for {len(leaves)} arrays, their squares adding "
+            f"up to {sum(s * s for s in given):.6g}; there must be one for each, and 1 in sum"
+        )
+    norms = [global_norm(leaf) for leaf in leaves]
+    norm = global_norm(update)
+    finite = jnp.isfinite(norm)
+    limit = jnp.asarray(bound, jnp.float32)
+    clipped = [
+        jnp.where(finite, leaf * _scale(own, limit * share), 0.0)
+        for leaf, own, share in zip(leaves, norms, given, strict=True)
+    ]
+    return Clipped(jax.tree.unflatten(shape, clipped), norm, finite)
+
+
+def clip(kind: ClipKind, update: Tree, bound: Array | float) -> Clipped:
+    """Clipping by its name."""
+    return clip_flat(update, bound) if kind == "flat" else clip_per_layer(update, bound)
+
+
+def user_weight(examples: int, cap: float | None) -> float:
+    """w_k = min(n_k / w^, 1): what a user's update counts for; 1 without a cap.
+
+    Raises
+        PrivacyError  a cap that is not above 0 (a weight above 1 would void the clip norm)
+    Paper   DPF Algorithm 1
+    """
+    if cap is None:
+        return 1.0
+    if not cap > 0 or math.isinf(cap):
+        raise PrivacyError(f"the example cap is {cap}; it must be a number above 0")
+    return min(examples / cap, 1.0)
+
+
+@dataclass(frozen=True)
+class FixedDenominator:
+    """f~_f: the sum over a number that does not depend on who came.
+
+    Fields
+        denominator  users (or their weight) a round, > 0; q * W where users are sampled with
+                     probability q (unbiased then), the report goal m where it is fixed
+    Paper   DPF Lemma 1, first bound; GDP Algorithm 1
+    """
+
+    denominator: float
+
+    def __post_init__(self) -> None:
+        _check_denominator(self.denominator)
+
+    def average(self, total: Tree, weight: Array | float) -> Tree:
+        """The estimate from the sum of weighted updates; their `weight` is not looked at."""
+        del weight
+        result: Tree = jax.tree.map(lambda leaf: leaf / self.denominator, total)
+        return result
+
+    def sensitivity(self, bound: Array | float) -> Array | float:
+        """How far one user moves the estimate at most: S / (q W)."""
+        return bound / self.denominator
+
+
+@dataclass(frozen=True)
+class ClippedDenominator:
+    """f~_c: the sum over the weight of those who came, or over q * W_min if that is more.
+
+    Fields
+        denominator  q * W_min, users, > 0
+    Paper   DPF Lemma 1, second bound
+    """
+
+    denominator: float
+
+    def __post_init__(self) -> None:
+        _check_denominator(self.denominator)
+
+    def average(self, total: Tree, weight: Array | float) -> Tree:
+        """The estimate from the sum of weighted updates and the sum of the weights."""
+        over = jnp.maximum(jnp.asarray(weight, jnp.float32), self.denominator)
+        result: Tree = jax.tree.map(lambda leaf: leaf / over, total)
+        return result
+
+    def sensitivity(self, bound: Array | float) -> Array | float:
+        """How far one user moves the estimate at most: 2 S / (q W_min)."""
+        return 2.0 * bound / self.denominator
+
+
+Estimator: TypeAlias = FixedDenominator | ClippedDenominator
+
+
+def _check_denominator(value: float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise PrivacyError(f"the denominator of the average is {value}; it must be above 0")
+
+
+def restart_rounds(first: int = 128, every: int = 1024) -> Iterator[int]:
+    """Rounds after which the clip norm is renewed: 128 + 1024 i, counted from 0.
+
+    Paper   GDP Algorithm 1
+    """
+    return count(first, every)
+
+
+@dataclass(frozen=True)
+class AdaptiveClip:
+    """A clip norm that follows a quantile of the updates' norms.
+
+    Fields (unit; bound; suggested; meaning)
+        quantile       share of users; 0..1; 0.5; whose updates shall not be clipped
+        learning_rate  of ln C a round; > 0; 0.2
+        count_stddev   users; > 0; m / 20; noise on the number of updates below the estimate
+        first_restart  rounds, counted from 0; >= 0; 128; when the estimate first becomes active
+        restart_every  rounds; >= 1; 1024; between later renewals
+    Paper   GDP Algorithm 1, Theorem 1; Andrew 2021
+    """
+
+    quantile: float = 0.5
+    learning_rate: float = 0.2
+    count_stddev: float = 0.0
+    first_restart: int = 128
+    restart_every: int = 1024
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.quantile < 1.0:
+            raise ConfigError(f"the quantile is {self.quantile}; it must be between 0 and 1")
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            raise ConfigError(f"the clip norm's learning rate is {self.learning_rate}, not above 0")
+        if not (self.count_stddev > 0 and math.isfinite(self.count_stddev)):
+            raise PrivacyError(
+                f"count_stddev is {self.count_stddev}; the number of updates below the estimate "
+                "needs noise too: set it above 0 (m / 20 is usual)"
+            )
+        if self.first_restart < 0 or self.restart_every < 1:
+            raise ConfigError(
+                f"restarts at {self.first_restart} + {self.restart_every} i; the first must be 0 "
+                "or more, the distance 1 or more"
+            )
+
+    def restarts_after(self, round_index: Array | int) -> Array:
+        """Whether the noise restarts, with a renewed clip norm, after this round (from 0)."""
+        past = jnp.asarray(round_index) - self.first_restart
+        return (past >= 0) & (past % self.restart_every == 0)
+
+    def restarts_within(self, rounds: int) -> tuple[int, ...]:
+        """The restarts that fall before the last of so many rounds."""
+        return tuple(range(self.first_restart, rounds - 1, self.restart_every))
+
+
+def tracked_norm(
+    ln_norm: Array, centred_count: Array, report_goal: float, adaptive: AdaptiveClip
+) -> Array:
+    """ln C of the next round, from the noised sum of (b - 1/2) over the users of this one.
+
+    The paper keeps the sum of all rounds and starts each time from C^0; a step a round is the same,
+    and counts t + 1 rounds where it prints t, so that the first round counts too.
+
+    Paper   GDP Algorithm 1, estimate of the quantile
+    """
+    share = centred_count / report_goal + 0.5
+    return ln_norm - adaptive.learning_rate * (share - adaptive.quantile)
