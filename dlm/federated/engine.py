@@ -1,0 +1,274 @@
+"""Where the updates of a cohort are computed and added up: the seam to real devices.
+
+A round asks an `Engine` for the sum of clipped updates; what an engine is made of is its own
+affair. `LocalEngine` computes all users on this machine, one after another, in memory that does not
+grow with their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dlm.errors import ConfigError
+from dlm.federated import rnn
+from dlm.federated.clip import Array
+from dlm.federated.local import LocalConfig, UserUpdate, UserWork, user_update
+from dlm.federated.tokens import PAD
+
+
+class RoundSums(NamedTuple):
+    """Sums over a cohort. All of them are of users' data and have no noise yet.
+
+    Fields
+        update    tree     sum of w_k times the clipped update
+        below     float32  sum of (1 or 0, whether the norm was within the tracked one) - 1/2
+        weight    float32  sum of w_k
+        users     float32  how many took part
+        clipped   float32  how many updates were longer than the clip norm
+        refused   float32  how many held inf or nan
+        ln_prob   float32  sum of ln P(target), over all devices and steps
+        targets   float32  how many
+    """
+
+    update: Any
+    below: Array
+    weight: Array
+    users: Array
+    clipped: Array
+    refused: Array
+    ln_prob: Array
+    targets: Array
+
+
+class Aggregator(Protocol):
+    """Adds up updates some at a time: in the clear, or as secure aggregation would."""
+
+    def zero(self, template: Any) -> Any:
+        """The sum of no updates of these shapes."""
+        ...
+
+    def add(self, total: Any, updates: Any, key: Any) -> Any:
+        """The sum with some devices more: updates stacked on the first axis; the round's key."""
+        ...
+
+    def result(self, total: Any, reports: int) -> Any:
+        """The sum as a tree of float32."""
+        ...
+
+    def sensitivity_factor(self, dimension: int) -> float:
+        """How much longer than the clip norm an update can be after encoding; at least 1."""
+        ...
+
+
+class Engine(Protocol):
+    """Computes what a round needs to know of its cohort."""
+
+    def sums(
+        self, params: rnn.Params, cohort: Any, bound: Array, tracked: Array, key: Any
+    ) -> RoundSums:
+        """The cohort's sums, with each update clipped to `bound`.
+
+        Args
+            tracked  the norm that `below` compares with (adaptive clipping)
+            key      for randomness of the aggregation (secure aggregation's rounding)
+        """
+        ...
+
+    def sensitivity_factor(self, dimension: int) -> float:
+        """The aggregation's; 1 where it adds up in the clear."""
+        ...
+
+
+def _stacked(cohort: Sequence[UserWork], rows: int, batches: int) -> tuple[Any, Any, Any, Any]:
+    """Users side by side, filled up to `rows` users of `batches` batches."""
+    first = cohort[0].batches
+    work = np.full((rows, batches, *first.shape[1:]), PAD, np.int32)
+    used, weight = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
+    there = np.zeros(rows, np.float32)
+    for place, user in enumerate(cohort):
+        work[place, : len(user.batches)] = user.batches
+        used[place], weight[place], there[place] = len(user.batches), user.weight, 1.0
+    return work, used, weight, there
+
+
+class LocalEngine:
+    """Users computed on this machine.
+
+    Args
+        aggregator  None adds up inside the compiled loop; otherwise every weighted update is handed
+                    over in turn, as a device would send it
+        block       users whose text lies in memory at once, a multiple of `users_at_once`
+    Guarantees      memory: parameters, one sum and `users_at_once` updates, whatever the cohort
+    """
+
+    def __init__(
+        self,
+        model: rnn.RnnConfig,
+        config: LocalConfig,
+        *,
+        aggregator: Aggregator | None = None,
+        block: int = 32,
+    ) -> None:
+        if block < 1:
+            raise ConfigError(f"a block holds {block} users; 1 is the least")
+        self._model, self._config, self._aggregator = model, config, aggregator
+        self._block = -(-block // config.users_at_once) * config.users_at_once
+        self._add = jax.jit(self._add_block, donate_argnums=0)
+        self._each = jax.jit(self._updates_of)
+
+    def sensitivity_factor(self, dimension: int) -> float:
+        """The aggregator's; 1 without one."""
+        if self._aggregator is None:
+            return 1.0
+        return float(self._aggregator.sensitivity_factor(dimension))
+
+    def sums(
+        self,
+        params: rnn.Params,
+        cohort: Sequence[UserWork],
+        bound: Array,
+        tracked: Array,
+        key: Any,
+    ) -> RoundSums:
+        """See `Engine`.
+
+        Raises
+            ConfigError  a user without a batch, a weight outside 0..1, or batches of another shape
+        """
+        self._check(cohort)
+        zero = jnp.float32(0.0)
+        nothing = jax.tree.map(jnp.zeros_like, params)
+        sums = RoundSums(nothing, *(jnp.array(zero) for _ in range(7)))
+        if not cohort:
+            return sums
+        if self._aggregator is None:
+            for block in self._blocks(cohort):
+                sums = self._add(sums, params, *block, bound, tracked)
+            return sums
+        return self._handed_over(self._aggregator, params, cohort, bound, tracked, key)
+
+    def _handed_over(
+        self,
+        aggregator: Aggregator,
+        params: rnn.Params,
+        cohort: Sequence[UserWork],
+        bound: Array,
+        tracked: Array,
+        key: Any,
+    ) -> RoundSums:
+        """The sums, with updates added up by the aggregator and all else here."""
+        at_once, room = self._config.users_at_once, self._batches(cohort)
+        total = aggregator.zero(params)
+        rest: list[Any] = [0.0] * (len(RoundSums._fields) - 1)
+        for start in range(0, len(cohort), at_once):
+            part = cohort[start : start + at_once]
+            updates, counted = self._each(params, *_stacked(part, at_once, room), bound, tracked)
+            # Places that were filled up are no devices, and send nothing.
+            sent = jax.tree.map(itemgetter(slice(len(part))), updates)
+            total = aggregator.add(total, sent, key)
+            rest = [a + b for a, b in zip(rest, counted[1:], strict=True)]
+        result = aggregator.result(total, len(cohort))
+        return RoundSums(jax.tree.map(jnp.asarray, result), *rest)
+
+    def _check(self, cohort: Sequence[UserWork]) -> None:
+        shape = (self._config.batch_size, self._config.unroll + 1)
+        for user in cohort:
+            if user.batches.ndim != 3 or user.batches.shape[1:] != shape or not len(user.batches):
+                raise ConfigError(
+                    f"a user's batches have shape {user.batches.shape}; expected (1 or more, "
+                    f"{shape[0]}, {shape[1]}): pack the text with this run's settings"
+                )
+            if not 0.0 <= user.weight <= 1.0:
+                raise ConfigError(f"a user's weight is {user.weight}; it must be 0 to 1")
+
+    def _batches(self, cohort: Sequence[UserWork]) -> int:
+        """Room for batches: a power of two, so that few shapes are ever compiled."""
+        return 1 << (max(len(user.batches) for user in cohort) - 1).bit_length()
+
+    def _blocks(self, cohort: Sequence[UserWork]) -> Iterator[tuple[Any, Any, Any, Any]]:
+        room = self._batches(cohort)
+        for start in range(0, len(cohort), self._block):
+            yield _stacked(cohort[start : start + self._block], self._block, room)
+
+    def _update_of(self, params: rnn.Params, batches: Array, used: Array, bound: Array) -> Any:
+        return user_update(params, batches, used, bound, model=self._model, config=self._config)
+
+    def _side_by_side(
+        self, params: rnn.Params, batches: Array, used: Array, bound: Array
+    ) -> UserUpdate:
+        """Updates of as many users as are computed at once, stacked."""
+        if self._config.users_at_once == 1:
+            alone = self._update_of(params, batches[0], used[0], bound)
+            stacked: UserUpdate = jax.tree.map(lambda leaf: leaf[None], alone)
+            return stacked
+        of_user = partial(self._update_of, params, bound=bound)
+        result: UserUpdate = jax.vmap(of_user)(batches, used)
+        return result
+
+    def _updates_of(
+        self,
+        params: rnn.Params,
+        batches: Array,
+        used: Array,
+        weight: Array,
+        there: Array,
+        bound: Array,
+        tracked: Array,
+    ) -> tuple[Any, RoundSums]:
+        """Weighted updates, stacked, and the sums of all else."""
+        users = self._side_by_side(params, batches, used, bound)
+
+        def weighted(leaf: Array) -> Array:
+            return leaf * weight.reshape(-1, *([1] * (leaf.ndim - 1)))
+
+        counted = RoundSums(
+            None,
+            below=(((users.norm <= tracked) - 0.5) * there).sum(),
+            weight=weight.sum(),
+            users=there.sum(),
+            clipped=((users.norm > bound) & users.finite).sum().astype(jnp.float32),
+            refused=(there * ~users.finite).sum(),
+            ln_prob=(jnp.where(jnp.isfinite(users.ln_prob), users.ln_prob, 0.0)).sum(),
+            targets=users.targets.sum(),
+        )
+        return jax.tree.map(weighted, users.update), counted
+
+    def _add_block(
+        self,
+        sums: RoundSums,
+        params: rnn.Params,
+        batches: Array,
+        used: Array,
+        weight: Array,
+        there: Array,
+        bound: Array,
+        tracked: Array,
+    ) -> RoundSums:
+        """Sums with a block added, `users_at_once` users after another."""
+        at_once = self._config.users_at_once
+        parts = [
+            leaf.reshape(-1, at_once, *leaf.shape[1:]) for leaf in (batches, used, weight, there)
+        ]
+
+        def add(sums: RoundSums, part: list[Array]) -> tuple[RoundSums, None]:
+            work, used, weight, there = part
+            updates, counted = self._updates_of(params, work, used, weight, there, bound, tracked)
+            # A filled-up place holds no user: adding its zeros would take time for nothing.
+            total = jax.lax.cond(
+                there.sum() > 0,
+                lambda old: jax.tree.map(lambda t, u: t + u.sum(0), old, updates),
+                lambda old: old,
+                sums.update,
+            )
+            rest = [a + b for a, b in zip(sums[1:], counted[1:], strict=True)]
+            return RoundSums(total, *rest), None
+
+        total: RoundSums = jax.lax.scan(add, sums, parts)[0]
+        return total

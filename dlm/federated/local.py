@@ -1,0 +1,181 @@
+"""What a user's device does in a round: some steps of SGD from the model it was given.
+
+`user_update` is the fast form, compiled once for a shape; `plain.user_update` is the same in loops
+and is its oracle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dlm.errors import ConfigError
+from dlm.federated import clip, rnn, tokens
+from dlm.federated.clip import Array, ClipKind
+from dlm.federated.tokens import Ids
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """Training on a device.
+
+    Fields (unit; bound; suggested; meaning)
+        algorithm      "fedavg": a step of SGD for each batch; "fedsgd": one batch, one gradient
+        learning_rate  > 0; 0.5 (FNG), 6.0 (DPF); of the device's steps
+        batch_size     rows; >= 1; 16 (BLT), 8 (DPF)
+        unroll         tokens; >= 1; 20 (BLT), 10 (DPF); through which a gradient is taken
+        epochs         passes; >= 1; 1; over a device's text; fedsgd makes one
+        packing        "utterances": a row of its own for each; "stream": joined, state carried on
+        shuffle        whether the order of the text is drawn anew in each round
+        max_batches    batches; >= 1, or 0 for no limit; of a device in a round, in each epoch
+        clip_after     "user": once, when all steps are done (GDP); "batch": after each step (DPF)
+        clip_kind      "flat" or "per_layer"
+        example_cap    tokens; > 0, or 0 for equal weights; w^ in w_k = min(n_k / w^, 1)
+        users_at_once  users; >= 1; 1 on a CPU; computed side by side; more is faster on a GPU
+    """
+
+    learning_rate: float = 0.5
+    algorithm: Literal["fedavg", "fedsgd"] = "fedavg"
+    batch_size: int = 16
+    unroll: int = 20
+    epochs: int = 1
+    packing: Literal["utterances", "stream"] = "utterances"
+    shuffle: bool = True
+    max_batches: int = 0
+    clip_after: Literal["user", "batch"] = "user"
+    clip_kind: ClipKind = "flat"
+    example_cap: float = 0.0
+    users_at_once: int = 1
+
+    def __post_init__(self) -> None:
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            raise ConfigError(f"a device's learning rate is {self.learning_rate}, not above 0")
+        for name in ("batch_size", "unroll", "epochs", "users_at_once"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        for name in ("max_batches", "example_cap"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+        for name, known in (
+            ("algorithm", ("fedavg", "fedsgd")),
+            ("packing", ("utterances", "stream")),
+            ("clip_after", ("user", "batch")),
+            ("clip_kind", ("flat", "per_layer")),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it is one of {known}")
+        if self.algorithm == "fedsgd" and self.epochs != 1:
+            raise ConfigError(f"fedsgd takes one gradient; epochs is {self.epochs}, must be 1")
+
+
+class UserWork(NamedTuple):
+    """One user's part of a round, as it lies on the device.
+
+    Fields
+        batches  (batches, batch_size, unroll + 1)  int32
+        weight   w_k, 0..1
+    """
+
+    batches: Ids
+    weight: float
+
+
+def work_of(utterances: Sequence[Ids], config: LocalConfig, order: np.random.Generator) -> UserWork:
+    """A user's utterances, packed for one round.
+
+    Args
+        order  draws the order of the text and, for fedsgd, the batch; no secret, but part of what
+               makes a run reproducible
+    Raises
+        ConfigError  the user has no text
+    """
+    packed = tokens.pack(
+        utterances,
+        batch_size=config.batch_size,
+        unroll=config.unroll,
+        packing=config.packing,
+        max_batches=config.max_batches or None,
+        shuffle=order if config.shuffle else None,
+    )
+    if config.algorithm == "fedsgd":
+        packed = packed[[int(order.integers(len(packed)))]]
+    weight = clip.user_weight(tokens.target_count(packed), config.example_cap or None)
+    return UserWork(packed, weight)
+
+
+class UserUpdate(NamedTuple):
+    """What a device hands in, and what it saw; only the first may leave it unprotected by noise.
+
+    Fields
+        update   the clipped difference of the parameters
+        norm     float32  L2 norm before clipping (of the last step, where each batch is clipped)
+        finite   bool     False: the device's numbers overflowed and zeros were handed in
+        ln_prob  float32  sum of ln P(target) along the way
+        targets  float32  how many
+    """
+
+    update: rnn.Params
+    norm: Array
+    finite: Array
+    ln_prob: Array
+    targets: Array
+
+
+def user_update(
+    params: rnn.Params,
+    batches: Array,
+    used: Array,
+    bound: Array | float,
+    *,
+    model: rnn.RnnConfig,
+    config: LocalConfig,
+) -> UserUpdate:
+    """One device's training.
+
+    Shapes
+        batches  (n, batch_size, unroll + 1)  int32; from row `used` on filled up
+        used     int32  0 <= used <= n; a device without text hands in zeros
+    Guarantees   the norm of `update` is at most `bound`; rows from `used` on cost no time unless
+                 users are computed side by side
+    Paper        DPF Algorithm 1, UserUpdate; GDP Algorithm 1, ClientUpdate
+    """
+    each_batch = config.clip_after == "batch"
+    fresh = rnn.initial_state(model, config.batch_size)
+    gradient = jax.value_and_grad(rnn.batch_loss, has_aux=True)
+
+    def one(index: Array, carry: tuple) -> tuple:  # type: ignore[type-arg]
+        # `moved` is the model itself, or its difference from the start where that is clipped in
+        # every step: rounding in start + (moved - start) could otherwise exceed the bound.
+        moved, state, seen, ln_prob, targets = carry
+        place = index % used
+        if config.packing == "stream":
+            state = jax.tree.map(lambda s: jnp.where(place == 0, 0.0, s), state)
+        else:
+            state = fresh
+        here = jax.tree.map(jnp.add, params, moved) if each_batch else moved
+        (loss, (state, there)), slope = gradient(here, model, state, batches[place])
+        moved = jax.tree.map(lambda m, g: m - config.learning_rate * g, moved, slope)
+        if each_batch:
+            clipped = clip.clip(config.clip_kind, moved, bound)
+            moved, seen = clipped.update, (clipped.norm, seen[1] & clipped.finite)
+        return moved, state, seen, ln_prob - loss * there, targets + there
+
+    start = jax.tree.map(jnp.zeros_like, params) if each_batch else params
+    zero = jnp.float32(0.0)
+    begun = (start, fresh, (zero, jnp.asarray(True)), zero, zero)
+    moved, _, seen, ln_prob, targets = lax.fori_loop(0, used * config.epochs, one, begun)
+    if each_batch:
+        # A step that overflowed set the difference to zero and later ones went on from there; all
+        # that such a device did is refused, as where it is clipped once.
+        kept = jax.tree.map(lambda leaf: jnp.where(seen[1], leaf, 0.0), moved)
+        norm = jnp.where(seen[1], seen[0], jnp.inf)
+        return UserUpdate(kept, norm, seen[1], ln_prob, targets)
+    clipped = clip.clip(config.clip_kind, jax.tree.map(jnp.subtract, moved, params), bound)
+    return UserUpdate(clipped.update, clipped.norm, clipped.finite, ln_prob, targets)
