@@ -1,0 +1,348 @@
+"""Rounds of federated learning: `init` makes a server's state, `apply` takes it one round further.
+
+Both are pure: the same state and cohort give the same bits. A cohort's sum exists only within
+`apply`; what it returns has noise in it (GDP 3: the state holds released updates and buffers of
+noise, and no sum that was not noised).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dlm.errors import ConfigError, PrivacyError
+from dlm.federated import clip, rnn
+from dlm.federated.account.zcdp import split_noise
+from dlm.federated.clip import AdaptiveClip, Array, ClippedDenominator, Estimator, FixedDenominator
+from dlm.federated.engine import Engine, RoundSums
+
+
+class NoiseMechanism(Protocol):
+    """What a round needs of a mechanism; all of them are in `noise`."""
+
+    @property
+    def name(self) -> str:
+        """Its name in settings and reports."""
+        ...
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it was built for."""
+        ...
+
+    @property
+    def restarts(self) -> tuple[int, ...]:
+        """Rounds at whose start its noise begins anew, by itself."""
+        ...
+
+    def sensitivity(self, *, gap: int, max_part: int) -> float:
+        """Of its matrix C, for a clip norm of 1."""
+        ...
+
+    def init(self, key: Array, template: Any) -> Any:
+        """The state before the first round: a named tuple with a field `key`."""
+        ...
+
+    def step(self, state: Any) -> tuple[Any, Any]:
+        """Noise of this round for unit sigma, and the state after it."""
+        ...
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What the server does with a noised average.
+
+    Fields (unit; bound; suggested; meaning)
+        optimizer      "sgd", "momentum", "nesterov" or "adam"
+        learning_rate  > 0; 1.0 (FNG, DPF), 0.5 (BLT)
+        momentum       0 <= . < 1; 0.9; of "momentum" and "nesterov"; first moment of "adam"
+        second_moment  0 <= . < 1; 0.99; of "adam"
+        epsilon        > 0; 1e-3; of "adam"
+    """
+
+    optimizer: Literal["sgd", "momentum", "nesterov", "adam"] = "momentum"
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+    second_moment: float = 0.99
+    epsilon: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("sgd", "momentum", "nesterov", "adam"):
+            raise ConfigError(
+                f"optimizer is {self.optimizer!r}; it is one of sgd, momentum, nesterov, adam"
+            )
+        for name in ("learning_rate", "epsilon"):
+            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
+                raise ConfigError(f"the server's {name} is {getattr(self, name)}, not above 0")
+        for name in ("momentum", "second_moment"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ConfigError(f"the server's {name} is {getattr(self, name)}, not in [0, 1)")
+
+    def transformation(self) -> optax.GradientTransformation:
+        """The optimiser; it is given the negated average as a gradient."""
+        if self.optimizer == "adam":
+            return optax.adam(self.learning_rate, self.momentum, self.second_moment, self.epsilon)
+        momentum = None if self.optimizer == "sgd" else self.momentum
+        return optax.sgd(self.learning_rate, momentum, nesterov=self.optimizer == "nesterov")
+
+
+@dataclass(frozen=True)
+class ReleaseConfig:
+    """How a round's sum is bounded, noised and averaged.
+
+    Fields (unit; bound; suggested; meaning)
+        clip_norm         C or S; > 0; L2 norm that an update has at most; inf only without noise
+        noise_multiplier  z; >= 0; noise's standard deviation over the sensitivity; 0 for a run
+                          without noise, which has no guarantee
+        estimator         "fixed": f~_f, over `denominator`; "clipped": f~_c, over the weight of
+                          those who came, at least `denominator`
+        denominator       users; > 0; q W or the report goal m (fixed), q W_min (clipped)
+        adaptive          None, or how the clip norm follows the updates
+        schedule          (round, clip norm) in rising order: from that round on C is another, and
+                          the noise with it, so that z and the cost of a round stay the same
+    Paper   DPF Algorithm 1 and Figures 4 and 8; GDP Algorithm 1
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    denominator: float
+    estimator: Literal["fixed", "clipped"] = "fixed"
+    adaptive: AdaptiveClip | None = None
+    schedule: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.noise_multiplier >= 0 or math.isinf(self.noise_multiplier):
+            raise PrivacyError(f"the noise multiplier is {self.noise_multiplier}, not 0 or more")
+        for bound in (self.clip_norm, *(bound for _, bound in self.schedule)):
+            if not bound > 0:
+                raise PrivacyError(f"a clip norm is {bound}; it must be above 0")
+            if math.isinf(bound) and (self.noise_multiplier > 0 or self.adaptive is not None):
+                raise PrivacyError("without a finite clip norm no noise protects anybody")
+        if self.estimator not in ("fixed", "clipped"):
+            raise ConfigError(f"estimator is {self.estimator!r}; it is fixed or clipped")
+        at = [round_index for round_index, _ in self.schedule]
+        if at != sorted(set(at)) or (at and at[0] < 1):
+            raise ConfigError(f"the schedule's rounds are {at}; they must rise, from 1 on")
+        if self.schedule and self.adaptive is not None:
+            raise ConfigError("a clip norm has a schedule or adapts itself, not both")
+        if self.adaptive is not None and self.estimator != "fixed":
+            raise ConfigError("the adaptive clip norm needs estimator = fixed: m is in its share")
+        self.make_estimator()
+        self.update_multiplier()
+
+    def make_estimator(self) -> Estimator:
+        """The estimator of the average."""
+        kind = FixedDenominator if self.estimator == "fixed" else ClippedDenominator
+        return kind(self.denominator)
+
+    def update_multiplier(self) -> float:
+        """Noise multiplier of the updates: z, or z_Delta where a count is noised beside them."""
+        if self.adaptive is None or self.noise_multiplier == 0:
+            return self.noise_multiplier
+        return split_noise(self.noise_multiplier, self.adaptive.count_stddev)
+
+    def clip_norm_at(self, round_index: int) -> float:
+        """C of a round by the schedule."""
+        return [self.clip_norm, *(c for at, c in self.schedule if at <= round_index)][-1]
+
+
+class ServerState(NamedTuple):
+    """All that the next round depends on.
+
+    Fields
+        round      int32    rounds done
+        params     tree     the model; with noise, if there is any
+        optimizer  tree     of the server, made from released updates alone
+        bound      float32  C: the clip norm of the next round
+        ln_norm    float32  ln of the norm that follows the quantile; ln C^0 if nothing adapts
+        noise      the mechanism's state, or None in a run without noise. Who has it knows what
+                   hides the users: it is never released
+    """
+
+    round: Array
+    params: rnn.Params
+    optimizer: Any
+    bound: Array
+    ln_norm: Array
+    noise: Any
+
+
+class Raw(NamedTuple):
+    """What a round saw of its users without noise. Shown in simulations only.
+
+    Fields
+        users, clipped, refused   how many took part, were clipped, held inf or nan
+        mean_ln_prob              of a target, along the devices' steps
+    """
+
+    users: int
+    clipped: int
+    refused: int
+    mean_ln_prob: float
+
+
+class Diagnostics(NamedTuple):
+    """What a round tells; all but `raw` is made from what is released anyway.
+
+    Fields
+        round          from 0
+        clip_norm      C of this round
+        tracked_norm   estimate of the quantile after it
+        released_norm  L2 norm of the released average
+        raw            None in a run that is no simulation
+    """
+
+    round: int
+    clip_norm: float
+    tracked_norm: float
+    released_norm: float
+    raw: Raw | None
+
+
+class FederatedAlgorithm(NamedTuple):
+    """A pair of pure functions.
+
+    Fields
+        init    (params, key) -> ServerState; the key is the run's root of noise, None without noise
+        apply   (state, cohort) -> (ServerState, Diagnostics)
+        resume  (state, key) -> ServerState; noise to come from another key, buffers as they are
+    """
+
+    init: Callable[[rnn.Params, Array | None], ServerState]
+    apply: Callable[[ServerState, Any], tuple[ServerState, Diagnostics]]
+    resume: Callable[[ServerState, Array], ServerState]
+
+
+def make_algorithm(
+    release: ReleaseConfig,
+    server: ServerConfig,
+    engine: Engine,
+    mechanism: NoiseMechanism | None,
+    *,
+    simulation: bool,
+    aggregation_key: Callable[[int], Any] | None = None,
+) -> FederatedAlgorithm:
+    """Federated learning with this release, optimiser, engine and noise.
+
+    Args
+        mechanism        None if, and only if, the noise multiplier is 0
+        simulation       whether `Diagnostics` may hold what was seen without noise
+        aggregation_key  key of a round's aggregation, from the round; for secure aggregation
+    Raises
+        PrivacyError  noise without a mechanism or the other way round; a clip norm that changes
+                      under noise that is correlated over rounds and cannot restart
+    Paper   FedAvg: McMahan 2017; DPF Algorithm 1; GDP Algorithm 1 (PrivateSum as in GDP 3)
+    """
+    noised = release.noise_multiplier > 0
+    if noised != (mechanism is not None):
+        found = "no mechanism" if mechanism is None else f"the mechanism {mechanism.name}"
+        raise PrivacyError(
+            f"the noise multiplier is {release.noise_multiplier} and there is {found}; noise needs "
+            "both, a run without noise neither"
+        )
+    if mechanism is not None:
+        _check_changes(release, mechanism)
+    adaptive = release.adaptive
+    optimizer = server.transformation()
+    estimator = release.make_estimator()
+    multiplier = release.update_multiplier()
+
+    def template(params: rnn.Params) -> Any:
+        if adaptive is None:
+            return params
+        return {"update": params, "count": jnp.float32(0.0)}
+
+    def init(params: rnn.Params, key: Array | None) -> ServerState:
+        # Types that are Python's own ("weak") would have every function compiled again in round 1.
+        params = jax.tree.map(lambda leaf: jnp.array(leaf, leaf.dtype), params)
+        noise = None
+        if mechanism is not None:
+            if key is None:
+                raise PrivacyError("noise needs a key: a configured seed, or one from the system")
+            noise = mechanism.init(key, template(params))
+        return ServerState(
+            jnp.int32(0),
+            params,
+            optimizer.init(params),
+            jnp.float32(release.clip_norm),
+            jnp.float32(math.log(release.clip_norm)),
+            noise,
+        )
+
+    def finish(state: ServerState, sums: RoundSums) -> tuple[ServerState, Array]:
+        average = estimator.average(sums.update, sums.weight)
+        noise, ln_norm = state.noise, state.ln_norm
+        below = sums.below
+        if mechanism is not None:
+            unit, noise = mechanism.step(noise)
+            deviation = multiplier * estimator.sensitivity(state.bound)
+            of_update = unit if adaptive is None else unit["update"]
+            average = jax.tree.map(lambda a, u: a + deviation * u, average, of_update)
+            if adaptive is not None:
+                below = below + adaptive.count_stddev * unit["count"]
+        if adaptive is not None:
+            ln_norm = clip.tracked_norm(ln_norm, below, release.denominator, adaptive)
+        slope = jax.tree.map(jnp.negative, average)
+        steps, moments = optimizer.update(slope, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, steps)
+        following = ServerState(state.round + 1, params, moments, state.bound, ln_norm, noise)
+        return following, clip.global_norm(average)
+
+    compiled: Callable[[ServerState, RoundSums], tuple[ServerState, Array]] = jax.jit(finish)
+
+    def apply(state: ServerState, cohort: Any) -> tuple[ServerState, Diagnostics]:
+        now = int(state.round)
+        if mechanism is not None and now >= mechanism.rounds:
+            raise PrivacyError(
+                f"round {now} (from 0) of a mechanism that was built and is accounted for "
+                f"{mechanism.rounds} rounds; set rounds higher before the run starts"
+            )
+        if adaptive is None:
+            state = state._replace(bound=jnp.float32(release.clip_norm_at(now)))
+        bound, tracked = state.bound, jnp.exp(state.ln_norm)
+        key = None if aggregation_key is None else aggregation_key(now)
+        sums = engine.sums(state.params, cohort, bound, tracked, key)
+        following, released = compiled(state, sums)
+        if adaptive is not None and bool(adaptive.restarts_after(now)):
+            following = following._replace(bound=jnp.exp(following.ln_norm))
+        raw = _raw(sums) if simulation else None
+        tracked_after = float(np.exp(np.float32(following.ln_norm)))
+        return following, Diagnostics(now, float(bound), tracked_after, float(released), raw)
+
+    def resume(state: ServerState, key: Array) -> ServerState:
+        if mechanism is None:
+            return state
+        return state._replace(noise=state.noise._replace(key=key))
+
+    return FederatedAlgorithm(init, apply, resume)
+
+
+def _check_changes(release: ReleaseConfig, mechanism: NoiseMechanism) -> None:
+    """Refuses a clip norm that changes in the middle of noise that is correlated over rounds."""
+    if mechanism.name == "gaussian":
+        return
+    changes = {at for at, _ in release.schedule}
+    why = "the schedule changes the clip norm"
+    if release.adaptive is not None:
+        # After a round here, at the start of the next one there.
+        changes = {at + 1 for at in release.adaptive.restarts_within(mechanism.rounds)}
+        why = "the adaptive clip norm is renewed"
+    missing = sorted(at for at in changes - set(mechanism.restarts) if at < mechanism.rounds)
+    if missing:
+        raise PrivacyError(
+            f"{why} at the start of rounds {missing[:5]}, where {mechanism.name} goes on with "
+            "noise that was made for another; use gaussian, or tree-restart with restarts there"
+        )
+
+
+def _raw(sums: RoundSums) -> Raw:
+    targets = float(sums.targets)
+    mean = float(sums.ln_prob) / targets if targets else math.nan
+    return Raw(int(sums.users), int(sums.clipped), int(sums.refused), mean)
