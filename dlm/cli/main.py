@@ -12,6 +12,7 @@ from dlm.cli import (
     cluster,
     demo,
     estimate,
+    federate,
     inspect,
     merge,
     perplexity,
@@ -70,6 +71,7 @@ app.command("status")(status.status)
 app.command("score")(score.score)
 app.command("token")(token.token)
 app.command("unigrams")(unigrams.unigrams)
+app.command("federate")(federate.federate)
 app.add_typer(privacy.app, name="privacy")
 
 

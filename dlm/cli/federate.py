@@ -1,0 +1,88 @@
+"""`dlm federate`: users' devices train a model, simulated on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def federate(
+    users: Annotated[
+        Path, typer.Argument(help="Users' text: Parquet or TSV (.zst) with user_id, utterance.")
+    ],
+    config: Annotated[Path, typer.Option("--config", "-c", help="Settings of the run, TOML.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder of the run; goes on if it has one.")
+    ],
+    stop_after: Annotated[
+        int | None, typer.Option(help="End after so many rounds; the same command goes on.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Simulate: noise that this number gives, not private.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a line of JSON a round on standard output.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the rounds.")] = False,
+) -> None:
+    """Train a model on users' text with federated learning, with or without privacy.
+
+    Rounds are kept as they are done: stopped at any moment, the same command goes on.
+
+    Example: dlm federate users.parquet --config run.toml --output runs/first
+    """
+    from dlm.federated.settings import Settings
+    from dlm.federated.train import Training
+    from dlm.federated.users import UserDataset
+
+    settings = Settings.read(config, flags={"run": {"seed": seed, "stop_after": stop_after}})
+    began = time.monotonic()
+
+    def tell(line: str) -> None:
+        if not quiet:
+            print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
+
+    if settings.run.simulation:
+        tell("a seed is set: this is a simulation, and its model is not private")
+    elif settings.privacy.mechanism == "none":
+        tell("no noise: this model has no privacy guarantee")
+    output.mkdir(parents=True, exist_ok=True)
+    dataset = UserDataset.open(users, store=output / "users.store")
+    with Training(settings, dataset, output, tell=tell) as training:
+        rounds = settings.run.rounds
+        for done in training.run():
+            line = done.line()
+            if as_json:
+                print(json.dumps(line), flush=True)
+            tell(_sentence(line, rounds))
+        tell(f"{training.rounds_done} of {rounds} rounds done: {output}")
+        if training.rounds_done:
+            report = training.report()
+            (output / "privacy.md").write_text(report.markdown(), encoding="utf-8")
+            text = json.dumps(report.to_dict(), indent=1)
+            (output / "privacy.json").write_text(text + "\n", encoding="utf-8")
+            tell(report.statement())
+
+
+def _sentence(line: dict[str, object], rounds: int) -> str:
+    """A round in words."""
+    text = f"round {int(str(line['round'])) + 1} of {rounds}: {line['seconds']:.2f} s"
+    raw = line.get("not_private")
+    if isinstance(raw, dict):
+        text += f", {raw['users']} users"
+        if raw["mean_ln_prob"] is not None:
+            text += f", loss {-raw['mean_ln_prob']:.3f}"
+        if raw["refused"]:
+            text += f", {raw['refused']} updates refused (inf or nan)"
+    held_out = line.get("held_out")
+    if isinstance(held_out, dict) and held_out["top1_in_vocabulary"] is not None:
+        text += (
+            f"; held out: accuracy {100 * held_out['top1_in_vocabulary']:.2f} %, "
+            f"perplexity {held_out['perplexity']:.1f}"
+        )
+    return text

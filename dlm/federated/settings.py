@@ -1,0 +1,372 @@
+"""A run's settings: one frozen dataclass a table of `run.toml`, resolved together.
+
+::
+
+    [run]          rounds, seed, checkpoint_every, evaluate_every, stop_after
+    [data]         vocabulary, max_tokens, held_out, held_out_tokens
+    [model]        preset, or the network's own settings
+    [local]        what a device does            (`local.LocalConfig`)
+    [server]       what the server does          (`rounds.ServerConfig`)
+    [privacy]      mechanism, noise, clip norm, what is enforced
+    [sampling]     who takes part
+    [aggregation]  in the clear, or encoded as for secure aggregation
+    [pretrain]     public text first
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dlm import config
+from dlm.errors import ConfigError, PrivacyError
+from dlm.federated import presets
+from dlm.federated.clip import AdaptiveClip
+from dlm.federated.local import LocalConfig
+from dlm.federated.rnn import RnnConfig
+from dlm.federated.rounds import ReleaseConfig, ServerConfig
+
+REAL = -1
+
+
+def _at_least(owner: str, values: Any, bounds: Mapping[str, float]) -> None:
+    for name, least in bounds.items():
+        value = getattr(values, name)
+        if not (value >= least and math.isfinite(value)):
+            raise ConfigError(f"{owner}.{name} is {value}; it must be {least:g} or more")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """[run]
+
+    Fields (unit; bound; default; meaning)
+        rounds            >= 1; what noise and accounting are made for
+        seed              >= 0, or -1; -1; a seed makes the run a simulation, which is not private;
+                          -1 draws every key from the operating system and writes it nowhere
+        checkpoint_every  rounds; >= 1; 1; a run that is no simulation keeps every round
+        evaluate_every    rounds; >= 0; 20; on held-out users; 0 for never
+        stop_after        rounds; >= 0; 0; ends the run early; 0 for not. May change on resuming
+    """
+
+    rounds: int
+    seed: int = REAL
+    checkpoint_every: int = 1
+    evaluate_every: int = 20
+    stop_after: int = 0
+
+    def __post_init__(self) -> None:
+        bounds = {"rounds": 1, "seed": REAL, "checkpoint_every": 1}
+        _at_least("run", self, {**bounds, "evaluate_every": 0, "stop_after": 0})
+        if not self.simulation and self.checkpoint_every != 1:
+            raise PrivacyError(
+                f"run.checkpoint_every is {self.checkpoint_every}: a run that is no simulation "
+                "keeps every round, for a round done twice would be released with two different "
+                "noises; set it to 1, or give a seed to simulate"
+            )
+
+    @property
+    def simulation(self) -> bool:
+        """Whether anybody who reads the settings can make the noise again."""
+        return self.seed != REAL
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """[data]
+
+    Fields (unit; bound; default; meaning)
+        vocabulary       file; one word a line, from public text or private counts; ids from 3 on
+        max_tokens       of a user; >= 1; 1600 (DPF); the rest is never looked at
+        held_out         share of users; 0 <= . < 1; 0.1; who never train and only evaluate
+        held_out_tokens  >= 1; 100000; how much of their text an evaluation reads
+    """
+
+    vocabulary: Path
+    max_tokens: int = 1600
+    held_out: float = 0.1
+    held_out_tokens: int = 100_000
+
+    def __post_init__(self) -> None:
+        _at_least("data", self, {"max_tokens": 1, "held_out": 0, "held_out_tokens": 1})
+        if self.held_out >= 1:
+            raise ConfigError(f"data.held_out is {self.held_out}; somebody must be left to train")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """[model]
+
+    Fields
+        preset   name of a paper's network (`presets.PRESETS`), with this vocabulary; or "" and the
+                 settings of `rnn.RnnConfig`, which say what they mean there
+    """
+
+    preset: str = ""
+    embedding_size: int = 96
+    hidden_size: int = 670
+    layers: int = 1
+    cell: Literal["cifg", "lstm"] = "cifg"
+    recurrence: Literal["projected", "hidden"] = "projected"
+    groups: int = 1
+    residual: bool = False
+    layer_norm: Literal["gates", "output", "none"] = "none"
+    tied: bool = True
+    output_bias: bool = True
+    projection_bias: bool = False
+    unit_norm: bool = False
+
+    def network(self, vocab_size: int) -> RnnConfig:
+        """The network for a vocabulary of so many ids, marks included."""
+        if self.preset:
+            return dataclasses.replace(presets.preset(self.preset), vocab_size=vocab_size)
+        values = dataclasses.asdict(self)
+        del values["preset"]
+        return RnnConfig(vocab_size, **values)
+
+
+@dataclass(frozen=True)
+class PrivacySettings:
+    """[privacy]
+
+    Fields (unit; bound; default; meaning)
+        clip_norm           > 0; L2 norm of an update at most
+        mechanism           "none", or one of `noise.NAMES`
+        noise_multiplier    >= 0; 0; standard deviation of the independent draws over the clip norm
+        estimator           "fixed" (f~_f) or "clipped" (f~_c)
+        denominator         users; >= 0; 0 for the report goal, or q times the users
+        gap                 rounds; >= 1; 1; between a user's participations (MinS + 1); enforced
+        max_part            >= 0; 0 for no bound but the gap's; of a user; enforced
+        delta               0 < . < 1; 1e-6; at which epsilon is told
+        restarts            rounds at whose start tree-restart begins anew
+        bands               >= 0; 0 for the gap; of bandmf, bandtoep and bandfhu
+        buffers             >= 1; 4; of blt
+        error               "max" or "mean"; "max"; the loss that blt is optimised for
+        schedule            [round, clip norm] pairs, at the same noise multiplier
+        adaptive            false; whether the clip norm follows `quantile` of the updates
+        quantile            0..1; 0.5
+        clip_learning_rate  > 0; 0.2
+        count_stddev        users; >= 0; 0 for a twentieth of the denominator
+        first_restart       rounds; >= 0; 128
+        restart_every       rounds; >= 1; 1024
+    """
+
+    clip_norm: float
+    mechanism: str = "none"
+    noise_multiplier: float = 0.0
+    estimator: Literal["fixed", "clipped"] = "fixed"
+    denominator: float = 0.0
+    gap: int = 1
+    max_part: int = 0
+    delta: float = 1e-6
+    restarts: tuple[int, ...] = ()
+    bands: int = 0
+    buffers: int = 4
+    error: Literal["max", "mean"] = "max"
+    schedule: tuple[tuple[int, float], ...] = ()
+    adaptive: bool = False
+    quantile: float = 0.5
+    clip_learning_rate: float = 0.2
+    count_stddev: float = 0.0
+    first_restart: int = 128
+    restart_every: int = 1024
+
+    def __post_init__(self) -> None:
+        bounds = {"denominator": 0, "gap": 1, "max_part": 0, "count_stddev": 0}
+        _at_least("privacy", self, {**bounds, "bands": 0, "buffers": 1})
+        if self.error not in ("max", "mean"):
+            raise ConfigError(f"privacy.error is {self.error!r}; it is max or mean")
+        if not 0 < self.delta < 1:
+            raise PrivacyError(f"privacy.delta is {self.delta}; it must be between 0 and 1")
+        if (self.mechanism == "none") != (self.noise_multiplier == 0):
+            raise PrivacyError(
+                f"privacy.mechanism is {self.mechanism!r} with a noise multiplier of "
+                f"{self.noise_multiplier}; a run has both, or neither and no guarantee"
+            )
+        try:
+            pairs = tuple((int(at), float(bound)) for at, bound in self.schedule)
+        except (TypeError, ValueError) as exc:
+            raise ConfigError(f"privacy.schedule holds [round, clip norm] pairs: {exc}") from exc
+        object.__setattr__(self, "schedule", pairs)
+        object.__setattr__(self, "restarts", tuple(self.restarts))
+
+    def release(self, users_a_round: float) -> ReleaseConfig:
+        """How sums are released, where so many users are expected in a round."""
+        over = self.denominator or users_a_round
+        adaptive = None
+        if self.adaptive:
+            adaptive = AdaptiveClip(
+                self.quantile,
+                self.clip_learning_rate,
+                self.count_stddev or over / 20.0,
+                self.first_restart,
+                self.restart_every,
+            )
+        return ReleaseConfig(
+            self.clip_norm, self.noise_multiplier, over, self.estimator, adaptive, self.schedule
+        )
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """[sampling]
+
+    Fields (unit; bound; default; meaning)
+        kind         "timer": available and rested users (GDP); "poisson": each with probability q
+                     (DPF); "fixed": so many at random
+        report_goal  users; >= 1; 100; of a round (timer, fixed)
+        q            0 < . <= 1; 0.01 (poisson)
+        timer_s      seconds; >= 0; 0; until a user may take part again (timer)
+        round_s      seconds; > 0; 60; how long a round is taken to last (timer)
+    """
+
+    kind: Literal["timer", "poisson", "fixed"] = "timer"
+    report_goal: int = 100
+    q: float = 0.01
+    timer_s: float = 0.0
+    round_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("timer", "poisson", "fixed"):
+            raise ConfigError(f"sampling.kind is {self.kind!r}; it is timer, poisson or fixed")
+        _at_least("sampling", self, {"report_goal": 1, "timer_s": 0, "round_s": 0})
+        if not 0 < self.q <= 1:
+            raise ConfigError(f"sampling.q is {self.q}; it must be above 0 and at most 1")
+
+    def users_a_round(self, users: int) -> float:
+        """Users expected in a round."""
+        return self.q * users if self.kind == "poisson" else float(self.report_goal)
+
+
+@dataclass(frozen=True)
+class AggregationSettings:
+    """[aggregation]
+
+    Fields (unit; bound; default; meaning)
+        secure  false; encode updates and add them up modulo M, as secure aggregation does
+        scale   > 0; 1000; s of GDP Algorithm 2: how fine updates are rounded
+    """
+
+    secure: bool = False
+    scale: float = 1000.0
+
+    def __post_init__(self) -> None:
+        if not (self.scale > 0 and math.isfinite(self.scale)):
+            raise ConfigError(f"aggregation.scale is {self.scale}; it must be above 0")
+
+
+@dataclass(frozen=True)
+class PretrainSettings:
+    """[pretrain]
+
+    Fields (unit; bound; default; meaning)
+        text           file of public text, an utterance a line (.zst too); none by default
+        steps          >= 0; 0
+        batch_size     rows; >= 1; 64
+        unroll         tokens; >= 1; 20
+        learning_rate  > 0; 0.002; of Adam
+    Paper   GDP 2.3
+    """
+
+    text: str = ""
+    steps: int = 0
+    batch_size: int = 64
+    unroll: int = 20
+    learning_rate: float = 0.002
+
+    def __post_init__(self) -> None:
+        _at_least("pretrain", self, {"steps": 0, "batch_size": 1, "unroll": 1})
+        if bool(self.text) != bool(self.steps):
+            raise ConfigError("pretrain.text and pretrain.steps are given together, or neither")
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            raise ConfigError(f"pretrain.learning_rate is {self.learning_rate}, not above 0")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All tables of a run."""
+
+    run: RunSettings
+    data: DataSettings
+    model: ModelSettings
+    local: LocalConfig
+    server: ServerConfig
+    privacy: PrivacySettings
+    sampling: SamplingSettings
+    aggregation: AggregationSettings
+    pretrain: PretrainSettings
+
+    @classmethod
+    def read(
+        cls,
+        file: Path,
+        *,
+        flags: Mapping[str, Mapping[str, Any]] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Settings:
+        """Settings of a TOML file, under those of flags and of variables DLM_<TABLE>_<NAME>.
+
+        Paths in the file are relative to its folder.
+
+        Raises
+            ConfigError   the file cannot be read, names an unknown table or setting, lacks one
+                          that has no default, or a value is out of bounds
+            PrivacyError  a value that would leave the run without the guarantee it asks for
+        """
+        tables = {
+            field.name: kind for field, kind in zip(dataclasses.fields(cls), _TABLES, strict=True)
+        }
+        try:
+            found = tomllib.loads(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+            raise ConfigError(f"{file} cannot be read as TOML: {exc}") from exc
+        unknown = sorted(set(found) - set(tables))
+        if unknown:
+            raise ConfigError(
+                f"{file} has no use for {', '.join(unknown)}; its tables are {', '.join(tables)}"
+            )
+        values: dict[str, Any] = {}
+        for name, kind in tables.items():
+            given = dict((flags or {}).get(name, {}))
+            try:
+                values[name] = config.resolve(kind, name, flags=given, file=file, environ=environ)
+            except TypeError as exc:
+                # A dataclass says which argument it lacks.
+                raise ConfigError(f"{file}: [{name}] is not complete: {exc}") from exc
+        settings = cls(**values)
+        place = file.parent / settings.data.vocabulary
+        data = dataclasses.replace(settings.data, vocabulary=place)
+        text = settings.pretrain.text
+        pretrain = dataclasses.replace(
+            settings.pretrain, text=str(file.parent / text) if text else ""
+        )
+        return dataclasses.replace(settings, data=data, pretrain=pretrain)
+
+    def binding(self) -> dict[str, Any]:
+        """What a run that goes on must have in common with the one that began.
+
+        Left out are places of files (their contents are compared) and what changes no number.
+        """
+        found = dataclasses.asdict(self)
+        for name in ("stop_after", "checkpoint_every", "evaluate_every"):
+            del found["run"][name]
+        del found["data"]["vocabulary"], found["data"]["held_out_tokens"], found["pretrain"]["text"]
+        return found
+
+
+_TABLES: tuple[type, ...] = (
+    RunSettings,
+    DataSettings,
+    ModelSettings,
+    LocalConfig,
+    ServerConfig,
+    PrivacySettings,
+    SamplingSettings,
+    AggregationSettings,
+    PretrainSettings,
+)

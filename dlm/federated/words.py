@@ -1,0 +1,75 @@
+"""Words as ids by a list of them, and public text from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dlm.errors import ConfigError
+from dlm.federated.tokens import FIRST_WORD_ID, OOV_ID, Ids
+
+Encode: TypeAlias = Callable[[list[str]], Any]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Words by id: 0 to 2 are the marks, words follow in the order of the file.
+
+    Fields
+        words   in that order
+    """
+
+    words: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> Vocabulary:
+        """A file of one word a line.
+
+        Raises
+            ConfigError  the file cannot be read, is empty, or a line is not one word or comes twice
+        """
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"the vocabulary {path} cannot be read: {exc}") from exc
+        seen: dict[str, int] = {}
+        for number, line in enumerate(lines, 1):
+            parts = line.split()
+            if len(parts) != 1 or parts[0] in seen:
+                what = "comes twice" if len(parts) == 1 else "is not one word"
+                raise ConfigError(f"{path}, line {number}: {line!r} {what}")
+            seen[parts[0]] = number
+        if not seen:
+            raise ConfigError(f"the vocabulary {path} is empty")
+        return cls(tuple(seen))
+
+    @property
+    def size(self) -> int:
+        """Ids, marks included."""
+        return len(self.words) + FIRST_WORD_ID
+
+    def encoder(self) -> Encode:
+        """Words of an utterance -> ids; 0 for what the vocabulary lacks."""
+        ids = {word: place for place, word in enumerate(self.words, FIRST_WORD_ID)}
+
+        def encode(words: list[str]) -> Ids:
+            return np.fromiter((ids.get(w, OOV_ID) for w in words), np.int32, len(words))
+
+        return encode
+
+
+def public_text(path: Path, encode: Encode) -> list[Ids]:
+    """Utterances of a text file, an utterance a line; a name in .zst or .gz is decompressed."""
+    import pyarrow as pa
+
+    kind = {".zst": "zstd", ".gz": "gzip"}.get(path.suffix)
+    try:
+        with pa.input_stream(str(path), compression=kind) as stream:
+            lines = stream.read().decode("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"the public text {path} cannot be read: {exc}") from exc
+    return [np.asarray(encode(words), np.int32) for words in map(str.split, lines) if words]

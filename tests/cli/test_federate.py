@@ -1,0 +1,107 @@
+"""`dlm federate`: rounds from the command line, gone on with, refused and reported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+jax = pytest.importorskip("jax", reason="pip install dlm[train]")
+pytest.importorskip("optax", reason="pip install dlm[train]")
+pytest.importorskip("dp_accounting", reason="pip install dlm[train]")
+
+from dlm.cli.main import app  # noqa: E402
+from dlm.errors import ConfigError, DlmError  # noqa: E402
+
+CONFIG = """
+[run]
+rounds = 3
+seed = 3
+evaluate_every = 3
+[data]
+vocabulary = "words.txt"
+[model]
+embedding_size = 4
+hidden_size = 5
+[local]
+batch_size = 2
+unroll = 4
+[privacy]
+clip_norm = 0.5
+mechanism = "tree"
+noise_multiplier = 0.5
+gap = 2
+max_part = 2
+[sampling]
+report_goal = 4
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Users, words and settings."""
+    rng = np.random.default_rng(0)
+    words = ["alpha", "beta", "gamma"]
+    rows = [f"user{u}\t{' '.join(rng.choice(words, 5))}" for u in range(20) for _ in range(3)]
+    (tmp_path / "users.tsv").write_text("user_id\tutterance\n" + "\n".join(rows) + "\n")
+    (tmp_path / "words.txt").write_text("\n".join(words) + "\n")
+    (tmp_path / "run.toml").write_text(CONFIG)
+    return tmp_path
+
+
+def federate(place: Path, *more: str) -> Result:
+    """The command, in this process."""
+    given = [str(place / "users.tsv"), "--config", str(place / "run.toml")]
+    return CliRunner().invoke(app, ["federate", *given, "--output", str(place / "out"), *more])
+
+
+def test_rounds_are_told_kept_and_gone_on_with(place: Path) -> None:
+    """A line of JSON a round; the same command does the rest; the report says what it is worth."""
+    first = federate(place, "--json", "--stop-after", "2")
+    assert first.exit_code == 0, first.exception
+    assert [json.loads(line)["round"] for line in first.stdout.splitlines()] == [0, 1]
+    assert "not private" in first.stderr
+    rest = federate(place, "--json")
+    assert rest.exit_code == 0, rest.exception
+    (last,) = [json.loads(line) for line in rest.stdout.splitlines()]
+    assert last["round"] == 2
+    assert last["held_out"]["words"] > 0
+    assert last["not_private"]["users"] == 4
+    assert "goes on after round 2" in rest.stderr
+    assert "3 of 3 rounds done" in rest.stderr
+    report = (place / "out" / "privacy.md").read_text()
+    assert "NO GUARANTEE" in report
+    assert "simulation" in report
+    facts = json.loads((place / "out" / "privacy.json").read_text())
+    assert facts["provenance"]["guarantee"] == "none"
+    # With other settings it does not go on.
+    (place / "run.toml").write_text(
+        CONFIG.replace("noise_multiplier = 0.5", "noise_multiplier = 0.4")
+    )
+    other = federate(place)
+    assert isinstance(other.exception, ConfigError)
+    assert "noise_multiplier was 0.5 and is 0.4" in str(other.exception)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("users.tsv", "user_id\tutterance\n\talpha beta\n", "user"),
+        ("users.tsv", "user_id\tutterance\nuser1\t\n", "no text"),
+        ("words.txt", "", "is empty"),
+        ("run.toml", CONFIG.replace("report_goal = 4", "report_goal = 400"), "report goal"),
+        ("run.toml", CONFIG.replace("rounds = 3", "rouns = 3"), "no setting named rouns"),
+    ],
+)
+def test_bad_input_is_refused_before_any_round(
+    place: Path, file: str, text: str, message: str
+) -> None:
+    """Missing ids, empty users, a vocabulary of nothing, settings that cannot be."""
+    (place / file).write_text(text)
+    done = federate(place)
+    assert isinstance(done.exception, DlmError)
+    assert message in str(done.exception)
+    assert not (place / "out" / "checkpoint.dlmfed").exists()

@@ -1,0 +1,117 @@
+"""A run's settings: from a file, under flags and variables; refused where they are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jax", reason="pip install dlm[train]")
+pytest.importorskip("optax", reason="pip install dlm[train]")
+
+from dlm.errors import ConfigError, PrivacyError
+from dlm.federated.settings import REAL, Settings
+
+FILE = """
+[run]
+rounds = 20
+seed = 3
+[data]
+vocabulary = "words.txt"
+[privacy]
+clip_norm = 0.5
+mechanism = "tree"
+noise_multiplier = 7
+gap = 5
+schedule = []
+[sampling]
+report_goal = 100
+"""
+
+
+def read(tmp_path: Path, text: str = FILE, **more: Any) -> Settings:
+    """Settings of a file with this text."""
+    (tmp_path / "run.toml").write_text(text)
+    return Settings.read(tmp_path / "run.toml", **{"environ": {}, **more})
+
+
+def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) -> None:
+    """One setting of each kind; paths are relative to the file."""
+    got = read(
+        tmp_path,
+        environ={"DLM_RUN_SEED": "4", "DLM_RUN_ROUNDS": "21", "DLM_LOCAL_UNROLL": "7"},
+        flags={"run": {"seed": 5, "stop_after": None}},
+    )
+    assert (got.run.seed, got.run.rounds, got.local.unroll, got.local.epochs) == (5, 21, 7, 1)
+    assert got.data.vocabulary == tmp_path / "words.txt"
+    assert got.privacy.noise_multiplier == 7.0
+    assert got.run.simulation
+
+
+def test_without_a_seed_a_run_is_no_simulation(tmp_path: Path) -> None:
+    """And keeps every round."""
+    text = FILE.replace("seed = 3\n", "")
+    got = read(tmp_path, text)
+    assert got.run.seed == REAL
+    assert not got.run.simulation
+    with pytest.raises(PrivacyError, match="keeps every round"):
+        read(tmp_path, text.replace("rounds = 20", "rounds = 20\ncheckpoint_every = 5"))
+
+
+def test_the_usual_noise_on_the_count_is_a_twentieth(tmp_path: Path) -> None:
+    """Of the report goal, or of the denominator that is given."""
+    text = FILE.replace("gap = 5", "adaptive = true").replace('"tree"', '"tree-restart"')
+    got = read(tmp_path, text.replace("noise_multiplier = 7", "noise_multiplier = 2"))
+    adaptive = got.privacy.release(got.sampling.users_a_round(10_000)).adaptive
+    assert adaptive is not None
+    assert adaptive.count_stddev == 5.0
+    few = read(tmp_path, text.replace("report_goal = 100", "report_goal = 50"))
+    with pytest.raises(PrivacyError, match="more than 70"):
+        few.privacy.release(few.sampling.users_a_round(10_000))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "message"),
+    [
+        ("[sampling]", "[samplin]", ConfigError, "no use for samplin"),
+        ("rounds = 20", "round = 20", ConfigError, "no setting named round"),
+        ("rounds = 20\n", "", ConfigError, "not complete.*rounds"),
+        ("rounds = 20", "rounds = 0", ConfigError, "rounds is 0"),
+        ("rounds = 20", 'rounds = "many"', ConfigError, "no int"),
+        ("clip_norm = 0.5\n", "", ConfigError, "not complete.*clip_norm"),
+        ('mechanism = "tree"\n', "", PrivacyError, "both, or neither"),
+        ("noise_multiplier = 7\n", "", PrivacyError, "both, or neither"),
+        ("gap = 5", "gap = 0", ConfigError, "gap is 0"),
+        ("gap = 5", "delta = 1.0", PrivacyError, "delta"),
+        ("schedule = []", "schedule = [3]", ConfigError, "pairs"),
+        ("report_goal = 100", "q = 0.0", ConfigError, "q is 0.0"),
+        ("report_goal = 100", 'kind = "all"', ConfigError, "kind is 'all'"),
+        ("[sampling]", "[pretrain]\nsteps = 5\n[sampling]", ConfigError, "together, or neither"),
+        ("[run]", "[run", ConfigError, "cannot be read as TOML"),
+        ("[data]", '[model]\npreset = "gpt"\n[data]', ConfigError, "no model is named 'gpt'"),
+    ],
+)
+def test_what_is_wrong_is_refused(
+    tmp_path: Path, old: str, new: str, error: type[Exception], message: str
+) -> None:
+    """With the table and the setting."""
+    assert old in FILE
+    with pytest.raises(error, match=message):
+        read(tmp_path, FILE.replace(old, new)).model.network(100)
+
+
+def test_a_preset_takes_the_vocabulary_of_the_run(tmp_path: Path) -> None:
+    """And a model without one its own settings."""
+    got = read(tmp_path, FILE.replace("[data]", '[model]\npreset = "fng-p4kg"\n[data]'))
+    network = got.model.network(1234)
+    assert (network.vocab_size, network.groups, network.cell) == (1234, 5, "lstm")
+    plain = read(tmp_path, FILE.replace("[data]", "[model]\nhidden_size = 32\n[data]"))
+    assert plain.model.network(50).hidden_size == 32
+
+
+def test_what_binds_a_run_leaves_out_where_files_lie_and_when_it_stops(tmp_path: Path) -> None:
+    """Everything else is compared when it goes on."""
+    one, other = read(tmp_path), read(tmp_path, flags={"run": {"stop_after": 3}})
+    assert one.binding() == other.binding()
+    assert read(tmp_path, flags={"server": {"momentum": 0.8}}).binding() != one.binding()

@@ -1,0 +1,461 @@
+"""A whole run: it goes on to the bit, keeps its promises about files, and refuses to change."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="pip install dlm[train]")
+pytest.importorskip("optax", reason="pip install dlm[train]")
+
+from dlm.errors import ConfigError, FormatError, PrivacyError  # noqa: E402
+from dlm.federated import checkpoint, train  # noqa: E402
+from dlm.federated.engine import LocalEngine  # noqa: E402
+from dlm.federated.settings import Settings  # noqa: E402
+from dlm.federated.train import CHECKPOINT, METRICS, Training  # noqa: E402
+from dlm.federated.users import UserDataset  # noqa: E402
+from dlm.federated.words import Vocabulary  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("quick_compiling")
+
+WORDS = ["alpha", "beta", "gamma", "delta", "rho"]
+FILE = """
+[run]
+rounds = 6
+seed = 3
+evaluate_every = 3
+[data]
+vocabulary = "words.txt"
+max_tokens = 30
+held_out = 0.2
+[model]
+embedding_size = 4
+hidden_size = 5
+[local]
+batch_size = 2
+unroll = 4
+[privacy]
+clip_norm = 0.5
+mechanism = "tree"
+noise_multiplier = 0.5
+gap = 3
+max_part = 3
+[sampling]
+report_goal = 6
+"""
+
+
+@cache
+def engine_of(model: Any, config: Any) -> LocalEngine:
+    """An engine for all runs with the same network: it takes seconds to compile."""
+    return LocalEngine(model, config)
+
+
+@pytest.fixture(autouse=True)
+def shared_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that add up in the clear share their engines; they hold no state."""
+
+    def made(model: Any, config: Any, *, aggregator: Any = None) -> LocalEngine:
+        if aggregator is not None:
+            return LocalEngine(model, config, aggregator=aggregator)
+        return engine_of(model, config)
+
+    monkeypatch.setattr(train, "LocalEngine", made)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Users, words and settings."""
+    place = tmp_path_factory.mktemp("run")
+    rng = np.random.default_rng(0)
+    lines = ["user_id\tutterance"]
+    for user in range(40):
+        lines += [
+            f"user{user}\t{' '.join(rng.choice([*WORDS, 'unheard'], rng.integers(1, 9)))}"
+            for _ in range(int(rng.integers(1, 6)))
+        ]
+    (place / "users.tsv").write_text("\n".join(lines) + "\n")
+    (place / "words.txt").write_text("\n".join(WORDS) + "\n")
+    (place / "run.toml").write_text(FILE)
+    return place
+
+
+@pytest.fixture(scope="module")
+def users(folder: Path) -> UserDataset:
+    """The dataset."""
+    return UserDataset.open(folder / "users.tsv", store=folder / "store")
+
+
+def settings(folder: Path, **tables: dict[str, Any]) -> Settings:
+    """The file's settings, some changed."""
+    return Settings.read(folder / "run.toml", flags=tables, environ={})
+
+
+def state_bits(training: Training) -> list[bytes]:
+    """Every number of a run's state, and its ledger."""
+    leaves = [checkpoint._plain(leaf).tobytes() for leaf in jax.tree.leaves(training.state)]
+    return [*leaves, training.ledger.to_bytes()]
+
+
+def finished(
+    folder: Path, users: UserDataset, output: Path, stops: tuple[int, ...] = (), **tables: Any
+) -> tuple[list[bytes], list[dict[str, Any]]]:
+    """A run that is stopped after some rounds and gone on with: its state and its lines."""
+    for stop in (*stops, 0):
+        run = {**tables.get("run", {}), "stop_after": stop}
+        with Training(settings(folder, **{**tables, "run": run}), users, output) as training:
+            list(training.run())
+            bits = state_bits(training)
+    lines = [json.loads(line) for line in (output / METRICS).read_text().splitlines()]
+    return bits, lines
+
+
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "tree": {},
+    "adaptive": {
+        "privacy": {
+            "mechanism": "tree-restart",
+            "adaptive": True,
+            "first_restart": 1,
+            "restart_every": 2,
+            "count_stddev": 2.0,
+        }
+    },
+    "poisson, adam": {
+        "sampling": {"kind": "poisson", "q": 0.2},
+        "server": {"optimizer": "adam", "learning_rate": 0.1},
+        "privacy": {"mechanism": "gaussian", "gap": 1, "max_part": 0},
+    },
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_run_that_was_stopped_goes_on_to_the_bit(
+    name: str, folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """Model, optimiser, noise, clip norm, ledger and metrics are those of a run in one piece."""
+    tables = VARIANTS[name]
+    whole, lines = finished(folder, users, tmp_path / "whole", **tables)
+    parts, lines_of_parts = finished(folder, users, tmp_path / "parts", (1, 4), **tables)
+    assert parts == whole
+
+    def untimed(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{k: v for k, v in line.items() if k != "seconds"} for line in found]
+
+    assert [line["round"] for line in lines] == list(range(6))
+    # A run that stops evaluates where it stops, too.
+    for a, b in zip(untimed(lines), untimed(lines_of_parts), strict=True):
+        assert {k: v for k, v in b.items() if k in a} == a
+    assert "held_out" in lines[2]
+    assert "held_out" in lines[5]
+
+
+def test_a_stop_between_any_two_writes_loses_nothing_that_counted(
+    folder: Path, users: UserDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before each file of a round takes its name, and before an old one goes."""
+    whole, _ = finished(folder, users, tmp_path / "whole")
+    replace, unlink = Path.replace, Path.unlink
+    left = [0]
+
+    def doomed(real: Any) -> Any:
+        def step(self: Path, *args: Any, **more: Any) -> Any:
+            if "state" in self.name or "checkpoint" in self.name:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise KeyboardInterrupt
+            return real(self, *args, **more)
+
+        return step
+
+    monkeypatch.setattr(Path, "replace", doomed(replace))
+    monkeypatch.setattr(Path, "unlink", doomed(unlink))
+    for steps in range(1, 6):  # two of the start, three of the first round
+        output = tmp_path / f"stopped{steps}"
+        left[0] = steps
+        with (
+            pytest.raises(KeyboardInterrupt),
+            Training(settings(folder), users, output) as training,
+        ):
+            list(training.run())
+        # The folder of a process that died is not locked.
+        left[0] = -1
+        again, lines = finished(folder, users, output)
+        assert again == whole
+        rounds = [line["round"] for line in lines]
+        assert rounds == sorted(set(rounds))
+        assert set(rounds) >= set(range(3, 6))
+
+
+def test_no_key_is_in_any_file_of_a_run_that_is_no_simulation(
+    folder: Path, users: UserDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the system's random bytes nor any key made from them; and two runs differ."""
+    drawn: list[bytes] = []
+    urandom = os.urandom
+
+    def remembered(count: int) -> bytes:
+        drawn.append(urandom(count))
+        return drawn[-1]
+
+    monkeypatch.setattr(os, "urandom", remembered)
+    keys: list[bytes] = []
+    wrap = jax.random.wrap_key_data
+
+    def wrapped(data: Any, **more: Any) -> Any:
+        raw = np.asarray(data).tobytes()
+        if any(raw):
+            keys.append(raw)
+        return wrap(data, **more)
+
+    monkeypatch.setattr(jax.random, "wrap_key_data", wrapped)
+    real = {"run": {"seed": -1, "stop_after": 3}}
+    models = []
+    for name in ("one", "two"):
+        with Training(settings(folder, **real), users, tmp_path / name) as training:
+            list(training.run())
+            models.append(state_bits(training))
+    assert models[0] != models[1]
+    assert drawn
+    assert keys
+    for file in tmp_path.rglob("*"):
+        if file.is_file():
+            content = file.read_bytes()
+            for secret in [*drawn, *keys]:
+                assert secret not in content
+                assert secret.hex().encode() not in content
+    private = next((tmp_path / "one").glob("private-*.state"))
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    lines = [json.loads(x) for x in (tmp_path / "one" / METRICS).read_text().splitlines()]
+    assert len(lines) == 3
+    assert all("not_private" not in line for line in lines)
+    # It goes on, with other noise than a copy of it that goes on: keys are fresh.
+    ends = []
+    for _ in range(2):
+        with Training(
+            settings(folder, run={"seed": -1, "stop_after": 4}), users, tmp_path / "one"
+        ) as training:
+            noise = training.state.noise
+            ends.append(np.asarray(jax.random.key_data(noise.key)).tobytes())
+            assert training.rounds_done == 3
+            assert int(noise.round) == 3
+            assert any(np.asarray(leaf).any() for leaf in jax.tree.leaves(noise.buffers))
+    assert ends[0] != ends[1]
+
+
+def test_the_checkpoint_alone_does_not_hold_the_noise(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """The model may be given away; the buffers that tie rounds together are beside it."""
+    with Training(settings(folder, run={"stop_after": 3}), users, tmp_path) as training:
+        list(training.run())
+        buffers = [np.asarray(leaf) for leaf in jax.tree.leaves(training.state.noise.buffers)]
+    public, private = (tmp_path / CHECKPOINT).read_bytes(), next(tmp_path.glob("private-*"))
+    held = [row for leaf in buffers for row in leaf if row.any()]
+    assert held
+    for row in held:
+        assert row.astype("<f4").tobytes()[:16] not in public
+        assert row.astype("<f4").tobytes()[:16] in private.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("tables", "named"),
+    [
+        ({"run": {"rounds": 7}}, "run.rounds was 6 and is 7"),
+        ({"run": {"seed": 4}}, "run.seed was 3 and is 4"),
+        ({"run": {"seed": -1}}, "run.seed was 3 and is -1"),
+        ({"privacy": {"noise_multiplier": 0.4}}, "privacy.noise_multiplier was 0.5 and is 0.4"),
+        ({"privacy": {"clip_norm": 0.6}}, "privacy.clip_norm"),
+        ({"privacy": {"gap": 2}}, "privacy.gap"),
+        ({"local": {"learning_rate": 0.1}}, "local.learning_rate"),
+        ({"sampling": {"report_goal": 5}}, "sampling.report_goal"),
+        ({"data": {"max_tokens": 31}}, "data.max_tokens"),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_settings(
+    tables: dict[str, Any], named: str, folder: Path, users: UserDataset, begun: Path
+) -> None:
+    """Each by its name, with both values."""
+    with pytest.raises(ConfigError, match=named):
+        Training(settings(folder, **tables), users, begun)
+
+
+@pytest.fixture(scope="module")
+def begun_once(folder: Path, users: UserDataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run stopped after two rounds."""
+    output = tmp_path_factory.mktemp("begun")
+    with Training(settings(folder, run={"stop_after": 2}), users, output) as training:
+        list(training.run())
+    return output
+
+
+@pytest.fixture
+def begun(begun_once: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(begun_once, tmp_path / "begun"))
+
+
+def test_a_run_does_not_go_on_with_other_users_or_words(
+    folder: Path, users: UserDataset, begun: Path, tmp_path: Path
+) -> None:
+    """Their contents are compared, not their names."""
+    text = (folder / "users.tsv").read_text()
+    (tmp_path / "other.tsv").write_text(text + "user0\talpha\n")
+    other = UserDataset.open(tmp_path / "other.tsv", store=tmp_path / "store")
+    with pytest.raises(ConfigError, match="users was"):
+        Training(settings(folder), other, begun)
+    (tmp_path / "words.txt").write_text("\n".join([*WORDS[1:], WORDS[0]]) + "\n")
+    (tmp_path / "run.toml").write_text(FILE)
+    with pytest.raises(ConfigError, match="encoding was"):
+        Training(settings(tmp_path), users, begun)
+    (tmp_path / "words.txt").write_text("\n".join([*WORDS, "more"]) + "\n")
+    with pytest.raises(ConfigError, match="vocab_size was 8 and is 9"):
+        Training(settings(tmp_path), users, begun)
+
+
+def test_noise_or_ledger_of_another_time_is_refused(
+    folder: Path, users: UserDataset, begun: Path
+) -> None:
+    """Missing, damaged, or the right kind of file with the wrong content."""
+    private = begun / "private-2.state"
+    content = private.read_bytes()
+    private.unlink()
+    with pytest.raises(FormatError, match="is missing"):
+        Training(settings(folder), users, begun)
+    private.write_bytes(content.replace(b'"max_part": 1', b'"max_part": 0', 1))
+    with pytest.raises(PrivacyError, match="not the one of this checkpoint"):
+        Training(settings(folder), users, begun)
+    private.write_bytes(content)
+    with Training(settings(folder), users, begun) as training:
+        assert training.rounds_done == 2
+
+
+def test_two_processes_do_not_share_a_folder(folder: Path, users: UserDataset, begun: Path) -> None:
+    """Two noises of one round would give the sum away."""
+    with Training(settings(folder), users, begun), pytest.raises(ConfigError, match="another proc"):
+        Training(settings(folder), users, begun)
+
+
+def test_participation_is_bounded_as_it_is_accounted_for(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """Over a run that was stopped, too: gap and number of participations of every user."""
+    finished(folder, users, tmp_path, (2, 3))
+    with Training(settings(folder), users, tmp_path) as training:
+        ledger = training.ledger
+        assert ledger.rounds == 6
+        assert ledger.cohort_sizes() == [6] * 6
+        ledger.covers(gap=3, max_part=3)
+        stage = training.stage()
+        report = training.report()
+        network, params = train.load_model(tmp_path)
+        assert network == training.model
+        for a, b in zip(*map(jax.tree.leaves, (params, training.state.params)), strict=True):
+            assert np.array_equal(a, b)
+    assert (stage.gap, stage.max_part, stage.rounds) == (3, 3, 6)
+    assert stage.simulated
+    assert stage.noise_multiplier == 0.5
+    assert report.provenance.guarantee is None
+    assert report.provenance.simulated is not None
+    assert report.provenance.simulated.rho > 0
+
+
+def test_held_out_users_never_train(folder: Path, users: UserDataset, tmp_path: Path) -> None:
+    """Nobody is on both sides."""
+    with Training(settings(folder), users, tmp_path) as training:
+        train_ids = set(training.train_users.user_ids)
+        held_out = set(training.held_out_users.user_ids)
+        assert held_out
+        assert not train_ids & held_out
+        assert len(train_ids | held_out) == len(users)
+        list(training.run())
+        for user in held_out:
+            assert training.ledger.participations(user) == []
+
+
+def test_public_text_first_moves_the_model_and_costs_no_participation(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """The loss on the public text falls; the ledger is empty before the first round."""
+    (tmp_path / "public.txt").write_text("alpha beta gamma delta rho\n" * 30)
+    pretrain = {
+        "text": str(tmp_path / "public.txt"),
+        "steps": 60,
+        "batch_size": 4,
+        "unroll": 6,
+        "learning_rate": 0.03,
+    }
+    told: list[str] = []
+    models = {}
+    for name, more in (("with", {"pretrain": pretrain}), ("without", {})):
+        with Training(
+            settings(folder, **more), users, tmp_path / name, tell=told.append
+        ) as training:
+            assert training.ledger.rounds == 0
+            models[name] = training.state.params
+            network = training.model
+            encode = training._encode
+    from dlm.federated import metrics
+
+    text = [encode(["alpha", "beta", "gamma", "delta", "rho"])]
+    found = {name: metrics.evaluate(p, network, text).perplexity for name, p in models.items()}
+    assert found["with"] < 0.5 * found["without"]
+    assert any("step 60: loss" in line for line in told)
+
+
+def test_updates_that_are_encoded_for_secure_aggregation_give_nearly_the_same_model(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """Rounding is seen in the sensitivity that accounting takes, hardly in the model."""
+    models = {}
+    for name, secure in (("plain", False), ("secure", True)):
+        given = settings(folder, run={"stop_after": 2}, aggregation={"secure": secure})
+        with Training(given, users, tmp_path / name) as training:
+            list(training.run())
+            models[name] = np.concatenate(
+                [np.asarray(x).ravel() for x in jax.tree.leaves(training.state.params)]
+            )
+            factor = training.stage().norm_inflation
+            assert factor == 1.0 if name == "plain" else 1.0 < factor < 1.1
+    difference = np.linalg.norm(models["plain"] - models["secure"])
+    assert 0 < difference < 0.02
+
+
+def test_a_user_file_that_changes_the_population_below_the_cohort_is_refused(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """A report goal of more users than there are."""
+    with pytest.raises(ConfigError, match="report goal"):
+        Training(settings(folder, sampling={"report_goal": 100}), users, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("alpha\nbeta gamma\n", "line 2.*not one word"),
+        ("alpha\n\nbeta\n", "line 2.*not one word"),
+        ("alpha\nbeta\nalpha\n", "line 3.*comes twice"),
+    ],
+)
+def test_a_vocabulary_that_is_none_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    """With the line."""
+    (tmp_path / "words.txt").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        Vocabulary.read(tmp_path / "words.txt")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Vocabulary.read(tmp_path / "nothing.txt")
+
+
+def test_words_are_ids_in_the_order_of_the_file() -> None:
+    """From 3 on; 0 for the rest."""
+    encode = Vocabulary(("a", "b")).encoder()
+    assert encode(["b", "x", "a"]).tolist() == [4, 0, 3]
