@@ -1,0 +1,236 @@
+"""How well private models learn: mechanisms at equal privacy, clipping, public text first.
+
+    python tests/benchmarks/learning.py --work runs/learning          # hours; goes on if stopped
+    python tests/benchmarks/learning.py --work runs/learning --table  # what is done so far
+
+English users of the shared data (`DLM_SHARED_DATA`), 256 rounds of 45 users, each at most 4 times
+and never within 64 rounds. A run is a folder; whatever is finished is kept, and the least finished
+seed goes first, so that a comparison always has about as many seeds on each side.
+
+**The privacy figures are of a simulation.** 45 users stand for 1,000: the noise of a round is that
+of 1,000 users divided by 1,000, as it would be with 22 times the users (GDP 2.2: utility stays
+where noise and users grow alike). With 45 users the same noise gives far less privacy, and a seed
+gives none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import json
+import math
+import os
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+DATA = Path(os.environ.get("DLM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
+ENGLISH = (
+    "scotus_oyez",
+    "ubuntu_irc",
+    "swda",
+    "earnings21",
+    "earnings22",
+    "shakespeare_characters",
+)
+MIN_WORDS = 400
+VOCABULARY = 4_000
+ROUNDS, USERS, GAP, MOST = 256, 45, 64, 4
+STANDS_FOR = 1_000
+TOKENS = 800
+RHOS = (0.2, 1.0)
+MECHANISMS = ("tree", "bandmf", "blt")
+# Two-sided 95 % quantile of Student's t by degrees of freedom: three to six seeds.
+STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """Lines of a file compressed with zstandard."""
+    with pa.input_stream(str(path), compression="zstd") as stream:
+        yield from io.TextIOWrapper(stream, "utf-8")
+
+
+def words_of(text: str) -> list[str]:
+    """Lower case, letters and apostrophes alone."""
+    plain = text.lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+    return re.findall(r"[a-z]+(?:'[a-z]+)*", plain)
+
+
+def prepare(work: Path) -> None:
+    """Users of all English sets with enough text, public text, and its most frequent words."""
+    if (work / "users.tsv").exists():
+        return
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "users.tsv.part").open("w", encoding="utf-8") as out:
+        out.write("user_id\tutterance\n")
+        for name in ENGLISH:
+            rows = (
+                line.rstrip("\n").split("\t") for line in lines_of(DATA / f"users/{name}.tsv.zst")
+            )
+            header = next(rows)
+            user_at, text_at = header.index("user_id"), header.index("utterance")
+            texts: dict[str, list[list[str]]] = {}
+            for row in rows:
+                found = words_of(row[text_at])
+                if found:
+                    texts.setdefault(row[user_at], []).append(found)
+            for user, utterances in texts.items():
+                if sum(map(len, utterances)) >= MIN_WORDS:
+                    out.writelines(f"{name}:{user}\t{' '.join(u)}\n" for u in utterances)
+    counts: Counter[str] = Counter()
+    with (work / "public.txt").open("w", encoding="utf-8") as out:
+        for line in itertools.islice(lines_of(DATA / "text/gutenberg.txt.zst"), 300_000):
+            found = words_of(line)
+            counts.update(found)
+            if len(found) > 1:
+                out.write(" ".join(found) + "\n")
+    words = [word for word, _ in counts.most_common(VOCABULARY)]
+    (work / "words.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    (work / "users.tsv.part").replace(work / "users.tsv")
+
+
+def noise_for(rho: float, mechanism: str, restarts: tuple[int, ...] = ()) -> float:
+    """Noise multiplier that gives rho-zCDP if as many users came as these stand for, scaled."""
+    from dlm.federated.noise import make_mechanism
+
+    built = make_mechanism(mechanism, rounds=ROUNDS, gap=GAP, max_part=MOST, restarts=restarts)
+    return built.sensitivity(gap=GAP, max_part=MOST) / math.sqrt(2 * rho) * USERS / STANDS_FOR
+
+
+def plan() -> dict[str, dict[str, dict[str, Any]]]:
+    """Runs by name: the tables that differ from the common settings."""
+    runs: dict[str, dict[str, dict[str, Any]]] = {"no noise": {"privacy": {"clip_norm": 1.0}}}
+    for rho, mechanism in itertools.product(RHOS, MECHANISMS):
+        privacy = {
+            "clip_norm": 1.0,
+            "mechanism": mechanism,
+            "noise_multiplier": noise_for(rho, mechanism),
+        }
+        runs[f"{mechanism}, rho {rho:g}"] = {"privacy": privacy}
+    tree = runs[f"tree, rho {RHOS[1]:g}"]["privacy"]
+    # The noise begins anew at the start of rounds 32, 96, 160 and 224, which costs privacy too.
+    adaptive = {
+        "clip_norm": 0.1,
+        "mechanism": "tree-restart",
+        "noise_multiplier": noise_for(RHOS[1], "tree-restart", (32, 96, 160, 224)),
+        "adaptive": True,
+        "first_restart": 31,
+        "restart_every": 64,
+    }
+    runs[f"tree, rho {RHOS[1]:g}, clip norm adapts from 0.1"] = {"privacy": adaptive}
+    runs[f"tree, rho {RHOS[1]:g}, clip norm 0.1"] = {"privacy": {**tree, "clip_norm": 0.1}}
+    blt = runs[f"blt, rho {RHOS[1]:g}"]
+    runs[f"blt, rho {RHOS[1]:g}, books first"] = {
+        **blt,
+        "pretrain": {"text": "public.txt", "steps": 3_000, "batch_size": 32},
+    }
+    return runs
+
+
+def settings_text(tables: dict[str, dict[str, Any]], seed: int) -> str:
+    """The run as TOML."""
+    common: dict[str, dict[str, Any]] = {
+        "run": {"rounds": ROUNDS, "seed": seed, "checkpoint_every": 8, "evaluate_every": 64},
+        "data": {"vocabulary": "words.txt", "max_tokens": TOKENS, "held_out_tokens": 60_000},
+        "model": {"embedding_size": 64, "hidden_size": 128},
+        "local": {"learning_rate": 0.5, "batch_size": 16, "unroll": 20},
+        "server": {"optimizer": "momentum", "learning_rate": 1.0, "momentum": 0.9},
+        "privacy": {"gap": GAP, "max_part": MOST},
+        "sampling": {"report_goal": USERS},
+    }
+    lines = []
+    for name in {**common, **tables}:
+        lines.append(f"[{name}]")
+        merged = {**common.get(name, {}), **tables.get(name, {})}
+        lines += [f"{key} = {json.dumps(value)}" for key, value in merged.items()]
+    return "\n".join(lines) + "\n"
+
+
+def result(folder: Path) -> dict[str, Any] | None:
+    """The last evaluation of a finished run."""
+    metrics = folder / "metrics.jsonl"
+    if not metrics.exists():
+        return None
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    if len(lines) < ROUNDS or "held_out" not in lines[-1]:
+        return None
+    found: dict[str, Any] = lines[-1]["held_out"]
+    return found
+
+
+def folder_of(work: Path, name: str, seed: int) -> Path:
+    """Where a run lives."""
+    return work / re.sub(r"[^a-z0-9.]+", "-", name) / str(seed)
+
+
+def table(work: Path, seeds: int) -> str:
+    """Accuracy with its 95 % interval over seeds, in Markdown."""
+    rows = ["| run | seeds | top-1 accuracy, % | perplexity |", "| --- | --- | --- | --- |"]
+    for name in plan():
+        found = [result(folder_of(work, name, seed)) for seed in range(seeds)]
+        done = [one for one in found if one is not None]
+        if not done:
+            continue
+        accuracy = [100 * one["top1_in_vocabulary"] for one in done]
+        spread = ""
+        if len(done) > 1:
+            error = statistics.stdev(accuracy) / math.sqrt(len(done))
+            spread = f" +- {STUDENT.get(len(done) - 1, 2.0) * error:.2f}"
+        perplexity = statistics.mean(one["perplexity"] for one in done)
+        rows.append(
+            f"| {name} | {len(done)} | {statistics.mean(accuracy):.2f}{spread} | {perplexity:.1f} |"
+        )
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Does what is left, the least finished seed first."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", default="", help="runs whose name holds this")
+    parser.add_argument("--table", action="store_true", help="print what is done and end")
+    given = parser.parse_args()
+    if given.table:
+        print(table(given.work, given.seeds))
+        return
+    from dlm.errors import ConfigError
+    from dlm.federated.settings import Settings
+    from dlm.federated.train import Training
+    from dlm.federated.users import UserDataset
+
+    prepare(given.work)
+    users = UserDataset.open(given.work / "users.tsv", store=given.work / "store")
+    print(f"{len(users):,} users", flush=True)
+    for seed, (name, tables) in itertools.product(range(given.seeds), plan().items()):
+        folder = folder_of(given.work, name, seed)
+        if given.only not in name or result(folder) is not None:
+            continue
+        file = given.work / f"{folder.parent.name}-{seed}.toml"
+        file.write_text(settings_text(tables, seed))
+        began = time.process_time()
+        try:
+            with Training(Settings.read(file, environ={}), users, folder) as training:
+                for report in training.run():
+                    line = report.line()
+                    if "held_out" in line:
+                        accuracy = 100 * line["held_out"]["top1_in_vocabulary"]
+                        spent = time.process_time() - began
+                        print(
+                            f"{name}, seed {seed}, round {line['round'] + 1}: {accuracy:.2f} %, "
+                            f"{spent:.0f} CPU seconds",
+                            flush=True,
+                        )
+        except ConfigError as exc:
+            print(f"{name}, seed {seed}: {exc}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
