@@ -27,7 +27,7 @@ from dlm.cli import (
     unigrams,
 )
 from dlm.cli import filter as filtering
-from dlm.errors import DlmError
+from dlm.errors import ConfigError, DlmError
 
 app = typer.Typer(
     name="dlm",
@@ -75,6 +75,10 @@ app.command("federate")(federate.federate)
 app.add_typer(privacy.app, name="privacy")
 
 
+# Packages of the extra `train`; what needs them imports them when it is run.
+TRAIN = {"dp_accounting", "jax", "optax", "scipy", "sentencepiece"}
+
+
 def main() -> None:
     """Runs the command; exit status 1 is an error told on standard error, 2 wrong usage."""
     try:
@@ -83,6 +87,13 @@ def main() -> None:
         _complain(exc)
     except OSError as exc:
         _complain(exc)
+    except ModuleNotFoundError as exc:
+        missing = (exc.name or "").split(".")[0]
+        if missing not in TRAIN:
+            raise
+        _complain(
+            ConfigError(f"this needs {missing}, which is not there: pip install 'dlm[train]'")
+        )
     except KeyboardInterrupt:
         sys.exit(130)
 
