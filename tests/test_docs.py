@@ -46,7 +46,10 @@ def test_every_option_that_the_readme_uses_exists() -> None:
     """Each `dlm NAME --option` of the README, with the options of that command."""
     for line in re.findall(r"^\$ (?:.*\| )?(dlm .*)$", README, re.MULTILINE):
         name, *rest = line.split("#")[0].split()[1:]
-        options = {o for p in COMMANDS[name].params for o in p.opts}
+        command = COMMANDS[name]
+        while inner := getattr(command, "commands", None):  # a group: `dlm privacy account ...`
+            command = inner[rest.pop(0)]
+        options = {o for p in command.params for o in p.opts}
         used = {word for word in rest if word.startswith("--")}
         assert used <= options, line
 
@@ -60,7 +63,8 @@ def test_the_first_two_blocks_are_the_two_commands() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["dlm", "dlm/ngram", "dlm/index", "dlm/wire", "dlm/server", "dlm/client"]
+    "name",
+    ["dlm", "dlm/ngram", "dlm/index", "dlm/wire", "dlm/server", "dlm/client", "dlm/federated"],
 )
 def test_every_file_of_a_package_that_its_readme_names_exists(name: str) -> None:
     """The walk through the code leads to files that are there."""
