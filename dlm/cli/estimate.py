@@ -63,7 +63,7 @@ def estimate(
     threads: Annotated[int, typer.Option(help="Threads that sort, add up and write.")] = 2,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
 ) -> None:
-    """Estimate an ARPA model from text, by interpolated modified Kneser-Ney.
+    """Estimate an ARPA model from text, by modified Kneser-Ney.
 
     The n-grams and values are those of KenLM's lmplz. Text beyond the memory is sorted on disk.
 

@@ -30,7 +30,7 @@ def federate(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the rounds.")] = False,
 ) -> None:
-    """Train a model on users' text with federated learning, with or without privacy.
+    """Train a model on users' text in rounds, privately if asked.
 
     Rounds are kept as they are done: stopped at any moment, the same command goes on.
 

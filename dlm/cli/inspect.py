@@ -169,7 +169,7 @@ def export(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
 ) -> None:
-    """Write the ARPA model that a shard set holds, n-gram for n-gram.
+    """Write the ARPA model that a shard set holds.
 
     Example: dlm export shards/model --output model.arpa.zst
     """

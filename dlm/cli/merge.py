@@ -35,7 +35,9 @@ def merge(
     threads: Annotated[int, typer.Option(help="Threads that mix.")] = 2,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
 ) -> None:
-    """Mix models into one: every n-gram of any of them, and backoff weights made anew.
+    """Mix models into one, with weights given or tuned on text.
+
+    Every n-gram of any of them is kept, and backoff weights are made anew.
 
     A word that a model lacks has probability 0 there. With --tune, the weights are those under
     which the text is most probable, and what each model and the mixture say of it is printed.

@@ -85,9 +85,9 @@ def perplexity(
     deadline: Annotated[float, typer.Option(help="Seconds a batch of sentences may take.")] = 30.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
 ) -> None:
-    """Tell the perplexity of text: with and without OOVs, and which orders were found.
+    """Tell the perplexity of text, and which orders were found.
 
-    The summary is that of `dlm score`. An ARPA file is put into a shard set in a temporary folder
+    The summary, with and without OOVs, is that of `dlm score`. An ARPA file is put into a shard set in a temporary folder
     first, of some 12 bytes an n-gram, which is removed afterwards. TLS and tokens of servers are
     those that cluster.toml names.
 

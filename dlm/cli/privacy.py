@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dlm.federated.noise.mechanism import Mechanism
 
 app = typer.Typer(
-    help="What noise costs, what it guarantees, and what to run for a target.\n\n"
+    help="What noise costs, and what it guarantees.\n\n"
     "Example: dlm privacy plan --population 4000000 --rounds 2000 --target-rho 0.5",
     no_args_is_help=True,
     rich_markup_mode=None,
