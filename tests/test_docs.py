@@ -64,8 +64,11 @@ def test_the_first_two_blocks_are_the_two_commands() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["dlm", "dlm/ngram", "dlm/index", "dlm/wire", "dlm/server", "dlm/client", "dlm/federated"],
-)
+    [
+        "dlm", "dlm/ngram", "dlm/index", "dlm/estimate", "dlm/estimate/prune",
+        "dlm/estimate/merge", "dlm/wire", "dlm/server", "dlm/client", "dlm/federated",
+    ],
+)  # fmt: skip
 def test_every_file_of_a_package_that_its_readme_names_exists(name: str) -> None:
     """The walk through the code leads to files that are there."""
     text = (ROOT / name / "README.md").read_text(encoding="utf-8")

@@ -87,9 +87,9 @@ def perplexity(
 ) -> None:
     """Tell the perplexity of text, and which orders were found.
 
-    The summary, with and without OOVs, is that of `dlm score`. An ARPA file is put into a shard set in a temporary folder
-    first, of some 12 bytes an n-gram, which is removed afterwards. TLS and tokens of servers are
-    those that cluster.toml names.
+    The summary, with and without OOVs, is that of `dlm score`. An ARPA file is put into a shard set
+    in a temporary folder first, of some 12 bytes an n-gram, which is removed afterwards. TLS and
+    tokens of servers are those that cluster.toml names.
 
     Example: dlm perplexity model.arpa.zst heldout.txt
     """

@@ -1,1 +1,1 @@
-"""Text becomes an ARPA file; ARPA files become smaller, mixed and judged ones."""
+"""Text becomes an ARPA model; ARPA models become smaller, mixed or those of a vocabulary."""
