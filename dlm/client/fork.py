@@ -29,7 +29,6 @@ from dlm.client import kernels, loop
 log = logging.getLogger(__name__)
 
 _GATE_S = 5.0
-_COMPILE_S = 60.0  # a kernel takes seconds, on a busy machine tens of them
 _gate = threading.RLock()
 _local = threading.local()
 
@@ -64,6 +63,8 @@ def add(streams: Streams) -> None:
 
 
 def _before_fork() -> None:
+    with kernels.COMPILER:  # waited for here, where it is held, and not while all others stand
+        pass
     _local.forks_with = _gate if _gate.acquire(timeout=_GATE_S) else None
 
     def suspend() -> None:
@@ -71,18 +72,12 @@ def _before_fork() -> None:
             streams.suspend()
 
     loop.stop(suspend)
-    # Last: the loop may have needed it to get to its end.
-    _local.compiler = kernels.COMPILER if kernels.COMPILER.acquire(timeout=_COMPILE_S) else None
-
-
-def _release_compiler() -> None:
-    held, _local.compiler = getattr(_local, "compiler", None), None
-    if held is not None:
-        held.release()
+    # Last: the loop may have needed it to get to its end. Whoever has it waits for none of ours.
+    kernels.COMPILER.acquire()
 
 
 def _after_fork_in_parent() -> None:
-    _release_compiler()
+    kernels.COMPILER.release()
     gate, _local.forks_with = getattr(_local, "forks_with", None), None
     found = list(_open)  # also what was opened while the loop ended
     if gate is not None:
@@ -102,7 +97,7 @@ def _resume(found: list[Streams]) -> None:
 
 def _after_fork_in_child() -> None:
     global _gate, _open
-    _release_compiler()
+    kernels.COMPILER.release()
     _gate = threading.RLock()
     _open = weakref.WeakSet()
     _local.forks_with = None

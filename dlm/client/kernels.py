@@ -12,9 +12,8 @@ from numba.core.compiler_lock import global_compiler_lock
 
 from dlm.ngram.kernels import slot_of
 
-# Held by whoever runs a kernel for the first time in this process; `fork` must not leave it so. The
-# lock inside, since the outer one cannot be waited for within a time.
-COMPILER = global_compiler_lock._lock
+# Held by whoever runs a kernel for the first time in this process; `fork` must not leave it so.
+COMPILER = global_compiler_lock
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
