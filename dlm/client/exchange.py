@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 import grpc
 
 from dlm.client.loop import LoopThread
-from dlm.client.security import Metadata
 from dlm.errors import AuthenticationError, DeadlineExceeded, DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
@@ -75,9 +74,9 @@ class Exchange:
 
     Args
         open_channel  makes the channel, and says what metadata a call must carry; on the loop
-        token         of these metadata, what says who calls
+        mark          of the token in these metadata; never the token itself
         again         asked where the server ended the stream: whether it sends a message again that
-                      was in flight, given the token and whether gRPC lost what the stream ended
+                      was in flight, given the mark and whether gRPC lost what the stream ended
                       with
     Guarantees
         `reply` of a message that was taken is called once: with the bytes, or with an error, at the
@@ -89,11 +88,11 @@ class Exchange:
         loop: LoopThread,
         open_channel: Callable[[], tuple[Any, Any]],
         address: str,
-        token: Metadata = (),
-        again: Callable[[Metadata, Sent, bool], bool] = lambda *_: False,
+        mark: bytes = b"",
+        again: Callable[[bytes, Sent, bool], bool] = lambda *_: False,
     ) -> None:
         self.address = address
-        self.token = token
+        self.mark = mark
         self._again = again
         self.pending: dict[int, Sent] = {}  # by sequence
         self.ended = False
@@ -145,7 +144,7 @@ class Exchange:
             self._outgoing.clear()
         refused = by_server and isinstance(error, (AuthenticationError, ShardDown))
         for sent in pending.values():
-            if not (refused and self._again(self.token, sent, lost)):
+            if not (refused and self._again(self.mark, sent, lost)):
                 tell(sent.reply, None, error)
 
     def retire(self) -> None:

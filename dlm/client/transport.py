@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -29,6 +28,7 @@ from dlm.client.security import (
 from dlm.errors import DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.secret import digest
 
 MAX_REPLY_BYTES = 64 << 20
 # Where nobody was found, nobody is looked for again this soon: each look costs a connection; and
@@ -91,6 +91,11 @@ class Connection(Protocol):
         """Lets go of the connection."""
 
 
+def _mark(token: Metadata) -> bytes:
+    """What tells tokens apart and shows none."""
+    return digest(repr(token).encode())
+
+
 class GrpcConnection:
     """A `Connection` over gRPC channels of its own, opened when they are needed.
 
@@ -110,7 +115,7 @@ class GrpcConnection:
         self._closed = False
         self._streams: list[Exchange | None] = [None]
         self._retired: list[Exchange] = []  # of a token that is not the file's any more
-        self._token_seen: Metadata = self._token() if self._token else ()
+        self._mark_seen = self._mark()
         self._token_looked = self._token_changed = time.monotonic()
         self._held: deque[Sent] = deque()  # in flight when the process forked
         self._channel = self._open()
@@ -206,8 +211,13 @@ class GrpcConnection:
                 if home.ending and loop.is_here():
                     return None
                 token = self._token() if self._token else ()
-                open_it = partial(self._open_for_loop, token)
-                found = Exchange(home, open_it, self.address, token, self._ask_again)
+                found = Exchange(
+                    home,
+                    lambda: self._open_for_loop(token),
+                    self.address,
+                    _mark(token),
+                    self._ask_again,
+                )
                 self._streams[best] = found
             return found
 
@@ -220,22 +230,25 @@ class GrpcConnection:
         if self._token is None or now < self._token_looked + TOKEN_LOOK_S:
             return
         self._token_looked = now
-        found = self._token()
-        if found != self._token_seen:
-            self._token_seen, self._token_changed = found, now
+        found = self._mark()
+        if found != self._mark_seen:
+            self._mark_seen, self._token_changed = found, now
         if now < self._token_changed + TOKEN_SETTLE_S:
             return
         for stream in self._streams:
-            if stream is not None and not stream.ended and stream.token != self._token_seen:
+            if stream is not None and not stream.ended and stream.mark != found:
                 stream.retire()
                 self._retired = [old for old in self._retired if old.pending]
                 self._retired.append(stream)
 
-    def _ask_again(self, token: Metadata, sent: Sent, lost: bool) -> bool:
+    def _mark(self) -> bytes:
+        return _mark(self._token() if self._token else ())
+
+    def _ask_again(self, mark: bytes, sent: Sent, lost: bool) -> bool:
         """Sends a message again whose stream the server ended, since a Score changes nothing: if
         the token is another by now than the one that stream was opened with; or else once, as a
         call of its own, if gRPC lost the reason, which that call will tell."""
-        changed = self._token is not None and self._token() != token
+        changed = self._mark() != mark
         left_s = sent.deadline - time.monotonic()
         if changed:
             try:
