@@ -56,7 +56,7 @@ def test_a_stream_keeps_every_pair_and_its_order_within_a_row(
         (int(a), int(b))
         for row in range(batch_size)
         for batch in packed
-        for a, b in zip(batch[row], batch[row, 1:], strict=True)
+        for a, b in itertools.pairwise(batch[row])
         if b >= 0
     ]
     assert pairs == list(itertools.pairwise(stream))

@@ -11,10 +11,11 @@ from dlm.ngram.query import Answers, QueryGroups
 
 
 def test_room_for_answers_has_the_types_of_the_contract() -> None:
-    """float32 and three times uint8, of one length."""
+    """float32 and three times uint8, of one length; all of the full model."""
     answers = Answers.empty(3)
-    assert len(answers) == 3
-    types = [getattr(answers, f.name).dtype for f in dataclasses.fields(answers)]
+    assert len(answers) == 3 and answers.source is None
+    names = [f.name for f in dataclasses.fields(answers) if f.name != "source"]
+    types = [getattr(answers, name).dtype for name in names]
     assert types == [np.float32, np.uint8, np.uint8, np.uint8]
     assert len(Answers.empty(0)) == 0
 
