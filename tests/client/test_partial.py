@@ -64,7 +64,9 @@ def test_only_what_the_failing_shard_owns_is_partial(
     network = Network()
     client = connect(cluster.addresses, network, partial=True)
     queries = list(dict.fromkeys(random_queries(files.oracle, 5, 300)))
-    assert ask(client, queries).source is None
+    # The first calls of a process may take longer than any deadline: kernels are compiled.
+    until(lambda: ask(client, queries).source is None)
+    before = client.stats.partial
     bad = cluster.addresses[1]
     real = network.take
 
@@ -80,7 +82,7 @@ def test_only_what_the_failing_shard_owns_is_partial(
     for (context, _), source in zip(queries, answers.source, strict=True):
         assert source == FULL or shard_of(files, context) == 1
     # Distinct ones are counted; contexts are cut to what the model can use.
-    assert 10 < client.stats.partial <= int((answers.source == PARTIAL).sum())
+    assert 10 < client.stats.partial - before <= int((answers.source == PARTIAL).sum())
 
 
 def test_states_after_a_partial_score_hold_all_that_could_matter(cluster, connect, files) -> None:
