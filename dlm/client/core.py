@@ -43,6 +43,7 @@ from dlm.client.topology import (
     said_once,
 )
 from dlm.client.transport import Connection, GrpcConnection
+from dlm.client.warm import warm_up
 from dlm.errors import (
     AuthenticationError,
     DeadlineExceeded,
@@ -381,6 +382,8 @@ class Core:
                 for address in addresses
             ]
             grams = fetch(manifest, sources, self.config.cache_dir, self.config.connect_s)
+            if stale is None:
+                warm_up(grams)
         runtime = self._runtime
         with runtime.lock:
             runtime.stats.refreshes += stale is not None

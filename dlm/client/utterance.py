@@ -269,11 +269,11 @@ class _Handle:
 
     def _after(self, queries: _Queries, answers: Answers) -> States:
         """The minimised state after each query's word."""
+        # Slices of states would have the kernel compiled for each kind of array, within a call.
+        given = (queries.contexts, queries.counts, queries.words, answers.state_length)
         return States(
             self.family,
-            *kernels.next_states(
-                queries.contexts, queries.counts, queries.words, answers.state_length
-            ),
+            *kernels.next_states(*(np.require(a, requirements=["C", "W"]) for a in given)),
         )
 
     def _extend_queries(

@@ -1,0 +1,62 @@
+"""Compiles what a call will need, before any call's deadline runs.
+
+On a machine where dlm never ran, numba compiles each kernel when it is first called: tens of seconds
+in all. A decoder gives its calls two. So a client that connects first takes a small call of its own
+through every function that a real one passes, with a server's part done here.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+
+from dlm.client import kernels, router
+from dlm.client.call import Call, Item, deliver
+from dlm.client.lowgrams import LowGrams
+from dlm.ngram.query import Answers
+from dlm.wire import codec
+
+CONTEXTS = 3
+
+
+def warm_up(grams: LowGrams) -> None:
+    """Takes a call from queries to answers, whose arrays are of the kinds that traffic brings.
+
+    They pass through the codec: a kernel is compiled anew for arrays that cannot be written, as
+    those over received bytes.
+    """
+    manifest = grams.manifest
+    width = manifest.order - 1
+    contexts = np.zeros((CONTEXTS, width), np.uint32)
+    lengths = np.full(CONTEXTS, width, np.uint8)
+    counts = np.ones(CONTEXTS, np.uint32)
+    words = np.arange(CONTEXTS, dtype=np.uint32) % np.uint32(manifest.vocabulary_size)
+    grouped = router.group(contexts, lengths, counts, words)
+    groups = grouped.groups
+    answers, remote = grams.score(groups)
+    call = Call(manifest.model, answers, grouped.place, inf)
+    call.left = len(groups.words)
+    if width >= 2:  # a shard is named by two words
+        everything = np.ones_like(remote)
+        (piece,) = router.route(
+            groups, everything, np.zeros_like(manifest.slots), 1, len(groups.words)
+        )
+        items = [Item(call, piece, manifest.shard_set, 0, 0.0)] * 2
+        merged = router.merge([item.piece.groups for item in items])
+        data, checksum = codec.encode_score_request(manifest.shard_set_bytes, 0, merged.groups)
+        queries = len(merged.groups.words)
+        request = codec.decode_score_request(data, max_queries=queries)
+        reply = codec.encode_score_reply(request, Answers.empty(queries))
+        received = codec.decode_score_reply(
+            reply,
+            shard_set=manifest.shard_set_bytes,
+            shard=0,
+            queries=queries,
+            request_checksum=checksum,
+        )
+        deliver(items, merged, received)
+    else:
+        call.succeed()
+    result = call.future.result(0)
+    kernels.next_states(contexts, counts, words, result.state_length)
