@@ -16,7 +16,8 @@
     │   ├── ShardDown          ... the shard server is not there
     │   ├── DeadlineExceeded   ... the deadline passed
     │   ├── Overloaded         ... refused for load, by the server or by this client
-    │   └── StaleShardSet      ... the servers hold another shard set now
+    │   ├── StaleShardSet      ... the servers hold another shard set now
+    │   └── ModelSwitched      ... the client went over to its small model meanwhile
     ├── AuthenticationError    the server does not let this client in; trying again is in vain
     └── ProtocolError          a peer broke the contract of proto/README.md
 
@@ -133,6 +134,14 @@ class StaleShardSet(UnavailableError):
     """
 
     retryable = False
+
+
+class ModelSwitched(UnavailableError):
+    """The client went over to its small model while this utterance was on the full one.
+
+    Raised only where the utterance was opened with ``on_switch="rescore"``: open a new one, and
+    score it from its start.
+    """
 
 
 class ProtocolError(DlmError):

@@ -10,24 +10,31 @@ Clients pickle (a copy connects by itself), survive fork, and may be used from a
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 from typing import TypeAlias
 
+from dlm.client.cascade import CascadeStatus
 from dlm.client.config import ClientConfig
-from dlm.client.core import Core, Stats
+from dlm.client.core import Core, Snapshot, Stats
+from dlm.client.local import open_small
 from dlm.client.metrics import ClientCollector
+from dlm.client.modes import Mode
 from dlm.client.security import read_cluster_security
 from dlm.client.topology import ClusterFile, Endpoint, FixedEndpoints
 from dlm.client.transport import GrpcConnection
-from dlm.client.utterance import AsyncUtterance, Utterance
-from dlm.errors import ConfigError
+from dlm.client.utterance import FINISH, FULL_KIND, SMALL_KIND, AsyncUtterance, Utterance
+from dlm.errors import ConfigError, UnavailableError
 from dlm.index.layout import Manifest
 from dlm.ngram.vocab import Vocabulary
 
+log = logging.getLogger(__name__)
+
 Cluster: TypeAlias = str | os.PathLike[str] | Sequence[str]
+_Opened: TypeAlias = tuple[Core, Snapshot, float | None, str, str]
 
 
 def _core(cluster: Cluster, config: ClientConfig | None, model: str | None) -> Core:
@@ -55,6 +62,35 @@ class _Face:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        small = core.config.small
+        self._small = None if small is None else open_small(small)
+
+    def _connect(self) -> None:
+        """Finds the servers; without any, begins on the small model where there is one."""
+        try:
+            self._core.snapshot()
+        except UnavailableError:
+            if self._small is None:
+                raise
+            log.warning("client.small.begun", extra={"small": str(self._core.config.small)})
+            self._core.begin_small()
+        self._core.watch()
+
+    def _open(self, deadline_s: float | None, on_switch: str) -> _Opened:
+        """What a new handle is made of."""
+        core, small = self._core, self._small
+        core.check_open()
+        if small is not None and core.mode() is Mode.SMALL:
+            return small, small.snapshot(), deadline_s, SMALL_KIND, on_switch
+        return core, core.snapshot(), deadline_s, FULL_KIND, on_switch
+
+    @property
+    def cascade(self) -> CascadeStatus:
+        """How the servers are, and which model new utterances are scored with.
+
+        Raises  ConfigError  this client sends no heartbeats, see `ClientConfig.heartbeats`
+        """
+        return self._core.cascade()
 
     @property
     def manifest(self) -> Manifest:
@@ -74,7 +110,7 @@ class _Face:
     @property
     def metrics(self) -> ClientCollector:
         """The same and more for Prometheus: ``registry.register(client.metrics)``."""
-        return ClientCollector(self._core)
+        return ClientCollector(self._core, self._small)
 
     def __repr__(self) -> str:
         snapshot = self._core._snapshot
@@ -104,21 +140,27 @@ class Client(_Face):
             ConfigError       no such file, a cache that cannot be written, certificates or a token
                               that cannot be read; or the servers hold no such model, or several
             AuthenticationError  the servers do not let this client in
-            UnavailableError  no server answers
+            UnavailableError  no server answers, and there is no small model
             ProtocolError     servers answer, but not as proto/README.md says
+            ShardFormatError  the small model is damaged
         """
         client = cls(_core(cluster, config, model))
-        client._core.snapshot()
+        client._connect()
         return client
 
-    def utterance(self, *, deadline_s: float | None = None) -> Utterance:
-        """A new handle, pinned to the model in use; `deadline_s` is for each of its calls.
+    def utterance(self, *, deadline_s: float | None = None, on_switch: str = FINISH) -> Utterance:
+        """A new handle, pinned to the model in use: the full one, or the small one while the
+        servers fail (`Utterance.family`).
 
+        Args
+            deadline_s  for each of its calls
+            on_switch   where the client goes over to the small model before the utterance ends:
+                        "finish" ends it on the low orders of the full one, without messages;
+                        "rescore" has its next call raise `ModelSwitched`
         Raises
             ShardDown  the client is closed
         """
-        self._core.check_open()
-        return Utterance(self._core, self._core.snapshot(), deadline_s)
+        return Utterance(*self._open(deadline_s, on_switch))
 
     def close(self) -> None:
         """Lets go of every connection."""
@@ -144,14 +186,16 @@ class AsyncClient(_Face):
         cls, cluster: Cluster, config: ClientConfig | None = None, *, model: str | None = None
     ) -> AsyncClient:
         """See `Client.connect`."""
-        client = cls(_core(cluster, config, model))
-        await asyncio.to_thread(client._core.snapshot)
+        core = _core(cluster, config, model)
+        client = await asyncio.to_thread(cls, core)
+        await asyncio.to_thread(client._connect)
         return client
 
-    def utterance(self, *, deadline_s: float | None = None) -> AsyncUtterance:
+    def utterance(
+        self, *, deadline_s: float | None = None, on_switch: str = FINISH
+    ) -> AsyncUtterance:
         """See `Client.utterance`."""
-        self._core.check_open()
-        return AsyncUtterance(self._core, self._core.snapshot(), deadline_s)
+        return AsyncUtterance(*self._open(deadline_s, on_switch))
 
     async def close(self) -> None:
         """Lets go of every connection."""

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from dlm.client.membership import Beating
+from dlm.client.modes import Switching
 from dlm.client.security import ClientSecurity
 from dlm.errors import ConfigError
 
@@ -35,6 +37,14 @@ class ClientConfig:
     partial        where no shard answers in time, answer from the low orders alone, P(w | v), and
                    say so (`source`), instead of raising. For decoders, which must go on; not for
                    whoever needs the model's own scores.
+    small          folder of a shard set that is opened here and answers while the servers fail:
+                   new utterances go to it, by the rules of `switching` (DLM 3.4). Its own words
+                   and ids; so an utterance's ids are those of its own `vocabulary`. With it,
+                   `partial` is on.
+    heartbeats     ask every server regularly whether it is there. None: where it is of use, that
+                   is with `partial`, with `small`, or where a shard has several servers.
+    beating        how often, and what is made of it
+    switching      when to go over to the small model, and back
     cache_dir      folder for low orders, shared by processes.
     trace          make an OpenTelemetry span of each call; needs the extra `trace`.
 
@@ -48,6 +58,10 @@ class ClientConfig:
     connections: int = 4
     max_queries: int = 16384
     partial: bool = False
+    small: Path | None = None
+    heartbeats: bool | None = None
+    beating: Beating = field(default_factory=Beating)
+    switching: Switching = field(default_factory=Switching)
     cache_dir: Path = field(default_factory=default_cache_dir)
     trace: bool = False
     ca: str = ""
@@ -60,6 +74,14 @@ class ClientConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cache_dir", Path(self.cache_dir))
+        if self.small is not None:
+            object.__setattr__(self, "small", Path(self.small).absolute())
+            object.__setattr__(self, "partial", True)
+            if self.heartbeats is False:
+                raise ConfigError(
+                    "client.heartbeats is False with a small model; without them nobody would know "
+                    "when to come back from it"
+                )
         _ = self.security  # which checks them
         for name in ("deadline_s", "connect_s"):
             if not 0 < getattr(self, name) < 1e6:

@@ -19,7 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,10 +28,13 @@ from numpy.typing import NDArray
 from dlm import __version__
 from dlm.client import batcher, router
 from dlm.client.call import Call, Item, Pending, deliver, own_copy
+from dlm.client.cascade import CascadeStatus, Watch
 from dlm.client.config import ClientConfig
 from dlm.client.fork import inside
 from dlm.client.lowgrams import LowGrams, check_queries, fetch
 from dlm.client.metrics import CANCELLED, OK, ClientMetrics, result_of
+from dlm.client.modes import Mode
+from dlm.client.partial import stands_in_for
 from dlm.client.replicas import RetryBudget, choose
 from dlm.client.security import Metadata
 from dlm.client.topology import (
@@ -43,9 +46,10 @@ from dlm.client.topology import (
     said_once,
 )
 from dlm.client.transport import Connection, GrpcConnection
-from dlm.client.warm import warm_up
+from dlm.client.warm import canary_queries, warm_up
 from dlm.errors import (
     AuthenticationError,
+    ConfigError,
     DeadlineExceeded,
     DlmError,
     Overloaded,
@@ -117,6 +121,11 @@ class Snapshot:
         """Id of the shard set."""
         return self.topology.manifest.shard_set
 
+    @cached_property
+    def replicated(self) -> bool:
+        """Whether a shard has several servers."""
+        return any(len(addresses) > 1 for addresses in self.topology.addresses.values())
+
 
 def _closed() -> ShardDown:
     error = ShardDown(CLOSED)
@@ -157,6 +166,8 @@ class _Runtime:
         self.outstanding: Counter[str] = Counter()  # queries in flight, by address
         self.missed: dict[str, float] = {}  # address -> when a message found nobody there
         self.at: dict[tuple[int, int], str] = {}  # (shard, message) -> who has it
+        self.watch: Watch | None = None
+        self.looking = False  # quietly, on the helper thread
 
 
 # Runtimes of a parent process: never touched in a child, and never collected there either, since
@@ -224,7 +235,10 @@ class Core:
             with _making:
                 if self._runtime_ is runtime:
                     _INHERITED.append(runtime)
-                    self._runtime_ = _Runtime()
+                    fresh = _Runtime()
+                    if runtime.watch is not None:
+                        fresh.watch = self._new_watch(runtime.watch)
+                    self._runtime_ = fresh
                 runtime = self._runtime_
         return runtime
 
@@ -267,11 +281,103 @@ class Core:
         snapshot = self._snapshot
         return self._refresh() if snapshot is None else snapshot
 
+    # -- the cascade --------------------------------------------------------------------------
+
+    def watch(self) -> Watch | None:
+        """What watches the servers; begun where it is of use, see `ClientConfig.heartbeats`."""
+        runtime = self._runtime
+        if runtime.watch is None and not self._closed:
+            wanted = self.config.heartbeats
+            if wanted is None:
+                snapshot = self._snapshot
+                wanted = self.config.partial or (snapshot is not None and snapshot.replicated)
+            if wanted:
+                self._begin_watch(Mode.FULL)
+        return runtime.watch
+
+    def begin_small(self) -> None:
+        """No server answers, so the first utterances go to the small model already."""
+        self._begin_watch(Mode.SMALL)
+
+    def _begin_watch(self, mode: Mode) -> None:
+        runtime = self._runtime
+        with runtime.lock:
+            if runtime.watch is None and not self._closed:
+                runtime.watch = self._new_watch(None, mode)
+
+    def _new_watch(self, before: Watch | None, mode: Mode = Mode.FULL) -> Watch:
+        config = self.config
+        return Watch(
+            self,
+            config.beating,
+            config.switching,
+            may_switch=config.small is not None,
+            before=before,
+            mode=mode,
+        ).start()
+
+    def mode(self) -> Mode:
+        """Which model new utterances are scored with."""
+        watch = self.watch()
+        return Mode.FULL if watch is None else watch.mode
+
+    def cascade(self) -> CascadeStatus:
+        """How the servers and the cascade stand.
+
+        Raises  ConfigError  this client sends no heartbeats
+        """
+        watch = self.watch()
+        if watch is None:
+            self.check_open()
+            raise ConfigError(
+                "this client sends no heartbeats, so it knows nothing of its servers; give "
+                "ClientConfig(heartbeats=True)"
+            )
+        return watch.status()
+
+    def known(self) -> Topology | None:
+        """See `cascade.Host`."""
+        snapshot = self._snapshot
+        return None if snapshot is None else snapshot.topology
+
+    def look_again(self) -> None:
+        """See `cascade.Host`."""
+        runtime = self._runtime
+        with runtime.lock:
+            if runtime.looking or self._closed:
+                return
+            runtime.looking = True
+        try:
+            runtime.helper.submit(self._look_quietly, self._snapshot)
+        except RuntimeError:  # closed meanwhile
+            runtime.looking = False
+
+    def ask_canary(self, timeout_s: float, done: Callable[[bool], None]) -> None:
+        """See `cascade.Host`: an utterance's worth of queries to each shard."""
+        snapshot = self.snapshot()
+        groups = canary_queries(snapshot.topology.manifest)
+        queries = len(groups.words)
+        deadline = self._clock() + timeout_s
+        place = np.arange(queries, dtype=np.int64)
+        call = Call(snapshot.model, Answers.empty(queries), place, deadline)
+        call.left = queries
+        call.future.add_done_callback(
+            lambda ended: done(not ended.cancelled() and ended.exception() is None)
+        )
+        if queries == 0:
+            call.succeed()
+            return
+        # As what was let in before: a canary is never refused for what this client has to do.
+        everything = np.ones(len(groups.word_counts), np.bool_)
+        self._dispatch(snapshot, call, groups, everything, None, 0, canary=True)
+
     def close(self) -> None:
         """Lets go of every connection; calls under way fail with `ShardDown`."""
         runtime = self._runtime
         with runtime.lock:
             self._closed = True
+            if runtime.watch is not None:
+                runtime.watch.stop()
             connections = list(runtime.connections.values())
             runtime.connections.clear()
             waiting = [work for w in runtime.windows.values() for work in w.waiting]
@@ -477,8 +583,14 @@ class Core:
             runtime.counts.call(OK, time.perf_counter() - begun)
             return call.future
         call.left = unique_remote
+        watch = self.watch()
         if self.config.partial:
             call.fall_back(snapshot.grams, grouped.groups, remote)
+            if watch is not None and watch.mode is Mode.SMALL:
+                # An utterance that began on the full model ends on its low orders.
+                self._count_partial(call.give_up(ShardDown("no message is sent meanwhile")))
+                runtime.counts.call(OK, time.perf_counter() - begun)
+                return call.future
         planned = time.perf_counter()
         call.future.add_done_callback(
             lambda done: runtime.counts.call(_result_of(done), planned - begun)
@@ -518,6 +630,7 @@ class Core:
         remote: NDArray[np.bool_],
         at: NDArray[np.int64] | None,
         reroutes: int,
+        canary: bool = False,
     ) -> None:
         """Queues the remote part of `groups`, whose words stand at `at` in the call (None: at
         their own places)."""
@@ -527,7 +640,7 @@ class Core:
         asked: Counter[int] = Counter()
         for piece in pieces:
             asked[piece.shard] += len(piece.groups.words)
-        if reroutes == 0 and (refusal := self._overload(asked, call.deadline)):
+        if reroutes == 0 and not canary and (refusal := self._overload(asked, call.deadline)):
             self._count_partial(call.give_up(refusal))
             return
         let_in = set()
@@ -535,7 +648,7 @@ class Core:
             if at is not None:
                 piece = router.Piece(piece.shard, piece.groups, at[piece.at])
             item = Item(call, piece, snapshot.shard_set, reroutes, now)
-            more = reroutes > 0 or piece.shard in let_in
+            more = reroutes > 0 or canary or piece.shard in let_in
             let_in.add(piece.shard)
             work = batcher.Work(item, len(piece.groups.words), call.deadline, more)
             self._step(piece.shard, batcher.Submit(work))
@@ -583,6 +696,8 @@ class Core:
             event.work.item.call.fail(_closed())
         for action in actions:
             if isinstance(action, batcher.Expire):
+                if runtime.watch is not None:
+                    runtime.watch.count(failed=True)
                 self._miss(
                     action.work.item,
                     DeadlineExceeded(f"shard {shard}: the deadline passed before the message left"),
@@ -623,6 +738,11 @@ class Core:
             number,
         )
         self._runtime.budget.earn()
+        watch = self._runtime.watch
+        if watch is not None and shard in watch.gone and self.config.partial:
+            # Their deadlines are better spent on what comes next.
+            self._end(message, ShardDown(f"no server of shard {shard} answers heartbeats"))
+            return
         try:
             self._transmit(message)
         except Exception as exc:  # noqa: BLE001 - a place in the window must never be lost
@@ -638,6 +758,8 @@ class Core:
         with runtime.lock:
             replicas = snapshot.topology.addresses.get(shard, ())
             missed = {a for a, at in runtime.missed.items() if now - at < AVOID_S}
+            if runtime.watch is not None:
+                missed |= runtime.watch.avoided
             avoided = frozenset(missed.union(message.tried))
             address = choose(replicas, runtime.outstanding, avoided, runtime.chance)
             others = set(replicas).difference(avoided, (address,))
@@ -696,7 +818,12 @@ class Core:
                 came - left,
                 time.perf_counter() - came if data is not None else 0.0,
             )
+            watch = runtime.watch
+            if watch is not None and isinstance(error, ShardDown):
+                watch.lost(address)
             if error is None:
+                if watch is not None:
+                    watch.count(failed=False)
                 self._step(shard, batcher.Done(message.number))
             else:
                 self._settle(message, error)
@@ -765,16 +892,21 @@ class Core:
         return True
 
     def _end(self, message: _Message, error: DlmError) -> None:
+        watch = self._runtime.watch
+        if watch is not None:
+            watch.count(failed=stands_in_for(error))
         for item in message.items:
             self._miss(item, error)
         self._step(message.shard, batcher.Done(message.number, answered=False))
 
-    def _look_quietly(self, snapshot: Snapshot) -> None:
+    def _look_quietly(self, snapshot: Snapshot | None) -> None:
         try:
             if self._snapshot is snapshot:
                 self._look(snapshot, self.config.deadline_s)
         except DlmError as exc:
             log.info("client.table.unread", extra={"error": str(exc)})
+        finally:
+            self._runtime.looking = False
 
     def _reroute(self, message: _Message, error: DlmError) -> None:
         """On the helper thread: fetches the table and sends the items where they belong now."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +20,36 @@ from dlm.client.core import Core, Snapshot
 from dlm.client.lowgrams import LowGrams, check_queries
 from dlm.client.topology import Topology
 from dlm.client.utterance import Utterance
-from dlm.errors import DlmError
+from dlm.errors import ConfigError, DlmError
 from dlm.index.layout import Manifest
 from dlm.index.local import LocalModel
-from dlm.ngram.query import Answers, QueryGroups
+from dlm.ngram.query import FULL, SMALL, Answers, QueryGroups
 from dlm.ngram.vocab import Vocabulary
 
 
 class _LocalCore(Core):
-    """Answers every call at once from the mapped shards."""
+    """Answers every call at once from the mapped shards.
 
-    def __init__(self, model: LocalModel, directory: Path) -> None:
+    Args
+        source  what the answers say of themselves
+    """
+
+    def __init__(self, model: LocalModel, directory: Path, source: int = FULL) -> None:
         super().__init__(list, ClientConfig())
         self.model = model
+        self.source = source
         grams = LowGrams(directory, model.manifest, model.low, model.vocabulary)
         self._snapshot = Snapshot(Topology(model.manifest, {}, {}), grams)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"directory": self.snapshot().grams.directory.absolute()}
+        return {
+            "directory": self.snapshot().grams.directory.absolute(),
+            "source": self.source,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         directory = state["directory"]
-        _LocalCore.__init__(self, LocalModel.open(directory), directory)
+        _LocalCore.__init__(self, LocalModel.open(directory), directory, state["source"])
 
     def submit(
         self,
@@ -54,13 +63,19 @@ class _LocalCore(Core):
         """See `Core.submit`; the future is done."""
         manifest = self.model.manifest
         check_queries(manifest.order, manifest.vocabulary_size, contexts, lengths, counts, words)
+        runtime = self._runtime
+        with runtime.lock:
+            runtime.stats.queries += len(words)
         future: Future[Answers] = Future()
         width = contexts.shape[1]
         reached = np.arange(width) >= width - lengths[:, None].astype(np.int64)
         try:
-            future.set_result(
-                self.model.score_groups(QueryGroups(lengths, contexts[reached], counts, words))
-            )
+            groups = QueryGroups(lengths, contexts[reached], counts, words)
+            answers = self.model.score_groups(groups)
+            if self.source != FULL:
+                source = np.full(len(answers), self.source, np.uint8)
+                answers = replace(answers, source=source)
+            future.set_result(answers)
         except DlmError as exc:
             future.set_exception(exc)
         return future
@@ -90,3 +105,20 @@ class LocalClient:
     def utterance(self) -> Utterance:
         """A handle on the model."""
         return Utterance(self._core, self._core.snapshot(), None)
+
+
+def open_small(directory: Path) -> Core:
+    """The small model of a client, its kernels compiled.
+
+    Raises
+        ConfigError       there is no such folder
+        ShardFormatError  it is damaged
+    """
+    if not directory.is_dir():
+        raise ConfigError(
+            f"the small model {directory} does not exist; the folder of a shard set is expected, "
+            "as `dlm shard` makes them"
+        )
+    core = _LocalCore(LocalModel.open(directory), directory, SMALL)
+    Utterance(core, core.snapshot(), None).score_sentences([b"", b"<unk> <unk>"])
+    return core

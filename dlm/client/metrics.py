@@ -25,6 +25,8 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from dlm import __version__
+from dlm.client.membership import Health
+from dlm.client.modes import Mode
 from dlm.errors import (
     AuthenticationError,
     DeadlineExceeded,
@@ -37,6 +39,7 @@ from dlm.errors import (
 from dlm.histogram import SECONDS, SIZES, Histogram
 
 if TYPE_CHECKING:
+    from dlm.client.cascade import Watch
     from dlm.client.core import Core, Stats
 
 # Every family that a client shows, and its labels. DO NOT CHANGE: dashboards and alerts name them.
@@ -137,8 +140,9 @@ class ClientCollector(Collector):
     registry, or let threads share a client.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, small: Core | None = None) -> None:
         self._core = core
+        self._small = small
 
     def describe(self) -> Iterable[Metric]:
         """The same families without what changes, so that a second client is refused."""
@@ -148,7 +152,7 @@ class ClientCollector(Collector):
         """The families as they stand now; asks no server."""
         core = self._core
         counts = core.counts
-        yield _queries(core.stats)
+        yield _queries(core.stats, 0 if self._small is None else self._small.stats.queries)
         yield _counter("calls", "Calls by how they ended.", "result", counts.calls)
         yield _counter("messages", "Messages by how they ended.", "result", counts.messages)
         for name, documentation, sizes in (
@@ -180,6 +184,7 @@ class ClientCollector(Collector):
             for shard, numbers in sorted(load.items()):
                 gauge.add_metric((str(shard),), numbers[place])
             yield gauge
+        yield from _cascade(core.watch())
         cache = GaugeMetricFamily(
             "dlm_client_cache_bytes", "Vocabulary and low orders of the model in use."
         )
@@ -190,6 +195,39 @@ class ClientCollector(Collector):
         yield info
 
 
+def _cascade(watch: Watch | None) -> Iterator[Metric]:
+    """Nothing where the client sends no heartbeats."""
+    if watch is None:
+        return
+    status = watch.status()
+    servers = GaugeMetricFamily(
+        "dlm_client_servers",
+        "Servers of the model by what heartbeats say of them.",
+        labels=("health",),
+    )
+    for health in Health:
+        servers.add_metric((health,), sum(one.health is health for one in status.servers))
+    yield servers
+    mode = GaugeMetricFamily(
+        "dlm_client_mode", "1 for the model that new utterances go to.", labels=("mode",)
+    )
+    for one in Mode:
+        mode.add_metric((one,), int(status.mode is one))
+    yield mode
+    switches = CounterMetricFamily(
+        "dlm_client_mode_switches", "Times that a mode was entered.", labels=("mode", "reason")
+    )
+    for (to, reason), times in sorted(status.switches.items()):
+        switches.add_metric((to, reason), times)
+    yield switches
+    canaries = CounterMetricFamily(
+        "dlm_client_canaries", "Canaries by whether every shard answered.", labels=("result",)
+    )
+    for answered, result in ((True, OK), (False, FAILED)):
+        canaries.add_metric((result,), watch.canaries[answered])
+    yield canaries
+
+
 def _counter(name: str, documentation: str, label: str, counts: Mapping[str, int]) -> Metric:
     family = CounterMetricFamily(f"dlm_client_{name}", documentation, labels=(label,))
     for value, count in dict(counts).items():
@@ -197,18 +235,21 @@ def _counter(name: str, documentation: str, label: str, counts: Mapping[str, int
     return family
 
 
-def _queries(stats: Stats) -> Metric:
-    """All but `partial` sum to the queries asked, once nothing is under way and nothing was sent
-    again or refused before it was sent; those that became `partial` were mostly sent before."""
+def _queries(stats: Stats, small: int) -> Metric:
+    """All but `partial` and `small` sum to the queries asked of the full model, once nothing is
+    under way and nothing was sent again or refused before it was sent; those that became `partial`
+    were mostly sent before."""
     return _counter(
         "queries",
         "Queries by where the answer came from; shard: distinct ones that were sent; "
-        "partial: from the low orders alone, since no shard answered in time.",
+        "partial: from the low orders alone, since no shard answered in time; "
+        "small: from the local small model.",
         "source",
         {
             "low_orders": stats.zero_message,
             "shard": stats.sent_queries,
             "duplicate": stats.duplicates,
             "partial": stats.partial,
+            "small": small,
         },
     )

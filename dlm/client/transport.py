@@ -58,6 +58,7 @@ OPTIONS = (
 )
 
 Chunks = Generator[pb.DownloadChunk, None, None]
+BeatReply = Callable[[pb.HeartbeatReply | None, DlmError | None], None]
 
 
 class Connection(Protocol):
@@ -86,6 +87,11 @@ class Connection(Protocol):
 
     def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
         """Alive, and in what state; its checksum verified."""
+
+    def heartbeat_later(
+        self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
+    ) -> None:
+        """The same, without waiting: `reply` is called once, on any thread."""
 
     def close(self) -> None:
         """Lets go of the connection."""
@@ -306,7 +312,29 @@ class GrpcConnection:
 
     def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
         """See `Connection.heartbeat`."""
-        message = codec.parse(pb.HeartbeatReply(), self._call(self._heartbeat, request, timeout_s))
+        return self._read_beat(request, self._call(self._heartbeat, request, timeout_s))
+
+    def heartbeat_later(
+        self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
+    ) -> None:
+        """See `Connection.heartbeat_later`."""
+
+        def done(call: Any) -> None:
+            try:
+                found = self._read_beat(request, bytes(call.result()))
+            except grpc.RpcError as exc:
+                reply(None, self._error(exc))
+            except grpc.FutureCancelledError:
+                reply(None, self._closed_error())
+            except DlmError as exc:
+                reply(None, exc)
+            else:
+                reply(found, None)
+
+        self._start(self._heartbeat.future, request, timeout_s).add_done_callback(done)
+
+    def _read_beat(self, request: pb.HeartbeatRequest, data: bytes) -> pb.HeartbeatReply:
+        message = codec.parse(pb.HeartbeatReply(), data)
         if message.checksum != codec.heartbeat_checksum(message):
             raise ProtocolError(f"{self.address}: the heartbeat was damaged on the way")
         if message.sequence != request.sequence:

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from dlm.client import kernels
 from dlm.client.core import Core, Snapshot
-from dlm.errors import DeadlineExceeded, FamilyMismatch, QueryError
+from dlm.client.modes import Mode
+from dlm.errors import DeadlineExceeded, FamilyMismatch, ModelSwitched, QueryError
 from dlm.ngram.query import Answers
 from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes
 
@@ -40,10 +41,17 @@ _SPACES = re.compile(rb"[ \t\r\n]+")
 GRACE_S = 0.25
 MAX_DEADLINE_S = 1e6
 
+FULL_KIND, SMALL_KIND = "full", "small"
+# What becomes of an utterance on the full model when its client goes over to the small one.
+FINISH, RESCORE = "finish", "rescore"
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a score belongs to: the kind of model, the model, and the shard set it was opened on."""
+    """What a score belongs to: the model, and the shard set it was opened on.
+
+    kind  "full", or "small" for the local model of a client whose servers fail
+    """
 
     kind: str
     model: str
@@ -114,7 +122,8 @@ class Extension:
         matched_order  (K, W)  uint8   order of the longest n-gram found
         ngram_length   (K, W)  uint8   the same as KenLM counts it
         states         (K, W)          what matters after each word
-        source         (K, W)  uint8   `FULL`, or `PARTIAL` where no shard answered in time
+        source         (K, W)  uint8   `FULL`, or `PARTIAL` where no shard answered in time; all
+                                       `SMALL` of the small model
     """
 
     log10_prob: NDArray[np.float32]
@@ -133,7 +142,7 @@ class SentenceScore:
     oovs         tokens that the vocabulary lacks
     log10_oovs   the part of log10_prob that falls on them
     token_log10_prob (tokens,) float32; token_matched_order (tokens,) uint8;
-    token_oov (tokens,) bool; token_source (tokens,) uint8, `FULL` or `PARTIAL`
+    token_oov (tokens,) bool; token_source (tokens,) uint8, `FULL`, `PARTIAL` or `SMALL`
     """
 
     log10_prob: float
@@ -169,14 +178,24 @@ def split_words(sentence: Sentence) -> list[bytes]:
 class _Handle:
     """What both faces share."""
 
-    def __init__(self, core: Core, snapshot: Snapshot, deadline_s: float | None) -> None:
+    def __init__(
+        self,
+        core: Core,
+        snapshot: Snapshot,
+        deadline_s: float | None,
+        kind: str = FULL_KIND,
+        on_switch: str = FINISH,
+    ) -> None:
+        if on_switch not in (FINISH, RESCORE):
+            raise QueryError(f"on_switch is {on_switch!r}; {FINISH!r} or {RESCORE!r} is expected")
         self._core = core
         self._snapshot = snapshot
         self._deadline_s = deadline_s
+        self._rescores = on_switch == RESCORE
         manifest = snapshot.topology.manifest
         self.order = manifest.order
         self.vocabulary_size = manifest.vocabulary_size
-        self.family = Family("full", manifest.model, manifest.shard_set)
+        self.family = Family(kind, manifest.model, manifest.shard_set)
         self._width = max(manifest.order - 1, 0)
 
     def __repr__(self) -> str:
@@ -398,6 +417,11 @@ class _Handle:
 
     def _submit(self, queries: _Queries, deadline_s: float | None) -> tuple[Future[Answers], float]:
         """The call's future, and how long to wait for it."""
+        if self._rescores and self._core.mode() is Mode.SMALL:
+            raise ModelSwitched(
+                "the servers fail, and new utterances go to the small model; open a new utterance "
+                "and score this one from its start"
+            )
         limit = self._deadline_s if deadline_s is None else deadline_s
         limit = self._core.config.deadline_s if limit is None else limit
         if not isinstance(limit, (int, float)) or not 0 < limit < MAX_DEADLINE_S:

@@ -14,7 +14,9 @@ import numpy as np
 from dlm.client import kernels, router
 from dlm.client.call import Call, Item, deliver
 from dlm.client.lowgrams import LowGrams
-from dlm.ngram.query import Answers
+from dlm.index.layout import Manifest
+from dlm.ngram.partition import slots_of
+from dlm.ngram.query import Answers, QueryGroups
 from dlm.wire import codec
 
 CONTEXTS = 3
@@ -60,3 +62,31 @@ def warm_up(grams: LowGrams) -> None:
         call.succeed()
     result = call.future.result(0)
     kernels.next_states(contexts, counts, words, result.state_length)
+
+
+# Of a canary: contexts a shard, words a context. An utterance's worth at one position.
+CANARY_CONTEXTS, CANARY_WORDS = 8, 5
+_DRAWN = 1 << 14
+
+
+def canary_queries(manifest: Manifest) -> QueryGroups:
+    """Queries that every shard must answer, whatever is stored: contexts drawn anew each time.
+
+    None for a model of order 2 or less, which the low orders answer alone. A shard that owns so few
+    slots that none was drawn is left out.
+    """
+    none = np.zeros(0, np.uint32)
+    if manifest.order <= 2:
+        return QueryGroups(none.astype(np.uint8), none, none, none)
+    rng = np.random.default_rng()
+    pairs = rng.integers(0, manifest.vocabulary_size, (_DRAWN, 2), dtype=np.uint32)
+    shard = manifest.slots[slots_of(pairs[:, 0], pairs[:, 1])]
+    chosen = [np.flatnonzero(shard == s)[:CANARY_CONTEXTS] for s in range(manifest.shards)]
+    contexts = pairs[np.concatenate(chosen)]
+    words = rng.integers(0, manifest.vocabulary_size, len(contexts) * CANARY_WORDS, dtype=np.uint32)
+    return QueryGroups(
+        np.full(len(contexts), 2, np.uint8),
+        contexts.reshape(-1),
+        np.full(len(contexts), CANARY_WORDS, np.uint32),
+        words,
+    )

@@ -38,7 +38,8 @@ class Answers:
         matched_order  (Q,)  uint8  order of the longest n-gram found
         ngram_length   (Q,)  uint8  the same, counting blanks
         state_length   (Q,)  uint8  words of (context, word) that matter to the right
-        source         (Q,)  uint8  FULL, or PARTIAL where no shard answered; None: all are FULL
+        source         (Q,)  uint8  FULL, or PARTIAL where no shard answered; None: all are FULL.
+                             All SMALL, where the local small model stands in for the servers
     """
 
     log10_prob: NDArray[np.float32]

@@ -12,7 +12,7 @@ from cluster import Cluster
 from dlm.client import Client, ClientConfig
 from dlm.client.core import Core
 from dlm.client.topology import ClusterFile, Endpoint, FixedEndpoints
-from dlm.client.transport import GrpcConnection, Metadata, Reply
+from dlm.client.transport import BeatReply, GrpcConnection, Metadata, Reply
 from dlm.errors import DlmError
 from dlm.index.layout import Manifest
 from dlm.wire import codec
@@ -128,6 +128,12 @@ class Scripted:
     def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
         """See `Connection.heartbeat`."""
         return self._target().heartbeat(request, timeout_s)
+
+    def heartbeat_later(
+        self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
+    ) -> None:
+        """See `Connection.heartbeat_later`."""
+        self._target().heartbeat_later(request, timeout_s, reply)
 
     def close(self) -> None:
         """See `Connection.close`."""

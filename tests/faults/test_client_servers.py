@@ -184,9 +184,16 @@ FORKING = """
 import multiprocessing, os, pickle, sys, threading
 from pathlib import Path
 from dlm.client import Client, ClientConfig
+from dlm.client.membership import Beating
 
 contexts, words, bits = pickle.loads(Path(sys.argv[1]).read_bytes())
-client = Client.connect(sys.argv[3:], ClientConfig(deadline_s=30, cache_dir=Path(sys.argv[2])))
+config = ClientConfig(
+    deadline_s=30,
+    cache_dir=Path(sys.argv[2]),
+    heartbeats=sys.argv[3] == "beats",
+    beating=Beating(interval_s=0.01, timeout_s=10.0),
+)
+client = Client.connect(sys.argv[4:], config)
 utterance = client.utterance()
 
 def right(_=None):
@@ -227,10 +234,12 @@ print("done")
 """
 
 
+@pytest.mark.parametrize("heartbeats", ["beats", "none"])
 def test_a_client_survives_fork_while_calls_are_in_flight(
-    files, cluster, connect, tmp_path: Path
+    files, cluster, connect, tmp_path: Path, heartbeats: str
 ) -> None:
-    """Threads ask without end; children, a grandchild and a pool get right answers, so do they."""
+    """Threads ask without end, heartbeats go out a hundred times a second; children, a grandchild
+    and a pool get right answers, so do they."""
     queries = random_queries(files.oracle, 40, 60)
     bits = np.array([files.oracle.score(c, w).log10_prob for c, w in queries], np.float32).tobytes()
     (tmp_path / "queries").write_bytes(
@@ -243,6 +252,7 @@ def test_a_client_survives_fork_while_calls_are_in_flight(
             FORKING,
             str(tmp_path / "queries"),
             str(tmp_path / "cache"),
+            heartbeats,
             *cluster.addresses,
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -1,0 +1,332 @@
+"""The cascade carried out: a client over real servers that go and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from client.questions import random_queries
+from client.scripted import Network
+from client.test_partial import ask, assert_each_is_of_its_model
+from cluster import ROOT, Cluster, ModelFiles, ProcessServer, build, until
+from dlm.client import AsyncClient, Client, ClientConfig
+from dlm.client.membership import Beating, Health
+from dlm.client.modes import Mode, Switching
+from dlm.errors import (
+    ConfigError,
+    FamilyMismatch,
+    ModelSwitched,
+    QueryError,
+    ShardDown,
+    ShardFormatError,
+)
+from dlm.ngram.query import FULL, PARTIAL, SMALL
+from models import random_model
+
+# Quick enough for a test; nothing depends on their being so.
+QUICK = {
+    "beating": Beating(interval_s=0.05, timeout_s=0.5, slow_floor_s=10.0),
+    "switching": Switching(wait_s=0.1, max_wait_s=0.5, canary_s=0.05, stable_s=0.0),
+}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """Another model, with other words and ids."""
+    model = random_model(11, order=3, words=40, per_order=100)
+    return build(model, tmp_path_factory.mktemp("small"), 1)
+
+
+def back(network: Network) -> None:
+    """Servers answer again."""
+    network.instant = None
+
+
+def mode_is(client: Client, mode: Mode) -> bool:
+    """Whether the client's new utterances go there."""
+    return client.cascade.mode is mode
+
+
+def fail(client: Client, network: Network, queries) -> None:
+    """Until the client has had enough of it."""
+    network.instant = ShardDown("gone")
+    handle = client.utterance()
+    assert handle.family.kind == "full"
+    until(lambda: len(on(handle, queries)) < 0 or mode_is(client, Mode.SMALL))
+
+
+def on(handle, queries):
+    """Answers by a handle, whichever its client's mode."""
+    return handle.score([c for c, _ in queries], [w for _, w in queries])
+
+
+def test_new_utterances_go_to_the_small_model_and_come_back(
+    cluster, connect, files, small, caplog
+) -> None:
+    """Every score is the oracle's of the model that it names, on the way there and back."""
+    caplog.set_level(logging.INFO, "dlm.client")
+    network = Network()
+    client = connect(cluster.addresses, network, small=small.directory, **QUICK)
+    queries = random_queries(files.oracle, 5, 200)
+    first = client.utterance()
+    assert first.family.kind == "full"
+    assert ask(client, queries).source is None
+    fail(client, network, queries)
+
+    # What began on the full model ends on its low orders, without any message.
+    answers = on(first, queries)
+    assert_each_is_of_its_model(files, queries, answers)
+    assert set(answers.source.tolist()) == {FULL, PARTIAL}
+
+    # What is new is scored by the small model, by its own words.
+    second = client.utterance()
+    assert (second.family.kind, second.family.model) == ("small", small.manifest.model)
+    words = small.words()[3:20]
+    (score,) = second.score_sentences([" ".join(words)])
+    expected = small.oracle.score_sentence([w.encode() for w in words])
+    assert score.token_log10_prob.tolist() == [float(e.log10_prob) for e in expected]
+    assert set(score.token_source.tolist()) == {SMALL}
+    assert set(second.extend([second.begin()], words).source.reshape(-1).tolist()) == {SMALL}
+
+    # Their states never meet.
+    with pytest.raises(FamilyMismatch, match="small model"):
+        first.extend([second.begin()], [1])
+    with pytest.raises(FamilyMismatch, match="full model"):
+        second.extend([first.begin()], [1])
+
+    back(network)
+    until(lambda: mode_is(client, Mode.FULL))
+    assert client.utterance().family == first.family
+    again = on(first, queries)
+    assert again.source is None
+    assert client.cascade.switches == {(Mode.SMALL, "failures"): 1, (Mode.FULL, "recovered"): 1}
+    said = [(r.to, r.reason) for r in caplog.records if r.message == "client.mode.changed"]
+    assert said == [("small", "failures"), ("full", "recovered")]
+
+
+def test_while_on_the_small_model_canaries_alone_are_sent(cluster, connect, files, small) -> None:
+    """One utterance's worth to each shard at a time, and none while one is out."""
+    network = Network()
+    settings = {**QUICK, "switching": Switching(wait_s=0.05, canary_s=0.05, canaries=1000)}
+    client = connect(cluster.addresses, network, small=small.directory, **settings)
+    queries = random_queries(files.oracle, 5, 200)
+    held = client.utterance()
+    fail(client, network, queries)
+    back(network)
+    until(lambda: client._core.load() == {} or all(i == 0 for i, _ in client._core.load().values()))
+    before = len(network.requests)
+    for _ in range(5):
+        on(held, queries)
+        client.utterance().score_sentences(["a b c"])
+    until(lambda: len(network.requests) >= before + 6)
+    for _, request in network.requests[before:]:
+        assert request.groups.word_counts.tolist() == [5] * 8
+        assert request.groups.context_lengths.tolist() == [2] * 8
+    assert mode_is(client, Mode.SMALL)
+
+
+def test_a_handle_that_rescores_is_told_of_the_switch(cluster, connect, files, small) -> None:
+    """Its next call raises, until the full model is back; other handles go on."""
+    network = Network()
+    client = connect(cluster.addresses, network, small=small.directory, **QUICK)
+    queries = random_queries(files.oracle, 5, 100)
+    handle = client.utterance(on_switch="rescore")
+    assert len(handle.score([(1, 2)], [3])) == 1
+    fail(client, network, queries)
+    with pytest.raises(ModelSwitched, match="open a new utterance"):
+        handle.score([(1, 2)], [3])
+    rescoring = client.utterance(on_switch="rescore")
+    assert rescoring.family.kind == "small"
+    assert len(rescoring.score([(1, 2)], [3])) == 1
+    back(network)
+    until(lambda: mode_is(client, Mode.FULL))
+    assert len(handle.score([(1, 2)], [3])) == 1
+    assert len(rescoring.score([(1, 2)], [3])) == 1  # it ends where it began
+    with pytest.raises(QueryError, match="'finish' or 'rescore'"):
+        client.utterance(on_switch="mix")
+
+
+def test_a_client_that_finds_no_server_begins_on_the_small_model(
+    files, small, cache_dir, tmp_path
+) -> None:
+    """And goes over to the full one when servers come, wherever cluster.toml says by then."""
+    listing = tmp_path / "cluster.toml"
+    listing.write_text('[[server]]\naddress = "127.0.0.1:9"\nshard = 0\n')
+    config = ClientConfig(cache_dir=cache_dir, small=small.directory, connect_s=1.0, **QUICK)
+    with Client.connect(listing, config) as client:
+        assert client.utterance().family.kind == "small"
+        (score,) = client.utterance().score_sentences(["a b"])
+        assert set(score.token_source.tolist()) == {SMALL}
+        with Cluster(files) as cluster:
+            cluster.write(listing)
+            until(lambda: mode_is(client, Mode.FULL))
+            queries = random_queries(files.oracle, 5, 100)
+            assert ask(client, queries, deadline_s=20.0).source is None
+
+
+def test_servers_that_are_gone_are_known_by_their_heartbeats(connect, files, caplog) -> None:
+    """And found again; nobody waits for them meanwhile where there is a partial model."""
+    caplog.set_level(logging.INFO, "dlm.client")
+    with Cluster(files) as cluster:
+        client = connect(cluster, partial=True, **QUICK)
+        until(lambda: [s.health for s in client.cascade.servers] == [Health.UP] * 3)
+        assert [s.shard for s in client.cascade.servers] == [0, 1, 2]
+        assert all(s.ready for s in client.cascade.servers)
+        assert all(s.delay_s is not None for s in client.cascade.servers)
+        port = cluster.ports[1]
+        cluster.servers[1].end()
+        until(lambda: client.cascade.servers[1].health is Health.DOWN)
+        queries = random_queries(files.oracle, 5, 300)
+        before = client.stats
+        answers = ask(client, queries)
+        assert_each_is_of_its_model(files, queries, answers)
+        after = client.stats
+        assert after.failed == before.failed  # none was sent there
+        with Cluster(files, ports=[0, port, 0]):
+            until(lambda: client.cascade.servers[1].health is Health.UP)
+            until(lambda: ask(client, queries).source is None)
+    told = [
+        (r.shard, r.before, r.after) for r in caplog.records if r.message == "client.server.changed"
+    ]
+    assert (1, "suspect", "down") in told and (1, "down", "up") in told
+
+
+def test_a_client_without_fallbacks_sends_no_heartbeats_unless_told(cluster, connect) -> None:
+    """And says so when asked how its servers are."""
+    quiet = connect(cluster)
+    with pytest.raises(ConfigError, match="heartbeats=True"):
+        _ = quiet.cascade
+    told = connect(cluster, heartbeats=True, **QUICK)
+    until(lambda: all(s.health is Health.UP for s in told.cascade.servers))
+    with pytest.raises(ConfigError, match="nobody would know"):
+        ClientConfig(small=Path("somewhere"), heartbeats=False)
+
+
+def test_a_small_model_that_cannot_be_read_is_refused_at_once(
+    cluster, connect, small, tmp_path
+) -> None:
+    """Not when it is needed."""
+    with pytest.raises(ConfigError, match="does not exist"):
+        connect(cluster, small=tmp_path / "absent")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ShardFormatError):
+        connect(cluster, small=tmp_path / "empty")
+
+
+def test_the_asyncio_face_switches_too(files, small, cache_dir) -> None:
+    """The same handles, awaited."""
+
+    async def story() -> None:
+        with Cluster(files) as cluster:
+            config = ClientConfig(cache_dir=cache_dir, small=small.directory, **QUICK)
+            async with await AsyncClient.connect(cluster.addresses, config) as client:
+                queries = random_queries(files.oracle, 5, 100)
+                handle = client.utterance()
+                cluster.end()
+                while client.cascade.mode is Mode.FULL:
+                    answers = await handle.score([c for c, _ in queries], [w for _, w in queries])
+                    assert_each_is_of_its_model(files, queries, answers)
+                utterance = client.utterance()
+                assert utterance.family.kind == "small"
+                (score,) = await utterance.score_sentences(["a b"])
+                assert set(score.token_source.tolist()) == {SMALL}
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+FORKING = """
+import multiprocessing, sys, time
+from dlm.client import Client, ClientConfig
+from dlm.client.membership import Beating
+from dlm.client.modes import Mode, Switching
+from dlm.errors import ShardDown
+
+def until(true):
+    begun = time.monotonic()
+    while not true():
+        assert time.monotonic() < begun + 60
+        time.sleep(0.01)
+
+def scored():
+    (score,) = client.utterance().score_sentences(["a b c"])
+    return client.utterance().family.kind, sorted(set(score.token_source.tolist()))
+
+config = ClientConfig(
+    deadline_s=20.0,
+    cache_dir=sys.argv[1],
+    small=sys.argv[2],
+    beating=Beating(interval_s=0.05, timeout_s=5.0, slow_floor_s=10.0),
+    switching=Switching(wait_s=0.1, max_wait_s=0.5, canary_s=0.05, min_failures=3, stable_s=0.0),
+)
+client = Client.connect(sys.argv[3:], config)
+assert scored() == ("full", [0])
+watch = client._core.watch()
+for _ in range(5):
+    watch.count(failed=True)
+until(lambda: watch.mode is Mode.SMALL)
+
+def worker(_):
+    first = scored()
+    until(lambda: client.cascade.mode is Mode.FULL)
+    return first, scored(), all(s.health == "up" for s in client.cascade.servers)
+
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    for found in pool.map(worker, range(2), chunksize=1):
+        assert found == (("small", [2]), ("full", [0]), True), found
+until(lambda: client.cascade.mode is Mode.FULL)
+assert scored() == ("full", [0])
+client.close()
+print("done")
+"""
+
+
+def test_a_forked_worker_goes_on_in_its_parents_mode_and_comes_back_by_itself(
+    files, small, tmp_path
+) -> None:
+    """With heartbeats and canaries of its own."""
+    with Cluster(files, kind=ProcessServer) as cluster:
+        line = [sys.executable, "-c", FORKING, str(tmp_path), str(small.directory)]
+        done = subprocess.run(
+            [*line, *cluster.addresses],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
+    told = {"client.mode.changed", "client.server.changed"}  # on stderr without a log of its own
+    assert set(done.stderr.splitlines()) <= told
+
+
+def test_a_copy_has_the_same_small_model(cluster, connect, small, cache_dir) -> None:
+    """Pickled as a client is for a process pool."""
+    config = ClientConfig(cache_dir=cache_dir, small=small.directory, **QUICK)
+    with Client.connect(cluster.addresses, config) as client:
+        copied = pickle.loads(pickle.dumps(client))
+        try:
+            assert copied._small.source == SMALL
+            assert copied._small.model.manifest.shard_set == small.manifest.shard_set
+            assert copied.utterance().family.kind == "full"
+        finally:
+            copied.close()
+
+
+def test_a_client_that_nobody_closed_is_collected(cluster, cache_dir) -> None:
+    """Its thread does not keep it."""
+    import gc
+    import weakref
+
+    config = ClientConfig(cache_dir=cache_dir, heartbeats=True, **QUICK)
+    client = Client.connect(cluster.addresses, config)
+    thread = client._core.watch()._thread
+    gone = weakref.ref(client._core)
+    del client
+    until(lambda: gc.collect() >= 0 and gone() is None)
+    until(lambda: not thread.is_alive())
