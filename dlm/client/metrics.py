@@ -52,6 +52,10 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "dlm_client_stage_seconds": ("stage", "le"),
     "dlm_client_in_flight": ("shard",),
     "dlm_client_waiting": ("shard",),
+    "dlm_client_servers": ("health",),
+    "dlm_client_mode": ("mode",),
+    "dlm_client_mode_switches_total": ("mode", "reason"),
+    "dlm_client_canaries_total": ("result",),
     "dlm_client_cache_bytes": (),
     "dlm_client_info": ("version",),
 }

@@ -17,6 +17,7 @@ from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient, Client, ClientConfig
 from dlm.client.core import Core
 from dlm.client.metrics import FAMILIES, STAGES, ClientMetrics, result_of
+from dlm.client.modes import Mode
 from dlm.client.topology import Endpoint, FixedEndpoints
 from dlm.errors import (
     ConfigError,
@@ -62,8 +63,10 @@ def test_what_is_asked_is_counted_once(client, files) -> None:
     assert now["dlm_client_cache_bytes{}"] == cached
 
 
-def test_the_families_are_those_that_are_declared(client, files) -> None:
-    """Names and labels, in the text that Prometheus reads."""
+def test_the_families_are_those_that_are_declared(cluster, connect, files) -> None:
+    """Names and labels, in the text that Prometheus reads; of a client that sends heartbeats."""
+    client = connect(cluster, heartbeats=True)
+    client._core.watch().switches[Mode.SMALL, "failures"] += 1
     ask(client.utterance(), files.oracle, queries_to(files, 0)[:3])
     registry = CollectorRegistry()
     registry.register(client.metrics)

@@ -15,6 +15,8 @@ import yaml
 from deploy.documents import DEPLOY, load, texts
 from deploy.families import series
 from deploy.promql import Selector, groupings, kept_labels, selectors
+from dlm.client.membership import Health
+from dlm.client.modes import Mode
 from dlm.server.health import State
 from dlm.wire.status import Reason
 
@@ -28,7 +30,9 @@ SERIES = series() | {name: frozenset(kept_labels(expr)) for name, expr in RECORD
 VALUES = {
     "state": {state.name.lower() for state in State},
     "stage": {"queue", "decode", "search", "encode", "write", "plan", "wire"},
-    "source": {"low_orders", "shard", "duplicate"},
+    "source": {"low_orders", "shard", "duplicate", "partial", "small"},
+    "mode": {mode.value for mode in Mode},
+    "health": {health.value for health in Health},
     "job": {"dlm-server", "dlm-client"},
 }
 
