@@ -9,24 +9,30 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+FOUND = "    return np.int64(h & np.uint64(4095))\n"
+CHANGED = "    return np.int64(4095)\n"
+# A kernel that is compiled in a second, and takes in a function of another file.
 SCRIPT = """
-import sys
-from dlm.index.local import LocalModel
-print(*LocalModel.open(sys.argv[1]).score_text("a b c\\nb c"))
+import numpy as np
+from dlm.server.kernels import check
+words = np.arange(4, dtype=np.uint32)
+slots = np.zeros(4096, np.uint16)
+slots[4095] = 1
+print(*check(np.full(2, 2, np.uint8), words, words, 3, 9, slots, 0))
 """
 
 
 def test_a_change_to_a_shared_function_makes_its_users_compile_again(tmp_path: Path) -> None:
-    """A search that finds nothing must change scores though its caller's file stands."""
+    """A hash that is out of its table must change an answer though its caller's file stands."""
     shutil.copytree(
         ROOT / "dlm", tmp_path / "dlm", ignore=shutil.ignore_patterns("__pycache__", "data")
     )
     environ = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}
     environ["PYTHONPATH"] = str(tmp_path)
 
-    def scores() -> list[str]:
+    def answer() -> list[str]:
         done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(ROOT / "shards" / "tiny" / "exact-2")],
+            [sys.executable, "-c", SCRIPT],
             env=environ,
             cwd=tmp_path,
             capture_output=True,
@@ -35,11 +41,10 @@ def test_a_change_to_a_shared_function_makes_its_users_compile_again(tmp_path: P
         )
         return done.stdout.split()
 
-    before = scores()
-    assert scores() == before
-    shared = tmp_path / "dlm" / "index" / "packed" / "kernels.py"
+    assert answer() == ["0", "0"]
+    assert answer() == ["0", "0"]
+    shared = tmp_path / "dlm" / "ngram" / "kernels.py"
     text = shared.read_text(encoding="utf-8")
-    found = "            return low if low < high else np.int64(-1)\n"
-    assert found in text
-    shared.write_text(text.replace(found, "            return np.int64(-1)\n"), encoding="utf-8")
-    assert scores() != before
+    assert text.count(FOUND) == 1
+    shared.write_text(text.replace(FOUND, CHANGED), encoding="utf-8")
+    assert answer() != ["0", "0"]

@@ -93,8 +93,8 @@ def test_the_place_of_the_spill_does_not_matter(tmp_path: Path) -> None:
 @pytest.mark.parametrize("coding", CODINGS)
 def test_a_larger_model_in_little_memory(coding: tuple[str, int | None], tmp_path: Path) -> None:
     """Blocks and runs of ordinary size, many of each."""
-    path = random_model(5, order=5, words=3000, per_order=200_000).write(tmp_path / "m.arpa")
-    budget = Budget(True, 8 * MIB, 8 * MIB, block_rows=4096, capacity_rows=30_000)
+    path = random_model(5, order=5, words=3000, per_order=60_000).write(tmp_path / "m.arpa")
+    budget = Budget(True, 8 * MIB, 8 * MIB, block_rows=2048, capacity_rows=9_000)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Budget, "of", classmethod(lambda *_: budget))
         check(path, tmp_path, 3, *coding)
