@@ -127,8 +127,9 @@ def _opened(
     from dlm.index.build import build_shard_set
     from dlm.index.local import LocalModel
     from dlm.index.stream.budget import parse_size
+    from dlm.ngram.arpa import is_parts_folder
 
-    if place.is_dir():
+    if place.is_dir() and not is_parts_folder(place):
         if memory is not None or tmp is not None:
             raise ConfigError(f"--memory and --tmp are for an ARPA file; {place} is a folder")
         return LocalModel.open(place)

@@ -126,9 +126,9 @@ def prune(
 def _counts(path: Path) -> tuple[int, ...]:
     """N-grams of an ARPA file by order, from its header; it is opened again for the rest."""
     from dlm.errors import ConfigError
-    from dlm.ngram.arpa import ArpaReader
+    from dlm.ngram.arpa import ArpaReader, is_reopenable
 
-    if path.exists() and not path.is_file():
+    if path.exists() and not path.is_dir() and not is_reopenable(path):
         raise ConfigError(f"{path} is no file, and a model is opened twice; write it to one first")
     with ArpaReader(path) as reader:
         return tuple(reader.counts)

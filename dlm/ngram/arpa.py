@@ -27,7 +27,10 @@ import numpy as np
 import xxhash
 
 from dlm.errors import ArpaError
-from dlm.ngram import _arpa_open
+from dlm.ngram import _arpa_open, _arpa_parts
+from dlm.ngram._arpa_parts import INDEX as PARTS_INDEX
+from dlm.ngram._arpa_parts import index_text as parts_index
+from dlm.ngram._arpa_parts import is_parts_folder
 from dlm.ngram._arpa_rows import (
     MAX_LINE_BYTES,
     NgramBatch,
@@ -40,7 +43,17 @@ from dlm.ngram._arpa_write import arpa_bytes, write_arpa
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, UNK_ID, Vocabulary, is_unk_spelling
 from dlm.ngram.wordtable import PADDING, WordTable
 
-__all__ = ["ArpaReader", "ArpaWarning", "NgramBatch", "arpa_bytes", "write_arpa"]
+__all__ = [
+    "PARTS_INDEX",
+    "ArpaReader",
+    "ArpaWarning",
+    "NgramBatch",
+    "arpa_bytes",
+    "is_parts_folder",
+    "is_reopenable",
+    "parts_index",
+    "write_arpa",
+]
 
 # The most text there may be before the first section.
 MAX_HEADER_BYTES = 16 << 20
@@ -78,6 +91,19 @@ class _Read(NamedTuple):
     damage: _arpa_open.DamagedStream | None
 
 
+def _source_of(path: str) -> _arpa_open.TextSource | _arpa_parts.PartsSource:
+    """The text of a file, or of a folder of parts."""
+    if is_parts_folder(path):
+        return _arpa_parts.PartsSource(path)
+    return _arpa_open.TextSource(path)
+
+
+def is_reopenable(path: str | os.PathLike[str]) -> bool:
+    """Whether reading it a second time gives the same bytes: false for pipes."""
+    path = os.fspath(path)
+    return _arpa_open.is_reopenable(path) or is_parts_folder(path)
+
+
 class ArpaReader:
     """The n-grams of an ARPA file, in batches, in one pass and bounded memory.
 
@@ -86,7 +112,7 @@ class ArpaReader:
     unigrams have 1, 2, 3, ... in the order of the file.
 
     Args
-        path          an ARPA file, or a pipe
+        path          an ARPA file, a pipe, or a folder of parts: see _arpa_parts.py
         batch_ngrams  the most n-grams in a batch; long rows make smaller batches
     Raises
         ArpaError   the file is not ARPA, is truncated or is damaged; with section, line, offset
@@ -137,12 +163,13 @@ class ArpaReader:
         self._closed = False
         self._started = False
         try:
-            self._source = _arpa_open.TextSource(self.path)
+            self._source = _source_of(self.path)
         except IsADirectoryError as exc:
             raise ArpaError(
-                "expected an ARPA file, found a directory",
+                f"expected an ARPA file, found a directory without {_arpa_parts.INDEX}",
                 path=self.path,
-                advice="Give the ARPA file itself",
+                advice="Give the ARPA file itself. If it is a folder of parts, what makes it has "
+                "not finished: wait, or make it again",
             ) from exc
         try:
             self.counts, self._marker = self._read_header()
@@ -293,7 +320,7 @@ class ArpaReader:
         self._ahead = None
         self._source_ended, self._damage = step.ended, step.damage
         # Nothing else is read ahead: a thread that waits for a pipe cannot be told to stop.
-        if self._pool is not None and not step.ended and _arpa_open.is_reopenable(self.path):
+        if self._pool is not None and not step.ended and is_reopenable(self.path):
             self._ahead = self._pool.submit(self._read)
         return step.pieces
 
@@ -367,9 +394,9 @@ class ArpaReader:
         return line
 
     def _offset_of_line(self, line: int) -> int | None:
-        if not _arpa_open.is_reopenable(self.path):
+        if not is_reopenable(self.path):
             return None
-        source = _arpa_open.TextSource(self.path)
+        source = _source_of(self.path)
         try:
             before, offset = line - 1, 0
             while before > 0:
@@ -411,7 +438,9 @@ class ArpaReader:
                 f"the {self.compression} stream is cut short or damaged ({self._damage})",
                 None,
                 order,
-                _arpa_open.damage_advice(self.path, self.compression),
+                "Copy the folder again from where it was made"
+                if is_parts_folder(self.path)
+                else _arpa_open.damage_advice(self.path, self.compression),
             )
         except ArpaError as error:
             raise error from self._damage

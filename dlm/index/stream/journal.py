@@ -19,6 +19,7 @@ from dlm.extsort import SortedRuns
 from dlm.index.layout import FORMAT_VERSION, sync_directory
 from dlm.index.stream.budget import Budget
 from dlm.index.stream.spool import Spool, Work
+from dlm.ngram.arpa import PARTS_INDEX, is_parts_folder
 
 JOURNAL = "journal.json"
 VERSION = 1  # grows when a stage leaves other things than before
@@ -28,6 +29,8 @@ _SAMPLE_BYTES = 1 << 20
 def describe_input(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """What tells an input from another: size, time, XXH3 of its ends; None of a pipe."""
     place = Path(path)
+    if is_parts_folder(place):
+        place /= PARTS_INDEX  # it names the parts and their sizes
     if not place.is_file():
         return None
     status = place.stat()

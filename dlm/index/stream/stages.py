@@ -31,7 +31,7 @@ from dlm.index.stream import kernels
 from dlm.index.stream.budget import Budget, credible_counts
 from dlm.index.stream.spool import Feed, Spool, Work
 from dlm.index.stream.values import Book, Histogram
-from dlm.ngram.arpa import ArpaReader
+from dlm.ngram.arpa import ArpaReader, is_reopenable
 from dlm.ngram.partition import SLOTS
 from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB
 
@@ -435,7 +435,7 @@ def raise_faults(c: Context, path: str) -> None:
     order, kind, count = faults[0]
     rows = c.work.array(f"{kind}-{order}")
     wanted = {tuple(row): 0 for row in rows.tolist()}
-    if not Path(path).is_file():
+    if not is_reopenable(path):
         raise ArpaError(_fault_message(order, kind, count), path=path, order=order)
     with ArpaReader(path) as reader:
         words: list[bytes] = []
