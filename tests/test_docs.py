@@ -67,6 +67,7 @@ def test_the_first_two_blocks_are_the_two_commands() -> None:
     [
         "dlm", "dlm/ngram", "dlm/index", "dlm/estimate", "dlm/estimate/prune",
         "dlm/estimate/merge", "dlm/wire", "dlm/server", "dlm/client", "dlm/federated",
+        "dlm/spark",
     ],
 )  # fmt: skip
 def test_every_file_of_a_package_that_its_readme_names_exists(name: str) -> None:

@@ -60,6 +60,8 @@ def may_import(package: str, path: Path) -> bool:
         return is_below(path, "server", "client", "gateway", "cli")
     if package == "opentelemetry":
         return path == Path("tracing.py")
+    if package in ("pyspark", "py4j", "pandas"):
+        return is_below(path, "spark")
     if package in ("jax", "jaxlib", "flax", "optax"):
         return is_below(path, "federated", "distill")
     return True
@@ -167,6 +169,9 @@ def test_imports_point_down_and_packages_stay_confined() -> None:
         ("wire/a.py", "import prometheus_client", "imports prometheus_client"),
         ("server/a.py", "from opentelemetry import trace", "imports opentelemetry"),
         ("client/a.py", "try:\n    import jax\nexcept ImportError:\n    pass", "imports jax"),
+        ("estimate/a.py", "from pyspark.sql import SparkSession", "imports pyspark"),
+        ("cli/a.py", "def f():\n    import pyspark", "imports pyspark"),
+        ("estimate/a.py", "import dlm.spark", "imports dlm.spark"),
         ("server/a.py", "def f():\n    print(1)", "server/a.py:2 prints"),
         ("unheard_of/a.py", "", "stands on no floor"),
     ],
@@ -193,6 +198,7 @@ def test_a_planted_violation_is_found(path: str, text: str, fault: str, tmp_path
         ("client/metrics.py", "from prometheus_client import Metric"),
         ("tracing.py", "from opentelemetry import trace"),
         ("federated/rnn.py", "import jax"),
+        ("spark/a.py", "from pyspark.sql import SparkSession\nfrom dlm.estimate import text"),
         ("cli/main.py", "from dlm.client import Client\nprint(1)"),
         ("wire/generate.py", "if __name__ == '__main__':\n    print(1)"),
         ("wire/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import grpc"),

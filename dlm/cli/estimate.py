@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+
+if TYPE_CHECKING:
+    from dlm.estimate.pipeline import Settings, Summary
+    from dlm.estimate.progress import Progress
+
+
+class Engine(StrEnum):
+    """Where a model is estimated."""
+
+    LOCAL = "local"
+    SPARK = "spark"
 
 
 def estimate(
@@ -15,12 +27,16 @@ def estimate(
         list[str],
         typer.Argument(
             help="Text, a sentence a line: plain, .gz, .zst, .xz, .bz2 or parquet; - is standard "
-            "input."
+            "input. With Spark any path that it reads."
         ),
     ],
     output: Annotated[
         str,
-        typer.Option("--output", "-o", help="ARPA file: plain, .gz, .zst or .xz; - for a pipe."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="ARPA file: plain, .gz, .zst or .xz; - for a pipe. With Spark a folder of parts.",
+        ),
     ],
     order: Annotated[int, typer.Option("--order", "-n", help="Words of an n-gram, 1 to 8.")] = 5,
     prune: Annotated[
@@ -61,6 +77,10 @@ def estimate(
         Path | None, typer.Option(help="Folder for what does not fit in it; beside the output.")
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads that sort, add up and write.")] = 2,
+    engine: Annotated[
+        Engine,
+        typer.Option(help="Where it is done: in this process, or as jobs of Spark (dlm[spark])."),
+    ] = Engine.LOCAL,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
 ) -> None:
     """Estimate an ARPA model from text, by modified Kneser-Ney.
@@ -69,9 +89,9 @@ def estimate(
 
     Example: dlm estimate corpus.txt.zst --order 5 --prune 0,0,1 --output model.arpa.zst
     """
+    from dlm.errors import ConfigError
     from dlm.estimate.discount import checked_fallback
     from dlm.estimate.pipeline import Settings
-    from dlm.estimate.pipeline import estimate as run
     from dlm.estimate.progress import Progress
     from dlm.index.stream.budget import available_bytes, parse_size
 
@@ -95,12 +115,32 @@ def estimate(
         memory_bytes=available_bytes() // 2 if memory is None else parse_size(memory),
         threads=threads,
     )
-    summary = run(text, output, settings, tmp=tmp, progress=Progress(tell))
+    if engine is Engine.SPARK:
+        if memory is not None or tmp is not None:
+            raise ConfigError(
+                "--memory and --tmp are of --engine local; Spark is told by spark-submit "
+                "(--executor-memory, --conf spark.local.dir=...)"
+            )
+        summary = _with_spark(text, output, settings, Progress(tell))
+    else:
+        from dlm.estimate.pipeline import estimate as run
+
+        summary = run(text, output, settings, tmp=tmp, progress=Progress(tell))
     tell(f"done: {output}, {summary.arpa_bytes:,} bytes")
     if not quiet:
         out = sys.stderr if output == "-" else sys.stdout
         print(f"text        {summary.totals.summary(skip)}", file=out)
         print(f"n-grams     {' '.join(f'{count:,}' for count in summary.counts)}", file=out)
+
+
+def _with_spark(text: list[str], output: str, settings: Settings, progress: Progress) -> Summary:
+    """As `run`, by Spark."""
+    from dlm.spark.engine import estimate as run
+    from dlm.spark.session import session
+
+    progress.stage("starting Spark")
+    with session() as spark:
+        return run(spark, text, output, settings, progress=progress)
 
 
 _Number = TypeVar("_Number", int, float)

@@ -191,30 +191,15 @@ class _Estimation:
         """All stages."""
         settings, progress = self._settings, self._progress
         trie = self._count()
-        self._summary.counts = trie.kept
-        self._summary.counts_before_pruning = trie.statistics[:, ALL].tolist()
-        all_discounts = []
-        for n in range(settings.order):
-            own, fell_back = discounts(trie.statistics[n, :4], n + 1, settings.fallback)
-            all_discounts.append(own)
-            self._summary.discounts.append([float(d) for d in own[1:]])
-            if fell_back:
-                self._summary.fallback_orders.append(n + 1)
-            whole = int(trie.statistics[n, ALL])
-            kept = int(trie.statistics[n, KEPT])
-            progress.tell(
-                f"order {n + 1}: {kept:,} n-grams"
-                + (f" of {whole:,}" if whole != kept else "")
-                + f", discounts {own[1]:.6f} {own[2]:.6f} {own[3]:.6f}"
-                + (" (fallback)" if fell_back else "")
-            )
+        all_discounts = told_discounts(trie.statistics, settings, self._summary, progress)
         work_bytes, chunk, rows = self._divide(trie)
         total = sum(trie.kept)
         done = 0
         with writer.arpa_file(self._output) as file:
             behind = writer.Behind(file)
             try:
-                behind.write(writer.header(self._comments(), trie.kept))
+                comments = provenance(settings, self._summary, self._sources)
+                behind.write(writer.header(comments, trie.kept))
                 interpolation = Interpolation(
                     trie, all_discounts, self._memory, work_bytes, self._pool, settings.threads,
                     chunk,
@@ -397,28 +382,56 @@ class _Estimation:
             column.spill()
         return work, chunk, rows
 
-    def _comments(self) -> list[str]:
-        """Where the model comes from, in one line of JSON."""
-        settings, summary = self._settings, self._summary
-        about: dict[str, Any] = {
-            "made_by": f"dlm {__version__} estimate",
-            "method": "interpolated modified Kneser-Ney",
-            "order": settings.order,
-            "prune": settings.thresholds,
-            "vocabulary": None if settings.vocabulary is None else len(settings.vocabulary),
-            "discounts": [[round(d, 7) for d in own] for own in summary.discounts],
-            "fallback_orders": summary.fallback_orders,
-            "sources": ["-" if s == "-" else Path(s).name for s in self._sources],
-            "text": {
-                "bytes": summary.totals.bytes,
-                "lines": summary.totals.lines,
-                "words": summary.totals.words,
-                "empty_lines": summary.totals.empty,
-                "empty_lines_counted": not settings.skip,
-                "skipped": {str(k): v for k, v in summary.totals.skipped.items()},
-            },
-        }
-        return [f"provenance: {json.dumps(about)}"]
+
+def told_discounts(
+    statistics: NDArray[np.int64], settings: Settings, summary: Summary, progress: Progress
+) -> list[NDArray[np.float32]]:
+    """The discounts of each order, which are told, and noted in the summary with the counts.
+
+    Shapes  statistics       (order, kernels.STATISTICS)  as of Trie
+    Raises  EstimationError  an order has none
+    """
+    summary.counts = statistics[:, KEPT].tolist()
+    summary.counts_before_pruning = statistics[:, ALL].tolist()
+    out = []
+    for n, (whole, kept) in enumerate(
+        zip(summary.counts_before_pruning, summary.counts, strict=True), 1
+    ):
+        own, fell_back = discounts(statistics[n - 1, :4], n, settings.fallback)
+        out.append(own)
+        summary.discounts.append([float(d) for d in own[1:]])
+        if fell_back:
+            summary.fallback_orders.append(n)
+        progress.tell(
+            f"order {n}: {kept:,} n-grams"
+            + (f" of {whole:,}" if whole != kept else "")
+            + f", discounts {own[1]:.6f} {own[2]:.6f} {own[3]:.6f}"
+            + (" (fallback)" if fell_back else "")
+        )
+    return out
+
+
+def provenance(settings: Settings, summary: Summary, sources: Sequence[str]) -> list[str]:
+    """Where the model comes from, in one line of JSON."""
+    about: dict[str, Any] = {
+        "made_by": f"dlm {__version__} estimate",
+        "method": "interpolated modified Kneser-Ney",
+        "order": settings.order,
+        "prune": settings.thresholds,
+        "vocabulary": None if settings.vocabulary is None else len(settings.vocabulary),
+        "discounts": [[round(d, 7) for d in own] for own in summary.discounts],
+        "fallback_orders": summary.fallback_orders,
+        "sources": ["-" if s == "-" else Path(s).name for s in sources],
+        "text": {
+            "bytes": summary.totals.bytes,
+            "lines": summary.totals.lines,
+            "words": summary.totals.words,
+            "empty_lines": summary.totals.empty,
+            "empty_lines_counted": not settings.skip,
+            "skipped": {str(k): v for k, v in summary.totals.skipped.items()},
+        },
+    }
+    return [f"provenance: {json.dumps(about)}"]
 
 
 def _table_bytes(table: WordTable) -> int:

@@ -183,16 +183,7 @@ class Reader:
 
     def _checked(self, block: bytes, place: _Place) -> bytes:
         """The block without the lines that have a fault."""
-        facts = np.zeros(kernels.FACTS, np.int64)
-        kernels.inspect(np.frombuffer(block, np.uint8), len(block), DELIMITERS, facts)
-        suspicious = (
-            facts[kernels.NUL] > 0
-            or facts[kernels.LONGEST_LINE] > self._max_line_bytes
-            or facts[kernels.LONGEST_WORD] > MAX_WORD_BYTES
-            or (facts[kernels.HIGH] > 0 and not _is_utf8(block))
-            or (facts[kernels.LESS_THAN] > 0 and any(word in block for word in RESERVED))
-        )
-        if not suspicious:
+        if not may_have_fault(block, self._max_line_bytes):
             return block
         clean = []
         at = place.bytes
@@ -207,18 +198,8 @@ class Reader:
 
     def _fault(self, fault: Fault, place: _Place, line: int, byte: int) -> None:
         if not self._skip:
-            what = {
-                Fault.RESERVED: "one of " + ", ".join(word.decode() for word in RESERVED),
-                Fault.LONG_LINE: f"more than {self._max_line_bytes:,} bytes",
-                Fault.LONG_WORD: f"a word of more than {MAX_WORD_BYTES:,} bytes",
-                Fault.NULL_ROW: "a null",
-                Fault.NUL: "a NUL byte",
-                Fault.NOT_UTF8: "bytes that are not UTF-8",
-            }[fault]
-            raise EstimationError(
-                f"{place.source}, line {line:,} (from byte {byte:,} on) has {what}; "
-                f"{_ADVICE[fault]}, or pass --skip to leave such lines out and count them"
-            )
+            where = f"{place.source}, line {line:,} (from byte {byte:,} on)"
+            raise EstimationError(complaint(fault, where, self._max_line_bytes))
         self.totals.skipped[fault] = self.totals.skipped.get(fault, 0) + 1
 
     # --------------------------------------------------------------------------- sources
@@ -271,7 +252,6 @@ class Reader:
 
     def _parquet(self, source: str, place: _Place) -> Iterator[bytes]:
         """Each row is one line, or several where it has newlines."""
-        import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
         with pq.ParquetFile(source) as file:
@@ -298,13 +278,7 @@ class Reader:
                     column = column.drop_null()
                 if not len(column):
                     continue
-                column = pc.cast(column, pa.large_binary())
-                empty, newline = (pa.scalar(text, pa.large_binary()) for text in (b"", b"\n"))
-                joined = pc.binary_join_element_wise(column, empty, newline)
-                ends = np.frombuffer(joined.buffers()[1], np.int64)[
-                    joined.offset : joined.offset + len(joined) + 1
-                ]
-                yield joined.buffers()[2].slice(int(ends[0]), int(ends[-1] - ends[0])).to_pybytes()
+                yield lines_of(column)
 
 
 class _Headed(io.RawIOBase):
@@ -331,6 +305,50 @@ class _Place:
     source: str
     bytes: int = 0
     lines: int = 0
+
+
+def lines_of(column: Any) -> bytes:
+    """Text of the rows of an Arrow column of text or bytes without nulls, each with a newline."""
+    import pyarrow.compute as pc
+
+    column = pc.cast(column, pa.large_binary())
+    empty, newline = (pa.scalar(text, pa.large_binary()) for text in (b"", b"\n"))
+    joined = pc.binary_join_element_wise(column, empty, newline)
+    if not len(joined):
+        return b""
+    ends = np.frombuffer(joined.buffers()[1], np.int64)[
+        joined.offset : joined.offset + len(joined) + 1
+    ]
+    return bytes(joined.buffers()[2].slice(int(ends[0]), int(ends[-1] - ends[0])).to_pybytes())
+
+
+def may_have_fault(block: bytes, max_line_bytes: int = MAX_LINE_BYTES) -> bool:
+    """Whether whole lines must be looked at one by one; where not, none has a fault."""
+    facts = np.zeros(kernels.FACTS, np.int64)
+    kernels.inspect(np.frombuffer(block, np.uint8), len(block), DELIMITERS, facts)
+    return bool(
+        facts[kernels.NUL] > 0
+        or facts[kernels.LONGEST_LINE] > max_line_bytes
+        or facts[kernels.LONGEST_WORD] > MAX_WORD_BYTES
+        or (facts[kernels.HIGH] > 0 and not _is_utf8(block))
+        or (facts[kernels.LESS_THAN] > 0 and any(word in block for word in RESERVED))
+    )
+
+
+def complaint(fault: Fault, where: str, max_line_bytes: int = MAX_LINE_BYTES) -> str:
+    """What is wrong with a line, and what to do about it."""
+    what = {
+        Fault.RESERVED: "one of " + ", ".join(word.decode() for word in RESERVED),
+        Fault.LONG_LINE: f"more than {max_line_bytes:,} bytes",
+        Fault.LONG_WORD: f"a word of more than {MAX_WORD_BYTES:,} bytes",
+        Fault.NULL_ROW: "a null",
+        Fault.NUL: "a NUL byte",
+        Fault.NOT_UTF8: "bytes that are not UTF-8",
+    }[fault]
+    return (
+        f"{where} has {what}; {_ADVICE[fault]}, or pass --skip to leave such lines out and count "
+        "them"
+    )
 
 
 def fault_of(line: bytes, max_line_bytes: int = MAX_LINE_BYTES) -> Fault | None:

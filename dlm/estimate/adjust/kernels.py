@@ -51,12 +51,14 @@ def _close(down_to, depth, words, counts, used, actual, outside, thresholds, sta
 
 
 @njit(cache=True, nogil=True)
-def close(depth, words, counts, used, actual, outside, thresholds, statistics):  # type: ignore[no-untyped-def]
-    """Finishes the open nodes after the last key of all.
+def close(depth, words, counts, used, actual, outside, thresholds, statistics, at_end):  # type: ignore[no-untyped-def]
+    """Finishes the open nodes after the last key.
 
-    Shapes  as in `grow`
+    Shapes
+        at_end  bool  whether it is the last of the whole text
+        the rest as in `grow`
     """
-    _close(0, depth, words, counts, used, actual, outside, thresholds, statistics, True)
+    _close(0, depth, words, counts, used, actual, outside, thresholds, statistics, at_end)
 
 
 @njit(cache=True, nogil=True)

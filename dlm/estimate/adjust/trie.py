@@ -14,6 +14,11 @@ from dlm.estimate.store import Column, Memory
 
 MAX_RANK = (1 << 32) - 2
 
+TOO_OFTEN = (
+    f"an n-gram occurs more than {kernels.COUNT_BITS:,} times, which is more than can be counted "
+    "here; remove repeated lines"
+)
+
 # Nodes of an order that are gathered before they are put in a column.
 ROOM = 1 << 18
 
@@ -110,14 +115,24 @@ class TrieBuilder:
             if done < len(rows):
                 self._flush()
 
-    def finish(self) -> Trie:
+    @property
+    def open_actual(self) -> list[int]:
+        """How often the n-grams that end the last key occur so far, by order.
+
+        Where the key is filled up with `<s>`, they go as far as the first one.
+        """
+        return [int(often) for often in self._actual[: self._depth]]
+
+    def finish(self, *, at_end: bool = True) -> Trie:
         """The trie of all keys.
 
+        Args    at_end           whether the last key is the last of the whole text: the n-grams
+                                 that end it enter the statistics by how often they occur
         Raises  EstimationError  a count or a rank is too large
         """
         kernels.close(
             self._depth, self._words, self._counts, self._used, self._actual, self._outside,
-            self._thresholds, self._trie.statistics,
+            self._thresholds, self._trie.statistics, at_end,
         )  # fmt: skip
         self._depth = 0
         self._flush()
@@ -125,10 +140,7 @@ class TrieBuilder:
         for n, column in enumerate(trie.children):
             column.append(np.array([len(trie.words[n + 1])], np.uint32))
         if trie.statistics[:, kernels.TOO_LARGE].any():
-            raise EstimationError(
-                f"an n-gram occurs more than {kernels.COUNT_BITS:,} times, which is more than can "
-                "be counted here; remove repeated lines"
-            )
+            raise EstimationError(TOO_OFTEN)
         return trie
 
     def _flush(self) -> None:

@@ -47,9 +47,14 @@ class ContextRange:
     last: int
 
 
-def unigrams(trie: Trie, discounts: NDArray[np.float32], memory: Memory) -> Column:
-    """Probabilities of words: of `<s>` 1, of the unknown word its share of what is spared."""
-    counts = trie.counts[0].read(0, len(trie.counts[0]))
+def unigrams(
+    counts: NDArray[np.uint32], discounts: NDArray[np.float32], kept: int
+) -> NDArray[np.float32]:
+    """Probabilities of words: of `<s>` 1, of the unknown word its share of what is spared.
+
+    Args    kept    how many words stay in the model
+    Shapes  counts  (words,)  uint32  adjusted counts, and PRUNED
+    """
     numbers = (counts & COUNT_BITS).astype(np.float64)
     pruned = counts >= PRUNED
     taken = np.where(
@@ -57,12 +62,10 @@ def unigrams(trie: Trie, discounts: NDArray[np.float32], memory: Memory) -> Colu
     )
     total = numbers.sum()
     spared = taken.sum() / total
-    uniform = 1.0 / (int(trie.statistics[0, KEPT]) - 1)  # <s> is never predicted
-    probs = ((numbers - taken) / total + spared * uniform).astype(np.float32)
+    uniform = 1.0 / (kept - 1)  # <s> is never predicted
+    probs: NDArray[np.float32] = ((numbers - taken) / total + spared * uniform).astype(np.float32)
     probs[1] = 1.0
-    out = Column(len(probs), np.float32, memory)
-    out.append(probs)
-    return out
+    return probs
 
 
 class Interpolation:
@@ -96,7 +99,10 @@ class Interpolation:
         self._chunk = chunk
         self._links: Column | None = None  # of order 2 and above: the rank of each context
         self.order = 1
-        self.probs = unigrams(trie, discounts[0], memory)
+        counts = trie.counts[0].read(0, len(trie.counts[0]))
+        probs = unigrams(counts, discounts[0], int(trie.statistics[0, KEPT]))
+        self.probs = Column(len(probs), np.float32, memory)
+        self.probs.append(probs)
         self.backoffs: Column | None = None
         self.ranges = 0
 

@@ -1,0 +1,117 @@
+"""What the driver makes of what the partitions tell it: words and their counts, which it holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from dlm.errors import EstimationError
+from dlm.estimate.adjust.kernels import ALL, COUNT_BITS, EOS, KEPT, PRUNED, STATISTICS
+from dlm.estimate.adjust.trie import TOO_OFTEN
+from dlm.estimate.pipeline import Settings
+from dlm.estimate.text import Fault, Totals, complaint
+from dlm.ngram.wordtable import WordTable
+
+# Ids are `int` in Spark.
+MAX_WORDS = (1 << 31) - 1
+
+
+def take_facts(totals: Totals, rows: pa.Table, skip: bool) -> None:
+    """Adds up what was read.
+
+    Shapes  rows             facts, path, start: of `tasks.words_of_text`, in the order of the text
+    Raises  EstimationError  a line has a fault, and none may
+    """
+    for facts, path, start in zip(
+        *(rows.column(name).to_pylist() for name in ("facts", "path", "start")), strict=True
+    ):
+        own = json.loads(facts)
+        if own["fault"] is not None and not skip:
+            fault, line = own["fault"]
+            where = f"{path}, line {line:,}"
+            if start:
+                where += f" of what begins at byte {start:,}"
+            raise EstimationError(complaint(Fault(fault), where))
+        totals.bytes += own["bytes"]
+        totals.lines += own["lines"] - (own["empty"] if skip else 0)
+        totals.empty += own["empty"]
+        totals.words += own["words"]
+        for name, count in own["skipped"].items():
+            totals.skipped[Fault(name)] = totals.skipped.get(Fault(name), 0) + count
+
+
+def table_of(words: pa.ChunkedArray) -> WordTable:
+    """The words of a text by id.
+
+    Args    words            different ones, in the order in which they first come
+    Raises  EstimationError  there are too many
+    """
+    if len(words) + 3 > MAX_WORDS:
+        raise EstimationError(f"{len(words):,} different words; at most {MAX_WORDS:,} can be")
+    lengths = pc.binary_length(words).to_numpy()
+    begin = np.concatenate(([0, 5, 8, 12], 12 + np.cumsum(lengths, dtype=np.int64)))
+    text = b"".join([b"<unk><s></s>", *map(_bytes_of, words.chunks)])
+    return WordTable.from_arrays(np.frombuffer(text, np.uint8), begin)
+
+
+def _bytes_of(column: pa.Array) -> bytes:
+    """The values of a column of bytes one after another."""
+    if not len(column):
+        return b""
+    values = column.cast(pa.large_binary())
+    ends = np.frombuffer(values.buffers()[1], np.int64)[
+        values.offset : values.offset + len(values) + 1
+    ]
+    return bytes(values.buffers()[2].slice(int(ends[0]), int(ends[-1] - ends[0])).to_pybytes())
+
+
+def statistics_of(
+    settings: Settings,
+    abouts: Sequence[bytes],
+    sums: pa.Table,
+    words: int,
+    known: NDArray[np.uint8] | None,
+) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+    """Counts of counts of all orders, and the adjusted counts of words with PRUNED.
+
+    Args
+        abouts  what `tasks.adjusted` tells of its partitions
+        sums    w0, left, actual: of words, how many come before each and how often it occurs
+    Returns
+        as `statistics` and `counts[0]` of a Trie
+    """
+    order = settings.order
+    statistics = np.zeros((order, STATISTICS), np.int64)
+    last: dict[str, Any] = {"key": []}
+    for text in abouts:
+        about = json.loads(text)
+        statistics[1:] += np.array(about["statistics"], np.int64)[1:]
+        last = max(last, about, key=lambda own: own["key"])
+    ids = sums.column("w0").to_numpy()
+    left, actual = np.zeros(words, np.int64), np.zeros(words, np.int64)
+    left[ids] = sums.column("left").to_numpy()
+    actual[ids] = sums.column("actual").to_numpy()
+    counts = actual if order == 1 else left
+    if int(counts.max()) > COUNT_BITS:
+        raise EstimationError(TOO_OFTEN)
+    pruned = actual <= settings.thresholds[0]
+    if known is not None:
+        pruned |= known == 0
+    pruned[: EOS + 1] = False
+    statistics[0, :4] = np.bincount(np.minimum(counts, 5), minlength=6)[1:5]
+    statistics[0, ALL] = words
+    statistics[0, KEPT] = words - int(pruned.sum())
+    # The n-grams that end the last of all enter by how often they occur: see the local engine.
+    nodes = [(int(counts[last["key"][0]]), int(actual[last["key"][0]])), *last["nodes"][1:]]
+    for n, (adjusted, often) in enumerate(nodes[: order - 1]):
+        if 1 <= adjusted <= 4:
+            statistics[n, adjusted - 1] -= 1
+        if 1 <= often <= 4:
+            statistics[n, often - 1] += 1
+    return statistics, counts.astype(np.uint32) | np.where(pruned, PRUNED, 0).astype(np.uint32)

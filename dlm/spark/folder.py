@@ -1,0 +1,141 @@
+"""The folder of a model in parts, on any file system that Spark writes to."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from dlm.errors import ConfigError
+from dlm.ngram.arpa import PARTS_INDEX
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_RUN = "run-"
+
+# Of file systems where a file is there whole or not at all once it is closed: object stores, whose
+# renaming is copying. Others rename at once.
+_APPEARS_WHOLE = "fs.capability.outputstream.abortable"
+
+
+class ModelFolder:
+    """Where one run puts its parts, beside those of the run before until an index names its own.
+
+    Args
+        path         a path of Spark: hdfs://, s3a://, file:// or the default file system's
+    Raises
+        ConfigError  there is something else
+    Guarantees
+        what stands at the path is the model before, or after `commit` this one; what a killed run
+        left is removed by the next commit
+    Trusts
+        one run at a time writes to it
+    """
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        if path == "-":
+            raise ConfigError(
+                "Spark writes no standard output; give a folder as --output, or use --engine local"
+            )
+        jvm: Any = spark._jvm
+        self._gateway: Any = spark.sparkContext._gateway
+        self._new_path = jvm.org.apache.hadoop.fs.Path
+        self._root = self._new_path(path)
+        configuration = spark._jsc.hadoopConfiguration()
+        self._files = self._root.getFileSystem(configuration)
+        self._run = f"{_RUN}{secrets.token_hex(8)}"
+        self._is_model = False
+        self._jvm = jvm
+        self._configuration = configuration
+        if not self._files.exists(self._root):
+            return
+        if self._files.getFileStatus(self._root).isFile():
+            raise ConfigError(
+                f"{path} is a file; Spark writes a folder of parts: remove it, or give another "
+                "--output"
+            )
+        others = [
+            name
+            for name in self._names(self._root)
+            if not name.startswith((_RUN, ".")) and name != PARTS_INDEX
+        ]
+        if others:
+            raise ConfigError(
+                f"{path} is a folder with other things ({', '.join(sorted(others)[:3])}); give as "
+                "--output a folder that is not there, is empty or has a model in parts"
+            )
+
+    @property
+    def run_path(self) -> str:
+        """Where the parts go, in folders `order=K`."""
+        return str(self._new_path(self._root, self._run).toString())
+
+    def parts(self, order: int) -> list[tuple[str, int]]:
+        """The parts of an order, in their order: name below the folder, and size in bytes."""
+        folder = self._new_path(self._new_path(self._root, self._run), f"order={order}")
+        if not self._files.exists(folder):
+            return []  # no n-gram of the order is in the model
+        found = {
+            str(status.getPath().getName()): int(status.getLen())
+            for status in self._files.listStatus(folder)
+        }
+        names = [name for name in found if name.startswith("part-")]
+        return [
+            (f"{self._run}/order={order}/{name}", found[name]) for name in sorted(names, key=_place)
+        ]
+
+    def commit(self, index: bytes) -> None:
+        """Makes this run's parts the model, and removes those of others."""
+        place = self._new_path(self._root, PARTS_INDEX)
+        context = self._renaming_context()
+        if context is None:
+            self._is_model = True
+            self._write(place, index)
+        else:
+            written = self._new_path(self._root, f".{PARTS_INDEX}.{self._run}")
+            self._write(written, index)
+            rename = self._jvm.org.apache.hadoop.fs.Options.Rename
+            how = self._gateway.new_array(rename, 1)
+            how[0] = rename.OVERWRITE
+            self._is_model = True
+            context.rename(
+                self._files.makeQualified(written), self._files.makeQualified(place), how
+            )
+        for name in self._names(self._root):
+            if name.startswith((_RUN, f".{PARTS_INDEX}.{_RUN}")) and name != self._run:
+                self._files.delete(self._new_path(self._root, name), True)
+
+    def discard(self) -> None:
+        """Removes this run's parts, unless they are the model or may be."""
+        if not self._is_model:
+            self._files.delete(self._new_path(self._root, self._run), True)
+
+    def _write(self, path: Any, text: bytes) -> None:
+        stream = self._files.create(path, True)
+        try:
+            stream.write(bytearray(text))
+        finally:
+            stream.close()
+
+    def _renaming_context(self) -> Any:
+        """What renames a file over another; None where there is none, or writing is as good."""
+        from py4j.protocol import Py4JJavaError
+
+        if self._files.hasPathCapability(self._root, _APPEARS_WHOLE):
+            return None
+        root = self._files.makeQualified(self._root).toUri()
+        contexts = self._jvm.org.apache.hadoop.fs.FileContext
+        try:
+            return contexts.getFileContext(root, self._configuration)
+        except Py4JJavaError as exc:
+            if "UnsupportedFileSystem" in str(exc.java_exception.getClass().getName()):
+                return None
+            raise
+
+    def _names(self, path: Any) -> list[str]:
+        return [str(status.getPath().getName()) for status in self._files.listStatus(path)]
+
+
+def _place(name: str) -> tuple[int, str]:
+    """Where a part stands among others: `part-NUMBER-...`, with five digits or more."""
+    return int(name.split("-")[1]), name

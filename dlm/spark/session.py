@@ -1,0 +1,62 @@
+"""The Spark session that a job runs in, or what is missing for one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def missing() -> str | None:
+    """What this machine lacks for Spark, and what to do about it; None if nothing."""
+    try:
+        import pyspark  # noqa: F401, I001 (that is to be named first)
+        import pandas  # noqa: F401 (pyspark asks for it where a job first needs it)
+    except ImportError as exc:
+        return (
+            f"Spark cannot be used here: {exc.name} is not installed; "
+            "run pip install 'dlm[spark]', or use --engine local"
+        )
+    home = os.environ.get("JAVA_HOME")
+    java = Path(home) / "bin/java" if home else shutil.which("java")
+    if java is None or not Path(java).exists():
+        return (
+            "Spark cannot be used here: it needs Java 17 or later, and "
+            + (f"JAVA_HOME ({home}) has no bin/java" if home else "there is no java in PATH")
+            + "; install one (apt-get install openjdk-17-jre-headless), or use --engine local"
+        )
+    return None
+
+
+@contextmanager
+def session() -> Iterator[SparkSession]:
+    """The session there is, or a new one with the settings of the environment, then stopped.
+
+    Raises  ConfigError  pyspark or Java is missing, or Spark does not start
+    """
+    if (lacking := missing()) is not None:
+        raise ConfigError(lacking)
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    # Else executors look for a "python3", which need not have dlm. spark-submit sets it before.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    is_there = SparkSession.getActiveSession() is not None
+    try:
+        spark = SparkSession.builder.appName("dlm estimate").getOrCreate()
+    except (PySparkException, RuntimeError) as exc:
+        raise ConfigError(f"Spark does not start: {exc}; see what it wrote above") from exc
+    try:
+        yield spark
+    finally:
+        if not is_there:
+            spark.stop()

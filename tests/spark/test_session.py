@@ -1,0 +1,58 @@
+"""Where Spark cannot be used, it is said what is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlm.spark import session
+
+PRETENCE = """
+import sys
+sys.modules["pyspark"] = None
+from dlm.cli.main import main
+sys.argv = ["dlm", "estimate", "text", "--output", "m", "--engine", "spark"]
+main()
+"""
+
+
+def test_without_the_extra_the_command_names_it() -> None:
+    """On standard error, in one line, with exit status 1."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRETENCE], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "dlm: Spark cannot be used here" in done.stderr
+    assert "pip install 'dlm[spark]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("home", [True, False])
+def test_without_java_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: bool
+) -> None:
+    """Where JAVA_HOME is wrong, that."""
+    pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'dlm[spark]'")
+    pytest.importorskip("pandas", reason="pandas is not installed: pip install 'dlm[spark]'")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    if home:
+        monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    lacking = session.missing()
+    assert lacking is not None
+    assert ("JAVA_HOME" if home else "no java in PATH") in lacking
+    assert "--engine local" in lacking
+
+
+def test_the_local_engine_loads_nothing_of_spark() -> None:
+    """The embedded default needs neither pyspark nor Java."""
+    code = (
+        "import sys; sys.modules['pyspark'] = None; sys.modules['pandas'] = None\n"
+        "import dlm.cli.main, dlm.estimate.pipeline, dlm.spark.tasks, dlm.spark.engine\n"
+        "assert not any(name.startswith('py4j') for name in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
