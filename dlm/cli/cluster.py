@@ -7,11 +7,14 @@ import signal
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
 import typer
+
+RESTART_S = 2.0  # a server that ends at once is started this often
 
 
 def check_free(cluster_file: Path) -> None:
@@ -50,6 +53,13 @@ def cluster(
         int,
         typer.Option(min=1, max=64, help="Servers of each shard; one may fail and nobody sees."),
     ] = 1,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Start a server again that ended.")
+    ] = False,
+    small: Annotated[
+        Path | None,
+        typer.Option(help="Shard set that decoders' clients go over to while servers fail."),
+    ] = None,
     metrics_port: Annotated[
         int, typer.Option(help="Port of the metrics of shard 0, the others follow; 0 is none.")
     ] = 0,
@@ -65,15 +75,17 @@ def cluster(
 ) -> None:
     """Serve every shard on loopback until Ctrl-C or SIGTERM.
 
-    With several folders each server holds its shard of every set that has one.
+    With several folders each server holds its shard of every set that has one. --small is written
+    into cluster.toml, and clients with `partial` on open it by themselves.
 
     Example: dlm cluster shards/model, and in another terminal: dlm score text.txt
     """
-    from dlm.cli.processes import running_servers
+    from dlm.cli.processes import Server, running_servers
     from dlm.client.security import ClientSecurity
     from dlm.client.topology import write_cluster_file
     from dlm.errors import ConfigError, ShardDown
     from dlm.index.layout import read_manifest
+    from dlm.index.local import LocalModel
 
     manifests = [read_manifest(directory) for directory in directories]
     count = replicas * max(manifest.shards for manifest in manifests)
@@ -83,6 +95,8 @@ def cluster(
     if not cluster_file.absolute().parent.is_dir():
         raise ConfigError(f"{cluster_file}: its folder does not exist")
     check_free(cluster_file)
+    if small is not None:
+        LocalModel.open(small)  # whole, every checksum right: not found out when it is needed
     security = ClientSecurity(ca=ca, cert=cert, key=key, token_file=token_file)
     given = {
         "--tls-cert": tls_cert,
@@ -92,6 +106,18 @@ def cluster(
     }
     options = [part for name, file in given.items() if file for part in (name, file)]
     stopping = threading.Event()
+
+    def write(servers: list[Server]) -> str:
+        endpoints = [server.endpoint for server in servers]
+        shard_set = manifests[0].shard_set
+        write_cluster_file(
+            cluster_file, endpoints, shard_set=shard_set, security=security, small=small
+        )
+        return cluster_file.read_text()
+
+    def ours(written: str | None) -> bool:
+        # Another cluster may have written its own since.
+        return written is not None and cluster_file.exists() and cluster_file.read_text() == written
 
     def stop(number: int, frame: FrameType | None) -> None:
         if stopping.is_set():
@@ -111,32 +137,37 @@ def cluster(
             options=options,
         ) as servers:
             if not stopping.is_set():
-                endpoints = [server.endpoint for server in servers]
-                write_cluster_file(
-                    cluster_file,
-                    endpoints,
-                    shard_set=manifests[0].shard_set,
-                    security=security,
-                )
-                written = cluster_file.read_text()
+                written = write(servers)
                 for directory, manifest in zip(directories, manifests, strict=True):
                     print(
                         f"{manifest.shards} shards of {directory} (shard set {manifest.shard_set})"
                     )
-                for endpoint in endpoints:
-                    print(f"  shard {endpoint.shard} at {endpoint.address}")
+                for server in servers:
+                    print(f"  shard {server.endpoint.shard} at {server.endpoint.address}")
+                if small is not None:
+                    print(f"small model {small}")
                 print(f"wrote {cluster_file}; Ctrl-C stops", flush=True)
             gone: set[str] = set()
+            started: dict[str, float] = {}
             while not stopping.wait(0.2):
-                for server in servers:
+                for at, server in enumerate(servers):
                     endpoint, status = server.endpoint, server.process.poll()
                     if status is None or endpoint.address in gone:
                         continue
-                    gone.add(endpoint.address)
                     what = (
                         f"the server of shard {endpoint.shard} at {endpoint.address} ended with "
                         f"status {status}"
                     )
+                    if restart:
+                        now = time.monotonic()
+                        if now - started.get(endpoint.address, -RESTART_S) >= RESTART_S:
+                            started[endpoint.address] = now
+                            servers[at] = server.again()
+                            if ours(written):
+                                written = write(servers)
+                            print(f"{what}; started again", file=sys.stderr)
+                        continue
+                    gone.add(endpoint.address)
                     if all(
                         other.endpoint.address in gone
                         for other in servers
@@ -145,8 +176,7 @@ def cluster(
                         raise ShardDown(f"{what}; none is left, stopping the others")
                     print(f"{what}; its replicas go on", file=sys.stderr)
     finally:
-        # Only what is still ours: another cluster may have written its own since.
-        if written is not None and cluster_file.exists() and cluster_file.read_text() == written:
+        if ours(written):
             cluster_file.unlink()
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,10 +25,27 @@ STOP_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running server."""
+    """A running server; its endpoint's pid is also the group of all its processes."""
 
     process: subprocess.Popen[bytes]
     endpoint: Endpoint
+    command: Sequence[str]
+
+    def again(self) -> Server:
+        """One that is started in its place, at the same port; not ready yet."""
+        command = list(self.command)
+        command[command.index("--port") + 1] = self.endpoint.address.rsplit(":", 1)[1]
+        process = _start(command)
+        return Server(process, replace(self.endpoint, pid=process.pid), command)
+
+
+def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C reaches the parent, which stops them
+        preexec_fn=partial(end_with_parent, os.getpid()),
+    )
 
 
 def holders(manifests: Sequence[Manifest]) -> list[list[int]]:
@@ -54,7 +71,8 @@ def running_servers(
     """Servers for each shard index of the shard sets in `directories`; stopped at the end.
 
     Server i holds shard i of every set that has one; the first folder is the default of those that
-    hold it. Further replicas come after the first of all shards, in the same order.
+    hold it. Further replicas come after the first of all shards, in the same order. Whoever starts
+    one `again` puts it into the list in place of the old one.
 
     Args
         workers     processes of each server
@@ -69,7 +87,9 @@ def running_servers(
     shards = len(held)
     with tempfile.TemporaryDirectory(prefix="dlm-") as scratch:
         ready = [Path(scratch) / f"server-{index}.json" for index in range(shards * replicas)]
+        commands: list[list[str]] = []
         processes: list[subprocess.Popen[bytes]] = []
+        servers: list[Server] = []
         try:
             for index, sets in enumerate(held * replicas):
                 command = [sys.executable, "-m", "dlm.cli.main", "serve"]
@@ -86,24 +106,20 @@ def running_servers(
                 metrics_port = first_metrics_port + index if first_metrics_port else 0
                 command += ["--metrics-port", str(metrics_port)]
                 command += ["--host", "127.0.0.1", "--log-level", log_level, *options]
-                processes.append(
-                    subprocess.Popen(
-                        command,
-                        stdin=subprocess.DEVNULL,
-                        start_new_session=True,  # Ctrl-C reaches the parent, which stops them
-                        preexec_fn=partial(end_with_parent, os.getpid()),
-                    )
-                )
-            yield _wait_ready(processes, ready, shards)
+                commands.append(command)
+                processes.append(_start(command))
+            endpoints = _wait_ready(processes, ready, shards)
+            servers = [Server(*one) for one in zip(processes, endpoints, commands, strict=True)]
+            yield servers
         finally:
-            stop(processes)
+            stop([server.process for server in servers] or processes)
 
 
 def _wait_ready(
     processes: list[subprocess.Popen[bytes]], ready: list[Path], shards: int
-) -> list[Server]:
+) -> list[Endpoint]:
     limit = time.monotonic() + START_S
-    servers = []
+    endpoints = []
     for index, (process, path) in enumerate(zip(processes, ready, strict=True)):
         while not path.exists():
             for other, candidate in enumerate(processes):
@@ -118,8 +134,8 @@ def _wait_ready(
                 )
             time.sleep(0.02)
         port = json.loads(path.read_text())["port"]
-        servers.append(Server(process, Endpoint(f"127.0.0.1:{port}", index % shards)))
-    return servers
+        endpoints.append(Endpoint(f"127.0.0.1:{port}", index % shards, process.pid))
+    return endpoints
 
 
 def stop(processes: list[subprocess.Popen[bytes]]) -> None:

@@ -13,7 +13,9 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
 
@@ -24,7 +26,7 @@ from dlm.client.local import open_small
 from dlm.client.metrics import ClientCollector
 from dlm.client.modes import Mode
 from dlm.client.security import read_cluster_security
-from dlm.client.topology import ClusterFile, Endpoint, FixedEndpoints
+from dlm.client.topology import ClusterFile, Endpoint, FixedEndpoints, read_cluster_small
 from dlm.client.transport import GrpcConnection
 from dlm.client.utterance import FINISH, FULL_KIND, SMALL_KIND, AsyncUtterance, Utterance
 from dlm.errors import ConfigError, UnavailableError
@@ -45,6 +47,8 @@ def _core(cluster: Cluster, config: ClientConfig | None, model: str | None) -> C
         endpoints = ClusterFile(cluster)
         endpoints()  # says what to do where there is no such file
         security = security.over(read_cluster_security(cluster))
+        if config.partial and config.small is None and config.heartbeats is not False:
+            config = replace(config, small=_small_of(cluster))
     else:
         for address in cluster:
             if not isinstance(address, str) or ":" not in address:
@@ -55,6 +59,17 @@ def _core(cluster: Cluster, config: ClientConfig | None, model: str | None) -> C
         endpoints = FixedEndpoints([Endpoint(address) for address in cluster])
     connect = partial(GrpcConnection, streams=config.connections, security=security)
     return Core(endpoints, config, connect=connect, model=model)
+
+
+def _small_of(cluster: str | os.PathLike[str]) -> Path | None:
+    small = read_cluster_small(cluster)
+    if small is not None and not small.is_dir():
+        raise ConfigError(
+            f"{os.fspath(cluster)} names the small model {small}, and there is no such folder on "
+            "this machine; copy it there, write where it is into the file, or give "
+            "ClientConfig(small=...)"
+        )
+    return small
 
 
 class _Face:

@@ -40,7 +40,9 @@ class ClientConfig:
     small          folder of a shard set that is opened here and answers while the servers fail:
                    new utterances go to it, by the rules of `switching` (DLM 3.4). Its own words
                    and ids; so an utterance's ids are those of its own `vocabulary`. With it,
-                   `partial` is on.
+                   `partial` is on. None: the one that cluster.toml names (`dlm cluster --small`),
+                   if `partial` is on and `heartbeats` are not off; for whoever needs the model's
+                   own scores, and leaves `partial` off, cluster.toml's is nothing.
     heartbeats     ask every server regularly whether it is there. None: where it is of use, that
                    is with `partial`, with `small`, or where a shard has several servers.
     beating        how often, and what is made of it

@@ -33,10 +33,14 @@ WRITTEN_BY = "# Written by dlm cluster"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address, and the shard it is said to hold: a hint, for while the server is silent."""
+    """An address, and the shard it is said to hold: a hint, for while the server is silent.
+
+    pid  of the server's process, where it runs on the machine that wrote the file
+    """
 
     address: str
     shard: int | None = None
+    pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,27 @@ def read_cluster_file(path: str | os.PathLike[str]) -> list[Endpoint]:
         ConfigError  the file is missing or does not say that
     """
     path = Path(path)
+    return [_endpoint(path, server) for server in _servers(path, _content(path))]
+
+
+def read_cluster_small(path: str | os.PathLike[str]) -> Path | None:
+    """The folder of the small model that a cluster.toml names, relative to its own; None for none.
+
+    Raises
+        ConfigError  the file cannot be read, or ``small`` is no string
+    """
+    path = Path(path)
+    small = _content(path).get("small")
+    if small is None:
+        return None
+    if not isinstance(small, str) or not small:
+        raise ConfigError(f"{path}: small must be the folder of a shard set, found {small!r}")
+    return path.absolute().parent / small
+
+
+def _content(path: Path) -> dict[str, Any]:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
         raise ConfigError(
             f"{path} does not exist; `dlm cluster DIR` writes it where it is started, "
@@ -85,7 +108,6 @@ def read_cluster_file(path: str | os.PathLike[str]) -> list[Endpoint]:
         ) from exc
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise ConfigError(f"{path} cannot be read as TOML: {exc}") from exc
-    return [_endpoint(path, server) for server in _servers(path, content)]
 
 
 def _servers(path: Path, content: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -96,12 +118,16 @@ def _servers(path: Path, content: Mapping[str, Any]) -> Sequence[Mapping[str, An
 
 
 def _endpoint(path: Path, server: Mapping[str, Any]) -> Endpoint:
-    address, shard = server.get("address"), server.get("shard")
+    address = server.get("address")
     if not isinstance(address, str) or ":" not in address:
         raise ConfigError(f'{path}: a [[server]] needs address = "host:port", found {address!r}')
-    if shard is not None and (not isinstance(shard, int) or isinstance(shard, bool) or shard < 0):
-        raise ConfigError(f"{path}: shard must be a number from 0, found {shard!r}")
-    return Endpoint(address, shard)
+    for name, low in (("shard", 0), ("pid", 1)):
+        value = server.get(name)
+        if value is not None and (
+            not isinstance(value, int) or isinstance(value, bool) or value < low
+        ):
+            raise ConfigError(f"{path}: {name} must be a number from {low}, found {value!r}")
+    return Endpoint(address, server.get("shard"), server.get("pid"))
 
 
 class ClusterFile:
@@ -125,10 +151,17 @@ class FixedEndpoints:
 
 
 def write_cluster_file(
-    path: Path, endpoints: Sequence[Endpoint], *, shard_set: str, security: ClientSecurity = PLAIN
+    path: Path,
+    endpoints: Sequence[Endpoint],
+    *,
+    shard_set: str,
+    security: ClientSecurity = PLAIN,
+    small: Path | None = None,
 ) -> None:
     """Writes a cluster.toml whole or not at all; of `security` all but the token itself."""
     lines = [f"{WRITTEN_BY} for shard set {shard_set}."]
+    if small is not None:
+        lines += ["", f"small = {json.dumps(str(small.absolute()))}"]
     if security.token_file:
         lines += ["", f"token_file = {json.dumps(security.token_file)}"]
     if security.ca:
@@ -139,6 +172,8 @@ def write_cluster_file(
         lines += ["", "[[server]]", f'address = "{endpoint.address}"']
         if endpoint.shard is not None:
             lines.append(f"shard = {endpoint.shard}")
+        if endpoint.pid is not None:
+            lines.append(f"pid = {endpoint.pid}")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
     temporary.replace(path)

@@ -19,6 +19,7 @@ from cluster import ROOT, Cluster, ModelFiles, ProcessServer, build, until
 from dlm.client import AsyncClient, Client, ClientConfig
 from dlm.client.membership import Beating, Health
 from dlm.client.modes import Mode, Switching
+from dlm.client.topology import Endpoint, write_cluster_file
 from dlm.errors import (
     ConfigError,
     FamilyMismatch,
@@ -218,6 +219,30 @@ def test_a_small_model_that_cannot_be_read_is_refused_at_once(
     (tmp_path / "empty").mkdir()
     with pytest.raises(ShardFormatError):
         connect(cluster, small=tmp_path / "empty")
+
+
+def test_a_client_with_partial_takes_the_small_model_that_cluster_toml_names(
+    cluster, connect, files, small, tmp_path
+) -> None:
+    """Unless the program names one; and a client that wants the model's own scores takes none."""
+    endpoints = [Endpoint(address) for address in cluster.addresses]
+    path = tmp_path / "cluster.toml"
+    write_cluster_file(path, endpoints, shard_set=files.manifest.shard_set, small=small.directory)
+    plain = connect(path)
+    assert plain._small is None
+    quiet = connect(path, partial=True, heartbeats=False)
+    assert quiet._small is None
+    decoder = connect(path, partial=True, **QUICK)
+    assert decoder._small.model.manifest.shard_set == small.manifest.shard_set
+    copied = pickle.loads(pickle.dumps(decoder))
+    assert copied._small.model.manifest.shard_set == small.manifest.shard_set
+    copied.close()
+    own = connect(path, small=files.directory, **QUICK)
+    assert own._small.model.manifest.shard_set == files.manifest.shard_set
+    write_cluster_file(path, endpoints, shard_set="00", small=tmp_path / "absent")
+    connect(path)
+    with pytest.raises(ConfigError, match="no such folder on this machine"):
+        connect(path, partial=True)
 
 
 def test_the_asyncio_face_switches_too(files, small, cache_dir) -> None:

@@ -17,6 +17,7 @@ from dlm.client.topology import (
     check_model,
     discover,
     read_cluster_file,
+    read_cluster_small,
     said_once,
     write_cluster_file,
 )
@@ -30,10 +31,25 @@ def test_a_cluster_file_reads_back_as_it_was_written(tmp_path: Path) -> None:
     for endpoints in (
         [Endpoint("a:1", 0), Endpoint("b:2", 1), Endpoint("b:2", 7)],
         [Endpoint("[::1]:5")],
+        [Endpoint("a:1", 0, 4711), Endpoint("b:2", pid=1)],
     ):
         write_cluster_file(path, endpoints, shard_set="0" * 32)
         assert read_cluster_file(path) == endpoints
+        assert read_cluster_small(path) is None
     assert [p.name for p in tmp_path.iterdir()] == ["cluster.toml"]
+
+
+def test_a_cluster_file_names_the_small_model(tmp_path: Path) -> None:
+    """Absolute as it is written; by hand, relative to the file."""
+    path = tmp_path / "cluster.toml"
+    write_cluster_file(path, [Endpoint("a:1")], shard_set="0" * 32, small=Path("shards"))
+    assert read_cluster_small(path) == Path("shards").absolute()
+    path.write_text('small = "models/small"\n[[server]]\naddress = "a:1"\n')
+    assert read_cluster_small(path) == tmp_path / "models/small"
+    for wrong in ("small = 3", 'small = ""'):
+        path.write_text(wrong + '\n[[server]]\naddress = "a:1"\n')
+        with pytest.raises(ConfigError, match="the folder of a shard set"):
+            read_cluster_small(path)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +64,8 @@ def test_a_cluster_file_reads_back_as_it_was_written(tmp_path: Path) -> None:
         '[[server]]\naddress = "a:1"\nshard = -1',
         '[[server]]\naddress = "a:1"\nshard = true',
         '[[server]]\naddress = "a:1"\nshard = "0"',
+        '[[server]]\naddress = "a:1"\npid = 0',
+        '[[server]]\naddress = "a:1"\npid = "7"',
         "[[server",
         "\udcff",
     ],
