@@ -9,6 +9,7 @@ import typer
 
 from dlm import __version__
 from dlm.cli import (
+    chaos,
     cluster,
     demo,
     estimate,
@@ -67,6 +68,7 @@ app.command("info")(inspect.info)
 app.command("export")(inspect.export)
 app.command("serve")(serve.serve)
 app.command("cluster")(cluster.cluster)
+app.command("chaos")(chaos.chaos)
 app.command("status")(status.status)
 app.command("score")(score.score)
 app.command("token")(token.token)

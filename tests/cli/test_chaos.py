@@ -1,0 +1,212 @@
+"""`dlm chaos`: what it understands, what it refuses, and a cluster that it breaks."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import Run
+from cli.support import command, wait_for
+from cluster import until
+from dlm.cli.chaos import Command, parse, random_faults, read_script
+from dlm.client.topology import Endpoint, read_cluster_file, read_cluster_small, write_cluster_file
+from dlm.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("kill 0", Command("kill", 0)),
+        ("  stop   2 ", Command("stop", 2)),
+        ("slow 1 50", Command("slow", 1, 50.0)),
+        ("stall 1 0.1", Command("stall", 1, 0.1)),
+        ("drop 1", Command("drop", 1, 1.0)),
+        ("drop 1 0.5", Command("drop", 1, 0.5)),
+        ("half-open 0", Command("half-open", 0)),
+        ("heal all", Command("heal")),
+        ("heal 2", Command("heal", 2)),
+        ("list", Command("list")),
+    ],
+)
+def test_a_line_is_a_command(line: str, found: Command) -> None:
+    """And says itself again."""
+    assert parse(line, 3) == found
+    assert parse(str(found), 3) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("explode 0", "kill N; stop N"),
+        ("kill", "kill N; stop N"),
+        ("kill 3", "servers are 0 to 2"),
+        ("kill -1", "servers are 0 to 2"),
+        ("kill all", "servers are 0 to 2"),
+        ("kill 0 1", "nothing is expected"),
+        ("slow 0", "MS, a number from 0 to 60000"),
+        ("slow 0 -5", "MS, a number from 0 to 60000"),
+        ("stall 0 2", "P, a number from 0 to 1"),
+        ("corrupt 0 x", "P, a number from 0 to 1"),
+        ("corrupt 0 nan", "P, a number from 0 to 1"),
+        ("drop 0 1 1", "P, a number from 0 to 1"),
+    ],
+)
+def test_a_line_that_is_no_command_is_told_what_was_expected(line: str, says: str) -> None:
+    """Nothing is done then."""
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        parse(line, 3)
+
+
+def test_a_script_is_read_in_the_order_of_its_times() -> None:
+    """Comments and empty lines are left out; what is wrong is told with its line."""
+    text = "# a story\nat 2 heal all\n\nat 0.5 kill 1  # the first\n"
+    assert read_script(text, 2, Path("s")) == [(0.5, Command("kill", 1)), (2.0, Command("heal"))]
+    for wrong in ("kill 1", "at kill 1", "at -1 kill 1"):
+        with pytest.raises(ConfigError, match="s, line 2"):
+            read_script("\n" + wrong, 2, Path("s"))
+    with pytest.raises(ConfigError, match="servers are 0 to 1") as caught:
+        read_script("at 1 kill 2", 2, Path("s"))
+    assert caught.value.__notes__ == ["in s, line 1"]
+
+
+def test_random_faults_are_those_of_their_seed_and_are_all_taken_back() -> None:
+    """Every kind comes, in the order of time; none of a server while another of it lasts."""
+    plan = random_faults(7, 600.0, 3, kill=True)
+    assert plan == random_faults(7, 600.0, 3, kill=True) != random_faults(8, 600.0, 3, kill=True)
+    assert [at for at, _ in plan] == sorted(at for at, _ in plan)
+    assert plan[-1] == (600.0, Command("heal"))
+    wrong: dict[int, str] = {}
+    for at, one in plan[:-1]:
+        assert 0 <= at <= 600
+        assert one.server is not None
+        if one.verb in ("heal", "continue"):
+            assert (wrong.pop(one.server) == "stop") == (one.verb == "continue")
+        else:
+            assert one.server not in wrong
+            assert parse(str(one), 3) == one
+            if one.verb != "kill":
+                wrong[one.server] = one.verb
+    assert wrong == {}
+    kinds = Counter(one.verb for _, one in plan)
+    assert kinds.keys() == {
+        *("kill", "stop", "continue", "slow", "stall", "drop", "partition", "blackhole"),
+        *("half-open", "corrupt", "heal"),
+    }
+    assert not any(one.verb == "kill" for _, one in random_faults(7, 600.0, 3, kill=False))
+
+
+def test_what_is_no_cluster_of_this_machine_is_refused(run: Run, tmp_path: Path) -> None:
+    """A file written by hand, a server elsewhere, one without a process, one that is another's."""
+    path = tmp_path / "cluster.toml"
+    path.write_text('[[server]]\naddress = "127.0.0.1:9"\nshard = 0\npid = 1\n')
+    for endpoints, says in [
+        (None, b"was not written by dlm cluster"),
+        ([Endpoint("192.0.2.1:9", 0, 1)], b"gives no process for 192.0.2.1:9"),
+        ([Endpoint("127.0.0.1:9", 0)], b"gives no process for 127.0.0.1:9"),
+        ([Endpoint("127.0.0.1:9", 0, os.getpid())], b"is gone"),
+        ([Endpoint("127.0.0.1:9", 0, 1 << 30)], b"is gone"),
+    ]:
+        if endpoints is not None:
+            write_cluster_file(path, endpoints, shard_set="0" * 32)
+        done = run("chaos", "cluster.toml", cwd=tmp_path, text=b"kill 0\n")
+        assert done.returncode == 1
+        assert says in done.stderr
+        assert not (tmp_path / "chaos.toml").exists()
+
+
+def test_a_cluster_is_broken_and_its_clients_see_it_through_the_other_file(
+    folder: Path, other: Path, tmp_path: Path, environ: dict[str, str], run: Run
+) -> None:
+    """Killed and started again at its port with another pid; slow; stopped until the end."""
+    cluster = subprocess.Popen(
+        command(
+            *("cluster", folder / "shards", "--replicas", 2, "--restart", "--small", other),
+        ),
+        cwd=tmp_path,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for((tmp_path / "cluster.toml").exists, cluster)  # type: ignore[arg-type]
+        before = read_cluster_file(tmp_path / "cluster.toml")
+        assert read_cluster_small(tmp_path / "cluster.toml") == other
+        chaos = subprocess.Popen(
+            command("chaos", "cluster.toml"),
+            cwd=tmp_path,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert chaos.stdin is not None
+        assert chaos.stdout is not None
+        assert chaos.stdout.readline().startswith("wrote chaos.toml: 4 servers")
+        through = read_cluster_file(tmp_path / "chaos.toml")
+        assert [e.shard for e in through] == [e.shard for e in before] == [0, 1, 0, 1]
+        assert not {e.address for e in through} & {e.address for e in before}
+        assert read_cluster_small(tmp_path / "chaos.toml") == other
+        for line in ("kill 0", "slow 1 20", "stop 2", "explode 2", "list"):
+            chaos.stdin.write(line + "\n")
+        chaos.stdin.flush()
+        said = [chaos.stdout.readline() for _ in range(4)]
+        place = f"shard 0 at {before[0].address}, pid {before[0].pid}"
+        assert re.fullmatch(rf"\d{{4}}-\d\d-\d\dT[0-9:.]+Z kill 0: {place}\n", said[0])
+        assert said[1].endswith(f"slow 1 20: shard 1 at {before[1].address}\n")
+        rows = [chaos.stdout.readline() for _ in range(4)]
+        assert "delay_s 0.02" in rows[1]
+        assert f"pid {before[2].pid}, stopped  well" in rows[2]
+        until(lambda: read_cluster_file(tmp_path / "cluster.toml")[0].pid != before[0].pid)
+        after = read_cluster_file(tmp_path / "cluster.toml")
+        assert [e.address for e in after] == [e.address for e in before]
+        assert [e.pid for e in after[1:]] == [e.pid for e in before[1:]]
+        chaos.stdin.write("continue 2\n")
+        chaos.stdin.flush()
+        assert "continue 2" in chaos.stdout.readline()
+        scored = run("score", "--cluster", "chaos.toml", cwd=tmp_path, text=b"a b c d\n")
+        local = run("score", "--local", folder / "shards", text=b"a b c d\n")
+        assert scored.stdout == local.stdout, scored.stderr
+        refused = run("chaos", "chaos.toml", "--through", "more.toml", cwd=tmp_path)
+        assert b"gives no process" in refused.stderr
+        _, errors = chaos.communicate("stop 2\n", timeout=60)
+        assert chaos.returncode == 0
+        assert "'explode 2' is no command" in errors
+        assert not (tmp_path / "chaos.toml").exists()
+        # What was held goes on, so that the cluster ends as ever.
+        cluster.terminate()
+        _, errors = cluster.communicate(timeout=60)
+        assert cluster.returncode == 0
+        assert "ended with status -9; started again" in errors
+        assert not (tmp_path / "cluster.toml").exists()
+    finally:
+        for process in (cluster, chaos):
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+def test_a_small_model_that_is_damaged_is_refused_before_anything_runs(
+    folder: Path, tmp_path: Path, run: Run
+) -> None:
+    """Not found out when it is needed."""
+    for wrong in (tmp_path / "absent", tmp_path):
+        done = run("cluster", folder / "shards", "--small", wrong, cwd=tmp_path)
+        assert done.returncode == 1
+        assert b"manifest.json" in done.stderr
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    for path in (folder / "shards").iterdir():
+        data = bytearray(path.read_bytes())
+        if path.name == "shard-0001.arrow":
+            data[len(data) // 2] ^= 1
+        (damaged / path.name).write_bytes(data)
+    done = run("cluster", folder / "shards", "--small", damaged, cwd=tmp_path)
+    assert done.returncode == 1
+    assert b"shard-0001.arrow" in done.stderr
