@@ -85,6 +85,7 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     ngrams |= {("<s>", "the"): (-0.5, -0.25), ("<s>", "the", "man"): (-0.25, None)}
     PlainModel(3, ngrams).write(tmp_path / "model.arpa")
     manifest = build_shard_set(tmp_path / "model.arpa", tmp_path / "shards/model", 2)
+    build_shard_set(tmp_path / "model.arpa", tmp_path / "shards/small", 1)
     code = "\n".join(re.findall(r"```python\n(.*?)```", README, re.S))
     with running_servers([tmp_path / "shards/model"]) as servers:
         write_cluster_file(
