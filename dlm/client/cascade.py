@@ -45,6 +45,9 @@ class Host(Protocol):
     def connection(self, address: str) -> Connection:
         """See `Core.connection`."""
 
+    def renew(self, address: str) -> None:
+        """Gives up the connection; what follows goes over another."""
+
     def look_again(self) -> None:
         """Has the servers asked anew what they hold, in the background."""
 
@@ -262,6 +265,9 @@ class Watch:
         for action in actions:
             if isinstance(action, membership.Probe):
                 self._beat(host, topology, address, action.sequence)
+            elif isinstance(action, membership.Renew):
+                log.info("client.connection.renewed", extra={"address": address})
+                host.renew(address)
             elif isinstance(action, membership.Restarted):
                 log.info("client.server.restarted", extra={"address": address})
                 host.look_again()

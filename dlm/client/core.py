@@ -340,6 +340,14 @@ class Core:
         snapshot = self._snapshot
         return None if snapshot is None else snapshot.topology
 
+    def renew(self, address: str) -> None:
+        """See `cascade.Host`."""
+        runtime = self._runtime
+        with runtime.lock:
+            found = runtime.connections.pop(address, None)
+        if found is not None:
+            found.close()
+
     def look_again(self) -> None:
         """See `cascade.Host`."""
         runtime = self._runtime

@@ -27,6 +27,11 @@ from dlm.wire.status import Reason, error_from_refusal, error_from_rpc, reason_o
 SERVICE = "dlm.v1.Shard"
 MAX_TIMEOUT_US = (1 << 32) - 1
 LATE_TOO_SOON_S = 0.02
+# A stream from which nothing came for so long, and on which messages ran out meanwhile, takes no
+# more: it may never speak again while its connection lives. Longer than a busy server needs to
+# shake hands, so that the next one is not given up before it is made.
+SILENT_S = 5.0
+MAX_SILENT = 2
 FROM_CORE = "Internal error from Core"  # gRPC's own words, of its asyncio face
 
 log = logging.getLogger(__name__)
@@ -106,6 +111,7 @@ class Exchange:
         self._looks = inf  # when deadlines are looked at next; on the loop only
         self._task: asyncio.Task[None] | None = None
         self._answers = False  # whether anything ever came
+        self._heard = time.monotonic()  # when anything came, or when it was made
         self._silent = 0  # messages that ran out since anything came
         self.failure: tuple[float, str] | None = None  # when nobody was found there, and what it is
         if not loop.post(self._begin):
@@ -194,6 +200,8 @@ class Exchange:
             late = [n for n, sent in self.pending.items() if sent.deadline <= now]
             replies = [self.pending.pop(n).reply for n in late]
             self._silent += len(late)
+            if self._silent >= MAX_SILENT and now - self._heard >= SILENT_S:
+                self.ended = True  # what is in flight is still answered
             # What nobody waits for must not pile up behind a server that does not read.
             while self._outgoing and self._outgoing[0][0] not in self.pending:
                 self._outgoing.popleft()
@@ -258,6 +266,7 @@ class Exchange:
     def _receive(self, data: bytes) -> None:
         """Hands a reply to whoever waits for it; one that came too late goes nowhere."""
         self._answers = True
+        self._heard = time.monotonic()
         self._silent = 0
         message = codec.parse(pb.ScoreReply(), data)
         with self._lock:

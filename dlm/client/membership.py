@@ -14,12 +14,18 @@ SUSPECT  a beat is answered                 UP
 SUSPECT  `down_after` missed in a row       DOWN
 DOWN     `up_after` answered in a row       UP
 DOWN     a beat is missed                   DOWN; answers are counted anew
+any      `down_after` missed in a row, and  Renew: the connection is made anew
+         each `RENEW_AFTER` after that
 any      a beat is due, none is out         Probe
 any      another process answers            Restarted, and as an answered beat
 =======  =================================  ===================================================
 
 A server that says that it warms up or drains is UP but not `ready`: it is not asked, and that is no
 failure of it.
+
+A connection may be what is wrong: one that a firewall has forgotten, or whose framing was damaged,
+stays silent for as long as it lives, while the server answers on any other. So it is given up with
+the server.
 
 *Delay* is the round trip of heartbeats, smoothed; it is compared with its own baseline, which
 follows it with a time constant of minutes. So a way that has become twice as long for good is slow
@@ -96,6 +102,8 @@ class Beating:
 
 SMOOTHING = 0.125  # weight of a new round trip in the delay (as TCP's, RFC 6298)
 FIRST_BEATS = 8  # whose mean begins the baseline
+# Beats missed until the next new connection: longer than a busy server needs to shake hands.
+RENEW_AFTER = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +143,11 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class Renew:
+    """Action: give up the connection, and make another for the next beat and all that follows."""
+
+
+@dataclass(frozen=True, slots=True)
 class Changed:
     """Action: say so in the log and the metrics, and to whoever chooses among replicas."""
 
@@ -148,7 +161,7 @@ class Restarted:
 
 
 Event: TypeAlias = Tick | Beat | Lost
-Action: TypeAlias = Probe | Changed | Restarted
+Action: TypeAlias = Probe | Renew | Changed | Restarted
 
 
 class Member(NamedTuple):
@@ -157,6 +170,7 @@ class Member(NamedTuple):
     health     as far as heartbeats tell
     ready      whether it said that it answers queries
     run        beats missed in a row, or answered in a row while DOWN
+    silent     beats missed in a row, whatever the health
     due        when the next beat is sent
     sequence   of the last beat
     sent       when the beat that is out was sent; -inf where none is
@@ -180,6 +194,7 @@ class Member(NamedTuple):
     delay_s: float = 0.0
     baseline_s: float = 0.0
     measured: float = -inf
+    silent: int = 0
 
     @property
     def usable(self) -> bool:
@@ -216,13 +231,17 @@ def step(state: Member, event: Event, now: float, config: Beating) -> tuple[Memb
             run=0 if back else run,
             sent=-inf,
             instance=event.instance,
+            silent=0,
         )
     elif isinstance(event, Lost):
         if state.health is Health.UP:
             state = state._replace(health=Health.SUSPECT, run=0, due=now)
     else:
         if now - state.sent >= config.timeout_s and state.sent > -inf:
-            state = _missed(state, now, config)
+            state = _missed(state, now, config)._replace(silent=state.silent + 1)
+            over = state.silent - config.down_after
+            if over >= 0 and over % RENEW_AFTER == 0:
+                actions.append(Renew())
         if state.sent == -inf and now >= state.due:
             spread = 1.0 + config.jitter * (2.0 * event.chance - 1.0)
             state = state._replace(

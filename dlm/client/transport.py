@@ -216,6 +216,9 @@ class GrpcConnection:
                 home = loop.running()
                 if home.ending and loop.is_here():
                     return None
+                if found is not None and found.pending:  # it takes no more, and still answers
+                    self._retired = [old for old in self._retired if old.pending]
+                    self._retired.append(found)
                 token = self._token() if self._token else ()
                 found = Exchange(
                     home,
@@ -321,7 +324,7 @@ class GrpcConnection:
 
         def done(call: Any) -> None:
             try:
-                found = self._read_beat(request, bytes(call.result()))
+                found = self._read_beat(request, self._bytes(call.result()))
             except grpc.RpcError as exc:
                 reply(None, self._error(exc))
             except grpc.FutureCancelledError:
@@ -375,11 +378,16 @@ class GrpcConnection:
         # As a future: gRPC's blocking form would wait inside gRPC.
         call = self._start(method.future, request, timeout_s, metadata)
         try:
-            return bytes(call.result())
+            return self._bytes(call.result())
         except grpc.RpcError as exc:
             raise self._error(exc) from exc
         except grpc.FutureCancelledError as exc:
             raise self._closed_error() from exc
+
+    def _bytes(self, data: Any) -> bytes:
+        if data is None:  # well ended, as gRPC sees it: the frame of the message was damaged
+            raise ProtocolError(f"{self.address} answered without a message")
+        return bytes(data)
 
     def _error(self, exc: grpc.RpcError) -> DlmError:
         return error_of_call(exc, self.address)

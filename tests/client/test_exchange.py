@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from cluster import WAIT_S, until
-from dlm.client import transport
+from dlm.client import exchange, transport
 from dlm.client.exchange import SERVICE, is_lost
 from dlm.client.security import ClientSecurity
 from dlm.client.transport import GrpcConnection
@@ -51,8 +51,11 @@ class Server:
 
     async def _run(self) -> None:
         server = grpc.aio.server()
-        handler = grpc.stream_stream_rpc_method_handler(self._exchange)
-        generic = grpc.method_handlers_generic_handler(SERVICE, {"Exchange": handler})
+        handlers = {
+            "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
+            "Heartbeat": grpc.stream_stream_rpc_method_handler(self._nothing),
+        }
+        generic = grpc.method_handlers_generic_handler(SERVICE, handlers)
         server.add_generic_rpc_handlers((generic,))
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
@@ -66,6 +69,10 @@ class Server:
             message = pb.ScoreRequest.FromString(data)
             self.received.put(message)
             await self.script(context, message)
+
+    async def _nothing(self, _: Any, context: Any) -> None:
+        """Ends well, without a message."""
+        await context.read()
 
     @staticmethod
     async def answer(context: Any, message: pb.ScoreRequest) -> None:
@@ -461,6 +468,41 @@ def test_a_stream_that_stays_silent_is_not_asked_while_another_answers(server, c
     for shard in range(5):
         assert Asked(connection, shard, timeout_s=WAIT_S / 2).shard() == shard
     assert server.streams == 2
+
+
+def test_a_stream_that_stays_silent_for_long_is_given_up_for_another(
+    server, connect, monkeypatch
+) -> None:
+    """Even the only one: its framing may be damaged while its connection lives."""
+    mute: list[Any] = []
+
+    async def answer(context: Any, message: pb.ScoreRequest) -> None:
+        if not mute:
+            mute.append(context)
+        if context is not mute[0]:
+            await server.answer(context, message)
+
+    server.script = answer
+    connection = connect(streams=1)
+    for _ in range(4):  # soon after it was made: it may yet speak
+        assert isinstance(Asked(connection, 1, timeout_s=0.05).failure(), DeadlineExceeded)
+    assert server.streams == 1
+    monkeypatch.setattr(exchange, "SILENT_S", 0.0)
+    assert isinstance(Asked(connection, 1, timeout_s=0.05).failure(), DeadlineExceeded)
+    for shard in range(5):
+        assert Asked(connection, shard).shard() == shard
+    assert server.streams == 2
+
+
+def test_a_call_that_ends_well_without_a_message_is_a_broken_contract(connect) -> None:
+    """As one does whose frames were damaged; whoever waits for a heartbeat is told."""
+    request = pb.HeartbeatRequest(sequence=1)
+    connection = connect()
+    with pytest.raises(ProtocolError):
+        connection.heartbeat(request, WAIT_S)
+    told: SimpleQueue[DlmError | None] = SimpleQueue()
+    connection.heartbeat_later(request, WAIT_S, lambda found, error: told.put(error))
+    assert isinstance(told.get(timeout=WAIT_S), ProtocolError)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dlm.client.membership import (
     FIRST_BEATS,
+    RENEW_AFTER,
     Action,
     Beat,
     Beating,
@@ -19,6 +20,7 @@ from dlm.client.membership import (
     Lost,
     Member,
     Probe,
+    Renew,
     Restarted,
     Tick,
     step,
@@ -35,6 +37,7 @@ def member(health: Health, run: int = 0, *, out: bool = True) -> Member:
         health=health,
         ready=True,
         run=run,
+        silent=run if health is SUSPECT else 0,
         due=10.5 if out else 10.0,
         sequence=7,
         sent=10.0 if out else -inf,
@@ -76,8 +79,16 @@ def member(health: Health, run: int = 0, *, out: bool = True) -> Member:
             Tick(),
             11.0,
             (DOWN, 0),
-            [Probe(8), Changed(SUSPECT, DOWN)],
+            [Renew(), Probe(8), Changed(SUSPECT, DOWN)],
             id="missed-three-times",
+        ),
+        pytest.param(
+            member(DOWN)._replace(silent=3 + RENEW_AFTER - 1),
+            Tick(),
+            11.0,
+            (DOWN, 0),
+            [Renew(), Probe(8)],
+            id="still-missed-ten-beats-later",
         ),
         pytest.param(member(DOWN), Beat(7, 1), 10.1, (DOWN, 1), [], id="one-answer-is-not-enough"),
         pytest.param(
@@ -178,16 +189,18 @@ events = st.lists(
 )
 
 
-def plain(script: list[tuple[float, Event]]) -> list[tuple[Health, int | None]]:
-    """The table again, from the whole history each time: (health, sequence of the beat out)."""
-    out: list[tuple[Health, int | None]] = []
-    health, missed, answered, sequence = SUSPECT, 0, 0, 0
+def plain(script: list[tuple[float, Event]]) -> list[tuple[Health, int | None, bool]]:
+    """The table again: (health, sequence of the beat out, whether the connection is renewed)."""
+    out: list[tuple[Health, int | None, bool]] = []
+    health, missed, answered, sequence, silent = SUSPECT, 0, 0, 0, 0
+    renewals = {CONFIG.down_after + k * RENEW_AFTER for k in range(len(script))}
     sent: float | None = None
     due = -inf
     for now, event in script:
+        renewed = False
         if isinstance(event, Beat):
             if sent is not None and event.sequence == sequence:
-                sent, missed = None, 0
+                sent, missed, silent = None, 0, 0
                 answered = answered + 1 if health is DOWN else 0
                 if health is not DOWN or answered >= CONFIG.up_after:
                     health, answered = UP, 0
@@ -197,6 +210,8 @@ def plain(script: list[tuple[float, Event]]) -> list[tuple[Health, int | None]]:
         else:
             if sent is not None and now - sent >= CONFIG.timeout_s:
                 sent = None
+                silent += 1
+                renewed = silent in renewals
                 if health is DOWN:
                     answered = 0
                 else:
@@ -208,22 +223,36 @@ def plain(script: list[tuple[float, Event]]) -> list[tuple[Health, int | None]]:
                 sequence += 1
                 sent = now
                 due = now + CONFIG.interval_s * (1 + CONFIG.jitter * (2 * event.chance - 1))
-        out.append((health, sequence if sent is not None else None))
+        out.append((health, sequence if sent is not None else None, renewed))
     return out
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(events)
 def test_the_machine_does_what_the_plain_reference_does(script) -> None:
-    """Health and the beat that is out, after each of any events."""
+    """Health, the beat that is out and the connection, after each of any events."""
     state, now, done, found = Member(), 0.0, [], []
     for passes, event in script:
         now += passes
         event = Beat(state.sequence, 1) if event is None else event
-        state, _ = step(state, event, now, CONFIG)
+        state, actions = step(state, event, now, CONFIG)
         done.append((now, event))
-        found.append((state.health, state.sequence if state.sent > -inf else None))
+        out = state.sequence if state.sent > -inf else None
+        found.append((state.health, out, Renew() in actions))
     assert found == plain(done)
+
+
+def test_a_silent_server_gets_a_new_connection_when_it_is_down_and_every_ten_beats() -> None:
+    """Not more often: a busy server needs time to shake hands."""
+    state, now, renewed, missed = member(UP), 10.0, [], 0
+    while missed < 40:
+        now += 0.05
+        before = state.silent
+        state, actions = step(state, Tick(), now, CONFIG)
+        missed += state.silent > before
+        if Renew() in actions:
+            renewed.append(missed)
+    assert renewed == [3, 13, 23, 33]
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
