@@ -648,11 +648,21 @@ class Core:
         asked: Counter[int] = Counter()
         for piece in pieces:
             asked[piece.shard] += len(piece.groups.words)
-        if reroutes == 0 and not canary and (refusal := self._overload(asked, call.deadline)):
-            self._count_partial(call.give_up(refusal))
-            return
+        refused: dict[int, Overloaded] = {}
+        if reroutes == 0 and not canary:
+            for shard, queries in asked.items():
+                refusal = self._overload({shard: queries}, call.deadline)
+                if refusal is not None and not self.config.partial:
+                    call.fail(refusal)
+                    return
+                if refusal is not None:
+                    refused[shard] = refusal
         let_in = set()
         for piece in pieces:
+            if piece.shard in refused:
+                # What the other shards answer is of use all the same.
+                self._count_partial(call.miss(piece, refused[piece.shard]))
+                continue
             if at is not None:
                 piece = router.Piece(piece.shard, piece.groups, at[piece.at])
             item = Item(call, piece, snapshot.shard_set, reroutes, now)

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from client.questions import queries_to, random_queries
+from client.questions import queries_to, random_queries, submit
 from client.scripted import Network
 from cluster import WAIT_S, until
 from dlm.client import AsyncClient, partial
@@ -149,6 +149,29 @@ def test_what_waits_for_a_full_window_is_partial_in_time_or_refused_at_once(
         for _ in range(3):
             assert_each_is_of_its_model(files, queries, ask(client, queries, deadline_s=0.1))
     assert ask(client, queries).source is None
+
+
+def test_a_shard_that_has_too_much_to_do_makes_only_its_own_queries_partial(
+    cluster, connect, files
+) -> None:
+    """What the others answer is of use all the same."""
+    network = Network()
+    client = connect(cluster.addresses, network, partial=True, window=1, max_queries=16)
+    each = [queries_to(files, shard)[:20] for shard in range(3)]
+    for queries in each:
+        until(lambda queries=queries: ask(client, queries).source is None)
+    with network.held():
+        futures = []
+        utterance = client.utterance()
+        while not client._core._runtime.windows[1].refuses(1, WAIT_S, 0.0):
+            futures.append(submit(utterance, each[1] * 64, WAIT_S))
+        refused = submit(utterance, each[0] + each[1] + each[2], WAIT_S)
+        assert not refused.done()  # the others are asked
+    answers = refused.result(WAIT_S)
+    assert_each_is_of_its_model(files, each[0] + each[1] + each[2], answers)
+    assert (answers.source == PARTIAL).tolist() == [False] * 20 + [True] * 20 + [False] * 20
+    for future in futures:
+        future.result(WAIT_S)
 
 
 def test_a_caller_who_asks_wrongly_is_told_so(cluster, connect) -> None:
