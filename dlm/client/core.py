@@ -529,11 +529,14 @@ class Core:
         counts: NDArray[np.uint32],
         words: NDArray[np.uint32],
         deadline_s: float | None = None,
+        held: Snapshot | None = None,
     ) -> Future[Answers]:
         """Starts a call; its future has the answers, in the order of the queries.
 
         Args
             model  the model that the ids belong to
+            held   what the caller opened its handle on: where the servers hold another model now,
+                   its low orders answer, if there is to be a partial model
         Shapes
             contexts (K, order - 1) uint32 most recent last, right-aligned; lengths (K,) uint8;
             counts (K,) uint32, words asked of each context; words (Q,) uint32, Q = sum(counts)
@@ -548,8 +551,12 @@ class Core:
         # last one of this thread just where nothing could clear it.
         _turn.events = None
         snapshot = self.snapshot()
+        gone: DlmError | None = None
         if snapshot.model != model:
-            raise _other_model(snapshot.model, model)
+            gone = _other_model(snapshot.model, model)
+            if held is None or not self.config.partial:
+                raise gone
+            snapshot = held
         manifest = snapshot.topology.manifest
         check_queries(manifest.order, manifest.vocabulary_size, contexts, lengths, counts, words)
         deadline = self._clock() + (self.config.deadline_s if deadline_s is None else deadline_s)
@@ -594,9 +601,11 @@ class Core:
         watch = self.watch()
         if self.config.partial:
             call.fall_back(snapshot.grams, grouped.groups, remote)
-            if watch is not None and watch.mode is Mode.SMALL:
+            if gone is None and watch is not None and watch.mode is Mode.SMALL:
+                gone = ShardDown("no message is sent meanwhile")
+            if gone is not None:
                 # An utterance that began on the full model ends on its low orders.
-                self._count_partial(call.give_up(ShardDown("no message is sent meanwhile")))
+                self._count_partial(call.give_up(gone))
                 runtime.counts.call(OK, time.perf_counter() - begun)
                 return call.future
         planned = time.perf_counter()

@@ -59,6 +59,7 @@ class _LocalCore(Core):
         counts: NDArray[np.uint32],
         words: NDArray[np.uint32],
         deadline_s: float | None = None,
+        held: Snapshot | None = None,
     ) -> Future[Answers]:
         """See `Core.submit`; the future is done."""
         manifest = self.model.manifest

@@ -435,6 +435,7 @@ class _Handle:
             queries.counts,
             queries.words,
             limit,
+            None if self._rescores else self._snapshot,
         )
         return future, limit + GRACE_S
 

@@ -10,7 +10,7 @@ import pytest
 
 from client.questions import queries_to, random_queries, submit
 from client.scripted import Network
-from cluster import WAIT_S, until
+from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient, partial
 from dlm.client.core import Core
 from dlm.client.topology import Endpoint, FixedEndpoints
@@ -21,6 +21,7 @@ from dlm.errors import (
     ProtocolError,
     QueryError,
     ShardDown,
+    StaleShardSet,
 )
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import FULL, PARTIAL, Answers, QueryGroups
@@ -172,6 +173,29 @@ def test_a_shard_that_has_too_much_to_do_makes_only_its_own_queries_partial(
     assert (answers.source == PARTIAL).tolist() == [False] * 20 + [True] * 20 + [False] * 20
     for future in futures:
         future.result(WAIT_S)
+
+
+def test_an_utterance_goes_on_though_its_servers_hold_another_model_by_now(
+    cluster, connect, files, other_files
+) -> None:
+    """On the low orders that it was opened with; and what is new is on the other model."""
+    network = Network()
+    client = connect(cluster.addresses, network, partial=True)
+    queries = random_queries(files.oracle, 8, 200)
+    utterance = client.utterance()
+    contexts, words = [c for c, _ in queries], [w for _, w in queries]
+    until(lambda: utterance.score(contexts, words).source is None)
+    told = client.utterance(on_switch="rescore")
+    with Cluster(other_files) as others:
+        network.moved = dict(zip(cluster.addresses, others.addresses * 2, strict=False))
+        while client.manifest.model == files.manifest.model:
+            assert_each_is_of_its_model(files, queries, utterance.score(contexts, words))
+        answers = utterance.score(contexts, words)
+        assert_each_is_of_its_model(files, queries, answers)
+        assert PARTIAL in answers.source
+        assert client.utterance().family.model == other_files.manifest.model
+        with pytest.raises(StaleShardSet):
+            told.score(contexts, words)
 
 
 def test_a_caller_who_asks_wrongly_is_told_so(cluster, connect) -> None:
