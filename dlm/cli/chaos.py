@@ -138,7 +138,7 @@ def random_faults(
     out: list[tuple[float, Command]] = []
     for server in range(servers):
         chance, now = random.Random(f"{seed}/{server}"), 0.0
-        while (now := now + chance.uniform(0.5, 4.0 * servers)) < seconds:
+        while (now := now + chance.uniform(0.5, 5.0)) < seconds:
             verb = chance.choice([verb for verb in RANDOM if kill or verb != "kill"])
             values = RANDOM[verb]
             out.append((now, Command(verb, server, chance.choice(values) if values else None)))

@@ -149,12 +149,16 @@ def _flipped(data: bytes, chance: float) -> bytes:
     return bytes(changed)
 
 
+def _place(address: str) -> tuple[str, int]:
+    host, port = address.rsplit(":", 1)
+    return host.strip("[]"), int(port)
+
+
 class _Way:
     """A port, the server behind it, and what is wrong between them."""
 
     def __init__(self, target: str, seed: str) -> None:
-        host, port = target.rsplit(":", 1)
-        self.target = host.strip("[]"), int(port)
+        self.target = _place(target)
         self.faults = Faults()
         self.chance = random.Random(seed).random
         self.passable = asyncio.Event()
@@ -191,6 +195,13 @@ class _Way:
         for link in self._links:
             link.lost = True
         return len(self._links)
+
+    async def lead(self, target: str) -> None:
+        before, self.target = self.target, _place(target)
+        if before == self.target:
+            return
+        for link in list(self._links):
+            link.reset()
 
     async def heal(self) -> None:
         await self.set({name: getattr(Faults(), name) for name in Faults.__slots__})
@@ -256,6 +267,10 @@ class Proxies:
         """The connections that are open go silent for good, new ones work; returns how many. As of
         a firewall that forgot them; `heal` resets them."""
         return self._do(self._ways[at].half_open())
+
+    def lead(self, at: int, target: str) -> None:
+        """From now on, another server is behind it; connections to the old one are reset."""
+        self._do(self._ways[at].lead(target))
 
     def heal(self, at: int) -> None:
         """Takes back every fault; connections that lost bytes are reset."""

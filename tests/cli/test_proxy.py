@@ -225,6 +225,20 @@ def test_a_server_that_is_not_there_shows_as_a_reset(echo: Echo, proxies: Proxie
         connection.recv(1)
 
 
+def test_another_server_takes_the_place_of_the_first(echo: Echo, proxies: Proxies) -> None:
+    """Connections to the old one are reset; new ones reach the new one."""
+    second = Echo()
+    with dial(proxies) as old:
+        assert said(old, b"a") == b"a"
+        proxies.lead(0, second.address)
+        with pytest.raises(ConnectionResetError):
+            old.recv(1)
+    echo.end()
+    with dial(proxies) as new:
+        assert said(new, b"b") == b"b"
+    second.end()
+
+
 def test_closing_ends_every_connection_and_frees_the_port(echo: Echo) -> None:
     """Twice does no harm."""
     proxies = Proxies([echo.address])

@@ -177,12 +177,16 @@ class Clients:
         self.opened.append(client)
         return client
 
+    def close(self) -> None:
+        """Closes those that are open."""
+        while self.opened:
+            self.opened.pop().close()
+
     def __enter__(self) -> Clients:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for client in self.opened:
-            client.close()
+        self.close()
 
 
 class FileServer:

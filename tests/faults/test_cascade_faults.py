@@ -1,0 +1,500 @@
+"""Eight decoders at work while servers and the way to them fail in every way we could think of.
+
+Servers are processes of their own, behind a proxy that breaks the network. Whatever happens: no
+error reaches a decoder, each score is the oracle's of the model that it names, no utterance mixes
+families, calls end in time, and full service comes back by itself. Run with -s for the figures.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from client.scripted import Clients
+from client.test_partial import shard_of
+from cluster import Cluster, ModelFiles, ProcessServer, build
+from dlm.cli.chaos import random_faults
+from dlm.cli.proxy import Proxies
+from dlm.client import Client, ClientConfig
+from dlm.client.core import Core
+from dlm.client.membership import Beating
+from dlm.client.modes import Mode, Switching
+from dlm.client.topology import Endpoint, FixedEndpoints
+from dlm.client.transport import BeatReply, GrpcConnection, Metadata, Reply
+from dlm.errors import DeadlineExceeded
+from dlm.ngram.query import FULL, PARTIAL, SMALL
+from dlm.wire._pb import shard_pb2 as pb
+from faults.decoders import Decoders
+from models import random_model
+
+# As in operation, but quicker; nothing depends on their being so.
+BEATING = Beating(interval_s=0.05, timeout_s=0.5, slow_floor_s=10.0)
+SWITCHING = Switching(wait_s=0.1, max_wait_s=0.5, canary_s=0.05, stable_s=0.0)
+DEADLINE_S = 1.0
+# A call ends a quarter of a second after its deadline at the latest; the rest is what a machine of
+# two busy cores needs to run a thread.
+GRACE_S = 0.5
+NOISE_S = 4.0
+MINUTES = float(os.environ.get("DLM_CHAOS_MINUTES", "0.1"))
+SEED = int(os.environ.get("DLM_CHAOS_SEED", "6"))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """The full model, in two shards."""
+    model = random_model(23, order=4, words=50, per_order=400)
+    return build(model, tmp_path_factory.mktemp("full"), 2)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """The small one, with other words and ids."""
+    model = random_model(24, order=3, words=40, per_order=100)
+    return build(model, tmp_path_factory.mktemp("small"), 1)
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """A model that nobody asked for, of the same size."""
+    model = random_model(25, order=4, words=50, per_order=400)
+    return build(model, tmp_path_factory.mktemp("stranger"), 2)
+
+
+@pytest.fixture(scope="module")
+def strangers(stranger: ModelFiles) -> Iterator[Cluster]:
+    """Its servers."""
+    with Cluster(stranger, kind=ProcessServer) as running:
+        yield running
+
+
+class World:
+    """Servers, the proxies before them, and clients of these.
+
+    Args
+        replicas  of each shard
+    """
+
+    def __init__(self, files: ModelFiles, cache_dir: Path, replicas: int = 1) -> None:
+        self.files = files
+        clusters = [Cluster(files, kind=ProcessServer) for _ in range(replicas)]
+        self.servers: list[ProcessServer] = [s for c in clusters for s in c.servers]
+        self.proxies = Proxies([server.address for server in self.servers], SEED)
+        self.clients = Clients(cache_dir)
+
+    def shard(self, at: int) -> int:
+        """Which shard a server holds."""
+        return at % self.files.manifest.shards
+
+    def connect(self, small: ModelFiles, replicas: int = 1, **config: object) -> Client:
+        """A client with all fallbacks, of so many servers a shard, by way of their proxies."""
+        settings = {"beating": BEATING, "switching": SWITCHING, "small": small.directory, **config}
+        addresses = self.proxies.addresses[: replicas * self.files.manifest.shards]
+        return self.clients(addresses, **settings)
+
+    def start(self, at: int) -> ProcessServer:
+        """A server in place of one that is gone, at its port; `ready` waits for it."""
+        self.servers[at].end()
+        self.servers[at] = ProcessServer(
+            self.files.directory, self.shard(at), self.servers[at].port
+        )
+        return self.servers[at]
+
+    def heal(self) -> None:
+        """Every server there, of the right model, every way well."""
+        for at, server in enumerate(self.servers):
+            self.proxies.lead(at, server.address)
+            self.proxies.heal(at)
+            if server.process.poll() is None:
+                server.resume()
+        for started in [self.start(at) for at in range(len(self.servers)) if self._gone(at)]:
+            started.ready()
+
+    def _gone(self, at: int) -> bool:
+        return self.servers[at].process.poll() is not None
+
+    def end(self) -> None:
+        """Ends all."""
+        self.clients.close()
+        self.proxies.close()
+        for server in self.servers:
+            server.end()
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Low orders, shared by all clients."""
+    return tmp_path_factory.mktemp("low-orders")
+
+
+@pytest.fixture(scope="module")
+def servers(files: ModelFiles, cache_dir: Path) -> Iterator[World]:
+    """Two servers of each shard."""
+    world = World(files, cache_dir, replicas=2)
+    yield world
+    world.end()
+
+
+@pytest.fixture
+def world(servers: World) -> Iterator[World]:
+    """All of them well; and all well again afterwards."""
+    yield servers
+    servers.heal()
+    servers.clients.close()
+
+
+def in_mode(client: Client, mode: Mode) -> Callable[[], bool]:
+    """Whether the client's new utterances go there."""
+    return lambda: client.cascade.mode is mode
+
+
+@contextmanager
+def decoding(
+    client: Client, models: list[ModelFiles], what: str, **more: object
+) -> Iterator[Decoders]:
+    """Decoders that are well before, and at the end are well again by themselves.
+
+    The body breaks things and mends them. What it cost is printed.
+    """
+    with Decoders(client, models, deadline_s=DEADLINE_S, **more) as decoders:
+        begun = time.monotonic()
+        decoders.wait(lambda: decoders.each(begun, 2, full=True))
+        broken = time.monotonic()
+        yield decoders
+        mended = time.monotonic()
+        decoders.wait(lambda: decoders.each(mended, 2, full=True))
+        assert client.cascade.mode is Mode.FULL
+        switched = decoders.first(broken, "small")
+        told = "" if switched is None else f"; small after {switched - broken:.2f} s"
+        print(
+            f"\n{what}: {decoders.said(broken)}{told}; every decoder full "
+            f"{time.monotonic() - mended:.2f} s after it was mended"
+        )
+    latest = max(one.late_s for one in decoders.calls)
+    assert latest < GRACE_S + NOISE_S, f"a call ended {latest:.2f} s after its deadline"
+
+
+# -- one server, or the way to it ----------------------------------------------------------------
+
+
+def kill(world: World) -> Callable[[], object]:
+    """kill -9; another process comes at its port."""
+    world.servers[0].kill()
+    return lambda: world.start(0).ready()
+
+
+def stop(world: World) -> Callable[[], object]:
+    """SIGSTOP: connections stay, nobody answers."""
+    world.servers[0].pause()
+    return world.servers[0].resume
+
+
+def faulty(**faults: object) -> Callable[[World], Callable[[], object]]:
+    """By the proxy before server 0."""
+
+    def begin(world: World) -> Callable[[], object]:
+        world.proxies.set(0, **faults)
+        return lambda: world.proxies.heal(0)
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        pytest.param(kill, id="killed"),
+        pytest.param(stop, id="stopped"),
+        pytest.param(faulty(blackhole=True), id="blackhole"),
+        pytest.param(faulty(partition=True), id="partition"),
+        pytest.param(faulty(drop=1.0), id="connections reset"),
+        pytest.param(faulty(corrupt=1.0), id="every reply corrupt"),
+    ],
+)
+def test_while_a_shard_is_gone_decoding_goes_on_with_the_small_model(
+    world: World, files, small, request, begin: Callable[[World], Callable[[], object]]
+) -> None:
+    """First the queries of that shard are partial, then new utterances go to the small model."""
+    client = world.connect(small)
+    with decoding(client, [files, small], request.node.callspec.id) as decoders:
+        broken = time.monotonic()
+        mend = begin(world)
+        decoders.wait(lambda: decoders.first(broken, "small") is not None)
+        entered = time.monotonic()
+        decoders.wait(lambda: decoders.each(entered, 2))
+        assert decoders.since(entered)[SMALL] > 0
+        mend()
+
+
+@pytest.mark.parametrize(
+    ("faults", "seconds"),
+    [
+        pytest.param({"drop": 0.01}, 2.0, id="1 % of chunks reset their connection"),
+        pytest.param({"drop": 0.5}, 2.0, id="50 % of chunks reset their connection"),
+        pytest.param({"stall": 0.02}, 2.0, id="stalls of 200 ms"),
+        pytest.param({"corrupt": 0.02}, 2.0, id="2 % of replies corrupt"),
+        pytest.param({"delay_s": 0.005}, 2.0, id="5 ms more each way"),
+        pytest.param({"delay_s": 0.05}, 2.0, id="50 ms more each way"),
+    ],
+)
+def test_a_way_that_is_bad_costs_no_right_score(
+    world: World, files, small, request, faults: dict[str, float], seconds: float
+) -> None:
+    """On the way to both shards; whichever model answers, it answers right."""
+    client = world.connect(small)
+    with decoding(client, [files, small], request.node.callspec.id) as decoders:
+        for at in range(2):
+            world.proxies.set(at, **faults)
+        decoders.for_s(seconds)
+        world.heal()
+
+
+def test_connections_that_went_silent_are_given_up_though_nobody_reset_them(
+    world: World, files, small
+) -> None:
+    """Half-open: the server is well, and so are new connections to it."""
+    client = world.connect(small)
+    with decoding(client, [files, small], "half-open"):
+        assert world.proxies.half_open(0) > 0
+
+
+class Lossy:
+    """Connections that lose messages: whoever waits for one learns it at its deadline.
+
+    share  of the messages and heartbeats that is lost
+    """
+
+    def __init__(self) -> None:
+        self.share = 0.0
+        self.lost = 0
+        self.chance = random.Random(SEED).random
+
+    def connect(self, address: str) -> GrpcConnection:
+        """See `topology.Connect`."""
+        return _LossyConnection(address, self)
+
+    def loses(self) -> bool:
+        """Whether this one is lost."""
+        lost = self.chance() < self.share
+        self.lost += lost
+        return lost
+
+
+class _LossyConnection(GrpcConnection):
+    def __init__(self, address: str, loss: Lossy) -> None:
+        super().__init__(address, 4)
+        self._loss = loss
+
+    def score(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> None:
+        if self._loss.loses():
+            late = DeadlineExceeded(f"{self.address} gave no answer before the deadline")
+            timer = threading.Timer(timeout_s, reply, (None, late))
+            timer.daemon = True
+            timer.start()
+        else:
+            super().score(request, timeout_s, reply, metadata)
+
+    def heartbeat_later(
+        self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
+    ) -> None:
+        if not self._loss.loses():
+            super().heartbeat_later(request, timeout_s, reply)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5])
+def test_messages_that_are_lost_cost_no_right_score(
+    world: World, files, small, cache_dir, share: float
+) -> None:
+    """1 % and 50 % of them, each known by its deadline alone."""
+    loss = Lossy()
+    settings = ClientConfig(
+        cache_dir=cache_dir, small=small.directory, beating=BEATING, switching=SWITCHING
+    )
+    endpoints = FixedEndpoints([Endpoint(address) for address in world.proxies.addresses])
+    with Client(Core(endpoints, settings, connect=loss.connect)) as client:
+        client._connect()
+        with decoding(client, [files, small], f"{share:.0%} of messages lost") as decoders:
+            loss.share = share
+            decoders.for_s(2.5)
+            assert loss.lost > 0
+            loss.share = 0.0
+
+
+def test_a_way_ten_times_as_long_is_left_and_taken_again(world: World, files, small) -> None:
+    """By its delay alone: no message fails. Twice is at the edge of the rule: either is right."""
+    beating = Beating(interval_s=0.05, timeout_s=2.0, slow_floor_s=0.01)
+    switching = Switching(wait_s=0.1, max_wait_s=0.5, canary_s=0.05, slow_s=0.3, stable_s=0.0)
+    for at in range(2):
+        world.proxies.set(at, delay_s=0.01)
+    client = world.connect(small, beating=beating, switching=switching)
+    with decoding(client, [files, small], "delay 2x, then 10x") as decoders:
+        decoders.wait(lambda: all((s.delay_s or 0) >= 0.02 for s in client.cascade.servers))
+        world.proxies.set(0, delay_s=0.02)
+        decoders.for_s(1.0)
+        world.proxies.set(0, delay_s=0.1)
+        decoders.wait(in_mode(client, Mode.SMALL))
+        assert client.cascade.switches[Mode.SMALL, "delay"] >= 1
+        world.proxies.set(0, delay_s=0.01)
+        decoders.wait(in_mode(client, Mode.FULL))
+
+
+# -- servers that should not be there ------------------------------------------------------------
+
+
+def test_a_server_of_another_model_at_a_shards_address_gives_no_score(
+    world: World, files, small, strangers: Cluster
+) -> None:
+    """Its answers would be plausible; none is taken."""
+    client = world.connect(small)
+    with decoding(client, [files, small], "another model") as decoders:
+        broken = time.monotonic()
+        world.proxies.lead(0, strangers.addresses[0])
+        decoders.wait(lambda: decoders.first(broken, "small") is not None)
+        entered = time.monotonic()
+        decoders.wait(lambda: decoders.each(entered, 2))
+        world.heal()
+
+
+def test_a_server_of_another_slot_table_gives_no_score_of_what_it_lacks(
+    world: World, files, small
+) -> None:
+    """The same model, cut in another way."""
+    client = world.connect(small)
+    other = ProcessServer(files.again(2, seed=9).directory, 0).ready()
+    try:
+        with decoding(client, [files, small], "another slot table") as decoders:
+            since = time.monotonic()
+            world.proxies.lead(0, other.address)
+            decoders.wait(lambda: decoders.each(since, 4))
+            world.heal()
+    finally:
+        other.end()
+
+
+def test_when_all_servers_go_over_to_another_model_so_do_new_utterances(
+    world: World, files, small, stranger, strangers: Cluster
+) -> None:
+    """Those that are under way end on their own model's low orders."""
+    client = world.connect(small)
+    models = [files, small, stranger]
+    with decoding(client, models, "all to another model and back") as decoders:
+        for at, address in enumerate(strangers.addresses):
+            world.proxies.lead(at, address)
+        since = time.monotonic()
+        decoders.wait(lambda: decoders.each(since, 2, full=True))
+        assert client.manifest.model == stranger.manifest.model
+        world.heal()
+    assert client.manifest.model == files.manifest.model
+
+
+# -- all of them ---------------------------------------------------------------------------------
+
+
+def test_all_servers_gone_and_back_again(world: World, files, small) -> None:
+    """Nothing is asked of anybody meanwhile."""
+    client = world.connect(small)
+    with decoding(client, [files, small], "all gone") as decoders:
+        broken = time.monotonic()
+        for server in world.servers[:2]:
+            server.kill()
+        decoders.wait(lambda: decoders.first(broken, "small") is not None)
+        entered = time.monotonic()
+        decoders.wait(lambda: decoders.each(entered, 2))
+        world.heal()
+
+
+def test_servers_that_come_and_go_every_second(world: World, files, small) -> None:
+    """In turns, so that never is everything well."""
+    client = world.connect(small)
+    with decoding(client, [files, small], "flapping") as decoders:
+        for turn in range(4):
+            world.proxies.set(turn % 2, drop=1.0)
+            decoders.for_s(1.0)
+            world.proxies.heal(turn % 2)
+        world.heal()
+
+
+# -- the floors ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begin", [kill, stop])
+def test_while_a_shard_has_another_server_every_score_is_full(
+    world: World, files, small, begin: Callable[[World], Callable[[], object]]
+) -> None:
+    """One of two replicas is killed, or stops: no partial score, no small one, no switch."""
+    client = world.connect(small, 2)
+    what = f"one of two replicas: {begin.__name__}"
+    with decoding(client, [files, small], what) as decoders:
+        broken = time.monotonic()
+        mend = begin(world)
+        decoders.wait(lambda: decoders.each(time.monotonic() - 0.5, 1))
+        decoders.wait(lambda: decoders.each(broken, 10))
+        mend()
+    assert decoders.since(0.0).keys() == {FULL}
+    assert client.cascade.switches == {}
+
+
+def test_only_the_queries_of_the_shard_that_is_down_are_partial(files, small, cache_dir) -> None:
+    """One of four, below the threshold: all others stay full."""
+    quarter = files.again(4)
+    world = World(quarter, cache_dir)
+    seen: set[int | None] = set()
+    try:
+        switching = Switching(min_failures=1_000_000)
+        client = world.connect(small, switching=switching)
+        partial = lambda model, context: seen.add(shard_of(model, context))  # noqa: E731
+        with decoding(client, [quarter, small], "one of four", on_partial=partial) as decoders:
+            world.proxies.set(2, drop=1.0)
+            broken = time.monotonic()
+            decoders.wait(lambda: decoders.each(broken, 6))
+            counted = decoders.since(broken)
+            world.heal()
+        assert seen == {2}
+        assert counted[SMALL] == 0
+        assert 0.0 < counted[PARTIAL] / counted.total() < 0.5
+        assert client.cascade.switches == {}
+    finally:
+        world.end()
+
+
+# -- anything at any time ------------------------------------------------------------------------
+
+
+def test_random_faults_of_every_kind(world: World, files, small) -> None:
+    """Two servers a shard, each with troubles of its own; longer with DLM_CHAOS_MINUTES=10."""
+    client = world.connect(small, 2)
+    plan = random_faults(SEED, MINUTES * 60, len(world.servers), kill=True)
+    what = f"random faults, seed {SEED}, {MINUTES:g} minutes, {len(plan)} actions"
+    with decoding(client, [files, small], what) as decoders:
+        begun = time.monotonic()
+        for at, command in plan:
+            decoders.for_s(max(begun + at - time.monotonic(), 0.0))
+            one = command.server
+            if command.verb == "kill":
+                assert one is not None
+                world.servers[one].kill()
+                world.start(one)
+            elif command.verb in ("stop", "continue"):
+                assert one is not None
+                server = world.servers[one]
+                (server.pause if command.verb == "stop" else server.resume)()
+            elif command.verb == "half-open":
+                assert one is not None
+                world.proxies.half_open(one)
+            elif command.verb == "heal":
+                for each in range(len(world.servers)) if one is None else [one]:
+                    world.proxies.heal(each)
+            else:
+                assert one is not None
+                value = True if command.value is None else command.value
+                name = {"slow": "delay_s"}.get(command.verb, command.verb)
+                world.proxies.set(one, **{name: value / 1e3 if name == "delay_s" else value})
+        world.heal()
+    print(f"switches {client.cascade.switches}, retries {client.stats.retries}")
