@@ -102,16 +102,23 @@ class ProcessServer:
 
     Args
         directory  of a shard set, or a list of them
+        within     what the command line begins with: `ip netns exec NAME`, say
     """
 
     def __init__(
-        self, directory: Path | list[Path], index: int, port: int = 0, **config: Any
+        self,
+        directory: Path | list[Path],
+        index: int,
+        port: int = 0,
+        within: Sequence[str] = (),
+        **config: Any,
     ) -> None:
         self.port = port
+        self.host = config.get("host", "127.0.0.1")
         directories = [str(d) for d in (directory if isinstance(directory, list) else [directory])]
         arguments = json.dumps([directories, index, {"port": port, **config}])
         self.process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, arguments],
+            [*within, sys.executable, "-c", CHILD, arguments],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
@@ -131,7 +138,7 @@ class ProcessServer:
     @property
     def address(self) -> str:
         """host:port."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def workers(self) -> list[int]:
         """The processes that it has started."""
