@@ -255,8 +255,9 @@ class _Estimation:
         for text, size in _ahead(self._reader.blocks()):
             chars = np.frombuffer(text, np.uint8)
             at = 0
+            new_words, new_bytes = 1 << 12, 1 << 17  # more than the longest word
             while at < size:
-                self._table.reserve(1 << 12, 1 << 17)  # more than the longest word
+                self._table.reserve(new_words, new_bytes)
                 room = min(self._tokens_that_fit(), capacity)
                 before = at
                 at, n = kernels.encode(
@@ -265,6 +266,12 @@ class _Estimation:
                 )  # fmt: skip
                 self._table.settle(np.append(state[:2], -1))
                 if at == before:
+                    # Lines are taken whole: it may be one of more new words than there is room for.
+                    end = text.find(b"\n", at, size)
+                    line_bytes = (size if end < 0 else end) - at
+                    if new_words <= line_bytes // 2:
+                        new_words, new_bytes = line_bytes // 2 + 1, new_bytes + line_bytes
+                        continue
                     if n == 0:
                         self._too_little("one line of the text")
                     found.append(self._run(tokens[:n]))

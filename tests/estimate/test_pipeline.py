@@ -67,6 +67,13 @@ def test_random_texts_give_the_plain_model(tmp_path: Path) -> None:
             assert_alike(ours[0], values_of(plain_model), seed)
 
 
+def test_a_line_may_bring_any_number_of_new_words(tmp_path: Path) -> None:
+    """The first as well as a later one, with a newline after it or not."""
+    lines = [b" ".join(b"%c%d" % (k, i) for i in range(9000)) for k in b"abc"]
+    (ours, _) = made(tmp_path, Case((lines[0], b"a1 b2", *lines[1:]), 2, (), None, (0.5, 1.0, 1.5)))
+    assert len([ngram for ngram in ours if len(ngram) == 1]) == 27_000 + 3
+
+
 def long_case(order: int, prune: tuple[int, ...] = (), sentences: int = 1500) -> Case:
     """A text whose n-grams do not fit in a small memory."""
     r = random.Random(order)
