@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import dlm
 from dlm.client.topology import Endpoint
 from dlm.errors import ConfigError, ShardDown
 from dlm.index.layout import Manifest, read_manifest
@@ -46,6 +47,13 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
         start_new_session=True,  # Ctrl-C reaches the parent, which stops them
         preexec_fn=partial(end_with_parent, os.getpid()),
     )
+
+
+def compiled() -> bool:
+    """Whether a server ever warmed up from this installation: numba keeps the kernels of it."""
+    home = os.environ.get("NUMBA_CACHE_DIR")
+    place = Path(home) if home else Path(dlm.__file__).parent / "server" / "__pycache__"
+    return any(place.rglob("kernels.count_orders-*.nbi"))
 
 
 def holders(manifests: Sequence[Manifest]) -> list[list[int]]:
@@ -108,6 +116,9 @@ def running_servers(
                 command += ["--host", "127.0.0.1", "--log-level", log_level, *options]
                 commands.append(command)
                 processes.append(_start(command))
+                if index == 0 and not compiled():
+                    # All at once would compile the same, each for itself, on the same cores.
+                    _wait_ready(processes, ready[:1], shards)
             endpoints = _wait_ready(processes, ready, shards)
             servers = [Server(*one) for one in zip(processes, endpoints, commands, strict=True)]
             yield servers
