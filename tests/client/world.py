@@ -99,8 +99,9 @@ class World:
                     server.coming.append((arrives, action.sequence, server.instance))
             elif isinstance(action, membership.Changed):
                 self.said.append((self.now, f"{server.name} is {action.after}"))
-            else:
+            elif isinstance(action, membership.Restarted):
                 self.said.append((self.now, f"{server.name} was restarted"))
+            # A connection is made anew (`Renew`) without a word: here they are never what is wrong.
 
     def _answers(self, shard: list[Server]) -> bool:
         return any(s.alive for s in shard)
