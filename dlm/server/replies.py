@@ -40,7 +40,8 @@ class Replies:
     """What is written to one stream, in the order in which it was put.
 
     Used as a context manager around all that a handler does: where a reply is not read in time the
-    handler is cancelled, and `Unread` is what leaves the context.
+    handler is cancelled, and `Unread` is what leaves the context. Where the client went away, it is
+    left as by a handler that was cancelled.
 
     Args
         context  of the call, from gRPC
@@ -64,6 +65,7 @@ class Replies:
         self._timer: asyncio.TimerHandle | None = None  # only since something waited
         self._unread = False
         self._ended = False  # what is put goes nowhere
+        self._gone = False  # gRPC could not write
         self._handler: asyncio.Task[Any] | None = None
         self._cancellations = 0  # of the handler, by others before
 
@@ -84,6 +86,10 @@ class Replies:
             others = self._handler.uncancel() > self._cancellations
             if kind is asyncio.CancelledError and not others:
                 raise Unread(WRITE_S) from None
+        if self._gone and kind is None:
+            # As gRPC is about to end the handler, which may be on its way out by itself: it would
+            # send a status then, and with it what was sent, in vain, with the first write.
+            raise asyncio.CancelledError
 
     def check(self) -> None:
         """Raises `Unread` where a reply was not read."""
@@ -187,5 +193,6 @@ class Replies:
                 await self._changed.wait()
         except Exception as exc:  # noqa: BLE001 - the client went away; reading says so next
             self._writing = False
+            self._gone = True
             logger.info("server.reply.undelivered", extra={"error": type(exc).__name__})
             self._end()

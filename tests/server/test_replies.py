@@ -204,6 +204,21 @@ def test_a_client_that_went_away_is_owed_nothing(caplog) -> None:
     assert (said.message, said.error) == ("server.reply.undelivered", "RuntimeError")
 
 
+def test_a_handler_whose_client_went_away_ends_as_one_that_was_cancelled() -> None:
+    """Though it came to its end by itself: gRPC is to send no status."""
+
+    async def test(client: Client, out: Replies, done: list[bytes]) -> None:
+        client.fault = RuntimeError("gone")
+        client.reading.set()
+        with pytest.raises(asyncio.CancelledError):
+            async with out:
+                await out.put(b"a", noting(done, b"a"))
+                await out.flush()
+        assert done == [b"a"]
+
+    run(test)
+
+
 def test_closing_tells_what_waits_and_whoever_waits() -> None:
     """In the midst of a write, with a put that waits for room."""
 
