@@ -262,6 +262,8 @@ class Watch:
         if member is None or topology is None:
             return
         self._members[address], actions = membership.step(member, event, now, self._beating)
+        if any(isinstance(action, membership.Changed) for action in actions):
+            self._publish(topology)  # before what takes time: nobody should ask it meanwhile
         for action in actions:
             if isinstance(action, membership.Probe):
                 self._beat(host, topology, address, action.sequence)
