@@ -32,7 +32,8 @@ class Faults:
     stall_s    seconds; 0.2 is what TCP waits at least before it sends again
     drop       probability that a connection is reset instead of passing a chunk on; from 1 on those
                that are open are reset at once, and new ones as they come
-    corrupt    probability that one bit of a chunk from the server is another
+    corrupt    probability that one bit of a chunk from the server is another; of HTTP/2, in the
+               payloads of DATA frames alone, since gRPC ends its process at some damaged frames
     partition  nothing passes, both ways; what was sent meanwhile arrives when it is over
     blackhole  all that is sent is swallowed; new connections are taken, and stay silent. What lost
                bytes is reset when it is over
@@ -47,12 +48,44 @@ class Faults:
     blackhole: bool = False
 
 
+class _Frames:
+    """Where the payloads of DATA frames lie in what a server sends (RFC 9113, 4.1 and 6.1)."""
+
+    HEAD_BYTES, DATA = 9, 0
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._left = 0
+        self._is_data = False
+
+    def places(self, chunk: bytes) -> list[int]:
+        """The places of payload in the next chunk of the stream."""
+        at, out = 0, list[int]()
+        while at < len(chunk):
+            if self._left == 0:
+                more = chunk[at : at + self.HEAD_BYTES - len(self._head)]
+                self._head += more
+                at += len(more)
+                if len(self._head) == self.HEAD_BYTES:
+                    self._left = int.from_bytes(self._head[:3], "big")
+                    self._is_data = self._head[3] == self.DATA
+                    self._head = b""
+                continue
+            size = min(self._left, len(chunk) - at)
+            if self._is_data:
+                out += range(at, at + size)
+            at += size
+            self._left -= size
+        return out
+
+
 class _Link:
     """A connection of a client, and the one to the server behind it."""
 
     def __init__(self, way: _Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self.way = way
         self.lost = False  # bytes of it were swallowed: it can never go on
+        self._frames: _Frames | None = None  # of replies, where both speak HTTP/2 in the clear
         self._from_client = reader
         self._writers = [writer]
 
@@ -100,7 +133,7 @@ class _Link:
         held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_HELD)
         sender = asyncio.ensure_future(self._send(held, writer))
         try:
-            due, data = 0.0, b"?"
+            due, data, first = 0.0, b"?", True
             while data:
                 data = await reader.read(CHUNK_BYTES)
                 faults, chance = self.way.faults, self.way.chance
@@ -110,8 +143,13 @@ class _Link:
                 if data and chance() < faults.drop:
                     self.reset()
                     return
-                if reply and data and chance() < faults.corrupt:
-                    data = _flipped(data, chance())
+                if not reply and first and data.startswith(b"PRI * HTTP/2.0"):
+                    self._frames = _Frames()
+                first = False
+                if reply and data:
+                    places = range(len(data)) if not self._frames else self._frames.places(data)
+                    if places and chance() < faults.corrupt:
+                        data = _flipped(data, places, chance())
                 due = max(due, time.monotonic() + faults.delay_s)
                 if data and chance() < faults.stall:
                     due += faults.stall_s
@@ -141,11 +179,11 @@ class _Link:
                 writer.write_eof()
 
 
-def _flipped(data: bytes, chance: float) -> bytes:
-    """`data` with one bit another."""
-    bit = int(chance * 8 * len(data))
+def _flipped(data: bytes, places: Sequence[int], chance: float) -> bytes:
+    """`data` with one bit another, at one of some places."""
+    bit = int(chance * 8 * len(places))
     changed = bytearray(data)
-    changed[bit // 8] ^= 1 << bit % 8
+    changed[places[bit // 8]] ^= 1 << bit % 8
     return bytes(changed)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster import WAIT_S
-from dlm.cli.proxy import Faults, Proxies
+from dlm.cli.proxy import Faults, Proxies, _Frames
 
 MEGABYTE = 1 << 20
 
@@ -84,6 +84,12 @@ def said(connection: socket.socket, data: bytes) -> bytes:
         back += part
     sender.join()
     return bytes(back)
+
+
+def assert_reset(proxies: Proxies) -> None:
+    """A new connection is reset, as soon as it is made or a little later."""
+    with pytest.raises(ConnectionResetError), dial(proxies) as connection:
+        connection.recv(1)
 
 
 def silent(connection: socket.socket, seconds: float = 0.3) -> bool:
@@ -190,8 +196,7 @@ def test_dropped_connections_are_reset_old_and_new(proxies: Proxies) -> None:
         proxies.set(0, drop=1.0)
         with pytest.raises(ConnectionResetError):
             old.recv(1)
-        with dial(proxies) as new, pytest.raises(ConnectionResetError):
-            new.recv(1)
+        assert_reset(proxies)
     proxies.set(0, drop=0.3)
     resets = 0
     for _ in range(20):
@@ -216,13 +221,45 @@ def test_corruption_flips_one_bit_of_a_reply(proxies: Proxies) -> None:
             assert sum(byte.bit_count() for byte in back) == 1
 
 
+def frame(kind: int, payload: bytes) -> bytes:
+    """A frame of HTTP/2."""
+    return len(payload).to_bytes(3, "big") + bytes([kind]) + b"\0" * 5 + payload
+
+
+def test_the_payloads_of_data_frames_are_found_however_the_stream_is_cut() -> None:
+    """And nothing else: not heads, not other frames."""
+    rng = random.Random(4)
+    parts = [(0, b"x" * 300), (4, b"y" * 20), (0, b""), (7, b""), (0, b"x"), (1, b"y" * 90)] * 3
+    stream = b"".join(frame(kind, payload) for kind, payload in parts)
+    expected = [at for at, byte in enumerate(stream) if byte == ord("x")]
+    for most in (1, 7, 50, len(stream)):
+        frames, found, at = _Frames(), [], 0
+        while at < len(stream):
+            chunk = stream[at : at + rng.randint(1, most)]
+            found += [at + place for place in frames.places(chunk)]
+            at += len(chunk)
+        assert found == expected
+
+
+def test_corruption_spares_the_frames_of_http2(proxies: Proxies) -> None:
+    """After its preface, one bit of a payload is another and every head is as it was sent."""
+    proxies.set(0, corrupt=1.0)
+    preface = b"PRI * HTTP/2.0"  # comes back as the head of a frame, and more
+    size = int.from_bytes(preface[:3], "big")
+    with dial(proxies) as connection:
+        said(connection, preface + b"\0" * (size - (len(preface) - 9)))
+        sent = frame(4, b"\0" * 9) + frame(0, b"\0" * 5)
+        for _ in range(20):
+            back = said(connection, sent)
+            assert back[:-5] == sent[:-5]
+            assert sum(byte.bit_count() for byte in back[-5:]) <= 1
+
+
 def test_a_server_that_is_not_there_shows_as_a_reset(echo: Echo, proxies: Proxies) -> None:
     """And the proxy serves on."""
     echo.end()
-    with dial(proxies) as connection, pytest.raises(ConnectionResetError):
-        connection.recv(1)
-    with dial(proxies) as connection, pytest.raises(ConnectionResetError):
-        connection.recv(1)
+    for _ in range(2):
+        assert_reset(proxies)
 
 
 def test_another_server_takes_the_place_of_the_first(echo: Echo, proxies: Proxies) -> None:
