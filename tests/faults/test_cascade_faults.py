@@ -323,7 +323,7 @@ def test_messages_that_are_lost_cost_no_right_score(
         with decoding(client, [files, small], f"{share:.0%} of messages lost") as decoders:
             loss.share = share
             decoders.for_s(2.5)
-            assert loss.lost > 0
+            decoders.wait(lambda: loss.lost > 0)
             loss.share = 0.0
 
 
