@@ -6,7 +6,6 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -134,11 +133,11 @@ def flips(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def test_a_file_with_a_byte_flipped_is_refused(good: Path, folder: Path) -> None:
-    """A third of the bytes of headers and footers, and a sample of the data: the checksum tells."""
+    """Every byte of the headers and footers, and a sample of the data: the checksum tells."""
     manifest = layout.read_manifest(good)
     for entry in manifest.files:
         path = folder / entry.name
-        for at, flipped in islice(flips(good / entry.name), 0, None, 3):
+        for at, flipped in flips(good / entry.name):
             path.write_bytes(flipped)
             with pytest.raises(ShardFormatError, match="damaged"):
                 layout.map_columns(path, entry)
