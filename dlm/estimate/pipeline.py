@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,12 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm import __version__
 from dlm.errors import ConfigError, EstimationError
 from dlm.estimate.adjust.kernels import ALL, KEPT
 from dlm.estimate.adjust.trie import Trie, TrieBuilder
@@ -36,6 +34,7 @@ from dlm.estimate.counts import block, kernels, runs
 from dlm.estimate.discount import DEFAULT_FALLBACK, Fallback, discounts
 from dlm.estimate.interpolate.contexts import CONTEXT_BYTES, Interpolation
 from dlm.estimate.progress import Progress
+from dlm.estimate.provenance import provenance
 from dlm.estimate.store import Column, Memory
 from dlm.estimate.text import DELIMITERS, Reader, Totals
 from dlm.ngram.wordtable import WordTable
@@ -416,29 +415,6 @@ def told_discounts(
             + (" (fallback)" if fell_back else "")
         )
     return out
-
-
-def provenance(settings: Settings, summary: Summary, sources: Sequence[str]) -> list[str]:
-    """Where the model comes from, in one line of JSON."""
-    about: dict[str, Any] = {
-        "made_by": f"dlm {__version__} estimate",
-        "method": "interpolated modified Kneser-Ney",
-        "order": settings.order,
-        "prune": settings.thresholds,
-        "vocabulary": None if settings.vocabulary is None else len(settings.vocabulary),
-        "discounts": [[round(d, 7) for d in own] for own in summary.discounts],
-        "fallback_orders": summary.fallback_orders,
-        "sources": ["-" if s == "-" else Path(s).name for s in sources],
-        "text": {
-            "bytes": summary.totals.bytes,
-            "lines": summary.totals.lines,
-            "words": summary.totals.words,
-            "empty_lines": summary.totals.empty,
-            "empty_lines_counted": not settings.skip,
-            "skipped": {str(k): v for k, v in summary.totals.skipped.items()},
-        },
-    }
-    return [f"provenance: {json.dumps(about)}"]
 
 
 def _table_bytes(table: WordTable) -> int:

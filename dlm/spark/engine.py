@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from dlm.errors import ConfigError, EstimationError
 from dlm.estimate.adjust.kernels import KEPT, PRUNED
 from dlm.estimate.interpolate.contexts import unigrams
-from dlm.estimate.pipeline import Settings, Summary, provenance, told_discounts
+from dlm.estimate.pipeline import Settings, Summary, told_discounts
 from dlm.estimate.progress import Progress
+from dlm.estimate.provenance import provenance
 from dlm.estimate.text import Totals
 from dlm.ngram.arpa import parts_index
 from dlm.ngram.wordtable import WordTable

@@ -21,8 +21,9 @@ from dlm.estimate import pipeline
 from dlm.estimate.adjust.kernels import KEPT, PRUNED
 from dlm.estimate.arpa import writer
 from dlm.estimate.interpolate.contexts import unigrams
-from dlm.estimate.pipeline import Settings, Summary, provenance, told_discounts
+from dlm.estimate.pipeline import Settings, Summary, told_discounts
 from dlm.estimate.progress import Progress
+from dlm.estimate.provenance import provenance
 from dlm.estimate.text import Totals
 from dlm.spark import tasks
 from dlm.spark.driver import statistics_of, table_of, take_facts

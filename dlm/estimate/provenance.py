@@ -1,0 +1,36 @@
+"""What a model says of where it is from: a comment of its ARPA file, which shard sets keep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlm import __version__
+
+if TYPE_CHECKING:
+    from dlm.estimate.pipeline import Settings, Summary
+
+
+def provenance(settings: Settings, summary: Summary, sources: Sequence[str]) -> list[str]:
+    """Where the model comes from, in one line of JSON."""
+    about: dict[str, Any] = {
+        "made_by": f"dlm {__version__} estimate",
+        "method": "interpolated modified Kneser-Ney",
+        "order": settings.order,
+        "prune": settings.thresholds,
+        "vocabulary": None if settings.vocabulary is None else len(settings.vocabulary),
+        "discounts": [[round(d, 7) for d in own] for own in summary.discounts],
+        "fallback_orders": summary.fallback_orders,
+        "sources": ["-" if s == "-" else Path(s).name for s in sources],
+        "text": {
+            "bytes": summary.totals.bytes,
+            "lines": summary.totals.lines,
+            "words": summary.totals.words,
+            "empty_lines": summary.totals.empty,
+            "empty_lines_counted": not settings.skip,
+            "skipped": {str(k): v for k, v in summary.totals.skipped.items()},
+        },
+    }
+    return [f"provenance: {json.dumps(about)}"]
