@@ -28,19 +28,34 @@ class Pending(Future[Answers]):
 
 
 class Call:
-    """One caller's batch: distinct queries, and how many of them still wait for a server.
+    """One caller's batch: distinct queries, and which of them still wait for an answer.
 
-    messages  messages that carried a part of it
-    span      where it is traced
+    Each is answered once, by whoever comes first: a part may be ended twice (given up by one
+    thread, found stale by another), and what comes second is dropped, query by query.
+
+    Args
+        answers  to all the distinct queries; those of the low orders are there already
+        groups   the distinct queries
+        remote   (C,) bool: contexts whose queries a server is to answer
+        place    (Q,) int64: where the answer of each query that was asked stands
+    Attributes
+        messages  messages that carried a part of it
+        span      where it is traced
     """
 
     __slots__ = (
-        *("_closed", "_grams", "_groups", "_missing", "_source", "answers", "deadline", "future"),
-        *("left", "lock", "messages", "model", "place", "span"),
+        *("_closed", "_grams", "_groups", "_left", "_missing", "_source", "answers", "deadline"),
+        *("future", "lock", "messages", "model", "place", "span"),
     )
 
     def __init__(
-        self, model: str, answers: Answers, place: NDArray[np.int64], deadline: float
+        self,
+        model: str,
+        answers: Answers,
+        groups: QueryGroups,
+        remote: NDArray[np.bool_],
+        place: NDArray[np.int64],
+        deadline: float,
     ) -> None:
         self.model = model
         self.answers = answers
@@ -48,25 +63,24 @@ class Call:
         self.deadline = deadline
         self.future = Pending()
         self.future.call = self
-        self.left = 0
         self.lock = threading.Lock()
         self.messages = 0
         self.span: Span | None = None
+        self._groups = groups
+        self._missing = np.repeat(remote, groups.word_counts)
+        self._left = int(np.count_nonzero(self._missing))
         self._grams: LowGrams | None = None
-        self._groups: QueryGroups | None = None
-        self._missing: NDArray[np.bool_] | None = None
         self._source: NDArray[np.uint8] | None = None
         self._closed = False
 
-    def fall_back(self, grams: LowGrams, groups: QueryGroups, remote: NDArray[np.bool_]) -> None:
-        """Lets the partial model answer what no shard does in time.
+    @property
+    def left(self) -> int:
+        """Distinct queries that still wait for an answer."""
+        return self._left
 
-        Args
-            groups  the distinct queries; remote (C,): the contexts that need a shard
-        """
+    def fall_back(self, grams: LowGrams) -> None:
+        """Lets the partial model answer what no shard does in time."""
         self._grams = grams
-        self._groups = groups
-        self._missing = np.repeat(remote, groups.word_counts)
 
     def fill(self, at: NDArray[np.int64], of: NDArray[np.int64], answers: Answers) -> None:
         """Writes answers `of` to the distinct queries `at`; the last part completes the call."""
@@ -81,45 +95,42 @@ class Call:
             self.fail(error)
             return 0
         answers = partial.score(self._grams, piece.groups)
-        self._fill(piece.at, np.arange(len(piece.at)), answers, PARTIAL)
-        return len(piece.at)
+        return self._fill(piece.at, np.arange(len(piece.at)), answers, PARTIAL)
 
     def give_up(self, error: DlmError) -> int:
         """No time is left: as `miss`, for whatever is still missing."""
-        if self._grams is None or self._groups is None or not partial.stands_in_for(error):
+        if self._grams is None or not partial.stands_in_for(error):
             self.fail(error)
             return 0
         with self.lock:
-            missing = self._missing
-            if self._closed or missing is None:
-                return 0
-            at = np.flatnonzero(missing)
+            missing, closed = self._missing.copy(), self._closed
+        if closed:
+            self.succeed()  # whoever brought the last answer may not have come to it yet
+            return 0
         some = router.select(self._groups, missing)
-        self._fill(at, np.arange(len(at)), partial.score(self._grams, some), PARTIAL, last=True)
-        return len(at)
+        at = np.flatnonzero(missing)
+        return self._fill(at, np.arange(len(at)), partial.score(self._grams, some), PARTIAL)
 
     def _fill(
-        self,
-        at: NDArray[np.int64],
-        of: NDArray[np.int64],
-        answers: Answers,
-        source: int,
-        last: bool = False,
-    ) -> None:
+        self, at: NDArray[np.int64], of: NDArray[np.int64], answers: Answers, source: int
+    ) -> int:
         with self.lock:
             if self._closed:
-                return  # what came too late
+                return 0  # what came too late
+            awaited = self._missing[at]
+            if not awaited.all():
+                at, of = at[awaited], of[awaited]
             _copy(at, of, answers, self.answers)
-            if self._missing is not None:
-                self._missing[at] = False
+            self._missing[at] = False
             if source != FULL:
                 if self._source is None:
                     self._source = np.zeros(len(self.answers), np.uint8)
                 self._source[at] = source
-            self.left -= len(at)
-            done = self._closed = last or self.left == 0
+            self._left -= len(at)
+            done = self._closed = self._left == 0
         if done:
             self.succeed()
+        return len(at)
 
     def succeed(self) -> None:
         """Ends the call with its answers."""

@@ -367,16 +367,15 @@ class Core:
         queries = len(groups.words)
         deadline = self._clock() + timeout_s
         place = np.arange(queries, dtype=np.int64)
-        call = Call(snapshot.model, Answers.empty(queries), place, deadline)
-        call.left = queries
+        # As what was let in before: a canary is never refused for what this client has to do.
+        everything = np.ones(len(groups.word_counts), np.bool_)
+        call = Call(snapshot.model, Answers.empty(queries), groups, everything, place, deadline)
         call.future.add_done_callback(
             lambda ended: done(not ended.cancelled() and ended.exception() is None)
         )
         if queries == 0:
             call.succeed()
             return
-        # As what was let in before: a canary is never refused for what this client has to do.
-        everything = np.ones(len(groups.word_counts), np.bool_)
         self._dispatch(snapshot, call, groups, everything, None, 0, canary=True)
 
     def close(self) -> None:
@@ -576,14 +575,12 @@ class Core:
             np.require(words, requirements=["C", "W"]),
         )
         answers, remote = snapshot.grams.score(grouped.groups)
-        call = Call(model, answers, grouped.place, deadline)
+        call = Call(model, answers, grouped.groups, remote, grouped.place, deadline)
         if self._tracer is not None:
             call.span = self._tracer.begin("dlm.call", queries=len(words))
-        asked = grouped.groups.word_counts
-        unique_remote = int(asked[remote].sum())
-        asked_remotely = unique_remote
+        unique_remote = asked_remotely = call.left
         if len(words) != len(grouped.groups.words):
-            asked_remotely = int(np.repeat(remote, asked)[grouped.place].sum())
+            asked_remotely = int(np.repeat(remote, grouped.groups.word_counts)[grouped.place].sum())
         runtime = self._runtime
         with runtime.lock:
             stats = runtime.stats
@@ -597,10 +594,9 @@ class Core:
             call.succeed()
             runtime.counts.call(OK, time.perf_counter() - begun)
             return call.future
-        call.left = unique_remote
         watch = self.watch()
         if self.config.partial:
-            call.fall_back(snapshot.grams, grouped.groups, remote)
+            call.fall_back(snapshot.grams)
             if gone is None and watch is not None and watch.mode is Mode.SMALL:
                 gone = ShardDown("no message is sent meanwhile")
             if gone is not None:

@@ -37,7 +37,8 @@ Sentence: TypeAlias = str | bytes | Sequence[str | bytes]
 _SPACES = re.compile(rb"[ \t\r\n]+")
 
 # A caller's wait ends this long after the deadline at the latest, in seconds: the transport ends
-# calls at the deadline by itself, and its own error says more.
+# calls at the deadline by itself, and its own error says more. Not so where there is a partial
+# model, whose answers are the same whatever went wrong.
 GRACE_S = 0.25
 MAX_DEADLINE_S = 1e6
 
@@ -197,6 +198,7 @@ class _Handle:
         self.vocabulary_size = manifest.vocabulary_size
         self.family = Family(kind, manifest.model, manifest.shard_set)
         self._width = max(manifest.order - 1, 0)
+        self._grace_s = 0.0 if core.config.partial else GRACE_S
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(order={self.order}, model={self.family.model})"
@@ -416,7 +418,7 @@ class _Handle:
         return [(int(queries.words[i]), answers.log10_prob[i]) for i in order]
 
     def _submit(self, queries: _Queries, deadline_s: float | None) -> tuple[Future[Answers], float]:
-        """The call's future, and how long to wait for it."""
+        """The call's future, and the seconds it has."""
         if self._rescores and self._core.mode() is Mode.SMALL:
             raise ModelSwitched(
                 "the servers fail, and new utterances go to the small model; open a new utterance "
@@ -437,12 +439,12 @@ class _Handle:
             limit,
             None if self._rescores else self._snapshot,
         )
-        return future, limit + GRACE_S
+        return future, limit
 
     def _end_late(self, future: Future[Answers], limit_s: float) -> None:
         """Ends a call whose time is over, for its caller and for whoever counts calls alike: one
         that is cancelled is taken for given up. Where there is a partial model, by its answers."""
-        late = DeadlineExceeded(f"no answer within {limit_s - GRACE_S:g} s")
+        late = DeadlineExceeded(f"no answer within {limit_s:g} s")
         self._core.give_up(future, late)
         with suppress(InvalidStateError):  # answered just now, or by that
             future.set_exception(late)
@@ -466,7 +468,7 @@ class Utterance(_Handle):
     def _wait(self, queries: _Queries, deadline_s: float | None) -> Answers:
         future, limit_s = self._submit(queries, deadline_s)
         try:
-            return future.result(limit_s)
+            return future.result(limit_s + self._grace_s)
         except FutureTimeout:
             self._end_late(future, limit_s)
         return future.result()
@@ -547,7 +549,7 @@ class AsyncUtterance(_Handle):
         future, limit_s = self._submit(queries, deadline_s)
         wrapped = asyncio.wrap_future(future)
         try:
-            done, _ = await asyncio.wait([wrapped], timeout=limit_s)
+            done, _ = await asyncio.wait([wrapped], timeout=limit_s + self._grace_s)
         except asyncio.CancelledError:
             wrapped.cancel()  # and `future` with it
             raise

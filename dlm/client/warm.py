@@ -37,10 +37,9 @@ def warm_up(grams: LowGrams) -> None:
     grouped = router.group(contexts, lengths, counts, words)
     groups = grouped.groups
     answers, remote = grams.score(groups)
-    call = Call(manifest.model, answers, grouped.place, inf)
-    call.left = len(groups.words)
+    everything = np.ones_like(remote)
+    call = Call(manifest.model, answers, groups, everything, grouped.place, inf)
     if width >= 2:  # a shard is named by two words
-        everything = np.ones_like(remote)
         (piece,) = router.route(
             groups, everything, np.zeros_like(manifest.slots), 1, len(groups.words)
         )
