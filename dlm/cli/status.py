@@ -25,14 +25,17 @@ COLUMNS = (
     "queries/s",
     "messages/s",
     "refused",
+    "failing",
     "in flight",
     "CPU %",
     "memory",
     "uptime",
-    "round trip",
+    "delay",
 )
 # What a narrow terminal goes without, the first first.
-DROPPED = ("model", "uptime", "memory", "messages/s", "round trip", "refused", "in flight")
+DROPPED = (
+    *("model", "uptime", "memory", "messages/s", "refused", "delay", "failing", "in flight"),
+)
 _COLOURS = {"ready": "green", "warming": "yellow", "draining": "yellow"}
 
 
@@ -134,7 +137,7 @@ def _print(look: Look) -> None:
 
 
 def shown(look: Look, width: int | None = None, height: int | None = None) -> Group:
-    """What is wrong, and below it the table.
+    """What is wrong, the mode of the cascade, and below it the table.
 
     Args
         width   columns of the terminal; where not all of `COLUMNS` fit, the least of `DROPPED` go
@@ -143,13 +146,14 @@ def shown(look: Look, width: int | None = None, height: int | None = None) -> Gr
     """
     from rich.console import Console
 
-    problem_lines = problems(look)
+    lines = [(line, "red") for line in problems(look)]
+    lines.append(cascade(look))
     if height is None:
-        return _drawn(problem_lines, look.rows, width)
+        return _drawn(lines, look.rows, width)
     console = Console(width=width, height=height)
 
     def fits(rows: Sequence[Row]) -> bool:
-        group = _drawn(problem_lines, rows, width)
+        group = _drawn(lines, rows, width)
         return len(console.render_lines(group)) < height  # the last line is the cursor's
 
     rows: Sequence[Row] = look.rows
@@ -157,13 +161,15 @@ def shown(look: Look, width: int | None = None, height: int | None = None) -> Gr
         if not fits(rows):
             rows = gathered(look.rows, key)
     if not fits(rows):
-        problem_lines.append(f"{len(rows)} rows, of which the first are shown")
+        lines.append((f"{len(rows)} rows, of which the first are shown", "red"))
         while len(rows) > 1 and not fits(rows):
             rows = rows[:-1]
-    return _drawn(problem_lines, rows, width)
+        if not fits(rows):
+            lines.remove(cascade(look))
+    return _drawn(lines, rows, width)
 
 
-def _drawn(problem_lines: Sequence[str], rows: Sequence[Row], width: int | None) -> Group:
+def _drawn(lines: Sequence[tuple[str, str]], rows: Sequence[Row], width: int | None) -> Group:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -186,7 +192,7 @@ def _drawn(problem_lines: Sequence[str], rows: Sequence[Row], width: int | None)
         colour = _COLOURS.get(row.state, "red")
         chosen = [(name, texts[COLUMNS.index(name)]) for name in names]
         table.add_row(*(Text(text, colour if name == "state" else "") for name, text in chosen))
-    return Group(*(Text(line, "red") for line in problem_lines), table)
+    return Group(*(Text(line, colour) for line, colour in lines), table)
 
 
 def problems(look: Look) -> list[str]:
@@ -194,7 +200,19 @@ def problems(look: Look) -> list[str]:
     from dlm.client.topology import said_once
 
     out = said_once((row.address, row.error) for row in look.rows if row.error)
-    return out + [f"shard {shard}: no server is ready" for shard in look.missing]
+    out += [f"shard {shard}: no server is ready" for shard in look.missing]
+    return out + [f"shard {shard}: all its servers are slow" for shard in look.slow]
+
+
+def cascade(look: Look) -> tuple[str, str]:
+    """Which model clients use, by what heartbeats tell; and the colour to say it in."""
+    from dlm.client.modes import Mode
+
+    if look.mode is Mode.FULL:
+        return "mode: full", "green"
+    if look.mode is None:
+        return "mode: not known", "yellow"
+    return "mode: small, where clients have a small model; else partial, or errors", "red"
 
 
 def fitting(widths: dict[str, int], width: int | None) -> list[str]:
@@ -220,7 +238,7 @@ def by_shard(row: Row) -> str:
 
 
 def gathered(rows: Iterable[Row], key: Callable[[Row], str]) -> list[Row]:
-    """One row for all that have the same key: sums, the least uptime, the longest round trip."""
+    """One row for all that have the same key: sums, the least uptime, the longest delay."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -233,6 +251,9 @@ def _sum(rows: Sequence[Row]) -> Row:
     def total(name: str) -> Any:
         found = [getattr(row, name) for row in rows if getattr(row, name) is not None]
         return sum(found) if found else None
+
+    def most(name: str) -> Any:
+        return max((getattr(r, name) for r in rows if getattr(r, name) is not None), default=None)
 
     def one(name: str, many: str) -> Any:
         found = list(dict.fromkeys(getattr(row, name) for row in rows))
@@ -251,9 +272,10 @@ def _sum(rows: Sequence[Row]) -> Row:
         model=one("model", "models"),
         memory_bytes=total("memory_bytes"),
         uptime_s=min((r.uptime_s for r in rows if r.uptime_s is not None), default=None),
-        round_trip_ms=max(
-            (r.round_trip_ms for r in rows if r.round_trip_ms is not None), default=None
-        ),
+        round_trip_ms=most("round_trip_ms"),
+        delay_ms=most("delay_ms"),
+        delay_ratio=most("delay_ratio"),
+        failing_percent=most("failing_percent"),
         error=None,
         **{name: total(name) for name in sums},
     )
@@ -275,11 +297,15 @@ def cells_of(row: Row) -> list[str]:
         number(row.queries_per_s),
         number(row.messages_per_s),
         number(row.refused),
+        "" if row.failing_percent is None else f"{row.failing_percent:.1f} %",
         number(row.in_flight),
         number(row.cpu_percent),
         "" if row.memory_bytes is None else size(row.memory_bytes),
         "" if row.uptime_s is None else duration(row.uptime_s),
-        "" if row.round_trip_ms is None else f"{row.round_trip_ms:.1f} ms",
+        ""
+        if row.delay_ms is None
+        else f"{row.delay_ms:.1f} ms"
+        + ("" if row.delay_ratio is None else f" {row.delay_ratio:.1f}x"),
     ]
 
 

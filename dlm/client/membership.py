@@ -222,7 +222,7 @@ def step(state: Member, event: Event, now: float, config: Beating) -> tuple[Memb
             return state, []
         if state.instance not in (None, event.instance):
             actions.append(Restarted())
-        state = _measured(state, now - state.sent, now, config)
+        state = measured(state, now - state.sent, now, config)
         run = state.run + 1 if state.health is Health.DOWN else 0
         back = state.health is not Health.DOWN or run >= config.up_after
         state = state._replace(
@@ -265,7 +265,8 @@ def _missed(state: Member, now: float, config: Beating) -> Member:
     )
 
 
-def _measured(state: Member, trip_s: float, now: float, config: Beating) -> Member:
+def measured(state: Member, trip_s: float, now: float, config: Beating) -> Member:
+    """The state with another round trip in its delay and its baseline."""
     beats = state.beats + 1
     if beats == 1:
         return state._replace(beats=1, delay_s=trip_s, baseline_s=trip_s, measured=now)

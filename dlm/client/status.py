@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from dlm.client.membership import FIRST_BEATS, Beating, Member, measured
+from dlm.client.modes import Mode
 from dlm.client.topology import MAX_SHARD_SETS, Connect, Endpoint
 from dlm.client.transport import Connection
 from dlm.errors import AuthenticationError, DlmError
@@ -20,6 +22,7 @@ from dlm.wire._pb import shard_pb2 as pb
 
 Clock = Callable[[], float]
 
+BEATING = Beating()  # as clients do it unless they are told otherwise
 ID_DIGITS = 12
 MAX_TRIES = 256
 MAX_ASKED = 256  # servers asked at once; each that is silent takes its whole timeout
@@ -46,11 +49,17 @@ class Row:
     model, shard_set  their first 12 hex digits
     queries_per_s, messages_per_s  answered, between the last two beats
     refused        messages refused since it started
+    failing_percent  of the messages between the last two beats, those that it refused; None where
+                   there were none
     in_flight      messages being worked on
     cpu_percent    of one core, between the last two beats
     memory_bytes   of the process alone
     uptime_s       since it started
     round_trip_ms  of the last beat
+    delay_ms       of all beats, smoothed as clients do it
+    delay_ratio    delay over its baseline, known after eight beats; above 2, and 5 ms more, it is
+                   slow
+    slow           whether clients take it for slow
     error          why there is nothing to tell, or why less than there could be
 
     None stands for what is not known (yet).
@@ -71,6 +80,10 @@ class Row:
     memory_bytes: int | None = None
     uptime_s: float | None = None
     round_trip_ms: float | None = None
+    delay_ms: float | None = None
+    delay_ratio: float | None = None
+    failing_percent: float | None = None
+    slow: bool = False
     error: str | None = None
 
 
@@ -89,12 +102,29 @@ class Look:
     missing: tuple[int, ...]
     refused: bool = False
 
+    @property
+    def slow(self) -> tuple[int, ...]:
+        """Shards that only slow servers answer for."""
+        ready = [row for row in self.rows if row.state == "ready"]
+        quick = {row.shard for row in ready if not row.slow}
+        return tuple(sorted({row.shard for row in ready if row.shard is not None} - quick))
+
+    @property
+    def mode(self) -> Mode | None:
+        """Which model clients with a small one use for new utterances, as far as heartbeats tell
+        (of the messages that fail only their clients know); None where a server refuses us."""
+        if self.missing or self.slow:
+            return Mode.SMALL
+        return None if self.refused else Mode.FULL
+
     def facts(self) -> dict[str, Any]:
-        """As JSON: `servers` (`Row`, field by field), `shards` and `missing`."""
+        """As JSON: `servers` (`Row`, field by field), `shards`, `missing`, `slow` and `mode`."""
         return {
             "servers": [asdict(row) for row in self.rows],
             "shards": list(self.shards),
             "missing": list(self.missing),
+            "slow": list(self.slow),
+            "mode": self.mode,
         }
 
 
@@ -111,10 +141,16 @@ class _Held:
     def __init__(self, beat: _Beat) -> None:
         self.before: _Beat | None = None
         self.last = beat
+        self._member = measured(Member(), beat.round_trip_s, beat.at, BEATING)
+
+    def add(self, beat: _Beat) -> None:
+        """Another beat."""
+        self.before, self.last = self.last, beat
+        self._member = measured(self._member, beat.round_trip_s, beat.at, BEATING)
 
     def row(self, endpoint: Endpoint, model: str | None) -> Row:
         """What the beats say."""
-        reply, before = self.last.reply, self.before
+        reply, before, member = self.last.reply, self.before, self._member
         row = Row(
             endpoint.address,
             reply.shard,
@@ -128,17 +164,23 @@ class _Held:
             memory_bytes=reply.memory_bytes or None,
             uptime_s=reply.uptime_ms / 1000,
             round_trip_ms=1000 * self.last.round_trip_s,
+            delay_ms=1000 * member.delay_s,
+            delay_ratio=member.ratio if member.beats >= FIRST_BEATS else None,
+            slow=member.is_slow(BEATING),
         )
         passed_s = self.last.at - before.at if before else 0.0
         if before is None or passed_s <= 0:
             return row
         old = before.reply
         cpu_ms = reply.cpu_ms - old.cpu_ms if reply.cpu_ms else None
+        failed = reply.refused - old.refused
+        ended = reply.messages - old.messages + failed
         return replace(
             row,
             queries_per_s=(reply.queries - old.queries) / passed_s,
             messages_per_s=(reply.messages - old.messages) / passed_s,
             cpu_percent=None if cpu_ms is None else cpu_ms / (10 * passed_s),
+            failing_percent=100 * failed / ended if ended else None,
         )
 
 
@@ -164,7 +206,7 @@ class _Worker:
         if found is None:
             self.held[shard_set] = _Held(beat)
         else:
-            found.before, found.last = found.last, beat
+            found.add(beat)
             self.workers = reply.workers
         return True
 

@@ -41,7 +41,8 @@ def test_the_same_as_json(run, cluster) -> None:
     done = run("status", "--cluster", cluster, "--interval", 0.05, "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
-    assert set(facts) == {"servers", "shards", "missing", "interval_s"}
+    assert set(facts) == {"servers", "shards", "missing", "slow", "mode", "interval_s"}
+    assert facts["mode"] == "full" and facts["slow"] == []
     assert facts["shards"] == [0, 1]
     assert facts["missing"] == []
     for server in facts["servers"]:
@@ -61,12 +62,13 @@ def test_a_dead_server_is_a_row_and_status_1(run, cluster, tmp_path) -> None:
     assert done.returncode == 1
     out = done.stdout.decode()
     assert f"{address}: gave no answer" in out
-    assert out.index("gave no answer") < out.index("round trip")
+    assert out.index("gave no answer") < out.index("delay")
     assert "shard 2: no server is ready" in out
     assert out.count(" ready ") == 2
     done = run("status", "--interval", 0.05, "--json", cwd=tmp_path)
     assert done.returncode == 1
-    assert json.loads(done.stdout)["missing"] == [2]
+    facts = json.loads(done.stdout)
+    assert (facts["missing"], facts["mode"]) == ([2], "small")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def full_row(address: str, shard: int, worker: int) -> Row:
     """One of four workers, with every number there is."""
     return Row(
         *(address, shard, "ready", worker, 4, "ab5c25daac8e", "94ac9cb60a1f"),
-        *(123456.7, 1234.5, 12, 7, 199.5, 512 << 20, 18_605.0, 12.25),
+        *(123456.7, 1234.5, 12, 7, 199.5, 512 << 20, 18_605.0, 12.25, 12.5, 1.25, 2.5),
     )
 
 
@@ -173,7 +175,7 @@ def test_watching_without_a_terminal_prints_look_after_look(cluster, environ) ->
     )
     assert process.stdout is not None
     seen = b""
-    while seen.count(b"round trip") < 3:
+    while seen.count(b"delay") < 3:
         seen += os.read(process.stdout.fileno(), 65536)
     process.send_signal(signal.SIGINT)
     process.stdout.close()
@@ -193,7 +195,7 @@ def test_watching_ends_with_ctrl_c(cluster, environ) -> None:
     )
     os.close(child)
     seen = b""
-    while seen.count(b"round trip") < 3:
+    while seen.count(b"delay") < 3:
         seen += os.read(parent, 65536)
     process.send_signal(signal.SIGINT)
     try:
@@ -215,10 +217,12 @@ def test_what_is_not_known_is_left_empty() -> None:
     row = Row("10.0.0.1:5", None, error="10.0.0.1:5 gave no answer")
     assert cells_of(row) == ["10.0.0.1:5", "?", "silent", *[""] * (len(COLUMNS) - 3)]
     full = Row(
-        *("10.0.0.1:5", 3, "ready", 0, 4, "aa", "bb", 12345.6, 7.0, 1, 2, 99.6, 5 << 20, 61.0, 0.25)
+        *("10.0.0.1:5", 3, "ready", 0, 4, "aa", "bb", 12345.6, 7.0, 1, 2, 99.6, 5 << 20, 61.0),
+        *(0.25, 0.34, 1.06, 12.34),
     )
     assert cells_of(full)[1:] == [
-        *("3", "ready", "1/4", "aa", "12,346", "7", "1", "2", "100", "5.0 MiB", "1 m 1 s", "0.2 ms")
+        *("3", "ready", "1/4", "aa", "12,346", "7", "1", "12.3 %", "2", "100", "5.0 MiB"),
+        *("1 m 1 s", "0.3 ms 1.1x"),
     ]
 
 

@@ -9,6 +9,7 @@ import pytest
 from client.questions import ask, queries_to
 from client.scripted import Clients
 from cluster import Cluster, ProcessServer, ThreadServer, build
+from dlm.client.modes import Mode
 from dlm.client.status import ClusterStatus, tries_for
 from dlm.client.topology import Endpoint
 from dlm.client.transport import GrpcConnection
@@ -52,6 +53,46 @@ def test_rates_are_those_between_two_looks(cluster, client, files) -> None:
     assert {row.shard_set for row in rows} == {files.manifest.shard_set[:12]}
     assert all(row.uptime_s is not None and row.uptime_s >= 0 for row in rows)
     assert [row.error for row in rows] == [None] * 3
+    status.close()
+
+
+def test_messages_that_a_server_refuses_are_a_part_of_those_that_it_was_sent() -> None:
+    """Between two looks; without any there is no part."""
+    port, clock = Port([0], 1), Ticks()
+    status = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=clock)
+    status.look()
+    clock.now = 1.0
+    (row,) = status.look().rows
+    assert row.failing_percent is None
+    port.messages, port.refused = 30, 10
+    clock.now = 2.0
+    (row,) = status.look().rows
+    assert row.failing_percent == 25.0
+    status.close()
+
+
+def test_a_way_that_becomes_slow_is_told_against_its_baseline_and_turns_the_mode() -> None:
+    """As a client's heartbeats would: more than twice as long, for some beats; then well again."""
+    port, clock = Port([0], 1), Ticks()
+    port.trip_s, port.clock = 0.01, clock
+    status = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=clock)
+    first = status.look()
+    assert first.rows[0].delay_ratio is None and first.mode is Mode.FULL
+    for _ in range(9):
+        clock.now += 1.0
+        look = status.look()
+    assert (look.rows[0].delay_ms, look.rows[0].delay_ratio) == pytest.approx((10.0, 1.0))
+    port.trip_s = 0.1
+    for _ in range(9):
+        clock.now += 1.0
+        look = status.look()
+    assert look.rows[0].delay_ratio > 2 and look.rows[0].slow
+    assert (look.slow, look.mode) == ((4,), Mode.SMALL)
+    port.trip_s = 0.01
+    for _ in range(20):
+        clock.now += 1.0
+        look = status.look()
+    assert (look.slow, look.mode) == ((), Mode.FULL)
     status.close()
 
 
@@ -136,6 +177,8 @@ class Port:
         self.closed = 0
         self.dead: set[int] = set()
         self.queries = dict.fromkeys(range(workers), 0)
+        self.messages = self.refused = 0
+        self.clock, self.trip_s = Ticks(), 0.0
 
     def connect(self, address: str) -> OneOf:
         """A connection to one of them."""
@@ -155,6 +198,7 @@ class OneOf:
         """As a server with several workers answers."""
         if self.worker in self.port.dead:
             raise ShardDown("shared:1 gave no answer: UNAVAILABLE")
+        self.port.clock.now += self.port.trip_s
         return pb.HeartbeatReply(
             sequence=request.sequence,
             shard_set=bytes(16),
@@ -162,6 +206,8 @@ class OneOf:
             state=self.port.state,
             instance=1000 + self.worker,
             queries=self.port.queries[self.worker],
+            messages=self.port.messages,
+            refused=self.port.refused,
             worker=self.worker,
             workers=self.port.workers,
             cpu_ms=10 * self.port.queries[self.worker] or 1,
