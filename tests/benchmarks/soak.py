@@ -1,6 +1,7 @@
 """Servers and clients at a steady load for minutes, then offered several times what they can do.
 
     python tests/benchmarks/soak.py SHARD_SET [--minutes M --load F] [--over X ...] [--server-cpu C]
+        [--small SMALL_SET] [--cascade ROUNDS]
 
 Starts a real server for each shard of the set in the folder SHARD_SET, and client processes that
 ask batches of 50 contexts x 20 words from real text. First the capacity is found: calls/s of a
@@ -10,6 +11,11 @@ capacity for 20 s; the capacity once more, from the first second after.
 
 With --server-cpu the servers together get C cores, by a cgroup (version 1; needs its rights), and
 clients the rest: else the clients, which share the machine, cannot offer much more than is served.
+
+With --small the clients have the whole cascade: heartbeats, the partial model, and the small one of
+that shard set. The last column then has the scores that were not the full model's, and the switches
+of modes. --cascade compares, in so many rounds, the capacity with it and without, and prints the
+ratio of the medians.
 """
 
 from __future__ import annotations
@@ -26,6 +32,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +47,9 @@ from benchmarks.workload import Mix, from_text
 from dlm.cli.processes import running_servers
 from dlm.client import AsyncClient, ClientConfig
 from dlm.client.topology import write_cluster_file
-from dlm.errors import DlmError, Overloaded
+from dlm.errors import ConfigError, DlmError, Overloaded
 from dlm.index.layout import read_manifest
+from dlm.ngram.query import FULL
 
 CGROUP = Path("/sys/fs/cgroup/cpu/dlm-soak")
 TICK_S = 0.001
@@ -52,6 +60,7 @@ class Generator:
     """Calls of one client process, and what became of them."""
 
     def __init__(self, client: AsyncClient, decoders: int, deadline_s: float) -> None:
+        self._client = client
         self._utterance = client.utterance(deadline_s=deadline_s)
         self._asked = batches(client.utterance())
         self._decoders = decoders
@@ -64,14 +73,15 @@ class Generator:
         errors: Counter[str] = Counter()
         began, processor = time.perf_counter(), time.process_time()
         end = began + seconds
-        in_time = 0
+        in_time = other = 0
 
         async def one(planned: float) -> None:
-            nonlocal in_time
+            nonlocal in_time, other
             self._next += 1
             begun = time.perf_counter()
             try:
-                await self._utterance.extend(*self._asked[self._next % len(self._asked)])
+                found = await self._utterance.extend(*self._asked[self._next % len(self._asked)])
+                other += int(np.count_nonzero(found.source != FULL))
                 done = time.perf_counter()
                 answered.append(done - planned)
                 in_time += done <= end
@@ -106,12 +116,24 @@ class Generator:
             "refused": refused,
             "errors": dict(errors),
             "cpu": time.process_time() - processor,
+            "other": other,
+            "switches": self._switches(),
         }
 
+    def _switches(self) -> int:
+        """So far."""
+        try:
+            return sum(self._client.cascade.switches.values())
+        except ConfigError:
+            return 0  # it sends no heartbeats
 
-async def generate(cluster: str, decoders: int, deadline_s: float) -> None:
+
+async def generate(cluster: str, decoders: int, deadline_s: float, small: str) -> None:
     """A client process: does what each line of its input says."""
-    client = await AsyncClient.connect(cluster, ClientConfig(deadline_s=deadline_s))
+    config = ClientConfig(deadline_s=deadline_s)
+    if small:
+        config = replace(config, partial=True, small=small)
+    client = await AsyncClient.connect(cluster, config)
     generator = Generator(client, decoders, deadline_s)
     await generator.run(CLOSED, 1.0)
     print("ready", flush=True)
@@ -175,6 +197,7 @@ class Load:
             f"{server_cpu / took:.2f} + {client_cpu / took:.2f}",
             " ".join(f"{m:.0f}" for m in memory),
             " ".join(f"{m:.0f}" for m in clients),
+            f"{sum(s['other'] for s in said):,}; {sum(s['switches'] for s in said)}",
         ]
         print("| " + " | ".join(cells) + " |", flush=True)
         return goodput
@@ -212,7 +235,7 @@ def limited(pids: list[int], cores: float) -> Iterator[None]:
 
 COLUMNS = (
     "phase | offered/s | in time/s | p50 ms | p99 | p99.9 | refused | p50 ms | p99 | max | errors "
-    "| cores: servers + clients | servers MB | clients MB"
+    "| cores: servers + clients | servers MB | clients MB | scores not full; switches so far"
 )
 
 
@@ -228,13 +251,35 @@ def measure(chosen: argparse.Namespace) -> None:
         pids = [s.process.pid for s in servers]
         decoders = str(chosen.decoders // chosen.clients)
         command = ["generate", str(cluster), decoders, str(chosen.deadline)]
-        load = Load([command] * chosen.clients, pids)
+        if chosen.cascade:
+            compare(command, pids, chosen)
+            return
+        load = Load([[*command, chosen.small]] * chosen.clients, pids)
         try:
             with limited(pids, chosen.server_cpu):
                 print(f"| {COLUMNS} |\n|---|" + "---:|" * COLUMNS.count("|"))
                 phases(load, chosen)
         finally:
             load.end()
+
+
+def compare(command: list[str], pids: list[int], chosen: argparse.Namespace) -> None:
+    """The capacity with the cascade and without, in turns; each time by processes of their own, so
+    that the others' heartbeats cost nothing."""
+    print(f"| {COLUMNS} |\n|---|" + "---:|" * COLUMNS.count("|"))
+    found: dict[str, list[float]] = {"": [], chosen.small: []}
+    for number in range(chosen.cascade):
+        for small in list(found) if number % 2 else list(found)[::-1]:
+            load = Load([[*command, small]] * chosen.clients, pids)
+            try:
+                load.run("warm", CLOSED, 2.0)
+                name = "with the cascade" if small else "without"
+                found[small].append(load.run(name, CLOSED, 10.0))
+            finally:
+                load.end()
+    without, with_it = (np.median(found[small]) for small in ("", chosen.small))
+    ratios = np.array(found[chosen.small]) / np.array(found[""])
+    print(f"\nwith / without: {with_it / without:.3f}; of each round {np.sort(ratios).round(3)}")
 
 
 def phases(load: Load, chosen: argparse.Namespace) -> None:
@@ -252,7 +297,7 @@ def main() -> None:
     """A client, as its parent asked; else the whole."""
     role, *more = sys.argv[1:] or ["--help"]
     if role == "generate":
-        uvloop.run(generate(more[0], int(more[1]), float(more[2])))
+        uvloop.run(generate(more[0], int(more[1]), float(more[2]), more[3]))
         os._exit(0)
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("directory", type=Path)
@@ -263,7 +308,12 @@ def main() -> None:
     parser.add_argument("--decoders", type=int, default=8, help="that ask in the closed loop")
     parser.add_argument("--deadline", type=float, default=0.5, help="seconds")
     parser.add_argument("--server-cpu", type=float, default=0.0, help="cores for all servers")
-    measure(parser.parse_args())
+    parser.add_argument("--small", default="", help="shard set of a small model")
+    parser.add_argument("--cascade", type=int, default=0, help="rounds, with --small")
+    chosen = parser.parse_args()
+    if chosen.cascade and not chosen.small:
+        parser.error("--cascade needs --small")
+    measure(chosen)
 
 
 if __name__ == "__main__":
