@@ -13,16 +13,17 @@ from __future__ import annotations
 import numpy as np
 
 from dlm.client.lowgrams import LowGrams
-from dlm.errors import DlmError, ProtocolError, StaleShardSet, UnavailableError
+from dlm.errors import AuthenticationError, DlmError, ProtocolError, UnavailableError
 from dlm.ngram.query import Answers, QueryGroups
 
 
 def stands_in_for(error: DlmError) -> bool:
     """Whether the partial model may answer instead: where servers failed, not where the caller did.
 
-    A server of another model, or one that talks nonsense, is one that failed.
+    A server of another model, or one that talks nonsense, is one that failed; so is one that lets
+    this client in no more, since a token that was withdrawn must not silence a recogniser.
     """
-    return isinstance(error, (UnavailableError, ProtocolError, StaleShardSet))
+    return isinstance(error, (UnavailableError, ProtocolError, AuthenticationError))
 
 
 def score(grams: LowGrams, groups: QueryGroups) -> Answers:

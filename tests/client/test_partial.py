@@ -15,6 +15,7 @@ from dlm.client import AsyncClient, partial
 from dlm.client.core import Core
 from dlm.client.topology import Endpoint, FixedEndpoints
 from dlm.errors import (
+    AuthenticationError,
     DeadlineExceeded,
     DlmError,
     Overloaded,
@@ -56,7 +57,10 @@ def ask(client, queries, **more) -> Answers:
 
 @pytest.mark.parametrize(
     "error",
-    [ShardDown("gone"), Overloaded("busy"), ProtocolError("nonsense"), DeadlineExceeded("")],
+    [
+        *(ShardDown("gone"), Overloaded("busy"), ProtocolError("nonsense"), DeadlineExceeded("")),
+        *(AuthenticationError("no such token"), StaleShardSet("another table")),
+    ],
 )
 def test_only_what_the_failing_shard_owns_is_partial(
     cluster, connect, files, error: DlmError
