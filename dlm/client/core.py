@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import count
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -808,7 +809,11 @@ class Core:
             runtime.outstanding[address] += queries
             runtime.at[shard, message.number] = address
 
+        replies = count()
+
         def reply(data: bytes | None, error: DlmError | None) -> None:
+            if next(replies):
+                return  # an error that was raised after a reply was given
             came = time.perf_counter()
             try:
                 if error is None:
@@ -851,11 +856,12 @@ class Core:
             else:
                 self._settle(message, error)
 
+        traced = () if self._tracer is None else (self._trace(message),)
         left = time.perf_counter()
-        if self._tracer is None:
-            connection.score(request, timeout_s, reply)
-        else:
-            connection.score(request, timeout_s, reply, self._trace(message))
+        try:
+            connection.score(request, timeout_s, reply, *traced)
+        except Exception as exc:  # noqa: BLE001 - as a reply, which ends what was counted above
+            reply(None, _as_dlm_error(exc, shard))
 
     def _trace(self, message: _Message) -> Metadata:
         """The context of the first call in the message that is sampled: a server's span has one

@@ -1,0 +1,159 @@
+"""No call waits past its deadline, on a clock that the test moves, whatever becomes of messages."""
+
+from __future__ import annotations
+
+import heapq
+import random
+import threading
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from client.questions import Query, random_queries
+from client.scripted import Network, Scripted
+from client.test_partial import assert_each_is_of_its_model
+from cluster import WAIT_S
+from dlm.client import ClientConfig
+from dlm.client.core import Core
+from dlm.client.topology import Endpoint, FixedEndpoints
+from dlm.client.transport import Metadata, Reply
+from dlm.client.utterance import Utterance
+from dlm.errors import DeadlineExceeded, DlmError, Overloaded, ShardDown
+
+CALLS = 25
+EPSILON_S = 1e-9
+
+
+class Timeline(Network):
+    """The clock, what happens when, and the network: each message has a fate of its own."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.fates: list[str] = []
+        self.last_deadline = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+
+    def clock(self) -> float:
+        """Seconds."""
+        return self.now
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        """Has something happen."""
+        with self._lock:  # the client's helper thread sends messages too
+            heapq.heappush(self._events, (when, next(self._order), what))
+
+    def _next(self) -> tuple[float, int, Callable[[], None]] | None:
+        with self._lock:
+            return heapq.heappop(self._events) if self._events else None
+
+    def idle(self) -> bool:
+        """Whether nothing is to happen."""
+        return not self._events
+
+    def run(self) -> None:
+        """Until nothing is to happen any more."""
+        while (found := self._next()) is not None:
+            self.now = max(self.now, found[0])
+            found[2]()
+
+    def connect(self, address: str) -> Fated:
+        """A connection whose messages have fates."""
+        return Fated(self, address)
+
+
+class Fated(Scripted):
+    """Answers late, never, wrongly, or says that nobody is there."""
+
+    network: Timeline
+
+    def score(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> None:
+        """Nobody lets a message travel longer than somebody waits for it."""
+        line = self.network
+        assert line.now + timeout_s <= line.last_deadline + EPSILON_S
+        fate = line.rng.choice(["answered"] * 6 + ["never", "nobody", "garbage", "raises", "busy"])
+        line.fates.append(fate)
+        after_s = line.rng.choice([0.0, 0.001, 0.02, 0.3, 2.0])
+        ends = line.now + min(after_s, timeout_s)
+        errors: dict[str, DlmError] = {
+            "nobody": ShardDown("nobody is there"),
+            "busy": Overloaded("busy"),
+        }
+        if fate == "raises":
+            raise ShardDown("nobody is there")
+        if fate == "never" or after_s > timeout_s:
+            late = DeadlineExceeded("no reply")
+            line.at(line.now + timeout_s, lambda: reply(None, late))
+        elif fate in errors:
+            line.at(ends, lambda: reply(None, errors[fate]))
+        elif fate == "garbage":
+            line.at(ends, lambda: reply(b"nonsense", None))
+        else:
+            line.at(ends, lambda: self._answer(request, reply))
+
+    def _answer(self, request: bytes, reply: Reply) -> None:
+        came: list[tuple[bytes | None, DlmError | None]] = []
+        done = threading.Event()
+
+        def take(data: bytes | None, error: DlmError | None) -> None:
+            came.append((data, error))
+            done.set()
+
+        self._target().score(request, WAIT_S, take)
+        assert done.wait(WAIT_S)
+        reply(*came[0])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_call_ends_by_its_deadline_with_scores_of_the_models_they_name(
+    cluster, files, cache_dir, seed: int
+) -> None:
+    """Two servers a shard, small windows, so that calls also wait for each other."""
+    line = Timeline(seed)
+    addresses = cluster.addresses
+    config = ClientConfig(
+        partial=True, heartbeats=False, window=2, max_queries=32, cache_dir=cache_dir
+    )
+    endpoints = FixedEndpoints([Endpoint(address) for address in addresses])
+    core = Core(endpoints, config, connect=line.connect, clock=line.clock)
+    utterance = Utterance(core, core.snapshot(), None)
+    ended: list[tuple[float, float, list[Query], object]] = []
+
+    def ask(number: int, limit_s: float) -> None:
+        queries = random_queries(files.oracle, 100 * seed + number, line.rng.choice([1, 20, 90]))
+        asked = utterance._score_queries([c for c, _ in queries], [w for _, w in queries])
+        deadline = line.now + limit_s
+        line.last_deadline = max(line.last_deadline, deadline)
+        future, _ = utterance._submit(asked, limit_s)
+        future.add_done_callback(lambda f: ended.append((line.now, deadline, queries, f.result())))
+
+        def give_up() -> None:
+            if not future.done():
+                utterance._end_late(future, limit_s)
+            assert future.done()
+
+        line.at(deadline, give_up)  # as whoever waits does
+
+    for number in range(CALLS):
+        begin, limit = line.rng.random(), line.rng.choice([0.01, 0.1, 0.5, 1.0])
+        line.at(begin, lambda number=number, limit=limit: ask(number, limit))
+    line.run()
+    while core._runtime.helper.submit(lambda: None).result(WAIT_S) or not line.idle():
+        line.run()  # what was sent anew meanwhile
+    assert len(ended) == CALLS and len(set(line.fates)) >= 5
+    for when, deadline, queries, answers in ended:
+        assert when <= deadline + EPSILON_S
+        if answers.source is None:
+            expected = [files.oracle.score(c, w).log10_prob for c, w in queries]
+            assert answers.log10_prob.tolist() == expected
+        else:
+            assert_each_is_of_its_model(files, queries, answers)
+    runtime = core._runtime
+    assert not any(w.in_flight for w in runtime.windows.values()), "a place was lost"
+    assert not +runtime.outstanding and not runtime.at
+    core.close()
