@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dlm.client import Client, State, Utterance
-    from dlm.client.core import Stats
+    from dlm.client.runtime import Stats
     from dlm.ngram.backoff import DictModel
 
 # Hypotheses by state: total log10 P and the words behind it.

@@ -21,10 +21,11 @@ from typing import TypeAlias
 
 from dlm.client.cascade import CascadeStatus
 from dlm.client.config import ClientConfig
-from dlm.client.core import Core, Snapshot, Stats
+from dlm.client.core import Core
 from dlm.client.local import open_small
 from dlm.client.metrics import ClientCollector
 from dlm.client.modes import Mode
+from dlm.client.runtime import Snapshot, Stats
 from dlm.client.security import read_cluster_security
 from dlm.client.topology import ClusterFile, Endpoint, FixedEndpoints, read_cluster_small
 from dlm.client.transport import GrpcConnection
@@ -128,7 +129,7 @@ class _Face:
         return ClientCollector(self._core, self._small)
 
     def __repr__(self) -> str:
-        snapshot = self._core._snapshot
+        snapshot = self._core.table.known
         if snapshot is None:
             return f"{type(self).__name__}(not connected)"
         return (

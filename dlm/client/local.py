@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client.config import ClientConfig
-from dlm.client.core import Core, Snapshot
+from dlm.client.core import Core
 from dlm.client.lowgrams import LowGrams, check_queries
+from dlm.client.runtime import Snapshot
 from dlm.client.topology import Topology
 from dlm.client.utterance import Utterance
 from dlm.errors import ConfigError, DlmError
@@ -39,7 +40,7 @@ class _LocalCore(Core):
         self.model = model
         self.source = source
         grams = LowGrams(directory, model.manifest, model.low, model.vocabulary)
-        self._snapshot = Snapshot(Topology(model.manifest, {}, {}), grams)
+        self.table.known = Snapshot(Topology(model.manifest, {}, {}), grams)
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -40,7 +40,8 @@ from dlm.histogram import SECONDS, SIZES, Histogram
 
 if TYPE_CHECKING:
     from dlm.client.cascade import Watch
-    from dlm.client.core import Core, Stats
+    from dlm.client.core import Core
+    from dlm.client.runtime import Stats
 
 # Every family that a client shows, and its labels. DO NOT CHANGE: dashboards and alerts name them.
 FAMILIES: dict[str, tuple[str, ...]] = {

@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import kernels
-from dlm.client.core import Core, Snapshot
+from dlm.client.core import Core
 from dlm.client.modes import Mode
+from dlm.client.runtime import Snapshot
 from dlm.errors import DeadlineExceeded, FamilyMismatch, ModelSwitched, QueryError
 from dlm.ngram.query import Answers
 from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes

@@ -256,7 +256,7 @@ def test_cancelled_calls_leak_nothing_and_what_waited_is_never_sent(
     oracle = files.oracle
 
     async def run() -> None:
-        core = Core(connect.opened[0]._core._endpoints, config, connect=network.connect)
+        core = Core(connect.opened[0]._core.table.endpoints, config, connect=network.connect)
         async with AsyncClient(core) as client:
             core.snapshot()
             utterance = client.utterance()

@@ -13,7 +13,7 @@ from client.questions import ask, assert_equal, queries_to, random_queries, subm
 from client.scripted import Clients, Network, free
 from cluster import WAIT_S, Cluster, ModelFiles, build, until
 from dlm.client import Client, Utterance
-from dlm.client.core import MAX_REROUTES
+from dlm.client.sender import MAX_REROUTES
 from dlm.client.topology import Endpoint, write_cluster_file
 from dlm.errors import DlmError, FamilyMismatch, ShardDown, StaleShardSet, UnavailableError
 from dlm.wire.status import Reason

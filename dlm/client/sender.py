@@ -1,0 +1,499 @@
+"""The parts of calls on their way: into the window of their shard, out in a message, and back.
+
+One file of some 450 lines: every path here ends each part of a call exactly once and gives its
+place in a window back exactly once, and that is seen only with all of them in one place.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.client import batcher, router
+from dlm.client.call import Call, Item, deliver
+from dlm.client.config import ClientConfig
+from dlm.client.metrics import result_of
+from dlm.client.partial import stands_in_for
+from dlm.client.replicas import choose
+from dlm.client.runtime import LOOK_AGAIN_S, Links, Snapshot, closed_error
+from dlm.client.security import Metadata
+from dlm.client.table import Table
+from dlm.client.topology import Topology, said_once
+from dlm.errors import (
+    AuthenticationError,
+    DeadlineExceeded,
+    DlmError,
+    Overloaded,
+    ShardDown,
+    StaleShardSet,
+    UnavailableError,
+)
+from dlm.ngram.query import QueryGroups
+from dlm.tracing import Tracer
+from dlm.wire import codec
+
+log = logging.getLogger(__name__)
+
+MAX_REROUTES = 2  # a table that is stale twice in one call is not going to settle within it
+# What may wait for a shard: a few messages' worth, and however small these are, some queries.
+MAX_WAITING_MESSAGES = 4
+MIN_WAITING = 4096
+FIRST_TRY = 0.5  # part of the time left that one replica gets where another could be asked
+AVOID_S = 1.0  # for so long, a server where a message found nobody is asked after all others
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """Items that share message `number` of a window.
+
+    tried    addresses that it was sent to; the last is the one that has it now
+    """
+
+    snapshot: Snapshot
+    shard: int
+    items: list[Item]
+    merged: router.Grouped
+    number: int
+    tried: tuple[str, ...] = ()
+
+
+_Event: TypeAlias = "batcher.Submit[Item] | batcher.Done"
+
+
+class _Turn(threading.local):
+    """Events that this thread has still to feed to windows; None while it feeds none."""
+
+    events: deque[tuple[Sender, int, _Event]] | None = None
+
+
+_turn = _Turn()
+
+
+def begin_turn() -> None:
+    """A call begins outside of any turn: an exception from a signal handler may have cut off the
+    last one of this thread just where nothing could clear it."""
+    _turn.events = None
+
+
+os.register_at_fork(after_in_child=begin_turn)
+
+
+class Sender:
+    """Sends what is asked of shards, and ends it.
+
+    Args
+        table   what says who has which shard
+        tracer  None where calls are no spans
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        links: Links,
+        table: Table,
+        clock: Callable[[], float],
+        tracer: Tracer | None,
+    ) -> None:
+        self._config = config
+        self._links = links
+        self._table = table
+        self._clock = clock
+        self._tracer = tracer
+
+    def overload(self, asked: Mapping[int, int], deadline: float) -> Overloaded | None:
+        """What a call is told at once where a shard that it asks has too much to do already.
+
+        Before any work, or before any of it is sent: whoever refuses many calls must have time left
+        for those it answers, and what one shard answers is of no use where another refuses.
+
+        Args
+            asked  queries of each shard
+        """
+        runtime = self._links.runtime
+        now = self._clock()
+        with runtime.lock:
+            for shard, queries in asked.items():
+                window = runtime.windows.get(shard)
+                if (
+                    window is not None
+                    and window.refuses(queries, deadline, now)
+                    # What ran out meanwhile makes room; the next event of the window finds it.
+                    and window.earliest > now
+                    and all(lease.until > now for lease in window.leases)
+                ):
+                    return _too_much(shard, window, deadline - now)
+        return None
+
+    def dispatch(
+        self,
+        snapshot: Snapshot,
+        call: Call,
+        groups: QueryGroups,
+        remote: NDArray[np.bool_],
+        at: NDArray[np.int64] | None,
+        reroutes: int,
+        canary: bool = False,
+    ) -> None:
+        """Queues the remote part of `groups`, whose words stand at `at` in the call (None: at
+        their own places)."""
+        limit, now = self._max_queries(snapshot), time.perf_counter()
+        manifest = snapshot.topology.manifest
+        pieces = list(router.route(groups, remote, manifest.slots, manifest.shards, limit))
+        asked: Counter[int] = Counter()
+        for piece in pieces:
+            asked[piece.shard] += len(piece.groups.words)
+        refused: dict[int, Overloaded] = {}
+        if reroutes == 0 and not canary:
+            for shard, queries in asked.items():
+                refusal = self.overload({shard: queries}, call.deadline)
+                if refusal is not None and not self._config.partial:
+                    call.fail(refusal)
+                    return
+                if refusal is not None:
+                    refused[shard] = refusal
+        let_in = set()
+        for piece in pieces:
+            if piece.shard in refused:
+                # What the other shards answer is of use all the same.
+                self.count_partial(call.miss(piece, refused[piece.shard]))
+                continue
+            if at is not None:
+                piece = router.Piece(piece.shard, piece.groups, at[piece.at])
+            item = Item(call, piece, snapshot.shard_set, reroutes, now)
+            more = reroutes > 0 or canary or piece.shard in let_in
+            let_in.add(piece.shard)
+            work = batcher.Work(item, len(piece.groups.words), call.deadline, more)
+            self._step(piece.shard, batcher.Submit(work))
+
+    def _dispatch_again(self, snapshot: Snapshot, item: Item, reroutes: int) -> None:
+        """Queues an item where it belongs by the table of `snapshot`."""
+        groups = item.piece.groups
+        remote = np.ones(len(groups.word_counts), np.bool_)
+        self.dispatch(snapshot, item.call, groups, remote, item.piece.at, reroutes)
+
+    def _max_queries(self, snapshot: Snapshot) -> int:
+        return min(self._config.max_queries, snapshot.topology.max_queries)
+
+    def _step(self, shard: int, event: _Event) -> None:
+        """Feeds an event to the shard's window and does what follows.
+
+        Events that follow at once (a message that fails while it is sent) wait until this one is
+        through: however many there are, they take no stack.
+        """
+        if _turn.events is not None:
+            _turn.events.append((self, shard, event))
+            return
+        events = _turn.events = deque([(self, shard, event)])
+        try:
+            while events:
+                sender, shard, event = events.popleft()
+                sender._step_one(shard, event)
+        finally:
+            _turn.events = None
+
+    def _step_one(self, shard: int, event: _Event) -> None:
+        runtime = self._links.runtime
+        snapshot = self._table.snapshot()
+        with runtime.lock:
+            limit = self._max_queries(snapshot)
+            window = runtime.windows.get(shard) or batcher.Window(self._config.window, 0)
+            if window.max_queries != limit:
+                most = max(MAX_WAITING_MESSAGES * limit, MIN_WAITING)
+                window = window._replace(max_queries=limit, max_waiting=most)
+            if self._links.closed:
+                actions: list[batcher.Action[Item]] = []
+            else:
+                runtime.windows[shard], actions = batcher.step(window, event, self._clock())
+        if self._links.closed and isinstance(event, batcher.Submit):
+            event.work.item.call.fail(closed_error())
+        for action in actions:
+            if isinstance(action, batcher.Expire):
+                if runtime.watch is not None:
+                    runtime.watch.count(failed=True)
+                self._miss(
+                    action.work.item,
+                    DeadlineExceeded(f"shard {shard}: the deadline passed before the message left"),
+                )
+            elif isinstance(action, batcher.Lost):
+                self._links.abandon(runtime.at.pop((shard, action.message), None))
+            elif isinstance(action, batcher.Refuse):
+                self._miss(
+                    action.work.item,
+                    _too_much(shard, window, action.work.deadline - self._clock()),
+                )
+            else:
+                self._send(shard, [work.item for work in action.works], action.message)
+
+    def _send(self, shard: int, items: list[Item], number: int) -> None:
+        """One message for all of `items` that still want it."""
+        snapshot = self._table.snapshot()
+        wanted = []
+        for item in items:
+            if item.call.future.done():
+                continue  # its caller gave up, or another part of it failed
+            # Ids of one model must never reach the servers of another, which would answer
+            # plausibly.
+            if item.call.model != snapshot.model:
+                self._miss(item, other_model(snapshot.model, item.call.model))
+            elif item.shard_set != snapshot.shard_set:
+                self._dispatch_again(snapshot, item, item.reroutes)  # the table changed meanwhile
+            else:
+                wanted.append(item)
+        if not wanted:
+            self._step(shard, batcher.Done(number, answered=False))
+            return
+        message = _Message(
+            snapshot,
+            shard,
+            wanted,
+            router.merge([item.piece.groups for item in wanted]),
+            number,
+        )
+        self._links.runtime.budget.earn()
+        watch = self._links.runtime.watch
+        if watch is not None and shard in watch.gone and self._config.partial:
+            # Their deadlines are better spent on what comes next.
+            self._end(message, ShardDown(f"no server of shard {shard} answers heartbeats"))
+            return
+        try:
+            self._transmit(message)
+        except Exception as exc:  # noqa: BLE001 - a place in the window must never be lost
+            self._settle(message, _as_dlm_error(exc, shard))
+
+    def _transmit(self, message: _Message) -> None:
+        snapshot, shard, merged = message.snapshot, message.shard, message.merged
+        manifest, runtime = snapshot.topology.manifest, self._links.runtime
+        queries = len(merged.groups.words)
+        # The latest deadline among them: an earlier caller stops waiting by itself.
+        deadline = max(item.call.deadline for item in message.items)
+        now = self._clock()
+        with runtime.lock:
+            replicas = snapshot.topology.addresses.get(shard, ())
+            missed = {a for a, at in runtime.missed.items() if now - at < AVOID_S}
+            if runtime.watch is not None:
+                missed |= runtime.watch.avoided
+            avoided = frozenset(missed.union(message.tried))
+            address = choose(replicas, runtime.outstanding, avoided, runtime.chance)
+            others = set(replicas).difference(avoided, (address,))
+        if address is None:
+            known = "; ".join(said_once(snapshot.topology.faults.items()))
+            raise ShardDown(
+                f"no server is known to hold shard {shard} of shard set {manifest.shard_set}"
+                + (f" ({known})" if known else "")
+            )
+        message = replace(message, tried=(*message.tried, address))
+        # Where another could still be asked, it gets its share of the time.
+        timeout_s = max(deadline - now, 0.0) * (FIRST_TRY if others else 1.0)
+        connection = self._links.connection(address)
+        begun = time.perf_counter()
+        request, checksum = codec.encode_score_request(
+            manifest.shard_set_bytes, shard, merged.groups
+        )
+        with runtime.lock:
+            runtime.stats.messages += 1
+            runtime.stats.sent_queries += queries
+            runtime.stats.duplicates += len(merged.place) - queries
+            runtime.stats.bytes_sent += len(request)
+            runtime.outstanding[address] += queries
+            runtime.at[shard, message.number] = address
+
+        replies = count()
+
+        def reply(data: bytes | None, error: DlmError | None) -> None:
+            if next(replies):
+                return  # an error that was raised after a reply was given
+            came = time.perf_counter()
+            try:
+                if error is None:
+                    answers = codec.decode_score_reply(
+                        data or b"",
+                        shard_set=manifest.shard_set_bytes,
+                        shard=shard,
+                        queries=queries,
+                        request_checksum=checksum,
+                    )
+                    deliver(message.items, message.merged, answers)
+            except Exception as exc:  # noqa: BLE001 - a place in the window must never be lost
+                error = _as_dlm_error(exc, shard)
+                error.add_note(f"from {address}")
+            with runtime.lock:
+                runtime.stats.bytes_received += len(data or b"")
+                runtime.stats.failed += error is not None
+                runtime.outstanding[address] -= queries
+                runtime.at.pop((shard, message.number), None)
+                if isinstance(error, ShardDown):
+                    runtime.missed[address] = self._clock()
+                elif error is None:
+                    runtime.missed.pop(address, None)
+            runtime.counts.message(
+                result_of(error),
+                queries,
+                len({id(item.call) for item in message.items}),
+                begun - min(item.queued for item in message.items),
+                left - begun,
+                came - left,
+                time.perf_counter() - came if data is not None else 0.0,
+            )
+            watch = runtime.watch
+            if watch is not None and isinstance(error, ShardDown):
+                watch.lost(address)
+            if error is None:
+                if watch is not None:
+                    watch.count(failed=False)
+                self._step(shard, batcher.Done(message.number))
+            else:
+                self._settle(message, error)
+
+        traced = () if self._tracer is None else (self._trace(message),)
+        left = time.perf_counter()
+        try:
+            connection.score(request, timeout_s, reply, *traced)
+        except Exception as exc:  # noqa: BLE001 - as a reply, which ends what was counted above
+            reply(None, _as_dlm_error(exc, shard))
+
+    def _trace(self, message: _Message) -> Metadata:
+        """The context of the first call in the message that is sampled: a server's span has one
+        parent, so of calls that share a message one shows it."""
+        spans = []
+        for item in message.items:
+            item.call.messages += 1
+            spans.append(item.call.span)
+        sampled = next((span for span in spans if span is not None and span.sampled), None)
+        return () if sampled is None or self._tracer is None else self._tracer.metadata(sampled)
+
+    def _settle(self, message: _Message, error: DlmError) -> None:
+        """Ends a message that failed: by a fresh table and another try where that can help."""
+        runtime, now = self._links.runtime, self._clock()
+        due = now - runtime.looked >= LOOK_AGAIN_S
+        if self._ask_another(message, error, now):
+            return
+        try:
+            self._links.check_open()
+            if isinstance(error, StaleShardSet) or (not message.tried and due):
+                runtime.helper.submit(self._reroute, message, error)
+                return
+            if due and isinstance(error, (ShardDown, DeadlineExceeded)):
+                # It may have come back elsewhere; the next calls will know.
+                runtime.looked = now
+                runtime.helper.submit(self._table.look_quietly, message.snapshot)
+        except (RuntimeError, ShardDown):
+            pass  # closed meanwhile
+        self._end(message, error)
+
+    def _ask_another(self, message: _Message, error: DlmError, now: float) -> bool:
+        """Sends a message that failed to another replica, once; whether it did.
+
+        Its place in the window stays its own. A Score changes nothing, so that it does no harm
+        where the first is answered after all.
+        """
+        replicas = message.snapshot.topology.addresses.get(message.shard, ())
+        deadline = max(item.call.deadline for item in message.items)
+        runtime = self._links.runtime
+        if (
+            not isinstance(error, UnavailableError)
+            or isinstance(error, AuthenticationError)
+            or len(message.tried) != 1
+            or not set(replicas).difference(message.tried)
+            or now >= deadline
+            or self._links.closed
+        ):
+            return False
+        with runtime.lock:
+            if not runtime.budget.spend():
+                return False
+            runtime.stats.retries += 1
+        try:
+            self._transmit(message)
+        except Exception as exc:  # noqa: BLE001 - a place in the window must never be lost
+            self._end(message, _as_dlm_error(exc, message.shard))
+        return True
+
+    def _end(self, message: _Message, error: DlmError) -> None:
+        watch = self._links.runtime.watch
+        if watch is not None:
+            watch.count(failed=stands_in_for(error))
+        for item in message.items:
+            self._miss(item, error)
+        self._step(message.shard, batcher.Done(message.number, answered=False))
+
+    def _reroute(self, message: _Message, error: DlmError) -> None:
+        """On the helper thread: fetches the table and sends the items where they belong now."""
+
+        def found(topology: Topology) -> None:
+            # What is fetched of another model may take longer than these callers wait.
+            for item in message.items:
+                if item.call.model != topology.manifest.model:
+                    self._miss(item, other_model(topology.manifest.model, item.call.model))
+
+        try:
+            if self._table.known is message.snapshot:
+                # Half of the time that is left, so that the other half is there for asking again.
+                deadline = max(item.call.deadline for item in message.items)
+                allowed = max((deadline - self._clock()) / 2, 0.05)
+                self._table.look(message.snapshot, min(allowed, self._config.connect_s), found)
+            fresh = self._table.snapshot()
+        except Exception as exc:  # noqa: BLE001 - a helper thread must never leave a caller waiting
+            error.add_note(f"and no fresh table could be had: {exc}")
+            self._end(message, error)
+            return
+        self._step(message.shard, batcher.Done(message.number, answered=False))
+        for item in message.items:
+            if item.call.model != fresh.model:
+                self._miss(item, other_model(fresh.model, item.call.model))
+            elif item.reroutes >= MAX_REROUTES:
+                self._miss(item, error)
+            else:
+                self._dispatch_again(fresh, item, item.reroutes + 1)
+
+    def _miss(self, item: Item, error: DlmError) -> None:
+        """An item that is not answered: by the partial model where there is one, else its error."""
+        try:
+            self.count_partial(item.call.miss(item.piece, error))
+        except Exception as exc:  # noqa: BLE001 - a caller must never be left waiting
+            error.add_note(f"and the partial model failed: {exc!r}")
+            item.call.fail(error)
+
+    def count_partial(self, queries: int) -> None:
+        """So many were answered by the partial model."""
+        if queries:
+            runtime = self._links.runtime
+            with runtime.lock:
+                runtime.stats.partial += queries
+
+
+def _too_much(shard: int, window: batcher.Window[Item], left_s: float) -> Overloaded:
+    work_s = window.pace.seconds(window.ahead)
+    error = Overloaded(
+        f"shard {shard}: {window.in_flight} messages are in flight and {len(window.waiting)} wait, "
+        f"with {window.ahead} queries in them, some {work_s:.3g} s of "
+        f"work; a call that has {max(left_s, 0.0):.3g} s left would come too late. Ask less at "
+        "once, or later"
+    )
+    error.retry_after_s = work_s or None
+    return error
+
+
+def _as_dlm_error(error: Exception, shard: int) -> DlmError:
+    if isinstance(error, DlmError):
+        return error
+    wrapped = DlmError(f"shard {shard}: a message could not be made or read: {error!r}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def other_model(found: str, expected: str) -> StaleShardSet:
+    """What a handle on a model that the servers do not hold any more gets."""
+    return StaleShardSet(
+        f"this handle was opened on model {expected}; the servers hold {found} now. "
+        "Open a new utterance"
+    )
