@@ -103,13 +103,15 @@ class Call:
             self.fail(error)
             return 0
         with self.lock:
-            missing, closed = self._missing.copy(), self._closed
-        if closed:
-            self.succeed()  # whoever brought the last answer may not have come to it yet
-            return 0
-        some = router.select(self._groups, missing)
-        at = np.flatnonzero(missing)
-        return self._fill(at, np.arange(len(at)), partial.score(self._grams, some), PARTIAL)
+            missing = self._missing.copy()
+        filled = 0
+        if missing.any():
+            at = np.flatnonzero(missing)
+            answers = partial.score(self._grams, router.select(self._groups, missing))
+            filled = self._fill(at, np.arange(len(at)), answers, PARTIAL)
+        if not self.future.done():
+            self.succeed()  # whoever brought the last answer meanwhile has not come to it yet
+        return filled
 
     def _fill(
         self, at: NDArray[np.int64], of: NDArray[np.int64], answers: Answers, source: int

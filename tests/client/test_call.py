@@ -11,7 +11,7 @@ from client.questions import queries_to, submit
 from client.scripted import Network
 from client.test_partial import assert_each_is_of_its_model
 from cluster import WAIT_S, Cluster, until
-from dlm.client import router
+from dlm.client import partial, router
 from dlm.client.call import Call
 from dlm.errors import DeadlineExceeded, ShardDown, StaleShardSet
 from dlm.ngram.query import FULL, PARTIAL, Answers
@@ -74,8 +74,21 @@ def test_each_query_has_the_answer_of_who_came_first(client, files, seed: int) -
             assert result.log10_prob[at] == value
 
 
-def test_who_gives_up_what_is_answered_already_gets_the_answers(client, files) -> None:
-    """The last answer is there, but the thread that brought it has not told the caller yet."""
+class Slow(Call):
+    """Whoever brings the last answer does not come to tell the caller, for now."""
+
+    __slots__ = ("told",)
+
+    def succeed(self) -> None:
+        """The first time, nothing."""
+        if hasattr(self, "told"):
+            super().succeed()
+        self.told = True
+
+
+@pytest.mark.parametrize("when", ["before", "while the partial model scores"])
+def test_who_gives_up_what_is_answered_gets_the_answers(client, files, monkeypatch, when) -> None:
+    """The last answer came at the deadline, and no error takes its place."""
     grams = client._core.snapshot().grams
     (context, word) = queries_to(files, 0)[0]
     groups = router.group(
@@ -85,24 +98,23 @@ def test_who_gives_up_what_is_answered_already_gets_the_answers(client, files) -
         np.array([word], np.uint32),
     ).groups
     answers, remote = grams.score(groups)
-    began = []
-
-    class Slow(Call):
-        """Somebody gives up between the last answer and the end of the call."""
-
-        __slots__ = ()
-
-        def succeed(self) -> None:
-            if not began:
-                began.append(True)
-                assert self.give_up(DeadlineExceeded("late")) == 0
-                assert self.future.done()
-            super().succeed()
-
-    call = Slow("model", answers, groups, remote, np.zeros(1, np.int64), 0.0)
+    only = np.zeros(1, np.int64)
+    call = Slow("model", answers, groups, remote, only, 0.0)
     call.fall_back(grams)
-    call.fill(np.zeros(1, np.int64), np.zeros(1, np.int64), answers_of(7.0, 1))
-    assert began and call.future.result(0).log10_prob.tolist() == [7.0]
+    score = partial.score
+
+    def late(*args) -> Answers:
+        call.fill(only, only, answers_of(7.0, 1))
+        return score(*args)
+
+    if when == "before":
+        call.fill(only, only, answers_of(7.0, 1))
+    else:
+        monkeypatch.setattr(partial, "score", late)
+    assert not call.future.done()
+    assert call.give_up(DeadlineExceeded("late")) == 0
+    result = call.future.result(0)
+    assert result.log10_prob.tolist() == [7.0] and result.source is None
 
 
 def test_a_part_that_is_found_stale_twice_ends_no_other(
