@@ -59,8 +59,8 @@ class Host(Protocol):
 class ServerHealth:
     """What a client knows of a server.
 
-    delay_s, baseline_s  round trip of heartbeats, smoothed, and what it is compared with; None
-                         before any was answered
+    delay_s, baseline_s  median round trip of the last heartbeats, and what it is compared with;
+                         None before any was answered
     """
 
     address: str

@@ -27,8 +27,10 @@ A connection may be what is wrong: one that a firewall has forgotten, or whose f
 stays silent for as long as it lives, while the server answers on any other. So it is given up with
 the server.
 
-*Delay* is the round trip of heartbeats, smoothed; it is compared with its own baseline, which
-follows it with a time constant of minutes. So a way that has become twice as long for good is slow
+*Delay* is the median of the last five round trips: a lost packet, a connection that is made anew or
+a process that starts makes one or two of them a hundred times as long, which is no slow network,
+and would weigh on a mean for half a minute. It is compared with its own baseline, which follows it
+with a time constant of minutes. So a way that has become twice as long for good is slow
 for some minutes, and then simply longer: no state is a trap.
 
 Paper: DLM 3.4 ("the connection tester keeps sending heartbeats"; "the network delay doubles").
@@ -100,8 +102,8 @@ class Beating:
                 raise ConfigError(f"beating.{name} is {value}; it must lie in {low} to {high}")
 
 
-SMOOTHING = 0.125  # weight of a new round trip in the delay (as TCP's, RFC 6298)
-FIRST_BEATS = 8  # whose mean begins the baseline
+TRIPS = 5  # whose median is the delay: three heartbeats agree that a way is slow, or is no more
+FIRST_BEATS = 8  # until which the baseline is the delay itself
 # Beats missed until the next new connection: longer than a busy server needs to shake hands.
 RENEW_AFTER = 10
 
@@ -176,7 +178,8 @@ class Member(NamedTuple):
     sent       when the beat that is out was sent; -inf where none is
     instance   of the process that answered last; None before any did
     beats      answered since the start
-    delay_s    smoothed round trip; meaningless before the first
+    trips      the last round trips, the oldest first
+    delay_s    their median; meaningless before the first
     baseline_s what it is compared with
     measured   when the last round trip ended
     Guarantees
@@ -191,6 +194,7 @@ class Member(NamedTuple):
     sent: float = -inf
     instance: int | None = None
     beats: int = 0
+    trips: tuple[float, ...] = ()
     delay_s: float = 0.0
     baseline_s: float = 0.0
     measured: float = -inf
@@ -268,15 +272,16 @@ def _missed(state: Member, now: float, config: Beating) -> Member:
 def measured(state: Member, trip_s: float, now: float, config: Beating) -> Member:
     """The state with another round trip in its delay and its baseline."""
     beats = state.beats + 1
-    if beats == 1:
-        return state._replace(beats=1, delay_s=trip_s, baseline_s=trip_s, measured=now)
-    delay = state.delay_s + SMOOTHING * (trip_s - state.delay_s)
+    trips = (*state.trips, trip_s)[-TRIPS:]
+    delay = sorted(trips)[(len(trips) - 1) // 2]
     if beats <= FIRST_BEATS:
-        baseline = state.baseline_s + (trip_s - state.baseline_s) / beats
+        baseline = delay
     else:
         # Beats that nobody answered are no delay: a silence of hours moves it by one beat's worth.
         passed = min(now - state.measured, config.interval_s + config.timeout_s)
         baseline = state.baseline_s - expm1(-passed / config.baseline_s) * (
             delay - state.baseline_s
         )
-    return state._replace(beats=beats, delay_s=delay, baseline_s=baseline, measured=now)
+    return state._replace(
+        beats=beats, trips=trips, delay_s=delay, baseline_s=baseline, measured=now
+    )

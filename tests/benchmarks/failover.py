@@ -33,7 +33,7 @@ from models import random_model
 FAULTS: dict[str, Callable[[World], Callable[[], object]]] = {
     "kill -9": kill,
     "SIGSTOP": stop,
-    "blackhole": faulty(drop=1.0),
+    "blackhole": faulty(blackhole=True),
 }
 COLUMNS = (
     "fault | trials | small: p50 | p90 | max | full again: p50 | p90 | max "

@@ -154,14 +154,23 @@ def test_a_way_that_takes_three_times_as_long_is_slow_and_one_slow_beat_is_not()
     assert slow.is_slow(CONFIG) and 2.0 < slow.ratio < 3.0
 
 
+def test_three_beats_of_five_must_agree_that_a_way_is_slow_or_is_no_more() -> None:
+    """However long two of them took: as after a restart, or a packet that was lost twice."""
+    state = beaten([0.01] * 50)
+    for trips, slow in (([0.9, 0.9], False), ([0.01], False), ([0.9], True), ([0.01] * 3, False)):
+        state = beaten(trips, state, state.measured)
+        assert state.is_slow(CONFIG) is slow
+
+
 def test_a_delay_too_short_to_notice_is_never_slow() -> None:
     """From 0.2 to 2 ms is ten times as long, and nothing."""
     assert not beaten([0.002] * 50, beaten([0.0002] * 50), 100.0).is_slow(CONFIG)
 
 
 def test_the_first_round_trips_are_not_compared_with_themselves() -> None:
-    """One slow beat at the start is no baseline for those after it."""
+    """One slow beat at the start is no baseline for those after it, nor part of one."""
     assert beaten([0.5] + [0.001] * (FIRST_BEATS - 2)).ratio == 1.0
+    assert beaten([0.5] + [0.001] * FIRST_BEATS).baseline_s == pytest.approx(0.001)
     assert not beaten([0.001, 0.5, 0.5]).is_slow(CONFIG)
 
 
