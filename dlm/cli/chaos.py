@@ -244,7 +244,9 @@ def server_pid(endpoint: Endpoint, cluster: Path) -> int:
         )
     try:
         words = Path(f"/proc/{endpoint.pid}/cmdline").read_bytes().split(b"\0")
-        alive = b"serve" in words and os.getpgid(endpoint.pid) == endpoint.pid
+        # Another program may have its number by now, and may serve, too.
+        ours = {b"dlm.cli.main", b"serve"} <= set(words)
+        alive = ours and os.getpgid(endpoint.pid) == endpoint.pid
     except (FileNotFoundError, ProcessLookupError):
         alive = False
     if not alive:

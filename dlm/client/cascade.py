@@ -19,7 +19,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from dlm.client import membership, modes
@@ -113,7 +113,9 @@ class Watch:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._host = weakref.ref(host)
-        self._beating, self._switching = beating, switching
+        self._beating = beating
+        # Without a small model failures are counted, and however many they are, nothing follows.
+        self._switching = switching if may_switch else replace(switching, failing=1.0)
         self._may_switch = may_switch
         self._clock, self._chance = clock, chance
         now = clock()
@@ -214,8 +216,6 @@ class Watch:
             self._member(host, topology, address, membership.Tick(self._chance()), now)
         with self._lock:
             ended, failed, self._ended, self._failed = self._ended, self._failed, 0, 0
-        if not self._may_switch:
-            failed = 0
         if ended:
             self._switch(host, modes.Messages(ended, failed), now)
         while self._canaries:

@@ -92,10 +92,16 @@ class _Face:
             self._core.begin_small()
         self._core.watch()
 
+    def _connect_copy(self) -> None:
+        """A copy of a client connects when it is first used; as `connect`, where servers fail."""
+        if not self._core.begun:
+            self._connect()
+
     def _open(self, deadline_s: float | None, on_switch: str) -> _Opened:
         """What a new handle is made of."""
         core, small = self._core, self._small
         core.check_open()
+        self._connect_copy()
         if small is not None and core.mode() is Mode.SMALL:
             return small, small.snapshot(), deadline_s, SMALL_KIND, on_switch
         return core, core.snapshot(), deadline_s, FULL_KIND, on_switch
@@ -106,6 +112,7 @@ class _Face:
 
         Raises  ConfigError  this client sends no heartbeats, see `ClientConfig.heartbeats`
         """
+        self._connect_copy()
         return self._core.cascade()
 
     @property

@@ -124,6 +124,11 @@ class Core:
                 self._begin_watch(Mode.FULL)
         return runtime.watch
 
+    @property
+    def begun(self) -> bool:
+        """Whether servers were found, or are watched for."""
+        return self.table.known is not None or self._runtime.watch is not None
+
     def begin_small(self) -> None:
         """No server answers, so the first utterances go to the small model already."""
         self._begin_watch(Mode.SMALL)

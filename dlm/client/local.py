@@ -72,7 +72,13 @@ class _LocalCore(Core):
         width = contexts.shape[1]
         reached = np.arange(width) >= width - lengths[:, None].astype(np.int64)
         try:
-            groups = QueryGroups(lengths, contexts[reached], counts, words)
+            # A kernel is compiled for each kind of array; callers may bring slices.
+            groups = QueryGroups(
+                *(
+                    np.require(array, requirements=["C", "W"])
+                    for array in (lengths, contexts[reached], counts, words)
+                )
+            )
             answers = self.model.score_groups(groups)
             if self.source != FULL:
                 source = np.full(len(answers), self.source, np.uint8)

@@ -13,17 +13,17 @@ from __future__ import annotations
 import numpy as np
 
 from dlm.client.lowgrams import LowGrams
-from dlm.errors import AuthenticationError, DlmError, ProtocolError, UnavailableError
+from dlm.errors import DlmError, QueryError
 from dlm.ngram.query import Answers, QueryGroups
 
 
 def stands_in_for(error: DlmError) -> bool:
     """Whether the partial model may answer instead: where servers failed, not where the caller did.
 
-    A server of another model, or one that talks nonsense, is one that failed; so is one that lets
-    this client in no more, since a token that was withdrawn must not silence a recogniser.
+    A server of another model, one that talks nonsense, or one that lets this client in no more, is
+    one that failed; and so is whatever else keeps a message of this process from being answered.
     """
-    return isinstance(error, (UnavailableError, ProtocolError, AuthenticationError))
+    return not isinstance(error, QueryError)
 
 
 def score(grams: LowGrams, groups: QueryGroups) -> Answers:

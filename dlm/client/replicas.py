@@ -62,9 +62,14 @@ class RetryBudget:
         """A message was asked for the first time."""
         self.saved = min(self.saved + self.share, self.most)
 
+    @property
+    def allows(self) -> bool:
+        """Whether a message may be asked again."""
+        return self.saved >= 1.0
+
     def spend(self) -> bool:
-        """Whether a message may be asked again; then it is counted."""
-        if self.saved < 1.0:
+        """Likewise; then it is counted."""
+        if not self.allows:
             return False
         self.saved -= 1.0
         return True

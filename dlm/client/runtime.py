@@ -107,10 +107,17 @@ class Runtime:
         self.budget = RetryBudget()
         self.outstanding: Counter[str] = Counter()  # queries in flight, by address
         self.missed: dict[str, float] = {}  # address -> when a message found nobody there
-        self.at: dict[tuple[int, int], str] = {}  # (shard, message) -> who has it
+        self.at: dict[tuple[int, int], tuple[str, int]] = {}  # message -> who has it, its queries
         self.watch: Watch | None = None
         self.before: Watch | None = None
         self.looking = False  # quietly, on the helper thread
+
+    def left(self, message: tuple[int, int]) -> str | None:
+        """Nobody has it any more, answered or lost; who had it. Inside the lock, and once."""
+        address, queries = self.at.pop(message, (None, 0))
+        if address is not None:
+            self.outstanding[address] -= queries
+        return address
 
 
 # Runtimes of a parent process: never touched in a child, and never collected there either, since

@@ -30,10 +30,10 @@ from dlm.client.security import Metadata
 from dlm.client.table import Table
 from dlm.client.topology import Topology, said_once
 from dlm.errors import (
-    AuthenticationError,
     DeadlineExceeded,
     DlmError,
     Overloaded,
+    ProtocolError,
     ShardDown,
     StaleShardSet,
     UnavailableError,
@@ -145,7 +145,10 @@ class Sender:
         canary: bool = False,
     ) -> None:
         """Queues the remote part of `groups`, whose words stand at `at` in the call (None: at
-        their own places)."""
+        their own places).
+
+        What has a place of its own in a call was let in before, and is not refused any more.
+        """
         limit, now = self._max_queries(snapshot), time.perf_counter()
         manifest = snapshot.topology.manifest
         pieces = list(router.route(groups, remote, manifest.slots, manifest.shards, limit))
@@ -153,7 +156,7 @@ class Sender:
         for piece in pieces:
             asked[piece.shard] += len(piece.groups.words)
         refused: dict[int, Overloaded] = {}
-        if reroutes == 0 and not canary:
+        if at is None and not canary:
             for shard, queries in asked.items():
                 refusal = self.overload({shard: queries}, call.deadline)
                 if refusal is not None and not self._config.partial:
@@ -170,7 +173,7 @@ class Sender:
             if at is not None:
                 piece = router.Piece(piece.shard, piece.groups, at[piece.at])
             item = Item(call, piece, snapshot.shard_set, reroutes, now)
-            more = reroutes > 0 or canary or piece.shard in let_in
+            more = at is not None or canary or piece.shard in let_in
             let_in.add(piece.shard)
             work = batcher.Work(item, len(piece.groups.words), call.deadline, more)
             self._step(piece.shard, batcher.Submit(work))
@@ -225,7 +228,9 @@ class Sender:
                     DeadlineExceeded(f"shard {shard}: the deadline passed before the message left"),
                 )
             elif isinstance(action, batcher.Lost):
-                self._links.abandon(runtime.at.pop((shard, action.message), None))
+                with runtime.lock:
+                    address = runtime.left((shard, action.message))
+                self._links.abandon(address)
             elif isinstance(action, batcher.Refuse):
                 self._miss(
                     action.work.item,
@@ -285,6 +290,7 @@ class Sender:
             avoided = frozenset(missed.union(message.tried))
             address = choose(replicas, runtime.outstanding, avoided, runtime.chance)
             others = set(replicas).difference(avoided, (address,))
+            again = bool(others) and not message.tried and runtime.budget.allows
         if address is None:
             known = "; ".join(said_once(snapshot.topology.faults.items()))
             raise ShardDown(
@@ -293,7 +299,7 @@ class Sender:
             )
         message = replace(message, tried=(*message.tried, address))
         # Where another could still be asked, it gets its share of the time.
-        timeout_s = max(deadline - now, 0.0) * (FIRST_TRY if others else 1.0)
+        timeout_s = max(deadline - now, 0.0) * (FIRST_TRY if again else 1.0)
         connection = self._links.connection(address)
         begun = time.perf_counter()
         request, checksum = codec.encode_score_request(
@@ -305,7 +311,7 @@ class Sender:
             runtime.stats.duplicates += len(merged.place) - queries
             runtime.stats.bytes_sent += len(request)
             runtime.outstanding[address] += queries
-            runtime.at[shard, message.number] = address
+            runtime.at[shard, message.number] = address, queries
 
         replies = count()
 
@@ -329,8 +335,7 @@ class Sender:
             with runtime.lock:
                 runtime.stats.bytes_received += len(data or b"")
                 runtime.stats.failed += error is not None
-                runtime.outstanding[address] -= queries
-                runtime.at.pop((shard, message.number), None)
+                runtime.left((shard, message.number))
                 if isinstance(error, ShardDown):
                     runtime.missed[address] = self._clock()
                 elif error is None:
@@ -393,15 +398,15 @@ class Sender:
     def _ask_another(self, message: _Message, error: DlmError, now: float) -> bool:
         """Sends a message that failed to another replica, once; whether it did.
 
-        Its place in the window stays its own. A Score changes nothing, so that it does no harm
-        where the first is answered after all.
+        Also where what came was damaged: its host, or the way to it, may be what is wrong. Its
+        place in the window stays its own. A Score changes nothing, so that it does no harm where
+        the first is answered after all.
         """
         replicas = message.snapshot.topology.addresses.get(message.shard, ())
         deadline = max(item.call.deadline for item in message.items)
         runtime = self._links.runtime
         if (
-            not isinstance(error, UnavailableError)
-            or isinstance(error, AuthenticationError)
+            not isinstance(error, (UnavailableError, ProtocolError))
             or len(message.tried) != 1
             or not set(replicas).difference(message.tried)
             or now >= deadline
@@ -486,6 +491,8 @@ def _too_much(shard: int, window: batcher.Window[Item], left_s: float) -> Overlo
 def _as_dlm_error(error: Exception, shard: int) -> DlmError:
     if isinstance(error, DlmError):
         return error
+    # Where a partial model answers instead, nobody else is told.
+    log.error("client.message.failed", extra={"shard": shard, "error": type(error).__name__})
     wrapped = DlmError(f"shard {shard}: a message could not be made or read: {error!r}")
     wrapped.__cause__ = error
     return wrapped

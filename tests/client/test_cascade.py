@@ -17,9 +17,11 @@ from client.scripted import Network
 from client.test_partial import ask, assert_each_is_of_its_model
 from cluster import ROOT, Cluster, ModelFiles, ProcessServer, build, until
 from dlm.client import AsyncClient, Client, ClientConfig
+from dlm.client.local import open_small
 from dlm.client.membership import Beating, Health
 from dlm.client.modes import Mode, Switching
 from dlm.client.topology import Endpoint, write_cluster_file
+from dlm.client.utterance import Utterance
 from dlm.errors import (
     ConfigError,
     FamilyMismatch,
@@ -28,6 +30,7 @@ from dlm.errors import (
     ShardDown,
     ShardFormatError,
 )
+from dlm.index import kernels
 from dlm.ngram.query import FULL, PARTIAL, SMALL
 from models import random_model
 
@@ -341,6 +344,45 @@ def test_a_copy_has_the_same_small_model(cluster, connect, small, cache_dir) -> 
             assert copied.utterance().family.kind == "full"
         finally:
             copied.close()
+
+
+def test_a_copy_that_finds_no_server_begins_on_the_small_model(connect, files, small) -> None:
+    """As a client that connects does; a process pool may be filled while servers fail."""
+    with Cluster(files) as cluster:
+        client = connect(cluster.addresses, small=small.directory, connect_s=1.0, **QUICK)
+        data, ports = pickle.dumps(client), cluster.ports
+    copied = pickle.loads(data)
+    try:
+        assert copied.utterance().family.kind == "small"
+        assert copied.cascade.mode is Mode.SMALL
+        with Cluster(files, ports=ports):
+            until(lambda: mode_is(copied, Mode.FULL))
+            assert copied.utterance().family.kind == "full"
+    finally:
+        copied.close()
+
+
+def test_failures_are_counted_though_there_is_no_small_model(cluster, connect, files) -> None:
+    """And nothing follows from them."""
+    network = Network()
+    client = connect(cluster.addresses, network, partial=True, **QUICK)
+    queries = random_queries(files.oracle, 5, 100)
+    ask(client, queries)
+    network.instant = ShardDown("gone")
+    until(lambda: len(ask(client, queries)) > 0 and client.cascade.failed > 10)
+    assert client.cascade.mode is Mode.FULL and client.cascade.switches == {}
+
+
+def test_whatever_arrays_come_the_small_model_compiles_nothing(small) -> None:
+    """Slices of states are arrays of another kind; a call would stand still for seconds."""
+    core = open_small(small.directory)
+    utterance = Utterance(core, core.snapshot(), None)
+    before = len(kernels.score_lengths.signatures)
+    extension = utterance.extend([utterance.begin()] * 4, [1, 2, 3, 4])
+    whole = utterance.extend(extension.states, [5])
+    sliced = utterance.extend(extension.states[:, ::2], [5])
+    assert (sliced.log10_prob == whole.log10_prob.reshape(4, 4)[:, ::2].reshape(-1, 1)).all()
+    assert len(kernels.score_lengths.signatures) == before
 
 
 def test_a_client_that_nobody_closed_is_collected(cluster, cache_dir) -> None:

@@ -16,8 +16,8 @@ from dlm.client.core import Core
 from dlm.client.topology import Endpoint, FixedEndpoints
 from dlm.errors import (
     AuthenticationError,
+    ConfigError,
     DeadlineExceeded,
-    DlmError,
     Overloaded,
     ProtocolError,
     QueryError,
@@ -58,12 +58,18 @@ def ask(client, queries, **more) -> Answers:
 @pytest.mark.parametrize(
     "error",
     [
-        *(ShardDown("gone"), Overloaded("busy"), ProtocolError("nonsense"), DeadlineExceeded("")),
-        *(AuthenticationError("no such token"), StaleShardSet("another table")),
+        ShardDown("gone"),
+        Overloaded("busy"),
+        ProtocolError("nonsense"),
+        DeadlineExceeded(""),
+        AuthenticationError("the token was taken away"),
+        StaleShardSet("another table"),
+        ConfigError("the file of the token is gone"),
+        RuntimeError("what nobody thought of"),
     ],
 )
 def test_only_what_the_failing_shard_owns_is_partial(
-    cluster, connect, files, error: DlmError
+    cluster, connect, files, error: Exception
 ) -> None:
     """The rest is full, in the same call; the counters tell how many."""
     network = Network()
@@ -270,3 +276,31 @@ def test_a_call_that_was_given_up_is_not_ended_twice(cluster, connect, files) ->
         client._core.give_up(future, DeadlineExceeded("later"))
     assert future.result(0) is first
     assert future.call is None  # type: ignore[attr-defined]
+
+
+def test_what_waits_while_the_table_changes_is_not_refused_after_it(
+    cluster, connect, files
+) -> None:
+    """The same model is cut in another way, and every shard has too much to do by then."""
+    network = Network()
+    client = connect(cluster.addresses, network, partial=True, window=1, heartbeats=False)
+    core, utterance = client._core, client.utterance()
+    each = [queries_to(files, shard)[:20] for shard in range(3)]
+    queries = each[0] + each[1] + each[2]
+    until(lambda: submit(utterance, queries).result(WAIT_S).source is None)
+    other = files.again(3, seed=9)
+    with Cluster(other) as others:
+        with network.held():
+            # The last shard's message comes back first: its pieces are the last of the call.
+            first = [submit(utterance, each[shard][:5], WAIT_S) for shard in (2, 1, 0)]
+            waiting = submit(utterance, queries, WAIT_S)
+            network.moved = dict(zip(cluster.addresses, others.addresses, strict=True))
+            core.look_again()
+            until(lambda: core.snapshot().shard_set == other.manifest.shard_set)
+            core._sender.overload = lambda asked, deadline: Overloaded("busy")  # type: ignore[method-assign]
+        answers = waiting.result(WAIT_S)
+        for future in first:
+            future.result(WAIT_S)
+    assert answers.source is None
+    expected = [files.oracle.score(context, word) for context, word in queries]
+    assert answers.log10_prob.tolist() == [float(e.log10_prob) for e in expected]

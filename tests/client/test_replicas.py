@@ -9,10 +9,10 @@ from random import Random
 import pytest
 
 from client.questions import ask, queries_to, random_queries, submit
-from client.scripted import Network
-from cluster import WAIT_S, Cluster, ModelFiles
+from client.scripted import Network, free
+from cluster import WAIT_S, Cluster, ModelFiles, until
 from dlm.client.replicas import RetryBudget, choose
-from dlm.errors import Overloaded, ProtocolError, ShardDown
+from dlm.errors import AuthenticationError, Overloaded, ProtocolError, ShardDown
 
 NONE: frozenset[str] = frozenset()
 
@@ -92,7 +92,7 @@ def test_both_replicas_share_the_work(files, connect, twice) -> None:
     assert set(asked) == {a for c in twice for a in c.addresses}
 
 
-@pytest.mark.parametrize("error", [ShardDown("gone"), Overloaded("busy")])
+@pytest.mark.parametrize("error", [ShardDown("gone"), Overloaded("busy"), ProtocolError("damaged")])
 def test_a_message_that_fails_is_answered_by_the_other_replica(
     files, connect, twice, error: Exception
 ) -> None:
@@ -114,12 +114,16 @@ def test_a_message_that_fails_is_answered_by_the_other_replica(
 def test_a_message_is_asked_again_once_and_not_at_all_where_that_is_in_vain(
     files, connect, twice
 ) -> None:
-    """Both replicas fail: two tries. A broken contract: one."""
+    """Both replicas fail, or send what is damaged: two tries. Neither lets us in: one."""
     network = Failing()
     client = connect([a for c in twice for a in c.addresses], network)
     query = queries_to(files, 1)[:1]
     ask(client.utterance(), files.oracle, query)
-    for error, tries in ((ShardDown("gone"), 2), (ProtocolError("nonsense"), 1)):
+    for error, tries in (
+        (ShardDown("gone"), 2),
+        (ProtocolError("nonsense"), 2),
+        (AuthenticationError("who are you?"), 1),
+    ):
         network.requests.clear()
         for cluster in twice:
             network.failing[cluster.addresses[1]] = error
@@ -139,3 +143,53 @@ def test_a_storm_of_failures_is_not_answered_by_a_storm_of_retries(files, connec
     for _ in range(400):
         assert isinstance(submit(client.utterance(), query).exception(WAIT_S), Overloaded)
     assert len(network.requests) <= 400 + 20 + 40 + 1
+
+
+def test_a_replica_that_comes_back_gets_its_share_of_the_work_again(files, connect, twice) -> None:
+    """Messages that nobody was there to take are nobody's work."""
+    network = Network()
+    addresses = [cluster.addresses[1] for cluster in twice]
+    client = connect([a for c in twice for a in c.addresses], network, partial=True)
+    query = queries_to(files, 1)[:1]
+    ask(client.utterance(), files.oracle, query)
+
+    def raises(address, request, send) -> None:
+        raise ShardDown("nobody is there")
+
+    taken, network.take = network.take, raises  # type: ignore[method-assign]
+    for _ in range(50):
+        submit(client.utterance(), query).result(WAIT_S)
+    network.take = taken  # type: ignore[method-assign]
+    until(lambda: free(client))
+    assert not any(client._core._runtime.outstanding[address] for address in addresses)
+
+
+def test_where_nobody_may_be_asked_again_a_replica_has_all_of_the_time(
+    files, connect, twice
+) -> None:
+    """Once the budget is spent, and where a message is at its second replica."""
+    network = Network()
+    given: list[float] = []
+
+    def connected(address):
+        made = network.connect(address)
+
+        def score(request, timeout_s, reply, metadata=()):
+            given.append(timeout_s)
+            reply(None, ShardDown("gone"))
+
+        made.score = score  # type: ignore[method-assign]
+        return made
+
+    # A third replica of each: the first by another name.
+    more = [f"localhost:{port}" for port in twice[0].ports]
+    client = connect([a for c in twice for a in c.addresses] + more, network, heartbeats=False)
+    core = client._core
+    core._links._connect = connected
+    query = queries_to(files, 1)[:1]
+    assert isinstance(submit(client.utterance(), query, 20.0).exception(WAIT_S), ShardDown)
+    core._runtime.missed.clear()
+    core._runtime.budget.saved = 0.0
+    assert isinstance(submit(client.utterance(), query, 20.0).exception(WAIT_S), ShardDown)
+    assert len(given) == 3
+    assert given[0] <= 10.0 and min(given[1:]) > 10.0
