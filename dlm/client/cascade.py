@@ -33,6 +33,9 @@ from dlm.wire._pb import shard_pb2 as pb
 log = logging.getLogger(__name__)
 
 TICK_S = 0.05
+# A tick that comes so late tells that this process stood still (it was stopped, or its machine
+# slept): what is late then, and for as long after it, is not the servers' fault. Seconds.
+STOOD_STILL_S = 1.0
 LOOK_AGAIN_S = 1.0  # while a shard has nobody to ask, the servers are looked for this often
 
 
@@ -59,7 +62,7 @@ class Host(Protocol):
 class ServerHealth:
     """What a client knows of a server.
 
-    delay_s, baseline_s  median round trip of the last heartbeats, and what it is compared with;
+    delay_s, baseline_s  shortest round trip of the last heartbeats, and what it is compared with;
                          None before any was answered
     """
 
@@ -136,7 +139,8 @@ class Watch:
         self._canaries: deque[tuple[int, bool, float]] = deque()
         self._lock = threading.Lock()
         self._ended = self._failed = 0
-        self._looked = now
+        self._looked = self._ticked = now
+        self._blameless_until = now
         self.mode = self._cascade.mode
         self.avoided: frozenset[str] = frozenset()
         self.gone: frozenset[int] = frozenset()
@@ -205,6 +209,9 @@ class Watch:
     def tick(self, host: Host) -> None:
         """Steps every machine to now."""
         now = self._clock()
+        if now - self._ticked > STOOD_STILL_S:
+            self._blameless_until = now + STOOD_STILL_S
+        self._ticked = now
         topology = host.known()
         replicas = {} if topology is None else topology.addresses
         self._shards = {a: shard for shard, addresses in replicas.items() for a in addresses}
@@ -216,7 +223,7 @@ class Watch:
             self._member(host, topology, address, membership.Tick(self._chance()), now)
         with self._lock:
             ended, failed, self._ended, self._failed = self._ended, self._failed, 0, 0
-        if ended:
+        if ended and now >= self._blameless_until:
             self._switch(host, modes.Messages(ended, failed), now)
         while self._canaries:
             number, answered, at = self._canaries.popleft()
@@ -226,10 +233,16 @@ class Watch:
             any(self._members[a].usable for a in replicas.get(shard, ()))
             for shard in range(topology.manifest.shards)
         )
-        slow = self._may_switch and any(
-            all(self._members[a].is_slow(self._beating) for a in usable)
-            for addresses in replicas.values()
-            if (usable := [a for a in addresses if self._members[a].usable])
+        # Of a model of order 2 or less the client has all, and asks nobody.
+        asks = topology is not None and topology.manifest.order > 2
+        slow = (
+            asks
+            and self._may_switch
+            and any(
+                all(self._members[a].is_slow(self._beating) for a in usable)
+                for addresses in replicas.values()
+                if (usable := [a for a in addresses if self._members[a].usable])
+            )
         )
         self._switch(host, modes.Tick(reachable, slow), now)
         self._publish(topology)

@@ -27,11 +27,12 @@ A connection may be what is wrong: one that a firewall has forgotten, or whose f
 stays silent for as long as it lives, while the server answers on any other. So it is given up with
 the server.
 
-*Delay* is the median of the last five round trips: a lost packet, a connection that is made anew or
-a process that starts makes one or two of them a hundred times as long, which is no slow network,
-and would weigh on a mean for half a minute. It is compared with its own baseline, which follows it
-with a time constant of minutes. So a way that has become twice as long for good is slow
-for some minutes, and then simply longer: no state is a trap.
+*Delay* is the shortest of the last five round trips. A lost packet, a connection that is made anew,
+a busy core or a decoder's thread that holds the interpreter makes some of them a hundred times as
+long; a slow way makes all of them long. (A mean would be long for half a minute after each, and
+the more a client computes, as it does on its small model, the slower its servers would seem.) It is
+compared with its own baseline, which follows it with a time constant of minutes. So a way that has
+become twice as long for good is slow for some minutes, and then simply longer: no state is a trap.
 
 Paper: DLM 3.4 ("the connection tester keeps sending heartbeats"; "the network delay doubles").
 """
@@ -102,7 +103,7 @@ class Beating:
                 raise ConfigError(f"beating.{name} is {value}; it must lie in {low} to {high}")
 
 
-TRIPS = 5  # whose median is the delay: three heartbeats agree that a way is slow, or is no more
+TRIPS = 5  # whose shortest is the delay: so many agree that a way is slow; one, that it is not
 FIRST_BEATS = 8  # until which the baseline is the delay itself
 # Beats missed until the next new connection: longer than a busy server needs to shake hands.
 RENEW_AFTER = 10
@@ -179,7 +180,7 @@ class Member(NamedTuple):
     instance   of the process that answered last; None before any did
     beats      answered since the start
     trips      the last round trips, the oldest first
-    delay_s    their median; meaningless before the first
+    delay_s    the shortest of them; meaningless before the first
     baseline_s what it is compared with
     measured   when the last round trip ended
     Guarantees
@@ -273,7 +274,7 @@ def measured(state: Member, trip_s: float, now: float, config: Beating) -> Membe
     """The state with another round trip in its delay and its baseline."""
     beats = state.beats + 1
     trips = (*state.trips, trip_s)[-TRIPS:]
-    delay = sorted(trips)[(len(trips) - 1) // 2]
+    delay = min(trips)
     if beats <= FIRST_BEATS:
         baseline = delay
     else:

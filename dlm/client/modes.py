@@ -57,6 +57,10 @@ class Switching:
     # one utterance at a bad moment, is no reason to leave the full model.
     min_failures: int = 5
 
+    # Seconds that a message must have had for its being late to count, 0 to 3,600. 0.05: who gives
+    # less than a network and a busy server need says nothing of them.
+    fair_s: float = 0.05
+
     # Seconds that a way must be slow, 0 to 3,600. 2: a few heartbeats agree.
     slow_s: float = 2.0
 
@@ -81,6 +85,7 @@ class Switching:
             ("window_s", 1.0, 3600.0),
             ("failing", 0.0, 1.0),
             ("min_failures", 1, 1_000_000),
+            ("fair_s", 0.0, 3600.0),
             ("slow_s", 0.0, 3600.0),
             ("canary_s", 0.01, 3600.0),
             ("canary_timeout_s", 0.01, 3600.0),

@@ -221,8 +221,7 @@ class Sender:
             event.work.item.call.fail(closed_error())
         for action in actions:
             if isinstance(action, batcher.Expire):
-                if runtime.watch is not None:
-                    runtime.watch.count(failed=True)
+                self._count_failed(DeadlineExceeded(), [action.work.item])
                 self._miss(
                     action.work.item,
                     DeadlineExceeded(f"shard {shard}: the deadline passed before the message left"),
@@ -424,12 +423,19 @@ class Sender:
         return True
 
     def _end(self, message: _Message, error: DlmError) -> None:
-        watch = self._links.runtime.watch
-        if watch is not None:
-            watch.count(failed=stands_in_for(error))
+        self._count_failed(error, message.items)
         for item in message.items:
             self._miss(item, error)
         self._step(message.shard, batcher.Done(message.number, answered=False))
+
+    def _count_failed(self, error: DlmError, items: list[Item]) -> None:
+        """Tells the cascade of a message that nobody answered; not of one that had no time."""
+        watch = self._links.runtime.watch
+        if watch is None:
+            return
+        had_s = time.perf_counter() - min(item.queued for item in items)
+        if not isinstance(error, DeadlineExceeded) or had_s >= self._config.switching.fair_s:
+            watch.count(failed=stands_in_for(error))
 
     def _reroute(self, message: _Message, error: DlmError) -> None:
         """On the helper thread: fetches the table and sends the items where they belong now."""

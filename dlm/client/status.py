@@ -56,7 +56,7 @@ class Row:
     memory_bytes   of the process alone
     uptime_s       since it started
     round_trip_ms  of the last beat
-    delay_ms       median of the last five round trips, as clients reckon
+    delay_ms       the shortest of the last five round trips, as clients reckon
     delay_ratio    delay over its baseline, known after eight beats; above 2, and 5 ms more, it is
                    slow
     slow           whether clients take it for slow

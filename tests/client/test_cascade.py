@@ -362,6 +362,25 @@ def test_a_copy_that_finds_no_server_begins_on_the_small_model(connect, files, s
         copied.close()
 
 
+def test_deadlines_that_no_network_could_keep_are_no_failures_of_servers(
+    cluster, connect, files, small
+) -> None:
+    """The callers' own: however many are late, nobody else goes over to the small model."""
+    network = Network()
+    client = connect(cluster.addresses, network, small=small.directory, **QUICK)
+    queries = random_queries(files.oracle, 5, 100)
+    handle = client.utterance()
+    on(handle, queries)
+    contexts, words = [c for c, _ in queries], [w for _, w in queries]
+    for fair, mode in ((False, Mode.FULL), (True, Mode.SMALL)):
+        with network.held():
+            for _ in range(20):
+                handle.score(contexts, words, deadline_s=0.1 if fair else 0.001)
+            if fair:
+                until(lambda: mode_is(client, Mode.SMALL))
+        assert client.cascade.mode is mode
+
+
 def test_failures_are_counted_though_there_is_no_small_model(cluster, connect, files) -> None:
     """And nothing follows from them."""
     network = Network()

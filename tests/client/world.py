@@ -23,6 +23,7 @@ class Server:
     delay_s: float = 0.001
     alive: bool = True
     instance: int = 1
+    late: float = 0.0  # part of the answers that take up to half a second longer
     member: membership.Member = field(default_factory=membership.Member)
     # Answers on their way: (when they arrive, sequence, instance).
     coming: list[tuple[float, int, int]] = field(default_factory=list)
@@ -96,6 +97,8 @@ class World:
             if isinstance(action, membership.Probe):
                 if server.alive and self._random.random() >= self.lossy:
                     arrives = self.now + server.delay_s
+                    if server.late and self._random.random() < server.late:
+                        arrives += self._random.random() / 2
                     server.coming.append((arrives, action.sequence, server.instance))
             elif isinstance(action, membership.Changed):
                 self.said.append((self.now, f"{server.name} is {action.after}"))

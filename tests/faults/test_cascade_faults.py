@@ -37,11 +37,13 @@ from models import random_model
 # As in operation, but quicker; nothing depends on their being so.
 BEATING = Beating(interval_s=0.05, timeout_s=0.5, slow_floor_s=10.0)
 SWITCHING = Switching(wait_s=0.1, max_wait_s=0.5, canary_s=0.05, stable_s=0.0)
+# Of a busy machine no beat is missed, and none is slow.
+PATIENT = Beating(interval_s=0.2, timeout_s=5.0, slow_floor_s=10.0)
 DEADLINE_S = 1.0
-# A call ends a quarter of a second after its deadline at the latest; the rest is what a machine of
-# two busy cores needs to run a thread.
+# A call ends by its deadline (on a moved clock: tests/client/test_deadlines.py). This is what a
+# machine may need to run a thread when it is busy with much else; what it did need is printed.
 GRACE_S = 0.5
-NOISE_S = 4.0
+NOISE_S = 20.0
 MINUTES = float(os.environ.get("DLM_CHAOS_MINUTES", "0.1"))
 SEED = int(os.environ.get("DLM_CHAOS_SEED", "6"))
 
@@ -162,7 +164,7 @@ def decoding(
 
     The body breaks things and mends them. What it cost is printed.
     """
-    with Decoders(client, models, deadline_s=DEADLINE_S, **more) as decoders:
+    with Decoders(client, models, **{"deadline_s": DEADLINE_S, **more}) as decoders:
         begun = time.monotonic()
         decoders.wait(lambda: decoders.each(begun, 2, full=True))
         broken = time.monotonic()
@@ -429,12 +431,12 @@ def test_while_a_shard_has_another_server_every_score_is_full(
     world: World, files, small, begin: Callable[[World], Callable[[], object]]
 ) -> None:
     """One of two replicas is killed, or stops: no partial score, no small one, no switch."""
-    client = world.connect(small, 2)
+    # Half of the deadline is for the first replica, and no machine is that slow.
+    client = world.connect(small, 2, beating=PATIENT)
     what = f"one of two replicas: {begin.__name__}"
-    with decoding(client, [files, small], what) as decoders:
+    with decoding(client, [files, small], what, deadline_s=16.0) as decoders:
         broken = time.monotonic()
         mend = begin(world)
-        decoders.wait(lambda: decoders.each(time.monotonic() - 0.5, 1))
         decoders.wait(lambda: decoders.each(broken, 10))
         mend()
     assert decoders.since(0.0).keys() == {FULL}
@@ -448,9 +450,10 @@ def test_only_the_queries_of_the_shard_that_is_down_are_partial(files, small, ca
     seen: set[int | None] = set()
     try:
         switching = Switching(min_failures=1_000_000)
-        client = world.connect(small, switching=switching)
+        client = world.connect(small, switching=switching, beating=PATIENT)
         partial = lambda model, context: seen.add(shard_of(model, context))  # noqa: E731
-        with decoding(client, [quarter, small], "one of four", on_partial=partial) as decoders:
+        more = {"on_partial": partial, "deadline_s": 16.0}
+        with decoding(client, [quarter, small], "one of four", **more) as decoders:
             world.proxies.set(2, drop=1.0)
             broken = time.monotonic()
             decoders.wait(lambda: decoders.each(broken, 6))
@@ -498,3 +501,4 @@ def test_random_faults_of_every_kind(world: World, files, small) -> None:
                 world.proxies.set(one, **{name: value / 1e3 if name == "delay_s" else value})
         world.heal()
     print(f"switches {client.cascade.switches}, retries {client.stats.retries}")
+    assert MINUTES < 1 or (client.cascade.switches and client.stats.retries)

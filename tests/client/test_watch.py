@@ -1,0 +1,116 @@
+"""What the watch makes of the clock and of its host: ticks on a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import ModelFiles, build
+from dlm.client.cascade import STOOD_STILL_S, TICK_S, Watch
+from dlm.client.membership import Beating
+from dlm.client.modes import Mode, Switching
+from dlm.client.topology import Topology
+from dlm.client.transport import BeatReply
+from dlm.wire._pb import shard_pb2 as pb
+from models import random_model
+
+
+class Wired:
+    """A host with one server, whose heartbeats take `trip_s`; and the clock."""
+
+    def __init__(self, files: ModelFiles, trip_s: float = 0.001) -> None:
+        self.now = 0.0
+        self.trip_s = trip_s
+        self._topology = Topology(files.manifest, {0: ("server:1",)}, {})
+        self._coming: list[tuple[float, Callable[[], None]]] = []
+
+    def clock(self) -> float:
+        """Seconds."""
+        return self.now
+
+    def known(self) -> Topology:
+        """See `cascade.Host`."""
+        return self._topology
+
+    def connection(self, address: str) -> Any:
+        """To the server."""
+        return self
+
+    def heartbeat_later(
+        self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
+    ) -> None:
+        """See `Connection.heartbeat_later`."""
+        answer = pb.HeartbeatReply(instance=1, state=pb.SERVER_STATE_READY)
+        self._coming.append((self.now + self.trip_s, lambda: reply(answer, None)))
+
+    def renew(self, address: str) -> None:
+        """See `cascade.Host`."""
+
+    def look_again(self) -> None:
+        """See `cascade.Host`."""
+
+    def ask_canary(self, timeout_s: float, done: Callable[[bool], None]) -> None:
+        """See `cascade.Host`: answered at once."""
+        done(True)
+
+    def run(self, watch: Watch, seconds: float, each: Callable[[], None] = lambda: None) -> None:
+        """Ticks in their time, replies in theirs."""
+        end = self.now + seconds
+        while self.now < end:
+            then = self.now + TICK_S
+            for when, reply in sorted(
+                (c for c in self._coming if c[0] <= then), key=lambda c: c[0]
+            ):
+                self.now = max(self.now, when)
+                reply()
+            self._coming = [c for c in self._coming if c[0] > then]
+            self.now = then
+            each()
+            watch.tick(self)
+
+
+def watching(host: Wired) -> Watch:
+    """A watch whose thread is not begun."""
+    return Watch(host, Beating(), Switching(), may_switch=True, clock=host.clock)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """A model in one shard."""
+    model = random_model(1, order=3, words=10, per_order=20)
+    return build(model, tmp_path_factory.mktemp("watched"), 1)
+
+
+def test_what_fails_while_the_client_itself_stood_still_sends_nobody_to_the_small_model(
+    files,
+) -> None:
+    """It was stopped for four seconds, so that all that was under way came too late."""
+    host = Wired(files)
+    watch = watching(host)
+    host.run(watch, 20.0, lambda: watch.count(False))
+    host.now += 4.0
+    for _ in range(50):
+        watch.count(True)
+    host.run(watch, STOOD_STILL_S / 2, lambda: watch.count(True))
+    host.run(watch, 20.0, lambda: watch.count(False))
+    assert watch.mode is Mode.FULL and not watch.switches
+    host.run(watch, 1.0, lambda: watch.count(True))
+    assert watch.mode is Mode.SMALL
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_a_model_that_asks_nobody_is_not_left_for_a_slow_network(
+    tmp_path: Path, order: int
+) -> None:
+    """Of order 2 and less the client has all; of order 3 the same delay is reason enough."""
+    model = random_model(2, order=order, words=10, per_order=20)
+    host = Wired(build(model, tmp_path, 1))
+    watch = watching(host)
+    host.run(watch, 20.0)
+    host.trip_s = 0.2
+    host.run(watch, 20.0)
+    assert watch.status().servers[0].delay_s == pytest.approx(0.2, abs=0.06)
+    assert watch.mode is (Mode.SMALL if order > 2 else Mode.FULL)
