@@ -211,7 +211,6 @@ class Watch:
         now = self._clock()
         if now - self._ticked > STOOD_STILL_S:
             self._blameless_until = now + STOOD_STILL_S
-        self._ticked = now
         topology = host.known()
         replicas = {} if topology is None else topology.addresses
         self._shards = {a: shard for shard, addresses in replicas.items() for a in addresses}
@@ -246,6 +245,7 @@ class Watch:
         )
         self._switch(host, modes.Tick(reachable, slow), now)
         self._publish(topology)
+        self._ticked = self._clock()  # what a tick itself takes is no standing still
         if not reachable and now - self._looked >= LOOK_AGAIN_S:
             # They may have come back elsewhere, and while the small model answers no message asks.
             self._looked = now
