@@ -371,8 +371,8 @@ def test_participation_is_bounded_as_it_is_accounted_for(
 def test_held_out_users_never_train(folder: Path, users: UserDataset, tmp_path: Path) -> None:
     """Nobody is on both sides."""
     with Training(settings(folder), users, tmp_path) as training:
-        train_ids = set(training.train_users.user_ids)
-        held_out = set(training.held_out_users.user_ids)
+        train_ids = set(training.train_users.user_ids())
+        held_out = set(training.held_out_users.user_ids())
         assert held_out
         assert not train_ids & held_out
         assert len(train_ids | held_out) == len(users)
