@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ pytest.importorskip("dp_accounting", reason="pip install dlm[train]")
 
 from dlm.cli.main import app  # noqa: E402
 from dlm.errors import ConfigError, DlmError  # noqa: E402
+from federated.compiling import kept_in, quickly  # noqa: E402
 
 CONFIG = """
 [run]
@@ -38,6 +40,13 @@ max_part = 2
 [sampling]
 report_goal = 4
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A run that goes on reads what the first compiled."""
+    with kept_in(tmp_path_factory.mktemp("compiled")), quickly():
+        yield
 
 
 @pytest.fixture
