@@ -1,11 +1,13 @@
 """How well private models learn: mechanisms at equal privacy, clipping, public text first.
 
-    python tests/benchmarks/learning.py --work runs/learning          # hours; goes on if stopped
-    python tests/benchmarks/learning.py --work runs/learning --table  # what is done so far
+    python tests/benchmarks/learning.py --work runs/learning --minutes 20  # goes on if called again
+    python tests/benchmarks/learning.py --work runs/learning --table       # what is done so far
 
 English users of the shared data (`DLM_SHARED_DATA`), 256 rounds of 45 users, each at most 4 times
-and never within 64 rounds. A run is a folder; whatever is finished is kept, and the least finished
-seed goes first, so that a comparison always has about as many seeds on each side.
+and never within 64 rounds. A run is a folder of its own, some five minutes of CPU time; it is kept
+every 16 rounds. The runs of a table come seed by seed, so that a comparison has about as many seeds
+on each side, and one table after another. Two processes may work in one folder. With
+`JAX_COMPILATION_CACHE_DIR` set, what is compiled is compiled once.
 
 **The privacy figures are of a simulation.** 45 users stand for 1,000: the noise of a round is that
 of 1,000 users divided by 1,000, as it would be with 22 times the users (GDP 2.2: utility stays
@@ -26,6 +28,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +44,13 @@ ENGLISH = (
     "shakespeare_characters",
 )
 MIN_WORDS = 400
-VOCABULARY = 4_000
+VOCABULARY = 2_000
 ROUNDS, USERS, GAP, MOST = 256, 45, 64, 4
 STANDS_FOR = 1_000
-TOKENS = 800
-RHOS = (0.2, 1.0)
+TOKENS = 400
+RHOS = (1.0, 0.2)
 MECHANISMS = ("tree", "bandmf", "blt")
+KEPT_EVERY = 16
 # Two-sided 95 % quantile of Student's t by degrees of freedom: three to six seeds.
 STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}
 
@@ -96,6 +100,7 @@ def prepare(work: Path) -> None:
     (work / "users.tsv.part").replace(work / "users.tsv")
 
 
+@cache
 def noise_for(rho: float, mechanism: str, restarts: tuple[int, ...] = ()) -> float:
     """Noise multiplier that gives rho-zCDP if as many users came as these stand for, scaled."""
     from dlm.federated.noise import make_mechanism
@@ -104,43 +109,68 @@ def noise_for(rho: float, mechanism: str, restarts: tuple[int, ...] = ()) -> flo
     return built.sensitivity(gap=GAP, max_part=MOST) / math.sqrt(2 * rho) * USERS / STANDS_FOR
 
 
-def plan() -> dict[str, dict[str, dict[str, Any]]]:
-    """Runs by name: the tables that differ from the common settings."""
-    runs: dict[str, dict[str, dict[str, Any]]] = {"no noise": {"privacy": {"clip_norm": 1.0}}}
-    for rho, mechanism in itertools.product(RHOS, MECHANISMS):
-        privacy = {
-            "clip_norm": 1.0,
-            "mechanism": mechanism,
-            "noise_multiplier": noise_for(rho, mechanism),
+Tables = dict[str, dict[str, Any]]
+
+
+def plan() -> dict[str, dict[str, Tables]]:
+    """Tables by name, each with its runs: the settings that differ from the common ones.
+
+    The first run of a table is what the others are compared with.
+    """
+    plain: dict[str, Tables] = {"no noise": {"privacy": {"clip_norm": 1.0}}}
+    equal: dict[float, dict[str, Tables]] = {}
+    for rho in RHOS:
+        equal[rho] = {
+            f"{mechanism}, rho {rho:g}": {
+                "privacy": {
+                    "clip_norm": 1.0,
+                    "mechanism": mechanism,
+                    "noise_multiplier": noise_for(rho, mechanism),
+                }
+            }
+            for mechanism in MECHANISMS
         }
-        runs[f"{mechanism}, rho {rho:g}"] = {"privacy": privacy}
-    tree = runs[f"tree, rho {RHOS[1]:g}"]["privacy"]
+    rho = RHOS[0]
+    tree = equal[rho][f"tree, rho {rho:g}"]
     # The noise begins anew at the start of rounds 32, 96, 160 and 224, which costs privacy too.
     adaptive = {
         "clip_norm": 0.1,
         "mechanism": "tree-restart",
-        "noise_multiplier": noise_for(RHOS[1], "tree-restart", (32, 96, 160, 224)),
+        "noise_multiplier": noise_for(rho, "tree-restart", (32, 96, 160, 224)),
         "adaptive": True,
         "first_restart": 31,
         "restart_every": 64,
     }
-    runs[f"tree, rho {RHOS[1]:g}, clip norm adapts from 0.1"] = {"privacy": adaptive}
-    runs[f"tree, rho {RHOS[1]:g}, clip norm 0.1"] = {"privacy": {**tree, "clip_norm": 0.1}}
-    blt = runs[f"blt, rho {RHOS[1]:g}"]
-    runs[f"blt, rho {RHOS[1]:g}, books first"] = {
-        **blt,
-        "pretrain": {"text": "public.txt", "steps": 3_000, "batch_size": 32},
+    books = {"pretrain": {"text": "public.txt", "steps": 3_000, "batch_size": 32}}
+    blt = f"blt, rho {rho:g}"
+    return {
+        f"mechanisms at rho {RHOS[0]:g}": {**plain, **equal[RHOS[0]]},
+        "clipping": {
+            f"tree, rho {rho:g}": tree,
+            f"tree, rho {rho:g}, clip norm 0.1": {"privacy": {**tree["privacy"], "clip_norm": 0.1}},
+            f"tree, rho {rho:g}, clip norm adapts from 0.1": {"privacy": adaptive},
+        },
+        "public text first": {
+            blt: equal[rho][blt],
+            f"{blt}, books first": {**equal[rho][blt], **books},
+            "no noise, books first": {**plain["no noise"], **books},
+        },
+        f"mechanisms at rho {RHOS[1]:g}": {**plain, **equal[RHOS[1]]},
     }
-    return runs
 
 
-def settings_text(tables: dict[str, dict[str, Any]], seed: int) -> str:
+def settings_text(tables: Tables, seed: int) -> str:
     """The run as TOML."""
     common: dict[str, dict[str, Any]] = {
-        "run": {"rounds": ROUNDS, "seed": seed, "checkpoint_every": 8, "evaluate_every": 64},
+        "run": {
+            "rounds": ROUNDS,
+            "seed": seed,
+            "checkpoint_every": KEPT_EVERY,
+            "evaluate_every": ROUNDS // 4,
+        },
         "data": {"vocabulary": "words.txt", "max_tokens": TOKENS, "held_out_tokens": 60_000},
-        "model": {"embedding_size": 64, "hidden_size": 128},
-        "local": {"learning_rate": 0.5, "batch_size": 16, "unroll": 20},
+        "model": {"embedding_size": 48, "hidden_size": 96},
+        "local": {"learning_rate": 2.0, "packing": "stream", "batch_size": 8, "unroll": 20},
         "server": {"optimizer": "momentum", "learning_rate": 1.0, "momentum": 0.9},
         "privacy": {"gap": GAP, "max_part": MOST},
         "sampling": {"report_goal": USERS},
@@ -170,66 +200,111 @@ def folder_of(work: Path, name: str, seed: int) -> Path:
     return work / re.sub(r"[^a-z0-9.]+", "-", name) / str(seed)
 
 
+def interval(values: list[float]) -> str:
+    """Mean and its 95 % interval over seeds."""
+    if len(values) < 2:
+        return f"{values[0]:.2f}"
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return f"{statistics.mean(values):.2f} ± {STUDENT.get(len(values) - 1, 2.0) * error:.2f}"
+
+
 def table(work: Path, seeds: int) -> str:
-    """Accuracy with its 95 % interval over seeds, in Markdown."""
-    rows = ["| run | seeds | top-1 accuracy, % | perplexity |", "| --- | --- | --- | --- |"]
-    for name in plan():
-        found = [result(folder_of(work, name, seed)) for seed in range(seeds)]
-        done = [one for one in found if one is not None]
-        if not done:
+    """Accuracy of what is finished, and differences seed by seed, in Markdown.
+
+    Runs with one seed have the same cohorts and, unless public text comes first, the same first
+    model, so that their difference varies less than either.
+    """
+    parts = []
+    for title, runs in plan().items():
+        found = {
+            name: {
+                seed: one
+                for seed in range(seeds)
+                if (one := result(folder_of(work, name, seed))) is not None
+            }
+            for name in runs
+        }
+        if not any(found.values()):
             continue
-        accuracy = [100 * one["top1_in_vocabulary"] for one in done]
-        spread = ""
-        if len(done) > 1:
-            error = statistics.stdev(accuracy) / math.sqrt(len(done))
-            spread = f" +- {STUDENT.get(len(done) - 1, 2.0) * error:.2f}"
-        perplexity = statistics.mean(one["perplexity"] for one in done)
-        rows.append(
-            f"| {name} | {len(done)} | {statistics.mean(accuracy):.2f}{spread} | {perplexity:.1f} |"
-        )
-    return "\n".join(rows)
+        first = next(iter(runs))
+        rows = [
+            f"**{title[0].upper()}{title[1:]}**",
+            "",
+            f"| run | seeds | top-1 accuracy, % | less *{first}* | perplexity |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        for name, of_seed in found.items():
+            if not of_seed:
+                continue
+            accuracy = {seed: 100 * one["top1_in_vocabulary"] for seed, one in of_seed.items()}
+            paired = [
+                value - 100 * found[first][seed]["top1_in_vocabulary"]
+                for seed, value in accuracy.items()
+                if name != first and seed in found[first]
+            ]
+            perplexity = [one["perplexity"] for one in of_seed.values()]
+            rows.append(
+                f"| {name} | {len(of_seed)} | {interval(list(accuracy.values()))} | "
+                f"{interval(paired) if paired else ''} | {interval(perplexity)} |"
+            )
+        parts.append("\n".join(rows))
+    return "\n\n".join(parts)
+
+
+def train(work: Path, users: Any, name: str, tables: Tables, seed: int, until: float) -> bool:
+    """Goes on with a run until it is finished, or time is up; whether it is finished."""
+    from dlm.federated.settings import Settings
+    from dlm.federated.train import Training
+
+    folder = folder_of(work, name, seed)
+    file = work / f"{folder.parent.name}-{seed}.toml"
+    file.write_text(settings_text(tables, seed))
+    began = time.process_time()
+    with Training(Settings.read(file, environ={}), users, folder) as training:
+        for report in training.run():
+            line = report.line()
+            if "held_out" in line:
+                accuracy = 100 * line["held_out"]["top1_in_vocabulary"]
+                spent = time.process_time() - began
+                print(
+                    f"{name}, seed {seed}, round {line['round'] + 1}: {accuracy:.2f} %, "
+                    f"{spent:.0f} CPU seconds",
+                    flush=True,
+                )
+            if (line["round"] + 1) % KEPT_EVERY == 0 and time.monotonic() > until:
+                break
+        return training.rounds_done == ROUNDS
 
 
 def main() -> None:
-    """Does what is left, the least finished seed first."""
+    """Does what is left, table by table and seed by seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default="", help="runs whose name holds this")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end after so long")
     parser.add_argument("--table", action="store_true", help="print what is done and end")
     given = parser.parse_args()
     if given.table:
         print(table(given.work, given.seeds))
         return
     from dlm.errors import ConfigError
-    from dlm.federated.settings import Settings
-    from dlm.federated.train import Training
     from dlm.federated.users import UserDataset
 
+    until = time.monotonic() + 60 * given.minutes
     prepare(given.work)
     users = UserDataset.open(given.work / "users.tsv", store=given.work / "store")
     print(f"{len(users):,} users", flush=True)
-    for seed, (name, tables) in itertools.product(range(given.seeds), plan().items()):
-        folder = folder_of(given.work, name, seed)
-        if given.only not in name or result(folder) is not None:
-            continue
-        file = given.work / f"{folder.parent.name}-{seed}.toml"
-        file.write_text(settings_text(tables, seed))
-        began = time.process_time()
-        try:
-            with Training(Settings.read(file, environ={}), users, folder) as training:
-                for report in training.run():
-                    line = report.line()
-                    if "held_out" in line:
-                        accuracy = 100 * line["held_out"]["top1_in_vocabulary"]
-                        spent = time.process_time() - began
-                        print(
-                            f"{name}, seed {seed}, round {line['round'] + 1}: {accuracy:.2f} %, "
-                            f"{spent:.0f} CPU seconds",
-                            flush=True,
-                        )
-        except ConfigError as exc:
-            print(f"{name}, seed {seed}: {exc}", flush=True)
+    for runs in plan().values():
+        for seed, (name, tables) in itertools.product(range(given.seeds), runs.items()):
+            if given.only not in name or result(folder_of(given.work, name, seed)) is not None:
+                continue
+            if time.monotonic() > until:
+                return
+            try:
+                train(given.work, users, name, tables, seed, until)
+            except ConfigError as exc:  # another process has this one
+                print(f"{name}, seed {seed}: {exc}", flush=True)
 
 
 if __name__ == "__main__":
