@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,18 @@ VARIANTS = {
         PRESETS["dpf"].config, vocab_size=11, embedding_size=6, hidden_size=8
     ),
 }
+
+
+# Compiled whole: a primitive at a time, each would be compiled on its own.
+apply = jax.jit(rnn.apply, static_argnums=1)
+run = jax.jit(rnn.run, static_argnums=1)
+
+
+@partial(jax.jit, static_argnums=1)
+def slope_of(params: Any, config: RnnConfig, batch: Any) -> tuple[Any, Any]:
+    """The loss of a batch from a zero state, and its gradient."""
+    state = rnn.initial_state(config, len(batch))
+    return jax.value_and_grad(lambda p: rnn.batch_loss(p, config, state, batch)[0])(params)
 
 
 def sigmoid(x: float) -> float:
@@ -116,12 +129,14 @@ def slow_logits(params: Any, config: RnnConfig, sentence: list[int]) -> list[lis
     return out
 
 
-def perturbed(params: Any, seed: int) -> Any:
+@cache
+def perturbed(config: RnnConfig) -> Any:
     """Parameters none of which is 0 or 1, so that no term of the network can be left out unseen."""
-    leaves, shape = jax.tree.flatten(params)
-    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(lambda key: rnn.init(key, config), jax.random.key(1))
+    leaves, shape = jax.tree.flatten(shapes)
+    rng = np.random.default_rng(2)
     return jax.tree.unflatten(
-        shape, [leaf + jnp.asarray(rng.normal(0, 0.3, leaf.shape), "float32") for leaf in leaves]
+        shape, [rng.normal(0.1, 0.4, leaf.shape).astype(np.float32) for leaf in leaves]
     )
 
 
@@ -129,9 +144,9 @@ def perturbed(params: Any, seed: int) -> Any:
 def test_the_network_is_the_cell_written_out_in_loops(name: str) -> None:
     """Every option, three sequences side by side, against Python's own floats."""
     config = VARIANTS[name]
-    params = perturbed(rnn.init(jax.random.key(1), config), 2)
-    tokens = np.random.default_rng(3).integers(0, config.vocab_size, (3, 5))
-    fast = np.asarray(rnn.apply(params, config, jnp.asarray(tokens)))
+    params = perturbed(config)
+    tokens = np.random.default_rng(3).integers(0, config.vocab_size, (3, 4))
+    fast = np.asarray(apply(params, config, tokens))
     slow = np.asarray([slow_logits(params, config, [int(t) for t in row]) for row in tokens])
     assert np.abs(slow).max() > 0.1
     np.testing.assert_allclose(fast, slow, rtol=2e-5, atol=2e-5)
@@ -141,67 +156,74 @@ def test_the_network_is_the_cell_written_out_in_loops(name: str) -> None:
 def test_a_sequence_fed_in_parts_gives_the_same_logits(name: str) -> None:
     """With the state handed on, cut after any token."""
     config = VARIANTS[name]
-    params = perturbed(rnn.init(jax.random.key(1), config), 2)
-    tokens = jnp.asarray(np.random.default_rng(3).integers(0, config.vocab_size, (2, 6)))
-    whole = rnn.apply(params, config, tokens)
-    first, state = rnn.run(params, config, rnn.initial_state(config, 2), tokens[:, :2])
-    second, _ = rnn.run(params, config, state, tokens[:, 2:])
-    np.testing.assert_allclose(jnp.concatenate([first, second], 1), whole, rtol=1e-5, atol=1e-5)
+    params = perturbed(config)
+    tokens = np.random.default_rng(3).integers(0, config.vocab_size, (3, 4))
+    whole = apply(params, config, tokens)
+    first, state = run(params, config, rnn.initial_state(config, 3), tokens[:, :2])
+    second, _ = run(params, config, state, tokens[:, 2:])
+    np.testing.assert_allclose(np.concatenate([first, second], 1), whole, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_parameter_has_a_gradient(name: str) -> None:
+def test_every_parameter_moves_the_logits(name: str) -> None:
     """Nothing in the tree is dead weight, which would count for nothing in the papers' totals."""
     config = VARIANTS[name]
-    params = perturbed(rnn.init(jax.random.key(1), config), 2)
-    batch = jnp.asarray(np.random.default_rng(3).integers(0, config.vocab_size, (4, 6)))
-    state = rnn.initial_state(config, 4)
-    slope = jax.grad(lambda p: rnn.batch_loss(p, config, state, batch)[0])(params)
-    for leaf in jax.tree.leaves(slope):
-        assert float(jnp.abs(leaf).max()) > 1e-7
+    params = perturbed(config)
+    tokens = np.random.default_rng(3).integers(0, config.vocab_size, (3, 4))
+    before = np.asarray(apply(params, config, tokens))
+    leaves, shape = jax.tree.flatten(params)
+    for place, leaf in enumerate(leaves):
+        # Not all by the same: a softmax or a normalisation may not see that.
+        change = np.random.default_rng(place).normal(0, 0.1, leaf.shape).astype(np.float32)
+        moved = [*leaves[:place], leaf + change, *leaves[place + 1 :]]
+        after = np.asarray(apply(jax.tree.unflatten(shape, moved), config, tokens))
+        assert np.abs(after - before).max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["groups", "dpf"])
+def test_every_parameter_has_a_gradient(name: str) -> None:
+    """With groups, layers and normalised gates; with unit-norm embeddings of two kinds."""
+    config = VARIANTS[name]
+    batch = np.random.default_rng(3).integers(0, config.vocab_size, (3, 6))
+    for leaf in jax.tree.leaves(slope_of(perturbed(config), config, batch)[1]):
+        assert np.abs(leaf).max() > 1e-7
 
 
 def test_the_loss_is_the_mean_over_tokens_that_are_there() -> None:
     """Filling up changes neither the loss nor its gradient; nothing at all costs nothing."""
-    params = perturbed(rnn.init(jax.random.key(1), SMALL), 2)
-    short = jnp.asarray([[1, 4, 5, 2]])
-    filled = jnp.asarray([[1, 4, 5, 2, -1, -1], [-1] * 6, [-1] * 6])
-
-    def loss(p: Any, batch: Any) -> Any:
-        return rnn.batch_loss(p, SMALL, rnn.initial_state(SMALL, len(batch)), batch)[0]
-
-    logits = np.asarray(rnn.apply(params, SMALL, short[:, :-1]), float)[0]
+    params = perturbed(SMALL)
+    short = np.asarray([[1, 4, 5, 2]])
+    filled = np.asarray([[1, 4, 5, 2, -1, -1], [-1] * 6, [-1] * 6])
+    logits = np.asarray(apply(params, SMALL, np.repeat([[1, 4, 5, 0]], 3, 0)), float)[0]
     by_hand = np.mean(
         [np.log(np.exp(logits[i]).sum()) - logits[i, w] for i, w in enumerate([4, 5, 2])]
     )
-    assert float(loss(params, short)) == pytest.approx(by_hand, rel=1e-5)
-    for a, b in zip(
-        *map(jax.tree.leaves, (jax.grad(loss)(params, short), jax.grad(loss)(params, filled))),
-        strict=True,
-    ):
+    (loss, slope), (_, of_filled) = (slope_of(params, SMALL, batch) for batch in (short, filled))
+    assert float(loss) == pytest.approx(by_hand, rel=1e-5)
+    for a, b in zip(*map(jax.tree.leaves, (slope, of_filled)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-    empty = jnp.full((2, 6), -1)
-    assert float(loss(params, empty)) == 0.0
-    assert all(not leaf.any() for leaf in jax.tree.leaves(jax.grad(loss)(params, empty)))
+    nothing, of_nothing = slope_of(params, SMALL, np.full((3, 6), -1))
+    assert float(nothing) == 0.0
+    assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(of_nothing))
 
 
 def test_unit_norm_embeddings_do_not_depend_on_their_parameters_length() -> None:
     """Ten times as long rows mean the same model; without the option they do not."""
     config = VARIANTS["dpf"]
-    params = perturbed(rnn.init(jax.random.key(1), config), 2)
+    params = perturbed(config)
     longer = {**params, "embedding": params["embedding"] * 10.0}
-    tokens = jnp.asarray([[1, 3, 4]])
+    tokens = np.random.default_rng(3).integers(0, config.vocab_size, (3, 4))
     np.testing.assert_allclose(
-        rnn.apply(longer, config, tokens), rnn.apply(params, config, tokens), rtol=1e-4, atol=1e-5
+        apply(longer, config, tokens), apply(params, config, tokens), rtol=1e-4, atol=1e-5
     )
     free = dataclasses.replace(config, unit_norm=False)
-    assert not np.allclose(rnn.apply(longer, free, tokens), rnn.apply(params, free, tokens))
+    assert not np.allclose(apply(longer, free, tokens), apply(params, free, tokens))
 
 
 def test_probabilities_add_up_to_one() -> None:
     """In every context of a batch."""
-    params = rnn.init(jax.random.key(0), SMALL)
-    ln = rnn.ln_probabilities(rnn.apply(params, SMALL, jnp.asarray([[1, 5, 7], [1, 3, 2]])))
+    tokens = np.random.default_rng(3).integers(0, SMALL.vocab_size, (3, 4))
+    ln = rnn.ln_probabilities(apply(perturbed(SMALL), SMALL, tokens))
     np.testing.assert_allclose(np.exp(ln).sum(-1), 1.0, rtol=1e-5)
 
 
@@ -261,13 +283,15 @@ def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
 
 def test_metrics_are_those_counted_by_hand() -> None:
     """Accuracy in both definitions, SLL with and without unknown words, perplexity."""
-    params = perturbed(rnn.init(jax.random.key(1), SMALL), 2)
+    params = perturbed(SMALL)
     text = [np.asarray(ids, np.int32) for ids in ([4, 0, 5], [7], [3, 3, 0, 0, 9, 8], [])]
     words = known = right = 0
     ln = {"word": 0.0, "known": 0.0, "end": 0.0}
     for ids in text:
         whole = [1, *map(int, ids), 2]
-        logits = np.asarray(rnn.apply(params, SMALL, jnp.asarray([whole[:-1]])), float)[0]
+        # Filled up to one length: what comes after has no part in what came before.
+        given = np.asarray([whole[:-1] + [0] * (8 - len(whole))])
+        logits = np.asarray(apply(params, SMALL, given), float)[0, : len(whole) - 1]
         for row, target in zip(logits, whole[1:], strict=True):
             ln_prob = row[target] - np.log(np.exp(row).sum())
             if target == 2:
@@ -295,7 +319,7 @@ def test_metrics_are_those_counted_by_hand() -> None:
 
 def test_pieces_of_unknown_words_are_left_out_where_they_are_marked() -> None:
     """FNG 7.1: with pieces no id is 0, but a word's pieces may count as out of vocabulary."""
-    params = perturbed(rnn.init(jax.random.key(1), SMALL), 2)
+    params = perturbed(SMALL)
     text = [np.asarray([4, 5, 6], np.int32)]
     marks = [np.asarray([False, True, True])]
     plain = metrics.evaluate(params, SMALL, text)
