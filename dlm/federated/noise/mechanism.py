@@ -202,14 +202,20 @@ def check_rounds(rounds: int) -> int:
 
 
 def draw(state: NoiseState, part: int | jax.Array = 0) -> PyTree:
-    """Independent normal draws of the shapes released, one set for each (key, round, part)."""
+    """Independent normal draws of the shapes released, one set for each (key, round, part).
+
+    All of a set come from one key in one row and are cut up: a generator for each array would have
+    each compiled on its own, seconds for what one takes half a second.
+    """
     key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), part)
     leaves, tree = jax.tree.flatten(state.buffers)
-    drawn = [
-        jax.random.normal(jax.random.fold_in(key, i), leaf.shape[1:], jnp.float32)
-        for i, leaf in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(tree, drawn)
+    shapes = [leaf.shape[1:] for leaf in leaves]
+    sizes = [math.prod(shape) for shape in shapes]
+    row = jax.random.normal(key, (sum(sizes),), jnp.float32)
+    drawn = jnp.split(row, np.cumsum(sizes)[:-1])
+    return jax.tree.unflatten(
+        tree, [flat.reshape(shape) for flat, shape in zip(drawn, shapes, strict=True)]
+    )
 
 
 def _bare(key: NoiseKey | jax.Array) -> jax.Array:
