@@ -26,12 +26,15 @@ def resolve(
     flags: Mapping[str, Any] | None = None,
     file: Path | None = None,
     environ: Mapping[str, str] | None = None,
+    prefix: str = "DLM",
 ) -> T:
     """An instance of the dataclass `kind`, each field from the strongest source that names it.
 
     Args
         section  name of the table in the TOML file and middle part of the variables
         flags    field -> value; None stands for "not given"
+        prefix   what the variables begin with; a command whose tables bear the names of other
+                 commands' tables takes its own, so that neither reads the other's
     Raises
         ConfigError  an unknown field in the file or the environment, or a value of the wrong type
                      or out of bounds
@@ -50,7 +53,7 @@ def resolve(
             said = "; ".join(name + _nearest(name, fields) for name in unknown)
             raise ConfigError(f"{file}: [{section}] has no setting named {said}")
         values.update(table)
-    prefix = f"DLM_{section}_".upper()
+    prefix = f"{prefix}_{section}_".upper()
     variables = {prefix + name.upper(): name for name in fields}
     # A misspelt limit or path of a secret would be no limit and no secret, in silence.
     unknown = sorted(v for v in environ if v.startswith(prefix) and v not in variables)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from dlm.federated.rnn import RnnConfig
 from dlm.federated.rounds import ReleaseConfig, ServerConfig
 
 REAL = -1
+# Not DLM alone: a server's own settings are DLM_SERVER_<NAME>.
+PREFIX = "DLM_FEDERATE"
 
 
 def _at_least(owner: str, values: Any, bounds: Mapping[str, float]) -> None:
@@ -309,7 +312,7 @@ class Settings:
         flags: Mapping[str, Mapping[str, Any]] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Settings:
-        """Settings of a TOML file, under those of flags and of variables DLM_<TABLE>_<NAME>.
+        """Settings of a TOML file, under those of flags and variables DLM_FEDERATE_<TABLE>_<NAME>.
 
         Paths in the file are relative to its folder.
 
@@ -330,11 +333,21 @@ class Settings:
             raise ConfigError(
                 f"{file} has no use for {', '.join(unknown)}; its tables are {', '.join(tables)}"
             )
+        environ = os.environ if environ is None else environ
+        known = tuple(f"{PREFIX}_{name}_".upper() for name in tables)
+        lost = sorted(v for v in environ if v.startswith(f"{PREFIX}_") and not v.startswith(known))
+        if lost:
+            raise ConfigError(
+                f"the environment sets what is of no table: {', '.join(lost)}; variables are "
+                f"{PREFIX}_<TABLE>_<NAME>, and the tables {', '.join(tables)}"
+            )
         values: dict[str, Any] = {}
         for name, kind in tables.items():
             given = dict((flags or {}).get(name, {}))
             try:
-                values[name] = config.resolve(kind, name, flags=given, file=file, environ=environ)
+                values[name] = config.resolve(
+                    kind, name, flags=given, file=file, environ=environ, prefix=PREFIX
+                )
             except TypeError as exc:
                 # A dataclass says which argument it lacks.
                 raise ConfigError(f"{file}: [{name}] is not complete: {exc}") from exc

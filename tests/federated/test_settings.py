@@ -40,13 +40,31 @@ def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) ->
     """One setting of each kind; paths are relative to the file."""
     got = read(
         tmp_path,
-        environ={"DLM_RUN_SEED": "4", "DLM_RUN_ROUNDS": "21", "DLM_LOCAL_UNROLL": "7"},
+        environ={
+            "DLM_FEDERATE_RUN_SEED": "4",
+            "DLM_FEDERATE_RUN_ROUNDS": "21",
+            "DLM_FEDERATE_LOCAL_UNROLL": "7",
+        },
         flags={"run": {"seed": 5, "stop_after": None}},
     )
     assert (got.run.seed, got.run.rounds, got.local.unroll, got.local.epochs) == (5, 21, 7, 1)
     assert got.data.vocabulary == tmp_path / "words.txt"
     assert got.privacy.noise_multiplier == 7.0
     assert got.run.simulation
+
+
+def test_variables_of_a_server_of_models_are_no_settings_of_a_run(tmp_path: Path) -> None:
+    """Both have a table [server], and one environment may hold the variables of both."""
+    environ = {
+        "DLM_SERVER_PORT": "50061",
+        "DLM_SERVER_MOMENTUM": "0.1",
+        "DLM_FEDERATE_SERVER_MOMENTUM": "0.5",
+    }
+    assert read(tmp_path, environ=environ).server.momentum == 0.5
+    with pytest.raises(ConfigError, match=r"DLM_FEDERATE_SERVER_MOMENTUMM.*did you mean"):
+        read(tmp_path, environ={"DLM_FEDERATE_SERVER_MOMENTUMM": "0.5"})
+    with pytest.raises(ConfigError, match=r"of no table: DLM_FEDERATE_SERVE_MOMENTUM"):
+        read(tmp_path, environ={"DLM_FEDERATE_SERVE_MOMENTUM": "0.5"})
 
 
 def test_without_a_seed_a_run_is_no_simulation(tmp_path: Path) -> None:
