@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 pytest.importorskip("jax", reason="needs the packages of dlm[train]")
 
 from dlm.errors import ConfigError
+from dlm.federated.noise import participation
 from dlm.federated.noise.participation import (
     banded_sensitivity,
     forest_sensitivity_squared,
@@ -47,11 +48,23 @@ def enumerated(gram: NDArray[np.float64], gap: int, max_part: int) -> list[float
 
 @pytest.mark.parametrize("rounds", range(1, 20))
 @pytest.mark.parametrize("gap", [1, 2, 3, 5, 7])
-def test_the_sensitivity_of_trees_is_that_of_the_worst_pattern(rounds: int, gap: int) -> None:
-    """By enumeration over the dense matrix of nodes."""
+def test_the_sensitivity_of_trees_is_that_of_the_worst_pattern(
+    rounds: int, gap: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By enumeration over the dense matrix of nodes; as short gaps and as long ones are counted."""
     nodes = node_matrix(rounds)
     for max_part, truth in enumerate(enumerated(nodes.T @ nodes, gap, 4), 1):
-        assert forest_sensitivity_squared(tuple(forest_sizes(rounds)), gap, max_part) == truth
+        for dense in (gap, 0):
+            monkeypatch.setattr(participation, "DENSE_GAP", dense)
+            found = forest_sensitivity_squared(tuple(forest_sizes(rounds)), gap, max_part)
+            assert found == truth
+
+
+def test_many_participations_at_short_gaps_are_counted_in_time() -> None:
+    """Every other of 6,000 rounds is half a second's work; of a complete tree the sum is known."""
+    of_nodes = sum((4096 >> level) * (1 << level - 1) ** 2 for level in range(1, 13))
+    assert forest_sensitivity_squared((4096,), 2, 2048) == 2048 + of_nodes
+    assert forest_sensitivity_squared(tuple(forest_sizes(6000)), 2, 3000) > 2048 + of_nodes
 
 
 def test_the_trees_of_several_segments_share_one_pattern() -> None:

@@ -22,6 +22,8 @@ from dlm.errors import ConfigError
 
 Floats = NDArray[np.float64]
 
+DENSE_GAP = 24  # up to which patterns over trees are counted in arrays, which is then quicker
+
 
 def gap_from_min_sep(min_sep: int) -> int:
     """The gap, from the number of rounds between two participations (GDP, BLT: MinS)."""
@@ -160,11 +162,8 @@ def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_part: int) 
         Kairouz et al. 2021, appendix D (a dynamic program over the tree); GDP 3
     """
     times = check_participation(sum(sizes), gap, max_part)
-    if gap == 1:  # nothing is forbidden: numbers of participations alone tell the parts
-        whole = np.zeros(1)
-        for size in sizes:
-            whole = _max_plus(whole, _free_tree(size))
-        return int(whole[: times + 1].max())
+    if gap <= DENSE_GAP:
+        return _dense_forest(sizes, gap, times)
 
     @functools.cache
     def tree(size: int, closed: int, count: int) -> tuple[tuple[int, int], ...]:
@@ -199,22 +198,40 @@ def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_part: int) 
     return max(value for state in states for value, _ in state)
 
 
-def _free_tree(size: int) -> Floats:
-    """(size + 1,) largest sum of squares in a tree by the number of participations, any rounds."""
-    best = np.array([0.0, 1.0])
-    for _ in range(size.bit_length() - 1):
-        best = _max_plus(best, best)
-        best += np.arange(len(best)) ** 2.0
-    return best
+def _dense_forest(sizes: tuple[int, ...], gap: int, times: int) -> int:
+    """The same for short gaps, whose patterns have many participations: in arrays of numbers.
+
+    Of a part, best[closed before, closed after, participations] is the largest sum of squares.
+    """
+    leaf = np.full((gap, gap, 2), -np.inf)
+    leaf[0, gap - 1, 1] = 1.0
+    for closed in range(gap):
+        leaf[closed, max(closed - 1, 0), 0] = 0.0
+    trees = {1: leaf}
+    size = 1
+    while size < max(sizes):
+        whole = _joined(trees[size], trees[size], times)
+        size *= 2
+        trees[size] = whole + np.arange(whole.shape[2]) ** 2.0
+    whole = trees[sizes[0]][:1]
+    for size in sizes[1:]:
+        whole = _joined(whole, trees[size], times)
+    return int(whole[0].max())
 
 
-def _max_plus(first: Floats, second: Floats) -> Floats:
-    """By sums of places: the largest sum of values."""
-    out = np.full(len(first) + len(second) - 1, -np.inf)
-    for i, value in enumerate(first):
-        here = out[i : i + len(second)]
-        np.maximum(here, value + second, out=here)
-    return out
+def _joined(first: Floats, second: Floats, times: int) -> Floats:
+    """Two parts, one after the other: participations add up, what is closed between them agrees."""
+    most = min(first.shape[2] + second.shape[2] - 2, times)
+    out = np.full((first.shape[0], second.shape[1], most + 1), -np.inf)
+    for between in range(second.shape[0]):
+        for count in range(min(first.shape[2] - 1, most) + 1):
+            room = most + 1 - count
+            here = out[:, :, count : count + second.shape[2]]
+            value = first[:, between, count, None, None] + second[None, between, :, :room]
+            np.maximum(here, value, out=here)
+    # More participations than fit: no need to carry them on.
+    reached = np.flatnonzero(np.isfinite(out).any(axis=(0, 1)))
+    return out[:, :, : reached[-1] + 1]
 
 
 def _front(states: Any) -> tuple[tuple[int, int], ...]:
