@@ -13,6 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from dlm.federated.account.plan import Plan, Sensitivity
+    from dlm.federated.noise.blt import BltParameters
     from dlm.federated.noise.mechanism import Mechanism
 
 app = typer.Typer(
@@ -48,6 +49,10 @@ Buffers = Annotated[int, typer.Option("--buffers", help="Of a BLT.")]
 Bands = Annotated[
     int | None, typer.Option("--bands", help="Of bandmf, bandtoep, bandfhu; the gap if not given.")
 ]
+MadeFor = Annotated[
+    str | None,
+    typer.Option(help="Of a BLT: optimise it for ROUNDS,GAP,MAXPART, as 2000,100,10."),
+]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Draw to this file, as .png or .svg.")]
 
 
@@ -63,10 +68,7 @@ def account(
     ],
     max_part: MaxPart,
     delta: Delta,
-    made_for: Annotated[
-        str | None,
-        typer.Option(help="Of a BLT: optimise it for ROUNDS,GAP,MAXPART, as 2000,100,10."),
-    ] = None,
+    made_for: MadeFor = None,
     buffers: Buffers = 4,
     bands: Bands = None,
     as_json: Json = False,
@@ -135,21 +137,30 @@ def mechanism(
     buffers: Buffers = 4,
     bands: Bands = None,
     error: Annotated[str, typer.Option(help="A BLT is optimised for: max or mean.")] = "max",
+    made_for: MadeFor = None,
     as_json: Json = False,
     plot: Plot = None,
 ) -> None:
     """The losses of a mechanism: noise in running sums at equal privacy.
 
-    An optimised mechanism is optimised for this participation and kept in the cache folder.
+    An optimised mechanism is optimised for this participation, or for that of --made-for, and kept
+    in the cache folder.
 
     Example: dlm privacy mechanism --mechanism blt --rounds 2052 --gap 342 --max-part 6 --buffers 2
     """
     from dlm.federated.noise.make import make_mechanism
 
-    made = make_mechanism(
-        mechanism.value, rounds=rounds, gap=gap, max_part=max_part, buffers=buffers, bands=bands,
-        error=error, progress=_tell,
-    )  # fmt: skip
+    _only_of_a_blt(mechanism.value, made_for)
+    made: Mechanism
+    if made_for is None:
+        made = make_mechanism(
+            mechanism.value, rounds=rounds, gap=gap, max_part=max_part, buffers=buffers,
+            bands=bands, error=error, progress=_tell,
+        )  # fmt: skip
+    else:
+        from dlm.federated.noise.blt import Blt
+
+        made = Blt(rounds, _blt_made_for(made_for, buffers, error))
     asked = {"gap": gap, "max_part": max_part}
     answer = {
         "mechanism": mechanism.value,
@@ -259,27 +270,19 @@ def _sensitivity(
     bands: int | None = None,
 ) -> tuple[float, bool, str]:
     """(sensitivity, whether it is exact, what the mechanism was made for)."""
-    from dlm.errors import ConfigError
     from dlm.federated.noise.participation import check_participation, named_sensitivity
 
     times = check_participation(rounds, gap, max_part)
-    if made_for is not None and name != "blt":
-        raise ConfigError("--made-for is for a BLT; the bands of banded mechanisms are --bands")
+    _only_of_a_blt(name, made_for)
     if name in ("gaussian", "tree", "tree-full"):
         return named_sensitivity(name, rounds, gap, max_part), True, ""
     if name == "blt":
-        from dlm.federated.noise.blt import Blt, nearest_production, optimise_blt
+        from dlm.federated.noise.blt import Blt, nearest_production
 
         if made_for is None:
             parameters = nearest_production(gap)
         else:
-            try:
-                for_rounds, for_gap, for_part = (int(part) for part in made_for.split(","))
-            except ValueError:
-                raise ConfigError(
-                    f"--made-for is {made_for!r}, not ROUNDS,GAP,MAXPART as 2000,100,10"
-                ) from None
-            parameters = optimise_blt(for_rounds, for_gap, for_part, buffers=buffers)
+            parameters = _blt_made_for(made_for, buffers, "max")
         blt = Blt(rounds, parameters)
         return blt.sensitivity(gap=gap, max_part=max_part), True, parameters.made_for
     width = min(gap if bands is None else bands, rounds)
@@ -296,6 +299,27 @@ def _sensitivity(
     )
     asked = {"gap": gap, "max_part": max_part}
     return made.sensitivity(**asked), made.sensitivity_is_exact(**asked), what
+
+
+def _only_of_a_blt(name: str, made_for: str | None) -> None:
+    from dlm.errors import ConfigError
+
+    if made_for is not None and name != "blt":
+        raise ConfigError("--made-for is for a BLT; the bands of banded mechanisms are --bands")
+
+
+def _blt_made_for(made_for: str, buffers: int, error: str) -> BltParameters:
+    """The BLT that is optimised for ROUNDS,GAP,MAXPART."""
+    from dlm.errors import ConfigError
+    from dlm.federated.noise.blt import optimise_blt
+
+    try:
+        rounds, gap, max_part = (int(part) for part in made_for.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"--made-for is {made_for!r}, not ROUNDS,GAP,MAXPART as 2000,100,10"
+        ) from None
+    return optimise_blt(rounds, gap, max_part, buffers=buffers, error=error)
 
 
 def _planned(name: str) -> Sensitivity:

@@ -112,6 +112,13 @@ def test_the_published_losses_of_trees_and_blts_come_out() -> None:
     for buffers, published in [(2, (10.81, 9.34)), (3, (10.79, 9.33))]:
         blt = answer("mechanism", "--mechanism", "blt", *asked, "--buffers", buffers)
         assert (round(blt["max_loss"], 2), round(blt["rms_loss"], 2)) == published
+    # Those made for one participation, and used for six.
+    for buffers, published in [(2, (11.80, 11.15)), (5, (11.40, 10.87))]:
+        once = answer(
+            "mechanism", "--mechanism", "blt", *asked, "--buffers", buffers,
+            "--made-for", "2052,2052,1",
+        )  # fmt: skip
+        assert (round(once["max_loss"], 2), round(once["rms_loss"], 2)) == published
 
 
 def test_plan_says_what_to_run_and_draws_it(tmp_path: Path) -> None:
