@@ -171,7 +171,7 @@ def settings_text(tables: Tables, seed: int) -> str:
         "data": {"vocabulary": "words.txt", "max_tokens": TOKENS, "held_out_tokens": 60_000},
         "model": {"embedding_size": 48, "hidden_size": 96},
         "local": {"learning_rate": 2.0, "packing": "stream", "batch_size": 8, "unroll": 20},
-        "server": {"optimizer": "momentum", "learning_rate": 1.0, "momentum": 0.9},
+        "server": {"optimizer": "momentum", "learning_rate": 2.0, "momentum": 0.9},
         "privacy": {"gap": GAP, "max_part": MOST},
         "sampling": {"report_goal": USERS},
     }
