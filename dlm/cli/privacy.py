@@ -287,10 +287,11 @@ def _sensitivity(
         return blt.sensitivity(gap=gap, max_part=max_part), True, parameters.made_for
     width = min(gap if bands is None else bands, rounds)
     what = f"{width} bands"
-    if name == "bandmf" and width <= gap:
+    if name == "bandmf" and (width <= gap or times == 1):
         # All columns have norm 1 and those of one user do not meet, whatever their entries are.
         return math.sqrt(times), True, what
-    if name == "bandtoep" and width <= gap and (times - 1) * gap + width <= rounds:
+    apart = width <= gap or times == 1
+    if name == "bandtoep" and apart and (times - 1) * gap + width <= rounds:
         return math.sqrt(times), True, what  # all of its columns are whole, and have norm 1
     from dlm.federated.noise.make import make_mechanism
 

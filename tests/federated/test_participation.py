@@ -19,6 +19,7 @@ from dlm.federated.noise.participation import (
     gap_from_min_sep,
     min_sep_from_gap,
     most_participations,
+    separated_sums,
     toeplitz_sensitivity,
 )
 from federated.linear import node_matrix
@@ -65,6 +66,17 @@ def test_many_participations_at_short_gaps_are_counted_in_time() -> None:
     of_nodes = sum((4096 >> level) * (1 << level - 1) ** 2 for level in range(1, 13))
     assert forest_sensitivity_squared((4096,), 2, 2048) == 2048 + of_nodes
     assert forest_sensitivity_squared(tuple(forest_sizes(6000)), 2, 3000) > 2048 + of_nodes
+
+
+def test_sums_of_copies_are_those_added_one_by_one() -> None:
+    """Every number of copies, and gaps that divide the column, do not, and are longer than it."""
+    column = np.random.default_rng(0).random(12)
+    for gap in (1, 3, 5, 12, 20):
+        added = np.zeros(12)
+        for times in range(1, most_participations(12, gap) + 1):
+            first = (times - 1) * gap
+            added[first:] += column[: 12 - first]
+            np.testing.assert_allclose(separated_sums(column, gap, times), added, rtol=1e-12)
 
 
 def test_the_trees_of_several_segments_share_one_pattern() -> None:

@@ -20,7 +20,11 @@ from scipy.special import expit
 from dlm.errors import ConfigError
 from dlm.federated.noise.cache import cached
 from dlm.federated.noise.mechanism import Base, Floats, NoiseState, PyTree, check_rounds, draw
-from dlm.federated.noise.participation import check_participation, toeplitz_sensitivity
+from dlm.federated.noise.participation import (
+    check_participation,
+    separated_sums,
+    toeplitz_sensitivity,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,13 +231,9 @@ def log_loss(x: Floats, rounds: int, gap: int, times: int, error: str) -> tuple[
     if both.min() < 1e-12 or len(np.unique(both)) < len(both):
         return 1e3, np.zeros(len(x))
     coefs = _column(decay, _scales(decay, inverse), rounds)
-    total = coefs.copy()
-    for i in range(1, times):
-        total[i * gap :] += coefs[: rounds - i * gap]
+    total = separated_sums(coefs, gap, times)
     squared_sensitivity = total @ total
-    coefs_slope = 2 * total / squared_sensitivity
-    for i in range(1, times):
-        coefs_slope[: rounds - i * gap] += 2 * total[i * gap :] / squared_sensitivity
+    coefs_slope = 2 * separated_sums(total[::-1], gap, times)[::-1] / squared_sensitivity
 
     sums = np.cumsum(_column(inverse, _scales(inverse, decay), rounds))
     weight = 1.0 if error == "max" else (rounds - np.arange(rounds)) / rounds

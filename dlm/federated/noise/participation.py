@@ -67,10 +67,19 @@ def toeplitz_sensitivity(coefs: Floats, rounds: int, gap: int, max_part: int) ->
     times = check_participation(rounds, gap, max_part)
     column = np.zeros(rounds)
     column[: min(len(coefs), rounds)] = coefs[:rounds]
-    total = np.zeros(rounds)
-    for i in range(times):
-        total[i * gap :] += column[: rounds - i * gap]
-    return float(np.linalg.norm(total))
+    return float(np.linalg.norm(separated_sums(column, gap, times)))
+
+
+def separated_sums(column: Floats, gap: int, times: int) -> Floats:
+    """Sum of a column and its copies that begin 1, 2, ... times - 1 gaps later, cut at its end."""
+    rounds = len(column)
+    rows = -(-rounds // gap)
+    square = np.zeros((rows, gap))
+    square.reshape(-1)[:rounds] = column
+    sums = np.cumsum(square, axis=0)
+    if times < rows:
+        sums[times:] -= sums[:-times].copy()
+    return sums.reshape(-1)[:rounds]
 
 
 def orthogonal_sensitivity(norms_squared: Floats, gap: int, max_part: int) -> float:
