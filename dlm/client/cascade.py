@@ -33,9 +33,10 @@ from dlm.wire._pb import shard_pb2 as pb
 log = logging.getLogger(__name__)
 
 TICK_S = 0.05
-# A tick that comes so late tells that this process stood still (it was stopped, or its machine
-# slept): what is late then, and for as long after it, is not the servers' fault. Seconds.
-STOOD_STILL_S = 1.0
+# A tick that comes so late tells that this process stood still (it was stopped, its machine slept,
+# or gave its cores to others): what is late then, and for as long after it, is not the servers'
+# fault. Seconds.
+STOOD_STILL_S = 0.25
 LOOK_AGAIN_S = 1.0  # while a shard has nobody to ask, the servers are looked for this often
 
 
@@ -209,8 +210,9 @@ class Watch:
     def tick(self, host: Host) -> None:
         """Steps every machine to now."""
         now = self._clock()
-        if now - self._ticked > STOOD_STILL_S:
-            self._blameless_until = now + STOOD_STILL_S
+        late_s = now - self._ticked - TICK_S
+        if late_s > STOOD_STILL_S:
+            self._blameless_until = now + late_s
         topology = host.known()
         replicas = {} if topology is None else topology.addresses
         self._shards = {a: shard for shard, addresses in replicas.items() for a in addresses}

@@ -80,9 +80,9 @@ class Beating:
     # Delay above this many times its baseline is slow, above 1 to 100. 2: the paper's "doubles".
     slow_ratio: float = 2.0
 
-    # ... if it is also so many seconds longer, 0 to 10. 0.005: a delay of 0.2 ms doubles whenever
-    # a core is busy, which no decoder notices.
-    slow_floor_s: float = 0.005
+    # ... if it is also so many seconds longer, 0 to 10. 0.02: a delay of 0.2 ms doubles whenever
+    # a core is busy, and a client at work adds some 10 ms; no decoder notices.
+    slow_floor_s: float = 0.02
 
     # Seconds in which the baseline goes two thirds of the way to the delay, 1 to 86,400. 600.
     baseline_s: float = 600.0

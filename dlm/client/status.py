@@ -57,7 +57,7 @@ class Row:
     uptime_s       since it started
     round_trip_ms  of the last beat
     delay_ms       the shortest of the last five round trips, as clients reckon
-    delay_ratio    delay over its baseline, known after eight beats; above 2, and 5 ms more, it is
+    delay_ratio    delay over its baseline, known after eight beats; above 2, and 20 ms more, it is
                    slow
     slow           whether clients take it for slow
     error          why there is nothing to tell, or why less than there could be

@@ -13,9 +13,10 @@ With --server-cpu the servers together get C cores, by a cgroup (version 1; need
 clients the rest: else the clients, which share the machine, cannot offer much more than is served.
 
 With --small the clients have the whole cascade: heartbeats, the partial model, and the small one of
-that shard set. The last column then has the scores that were not the full model's, and the switches
-of modes. --cascade compares, in so many rounds, the capacity with it and without, and prints the
-ratio of the medians.
+that shard set. The last columns then have the scores that were not the full model's, the switches
+of modes so far, how long the host took cores away in all, and the longest time for which a thread
+that only sleeps was not woken. --cascade compares, in so many rounds, the capacity with it and
+without, and prints the ratio of the medians.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -120,12 +122,13 @@ class Generator:
             "switches": self._switches(),
         }
 
-    def _switches(self) -> int:
-        """So far."""
+    def _switches(self) -> dict[str, int]:
+        """So far, by reason."""
         try:
-            return sum(self._client.cascade.switches.values())
+            found = self._client.cascade.switches
         except ConfigError:
-            return 0  # it sends no heartbeats
+            return {}  # it sends no heartbeats
+        return {f"{mode} ({why})": times for (mode, why), times in found.items()}
 
 
 async def generate(cluster: str, decoders: int, deadline_s: float, small: str) -> None:
@@ -168,6 +171,7 @@ class Load:
     def run(self, name: str, rate: float, seconds: float) -> float:
         """Prints a line of what happened; returns answers a second."""
         before, began = sum(map(cpu_of, self._servers)), time.monotonic()
+        stolen, sleeper = stolen_s(), Sleeper()
         share = rate / len(self._clients)
         for client in self._clients:
             assert client.stdin is not None
@@ -183,6 +187,9 @@ class Load:
         errors: Counter[str] = Counter()
         for one in said:
             errors.update(one["errors"])
+        switches: Counter[str] = Counter()
+        for one in said:
+            switches.update(one["switches"])
         goodput = sum(s["in_time"] for s in said) / seconds
         memory = [resident(pid) for pid in self._servers]
         clients = [resident(client.pid) for client in self._clients]
@@ -197,10 +204,40 @@ class Load:
             f"{server_cpu / took:.2f} + {client_cpu / took:.2f}",
             " ".join(f"{m:.0f}" for m in memory),
             " ".join(f"{m:.0f}" for m in clients),
-            f"{sum(s['other'] for s in said):,}; {sum(s['switches'] for s in said)}",
+            f"{sum(s['other'] for s in said):,}",
+            ", ".join(f"{n} {what}" for what, n in switches.items()) or "0",
+            f"{stolen_s() - stolen:.1f} s; {sleeper.end() * 1e3:.0f} ms",
         ]
         print("| " + " | ".join(cells) + " |", flush=True)
         return goodput
+
+
+class Sleeper:
+    """A thread that sleeps for a hundredth of a second at a time, and how late it was woken."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._longest_s = 0.0
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            slept = time.monotonic()
+            time.sleep(0.01)
+            self._longest_s = max(self._longest_s, time.monotonic() - slept - 0.01)
+
+    def end(self) -> float:
+        """The longest, in seconds."""
+        self._ended.set()
+        self._thread.join()
+        return self._longest_s
+
+
+def stolen_s() -> float:
+    """Seconds of all cores that the host gave to others, since the start."""
+    fields = Path("/proc/stat").read_text().split("\n")[0].split()
+    return int(fields[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def percentiles(times_s: list[float], *places: float) -> list[str]:
@@ -235,7 +272,8 @@ def limited(pids: list[int], cores: float) -> Iterator[None]:
 
 COLUMNS = (
     "phase | offered/s | in time/s | p50 ms | p99 | p99.9 | refused | p50 ms | p99 | max | errors "
-    "| cores: servers + clients | servers MB | clients MB | scores not full; switches so far"
+    "| cores: servers + clients | servers MB | clients MB | scores not full | switches so far "
+    "| stolen; longest sleep"
 )
 
 

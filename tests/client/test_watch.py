@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster import ModelFiles, build
-from dlm.client.cascade import STOOD_STILL_S, TICK_S, Watch
+from dlm.client.cascade import TICK_S, Watch
 from dlm.client.membership import Beating
 from dlm.client.modes import Mode, Switching
 from dlm.client.topology import Topology
@@ -94,7 +94,7 @@ def test_what_fails_while_the_client_itself_stood_still_sends_nobody_to_the_smal
     host.now += 4.0
     for _ in range(50):
         watch.count(True)
-    host.run(watch, STOOD_STILL_S / 2, lambda: watch.count(True))
+    host.run(watch, 3.5, lambda: watch.count(True))
     host.run(watch, 20.0, lambda: watch.count(False))
     assert watch.mode is Mode.FULL and not watch.switches
     host.run(watch, 1.0, lambda: watch.count(True))
