@@ -287,6 +287,9 @@ def cells_of(row: Row) -> list[str]:
     def number(value: float | None, form: str = ",.0f") -> str:
         return "" if value is None else format(value, form)
 
+    delay = "" if row.delay_ms is None else f"{row.delay_ms:.1f} ms"
+    if row.delay_ratio is not None:
+        delay += f" {row.delay_ratio:.1f}x"
     worker = "" if row.worker is None else f"{row.worker + 1}/{row.workers}"
     return [
         row.address,
@@ -302,10 +305,7 @@ def cells_of(row: Row) -> list[str]:
         number(row.cpu_percent),
         "" if row.memory_bytes is None else size(row.memory_bytes),
         "" if row.uptime_s is None else duration(row.uptime_s),
-        ""
-        if row.delay_ms is None
-        else f"{row.delay_ms:.1f} ms"
-        + ("" if row.delay_ratio is None else f" {row.delay_ratio:.1f}x"),
+        delay,
     ]
 
 

@@ -1,6 +1,6 @@
 """The parts of calls on their way: into the window of their shard, out in a message, and back.
 
-One file of some 450 lines: every path here ends each part of a call exactly once and gives its
+One file past 500 lines: every path here ends each part of a call exactly once and gives its
 place in a window back exactly once, and that is seen only with all of them in one place.
 """
 

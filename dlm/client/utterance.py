@@ -5,7 +5,7 @@ can never meet in one sentence: giving a state to another handle is a type error
 
 Both faces share everything but the waiting: `_Handle` prepares arrays and shapes answers, and the
 two subclasses say how a future is waited for. That, and the states and answers that pass through a
-handle, is one file of some 500 lines: a decoder's whole vocabulary.
+handle, is one file past 500 lines: a decoder's whole vocabulary.
 """
 
 from __future__ import annotations
