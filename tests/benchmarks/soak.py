@@ -15,8 +15,12 @@ clients the rest: else the clients, which share the machine, cannot offer much m
 With --small the clients have the whole cascade: heartbeats, the partial model, and the small one of
 that shard set. The last columns then have the scores that were not the full model's, the switches
 of modes so far, how long the host took cores away in all, and the longest time for which a thread
-that only sleeps was not woken. --cascade compares, in so many rounds, the capacity with it and
-without, and prints the ratio of the medians.
+that only sleeps was not woken.
+
+--cascade says what it costs while all is well. In each of so many rounds three sets of client
+processes begin: with the cascade, without, and without once more, whose difference is the noise.
+They take turns of a second and a half, the others being stopped (so that their heartbeats cost
+nothing), each turn beside one of the set without: what the machine does meanwhile falls on both.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ import contextlib
 import json
 import os
 import pickle
+import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -168,19 +174,41 @@ class Load:
             client.kill()
             client.wait()
 
-    def run(self, name: str, rate: float, seconds: float) -> float:
-        """Prints a line of what happened; returns answers a second."""
-        before, began = sum(map(cpu_of, self._servers)), time.monotonic()
-        stolen, sleeper = stolen_s(), Sleeper()
-        share = rate / len(self._clients)
+    def pause(self) -> None:
+        """Stops the clients where they are."""
+        for client in self._clients:
+            client.send_signal(signal.SIGSTOP)
+
+    def turn(self) -> tuple[float, float, float]:
+        """Goes on for a while; answers a second, and processor seconds of clients and of all, each
+        an answer."""
+        for client in self._clients:
+            client.send_signal(signal.SIGCONT)
+        self._ask(CLOSED, 0.3)  # the first heartbeats, and what came meanwhile
+        before = sum(map(cpu_of, self._servers)) + sum(cpu_of(c.pid) for c in self._clients)
+        said = self._ask(CLOSED, TURN_S)
+        after = sum(map(cpu_of, self._servers)) + sum(cpu_of(c.pid) for c in self._clients)
+        self.pause()
+        answers = sum(len(s["answered"]) for s in said)
+        clients = sum(s["cpu"] for s in said)
+        return answers / TURN_S, clients / answers, (after - before) / answers
+
+    def _ask(self, rate: float, seconds: float) -> list[dict[str, Any]]:
         for client in self._clients:
             assert client.stdin is not None
-            client.stdin.write(json.dumps([share, seconds]) + "\n")
+            client.stdin.write(json.dumps([rate / len(self._clients), seconds]) + "\n")
             client.stdin.flush()
         said = []
         for client in self._clients:
             assert client.stdout is not None
             said.append(json.loads(client.stdout.readline()))
+        return said
+
+    def run(self, name: str, rate: float, seconds: float) -> float:
+        """Prints a line of what happened; returns answers a second."""
+        before, began = sum(map(cpu_of, self._servers)), time.monotonic()
+        stolen, sleeper = stolen_s(), Sleeper()
+        said = self._ask(rate, seconds)
         took = time.monotonic() - began
         server_cpu = sum(map(cpu_of, self._servers)) - before
         client_cpu = sum(s["cpu"] for s in said)
@@ -301,23 +329,48 @@ def measure(chosen: argparse.Namespace) -> None:
             load.end()
 
 
+TURNS = 16  # of each set in a round
+TURN_S = 1.5
+
+
 def compare(command: list[str], pids: list[int], chosen: argparse.Namespace) -> None:
-    """The capacity with the cascade and without, in turns; each time by processes of their own, so
-    that the others' heartbeats cost nothing."""
-    print(f"| {COLUMNS} |\n|---|" + "---:|" * COLUMNS.count("|"))
-    found: dict[str, list[float]] = {"": [], chosen.small: []}
+    """What the cascade costs, and what nothing costs."""
+    kinds = {"without": "", "with": chosen.small, "without again": ""}
+    turns: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in list(kinds)[1:]}
     for number in range(chosen.cascade):
-        for small in list(found) if number % 2 else list(found)[::-1]:
-            load = Load([[*command, small]] * chosen.clients, pids)
-            try:
-                load.run("warm", CLOSED, 2.0)
-                name = "with the cascade" if small else "without"
-                found[small].append(load.run(name, CLOSED, 10.0))
-            finally:
+        loads = {
+            kind: Load([[*command, small]] * chosen.clients, pids) for kind, small in kinds.items()
+        }
+        try:
+            for load in loads.values():
+                load.pause()
+            order = list(kinds)[1:] * TURNS
+            random.Random(number).shuffle(order)
+            for turn, kind in enumerate(order):
+                pair = ["without", kind][:: 1 if turn % 2 else -1]
+                found = {one: loads[one].turn() for one in pair}
+                turns[kind].append(
+                    tuple(x / y for x, y in zip(found[kind], found["without"], strict=True))
+                )
+        finally:
+            for load in loads.values():
                 load.end()
-    without, with_it = (np.median(found[small]) for small in ("", chosen.small))
-    ratios = np.array(found[chosen.small]) / np.array(found[""])
-    print(f"\nwith / without: {with_it / without:.3f}; of each round {np.sort(ratios).round(3)}")
+        print(f"after round {number + 1}:")
+        for kind, ratios in turns.items():
+            tell(kind, ratios)
+
+
+def tell(kind: str, turns: list[tuple[float, float, float]]) -> None:
+    """The mean ratio to the set without (of logarithms), with the interval of 95 %."""
+    logs = np.log(turns)
+    mean, error = logs.mean(0), 1.96 * logs.std(0, ddof=1) / np.sqrt(len(logs))
+    cells = [
+        f"{name} {np.exp(m):.3f} ({np.exp(m - e):.3f} to {np.exp(m + e):.3f})"
+        for name, m, e in zip(
+            ("batches/s", "CPU of clients", "and servers a batch"), mean, error, strict=True
+        )
+    ]
+    print(f"  {kind}, of {len(turns)} turns: " + ", ".join(cells), flush=True)
 
 
 def phases(load: Load, chosen: argparse.Namespace) -> None:

@@ -26,6 +26,7 @@ from dlm.errors import (
     ConfigError,
     FamilyMismatch,
     ModelSwitched,
+    Overloaded,
     QueryError,
     ShardDown,
     ShardFormatError,
@@ -113,6 +114,53 @@ def test_new_utterances_go_to_the_small_model_and_come_back(
     assert client.cascade.switches == {(Mode.SMALL, "failures"): 1, (Mode.FULL, "recovered"): 1}
     said = [(r.to, r.reason) for r in caplog.records if r.message == "client.mode.changed"]
     assert said == [("small", "failures"), ("full", "recovered")]
+
+
+@pytest.mark.parametrize(
+    ("every", "switches"),
+    [(1250, {}), (800, {(Mode.SMALL, "failures"): 1})],
+    ids=["0.08 %", "0.125 %"],
+)
+def test_more_than_a_thousandth_of_the_messages_is_too_many(
+    every: int, switches: dict[tuple[Mode, str], int], cluster, connect, files, small
+) -> None:
+    """The paper's rule (DLM 3.4); until then what fails is partial, message for message."""
+    network = Network()
+    switching = Switching(min_failures=1, window_s=3600.0, wait_s=60.0, max_wait_s=60.0)
+    beating = Beating(timeout_s=10.0, slow_floor_s=10.0)
+    client = connect(
+        cluster.addresses, network, small=small.directory, switching=switching, beating=beating
+    )
+    handle = client.utterance()
+    queries = random_queries(files.oracle, 5, 300)
+    ask(client, queries)
+
+    def goes_to_a_shard(query) -> bool:
+        sent = len(network.requests)
+        on(handle, [query])
+        return len(network.requests) > sent
+
+    query = next(one for one in queries if goes_to_a_shard(one))
+    sent, real = len(network.requests), network.take
+    failed: list[int] = []
+
+    def take(address, request, send) -> None:
+        if (len(network.requests) + len(failed) - sent + 1) % every:
+            real(address, request, send)
+        else:
+            failed.append(1)
+            raise Overloaded("busy")
+
+    network.take = take  # type: ignore[method-assign]
+    partial = 0
+    while not failed:
+        answers = on(handle, [query])
+        partial += answers.source is not None
+    messages = len(network.requests) + len(failed)
+    until(lambda: client.cascade.switches == switches and client.cascade.messages in (0, messages))
+    assert partial == len(failed) == 1
+    if not switches:
+        assert (client.cascade.messages, client.cascade.failed) == (messages, 1)
 
 
 def test_while_on_the_small_model_canaries_alone_are_sent(cluster, connect, files, small) -> None:

@@ -77,8 +77,13 @@ def test_only_what_the_failing_shard_owns_is_partial(
     queries = list(dict.fromkeys(random_queries(files.oracle, 5, 300)))
     # The first calls of a process may take longer than any deadline: kernels are compiled.
     until(lambda: ask(client, queries).source is None)
-    before = client.stats.partial
     bad = cluster.addresses[1]
+    asked_of_it = []
+    for query in queries:
+        sent = len(network.requests)
+        ask(client, [query])
+        asked_of_it.append([address for address, _ in network.requests[sent:]] == [bad])
+    before = client.stats.partial
     real = network.take
 
     def take(address, request, send) -> None:
@@ -90,6 +95,7 @@ def test_only_what_the_failing_shard_owns_is_partial(
     answers = ask(client, queries)
     assert_each_is_of_its_model(files, queries, answers)
     assert answers.source is not None
+    assert (answers.source == PARTIAL).tolist() == asked_of_it
     for (context, _), source in zip(queries, answers.source, strict=True):
         assert source == FULL or shard_of(files, context) == 1
     # Distinct ones are counted; contexts are cut to what the model can use.
