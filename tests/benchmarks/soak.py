@@ -17,10 +17,11 @@ that shard set. The last columns then have the scores that were not the full mod
 of modes so far, how long the host took cores away in all, and the longest time for which a thread
 that only sleeps was not woken.
 
---cascade says what it costs while all is well. In each of so many rounds three sets of client
-processes begin: with the cascade, without, and without once more, whose difference is the noise.
-They take turns of a second and a half, the others being stopped (so that their heartbeats cost
-nothing), each turn beside one of the set without: what the machine does meanwhile falls on both.
+--cascade says what it costs while all is well. In each of so many rounds client processes begin
+that have three clients each: with the cascade, without, and without once more, whose difference
+is the noise. They take turns of a second and a half, each turn beside one of the client without:
+what the machine does meanwhile, and how lucky a process is with its memory, falls on both. The
+heartbeats of a client whose turn it is not are ended.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ import json
 import os
 import pickle
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -137,18 +137,28 @@ class Generator:
         return {f"{mode} ({why})": times for (mode, why), times in found.items()}
 
 
-async def generate(cluster: str, decoders: int, deadline_s: float, small: str) -> None:
-    """A client process: does what each line of its input says."""
+async def generate(cluster: str, decoders: int, deadline_s: float, kinds: list[str]) -> None:
+    """A client process: does what each line of its input says, with the client of that number.
+
+    kinds  of each: the small model's shard set where it has the cascade, else ""
+    """
     config = ClientConfig(deadline_s=deadline_s)
-    if small:
-        config = replace(config, partial=True, small=small)
-    client = await AsyncClient.connect(cluster, config)
-    generator = Generator(client, decoders, deadline_s)
-    await generator.run(CLOSED, 1.0)
+    clients, generators = [], []
+    for small in kinds:
+        more = replace(config, partial=True, small=Path(small)) if small else config
+        clients.append(await AsyncClient.connect(cluster, more))
+        generators.append(Generator(clients[-1], decoders, deadline_s))
+        await generators[-1].run(CLOSED, 1.0)
     print("ready", flush=True)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
-        print(json.dumps(await generator.run(*json.loads(line))), flush=True)
+        number, rate, seconds = json.loads(line)
+        for client in clients[:number] + clients[number + 1 :]:
+            runtime = client._core._runtime
+            if runtime.watch is not None:
+                runtime.watch.stop()
+                runtime.watch = None  # begun anew by the next call
+        print(json.dumps(await generators[number].run(rate, seconds)), flush=True)
 
 
 class Load:
@@ -174,29 +184,21 @@ class Load:
             client.kill()
             client.wait()
 
-    def pause(self) -> None:
-        """Stops the clients where they are."""
-        for client in self._clients:
-            client.send_signal(signal.SIGSTOP)
-
-    def turn(self) -> tuple[float, float, float]:
+    def turn(self, number: int) -> tuple[float, float, float]:
         """Goes on for a while; answers a second, and processor seconds of clients and of all, each
         an answer."""
-        for client in self._clients:
-            client.send_signal(signal.SIGCONT)
-        self._ask(CLOSED, 0.3)  # the first heartbeats, and what came meanwhile
+        self._ask(number, CLOSED, 0.3)  # the first heartbeats
         before = sum(map(cpu_of, self._servers)) + sum(cpu_of(c.pid) for c in self._clients)
-        said = self._ask(CLOSED, TURN_S)
+        said = self._ask(number, CLOSED, TURN_S)
         after = sum(map(cpu_of, self._servers)) + sum(cpu_of(c.pid) for c in self._clients)
-        self.pause()
         answers = sum(len(s["answered"]) for s in said)
         clients = sum(s["cpu"] for s in said)
         return answers / TURN_S, clients / answers, (after - before) / answers
 
-    def _ask(self, rate: float, seconds: float) -> list[dict[str, Any]]:
+    def _ask(self, number: int, rate: float, seconds: float) -> list[dict[str, Any]]:
         for client in self._clients:
             assert client.stdin is not None
-            client.stdin.write(json.dumps([rate / len(self._clients), seconds]) + "\n")
+            client.stdin.write(json.dumps([number, rate / len(self._clients), seconds]) + "\n")
             client.stdin.flush()
         said = []
         for client in self._clients:
@@ -208,7 +210,7 @@ class Load:
         """Prints a line of what happened; returns answers a second."""
         before, began = sum(map(cpu_of, self._servers)), time.monotonic()
         stolen, sleeper = stolen_s(), Sleeper()
-        said = self._ask(rate, seconds)
+        said = self._ask(0, rate, seconds)
         took = time.monotonic() - began
         server_cpu = sum(map(cpu_of, self._servers)) - before
         client_cpu = sum(s["cpu"] for s in said)
@@ -237,7 +239,7 @@ class Load:
             f"{stolen_s() - stolen:.1f} s; {sleeper.end() * 1e3:.0f} ms",
         ]
         print("| " + " | ".join(cells) + " |", flush=True)
-        return goodput
+        return float(goodput)
 
 
 class Sleeper:
@@ -335,27 +337,23 @@ TURN_S = 1.5
 
 def compare(command: list[str], pids: list[int], chosen: argparse.Namespace) -> None:
     """What the cascade costs, and what nothing costs."""
-    kinds = {"without": "", "with": chosen.small, "without again": ""}
-    turns: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in list(kinds)[1:]}
-    for number in range(chosen.cascade):
-        loads = {
-            kind: Load([[*command, small]] * chosen.clients, pids) for kind, small in kinds.items()
-        }
+    without, *kinds = "without", "with", "without again"
+    turns: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
+    for round_number in range(chosen.cascade):
+        load = Load([[*command, "", chosen.small, ""]] * chosen.clients, pids)
         try:
-            for load in loads.values():
-                load.pause()
-            order = list(kinds)[1:] * TURNS
-            random.Random(number).shuffle(order)
+            order = kinds * TURNS
+            random.Random(round_number).shuffle(order)
             for turn, kind in enumerate(order):
-                pair = ["without", kind][:: 1 if turn % 2 else -1]
-                found = {one: loads[one].turn() for one in pair}
-                turns[kind].append(
-                    tuple(x / y for x, y in zip(found[kind], found["without"], strict=True))
+                pair = [without, kind] if turn % 2 else [kind, without]
+                found = {one: load.turn([without, *kinds].index(one)) for one in pair}
+                rate, clients, both = (
+                    x / y for x, y in zip(found[kind], found[without], strict=True)
                 )
+                turns[kind].append((rate, clients, both))
         finally:
-            for load in loads.values():
-                load.end()
-        print(f"after round {number + 1}:")
+            load.end()
+        print(f"after round {round_number + 1}:")
         for kind, ratios in turns.items():
             tell(kind, ratios)
 
@@ -388,7 +386,7 @@ def main() -> None:
     """A client, as its parent asked; else the whole."""
     role, *more = sys.argv[1:] or ["--help"]
     if role == "generate":
-        uvloop.run(generate(more[0], int(more[1]), float(more[2]), more[3]))
+        uvloop.run(generate(more[0], int(more[1]), float(more[2]), more[3:]))
         os._exit(0)
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("directory", type=Path)

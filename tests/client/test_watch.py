@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from cluster import ModelFiles, build
-from dlm.client.cascade import TICK_S, Watch
-from dlm.client.membership import Beating
+from cluster import WAIT_S, ModelFiles, build, until
+from dlm.client import cascade
+from dlm.client.cascade import CALM_S, TICK_S, Watch
+from dlm.client.membership import Beating, Health
 from dlm.client.modes import Mode, Switching
 from dlm.client.topology import Topology
 from dlm.client.transport import BeatReply
@@ -60,7 +61,7 @@ class Wired:
         """Ticks in their time, replies in theirs."""
         end = self.now + seconds
         while self.now < end:
-            then = self.now + TICK_S
+            then = self.now + watch.pause_s
             for when, reply in sorted(
                 (c for c in self._coming if c[0] <= then), key=lambda c: c[0]
             ):
@@ -114,3 +115,48 @@ def test_a_model_that_asks_nobody_is_not_left_for_a_slow_network(
     host.run(watch, 20.0)
     assert watch.status().servers[0].delay_s == pytest.approx(0.2, abs=0.06)
     assert watch.mode is (Mode.SMALL if order > 2 else Mode.FULL)
+
+
+def test_ticks_are_few_while_all_is_well_and_many_while_something_is_not(files) -> None:
+    """While servers come up, while one is silent, and for a window after a failure."""
+    host = Wired(files)
+    watch = watching(host)
+    assert watch.pause_s == TICK_S
+    host.run(watch, 20.0)
+    assert watch.pause_s == CALM_S
+    watch.count(True)
+    host.run(watch, 5.0)
+    assert watch.pause_s == TICK_S
+    host.run(watch, 20.0, lambda: watch.count(False))
+    assert watch.pause_s == CALM_S
+    host.trip_s = 1e9
+    silent = host.now
+    while watch.status().servers[0].health is not Health.DOWN:
+        host.run(watch, watch.pause_s)
+    assert watch.pause_s == TICK_S
+    config = Beating()
+    most = config.interval_s * (1 + config.jitter) + config.down_after * config.timeout_s
+    assert host.now - silent < most + CALM_S + config.down_after * 2 * TICK_S
+
+
+def test_bad_news_and_the_end_are_not_waited_for(files, monkeypatch) -> None:
+    """The thread sleeps long, but wakes for them."""
+    monkeypatch.setattr(cascade, "CALM_S", 3 * WAIT_S)
+    host = Wired(files, trip_s=0.0)
+
+    def answered(request, timeout_s: float, reply: BeatReply) -> None:
+        reply(pb.HeartbeatReply(instance=1, state=pb.SERVER_STATE_READY), None)
+
+    host.heartbeat_later = answered  # type: ignore[method-assign]
+    watch = Watch(host, Beating(), Switching(), may_switch=True).start()
+    until(lambda: watch.pause_s == 3 * WAIT_S)
+    for _ in range(Switching().min_failures):
+        watch.count(True)
+    until(lambda: watch.mode is Mode.SMALL)
+    until(lambda: watch.mode is Mode.FULL and watch.pause_s == 3 * WAIT_S)
+    beats = watch._members["server:1"].beats
+    watch.lost("server:1")
+    until(lambda: watch._members["server:1"].beats > beats)
+    watch.stop()
+    watch._thread.join(WAIT_S)
+    assert not watch._thread.is_alive()
