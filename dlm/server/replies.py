@@ -40,8 +40,8 @@ class Replies:
     """What is written to one stream, in the order in which it was put.
 
     Used as a context manager around all that a handler does: where a reply is not read in time the
-    handler is cancelled, and `Unread` is what leaves the context. Where the client went away, it is
-    left as by a handler that was cancelled.
+    handler is cancelled, and `Unread` is what leaves the context. Where the client went away, then
+    or before, it is left as by a handler that was cancelled.
 
     Args
         context  of the call, from gRPC
@@ -84,7 +84,7 @@ class Replies:
         await self.close()
         if self._unread and self._handler is not None:
             others = self._handler.uncancel() > self._cancellations
-            if kind is asyncio.CancelledError and not others:
+            if kind is asyncio.CancelledError and not others and not self._gone:
                 raise Unread(WRITE_S) from None
         if self._gone and kind is None:
             # As gRPC is about to end the handler, which may be on its way out by itself: it would

@@ -219,6 +219,27 @@ def test_a_handler_whose_client_went_away_ends_as_one_that_was_cancelled() -> No
     run(test)
 
 
+def test_a_client_that_reads_nothing_and_then_goes_away_is_sent_no_status(monkeypatch) -> None:
+    """The write that was begun fails; gRPC would refuse a status, which has no reader either."""
+    monkeypatch.setattr(replies, "WRITE_S", 0.01)
+
+    async def test(client: Client, out: Replies, done: list[bytes]) -> None:
+        async def handler() -> None:
+            async with out:
+                await out.put(b"a", noting(done, b"a"))
+                await asyncio.Event().wait()
+
+        handling = asyncio.create_task(handler())
+        while not done:
+            await asyncio.sleep(0.001)
+        client.fault = RuntimeError("gone")
+        client.reading.set()
+        with pytest.raises(asyncio.CancelledError):
+            await handling
+
+    run(test)
+
+
 def test_closing_tells_what_waits_and_whoever_waits() -> None:
     """In the midst of a write, with a put that waits for room."""
 
