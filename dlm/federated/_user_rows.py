@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import os
 from collections.abc import Iterator
 from itertools import islice
@@ -99,9 +100,28 @@ def parquet_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row
                 number += 1
                 if text is not None and not isinstance(text, str):
                     raise FormatError(f"{path}, row {number}: the text is {type(text).__name__}")
-                yield "" if user is None else str(user).strip(), number, text or ""
+                yield _user_id(user, path, number), number, text or ""
     except pa.ArrowException as exc:
         raise FormatError(f"{path} is no Parquet file: {exc}") from exc
+
+
+def _user_id(value: Any, path: Path, row: int) -> str:
+    """An id as text; "" where there is none, as in a column of numbers that was joined (NaN)."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 53:
+        value = int(value)
+    if isinstance(value, bytes):
+        try:
+            value = value.decode("utf-8")
+        except UnicodeDecodeError as exc:
+            raise FormatError(f"{path}, row {row}: the user id is not UTF-8") from exc
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise FormatError(
+            f"{path}, row {row}: the user id {value!r} is {type(value).__name__}, and neither text "
+            "nor a whole number: two users could not be told apart for certain"
+        )
+    return str(value).strip()
 
 
 def sorted_rows(

@@ -120,7 +120,8 @@ class UserDataset:
         One utterance a line, UTF-8, no quoting. Other columns are not read.
 
         Args
-            store         folder to make, kept for the next time; a temporary one if None
+            store         folder to make, kept for the next time, for its owner alone; a temporary
+                          one if None
             missing       what to do with rows without a user id and users without any text:
                           "refuse" (the default) or "count": left out, and told in `found`
             cap_words     words of a user that are kept, first come first; None keeps all
@@ -184,7 +185,8 @@ class UserDataset:
             file = folder / "users.arrow"
             opened = None if temporary else _opened(file, made_from)
             if opened is None:
-                folder.mkdir(parents=True, exist_ok=True)
+                # A copy of what users said: nobody else's business, wherever it is put.
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with tempfile.TemporaryDirectory(prefix="sort-", dir=folder) as spill:
                     ordered = sorted_rows(source, rows(), Path(spill), memory_bytes, missing)
                     _write_store(source, ordered, file, made_from, cap_words, missing)
@@ -344,6 +346,8 @@ def _write_store(
     """Groups rows sorted by user into a store; its facts are written last."""
     side = file.parent / "users.facts"
     side.unlink(missing_ok=True)
+    file.touch(mode=0o600)
+    file.chmod(0o600)
     digest = hashlib.blake2b(digest_size=16)
     users = utterances = words = over = without_user = without_text = 0
     pending: list[tuple[str, list[str]]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import stat
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -225,3 +226,40 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
         dataset.split(1.5)
     with pytest.raises(IndexError):
         dataset.utterances(3)
+
+
+def test_numbers_and_bytes_are_ids_where_they_tell_users_apart(tmp_path: Path) -> None:
+    """Whole numbers that a join turned into floats, and text that is marked as bytes."""
+    texts = ["one", "two", "three"]
+    for ids in (np.array([7.0, 12.0, 7.0]), np.array([7, 12, 7]), [b"7", b"12", b"7"]):
+        pq.write_table(pa.table({"user_id": ids, "utterance": texts}), tmp_path / "u.parquet")
+        found = held(UserDataset.from_parquet(tmp_path / "u.parquet"))
+        assert found == {"12": ["two"], "7": ["one", "three"]}
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (np.array([1.0, np.nan]), "line 2: no user id"),
+        (np.array([1.0, 0.5]), "row 2: the user id 0.5 is float"),
+        (np.array([2.0**53, 1.0]), "row 1: .* is float"),
+        ([["a"], ["b"]], "is list"),
+        ([True, False], "is bool"),
+        ([b"a", b"\xff"], "row 2: the user id is not UTF-8"),
+    ],
+)
+def test_ids_that_tell_nobody_apart_are_refused(tmp_path: Path, ids: Any, message: str) -> None:
+    """A missing number is no user of its own, who would be many."""
+    table = pa.table({"user_id": ids, "utterance": ["one", "two"]})
+    pq.write_table(table, tmp_path / "u.parquet")
+    with pytest.raises(FormatError, match=message):
+        UserDataset.from_parquet(tmp_path / "u.parquet")
+
+
+def test_a_store_is_its_owners_alone(tmp_path: Path) -> None:
+    """It holds what users said, and stands beside a model that anybody may have."""
+    (tmp_path / "there").mkdir()
+    for store in (tmp_path / "made", tmp_path / "there"):
+        UserDataset.from_tsv(tsv(tmp_path / "u.tsv", ROWS), store=store)
+        assert stat.S_IMODE((store / "users.arrow").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o700
