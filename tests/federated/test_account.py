@@ -96,6 +96,20 @@ def test_rho_and_noise_and_epsilon_go_back_and_forth() -> None:
         rho_of(1.0, -1.0)
 
 
+def test_numbers_at_the_ends_of_doubles_are_answers() -> None:
+    """What overflows is infinite, and what is asked for is met or refused."""
+    assert rho_of(1.0, 1e-200) == math.inf
+    assert rho_of(1.0, 1e200) == 0.0
+    assert zcdp_epsilon(0.5, 1e-320) == pytest.approx(38.7667, abs=1e-3)
+    assert gaussian_epsilon(0.5, 1e-320) < zcdp_epsilon(0.5, 1e-320)
+    for epsilon, delta in ((1e-6, 1e-300), (1e-3, 1e-10), (1e8, 1e-6)):
+        found = gaussian_epsilon(rho_for_epsilon(epsilon, delta), delta)
+        assert found == pytest.approx(epsilon, rel=1e-9)
+    for epsilon in (math.inf, math.nan, 0.0):
+        with pytest.raises(ConfigError, match="finite number"):
+            rho_for_epsilon(epsilon, 1e-6)
+
+
 @pytest.mark.parametrize(
     ("users", "cohort", "noise", "printed"),
     [

@@ -112,8 +112,8 @@ def make_plan(
         "largest goal": largest_goal,
     }  # fmt: skip
     for name, value in numbers.items():
-        if not value > 0:
-            raise ConfigError(f"{name} is {value}, not a number > 0")
+        if not (value > 0 and math.isfinite(value)):
+            raise ConfigError(f"{name} is {value}, not a finite number > 0")
     largest_goal = min(largest_goal, population)
     least = min(simulated_goal, largest_goal)
     considered = tuple(

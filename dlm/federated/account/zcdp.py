@@ -30,7 +30,10 @@ def rho_of(sensitivity: float, noise_multiplier: float) -> float:
         )
     if sensitivity == 0:
         return 0.0
-    return math.inf if noise_multiplier == 0 else sensitivity**2 / (2 * noise_multiplier**2)
+    if noise_multiplier == 0:
+        return math.inf
+    ratio = sensitivity / noise_multiplier  # squared as a product, which ends in infinity
+    return ratio * ratio / 2
 
 
 def noise_for(sensitivity: float, rho: float) -> float:
@@ -95,12 +98,12 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
     def bound(log_excess: float) -> float:
         alpha = 1 + math.exp(log_excess)
-        tail = (math.log(1 / delta) + (alpha - 1) * math.log1p(-1 / alpha) - math.log(alpha)) / (
+        tail = (-math.log(delta) + (alpha - 1) * math.log1p(-1 / alpha) - math.log(alpha)) / (
             alpha - 1
         )
         return rho * alpha + tail
 
-    best = math.log(math.sqrt(math.log(1 / delta) / rho))
+    best = (math.log(-math.log(delta)) - math.log(rho)) / 2
     found = minimize_scalar(bound, bounds=(best - 8, best + 8), method="bounded")
     return max(float(found.fun), 0.0)
 
@@ -108,12 +111,17 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 def rho_for_epsilon(epsilon: float, delta: float) -> float:
     """The largest rho whose Gaussian mechanism is (epsilon, delta)-private."""
     _check_delta(delta)
-    if not epsilon > 0:
-        raise ConfigError(f"epsilon is {epsilon}, not a number > 0")
-    low, high = 1e-12, 1.0
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        raise ConfigError(f"epsilon is {epsilon}, not a finite number > 0")
+    high = 1.0
     while gaussian_epsilon(high, delta) < epsilon:
         high *= 2
-    return float(brentq(lambda rho: gaussian_epsilon(rho, delta) - epsilon, low, high, rtol=1e-12))
+    # In logarithms, since a small delta and epsilon leave little; at the lower end epsilon is 0.
+    found = brentq(
+        lambda x: gaussian_epsilon(math.exp(x), delta) - epsilon,
+        math.log(1e-300), math.log(high), xtol=1e-13, rtol=1e-13,
+    )  # fmt: skip
+    return math.exp(float(found))
 
 
 def split_noise(noise_multiplier: float, clip_noise: float) -> float:
