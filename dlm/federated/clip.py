@@ -26,6 +26,9 @@ ClipKind = Literal["flat", "per_layer"]
 # little less, and its true norm is never above C.
 _FANOUT = 128
 MARGIN = 2.0**-16
+# Below 1e-19 the square of a number is 0 in float32, and an update that is too long looks like one
+# of norm 0: of a clip norm from here on, what is lost so is nothing, up to 10^13 numbers.
+LEAST_NORM = 1e-12
 
 
 class Clipped(NamedTuple):
@@ -74,7 +77,8 @@ def clip_flat(update: Tree, bound: Array | float) -> Clipped:
         | norm 0                            | unchanged                         |
         | inf or nan anywhere               | zeros, `finite` False, norm inf   |
         | norm beyond float32 (> 1.8e19)    | zeros, `finite` False, norm inf   |
-        | bound 0                           | zeros                             |
+        | bound 0                           | zeros, but for numbers below 1e-19|
+        | bound below `LEAST_NORM`          | refused where it is configured    |
         | bound inf                         | unchanged, if finite              |
         | bound negative or nan             | refused where it is configured    |
     Paper        DPF 2, FlatClip

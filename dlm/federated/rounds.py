@@ -46,6 +46,10 @@ class NoiseMechanism(Protocol):
         """Of its matrix C, for a clip norm of 1."""
         ...
 
+    def digest(self) -> str:
+        """Of its matrix C."""
+        ...
+
     def init(self, key: Array, template: Any) -> Any:
         """The state before the first round: a named tuple with a field `key`."""
         ...
@@ -121,8 +125,11 @@ class ReleaseConfig:
         if not self.noise_multiplier >= 0 or math.isinf(self.noise_multiplier):
             raise PrivacyError(f"the noise multiplier is {self.noise_multiplier}, not 0 or more")
         for bound in (self.clip_norm, *(bound for _, bound in self.schedule)):
-            if not bound > 0:
-                raise PrivacyError(f"a clip norm is {bound}; it must be above 0")
+            if not bound >= clip.LEAST_NORM:
+                raise PrivacyError(
+                    f"a clip norm is {bound}; it must be above 0, and {clip.LEAST_NORM:g} or more: "
+                    "squares of smaller numbers are 0 in single precision, and nothing is clipped"
+                )
             if math.isinf(bound) and (self.noise_multiplier > 0 or self.adaptive is not None):
                 raise PrivacyError("without a finite clip norm no noise protects anybody")
         if self.estimator not in ("fixed", "clipped"):
@@ -311,7 +318,8 @@ def make_algorithm(
         sums = engine.sums(state.params, cohort, bound, tracked, key)
         following, released = compiled(state, sums)
         if adaptive is not None and bool(adaptive.restarts_after(now)):
-            following = following._replace(bound=jnp.exp(following.ln_norm))
+            renewed = jnp.maximum(jnp.exp(following.ln_norm), jnp.float32(clip.LEAST_NORM))
+            following = following._replace(bound=renewed)
         raw = _raw(sums) if simulation else None
         tracked_after = float(np.exp(np.float32(following.ln_norm)))
         return following, Diagnostics(now, float(bound), tracked_after, float(released), raw)

@@ -225,3 +225,12 @@ def test_an_impossible_adaptive_clip_is_refused(
     """A count without noise above all."""
     with pytest.raises(error):
         AdaptiveClip(**{"count_stddev": 1.0, **changed})
+
+
+def test_the_least_clip_norm_is_kept_to_by_numbers_whose_squares_vanish() -> None:
+    """Just above and below where single precision ends; far below, nothing would be clipped."""
+    for each in (1e-17, 1e-19, 3e-20, 1e-21, 1e-30):
+        update = np.full(1 << 20, each, np.float32)
+        for kind in ("flat", "per_layer"):
+            left = np.asarray(clip.clip(kind, {"a": update}, clip.LEAST_NORM).update["a"])
+            assert np.linalg.norm(left.astype(np.float64)) <= clip.LEAST_NORM

@@ -19,7 +19,7 @@ jnp = jax.numpy
 from dlm.errors import ConfigError, PrivacyError  # noqa: E402
 from dlm.federated import plain, rnn  # noqa: E402
 from dlm.federated.account.zcdp import split_noise  # noqa: E402
-from dlm.federated.clip import AdaptiveClip  # noqa: E402
+from dlm.federated.clip import LEAST_NORM, AdaptiveClip  # noqa: E402
 from dlm.federated.engine import LocalEngine, RoundSums  # noqa: E402
 from dlm.federated.local import LocalConfig, UserWork, work_of  # noqa: E402
 from dlm.federated.noise import make_mechanism  # noqa: E402
@@ -396,6 +396,14 @@ def test_an_adaptive_clip_norm_splits_the_noise_and_follows_at_restarts_only() -
     assert norms[6] == pytest.approx(math.exp(tracked[6]), rel=1e-6)
     # An empty cohort's centred count is noise alone, so every step is.
     assert len({round(b - a, 9) for a, b in itertools.pairwise(tracked)}) == ROUNDS
+
+
+def test_an_adaptive_clip_norm_ends_where_clipping_does() -> None:
+    """Updates of nothing but zeros let it fall in every round, to where squares would vanish."""
+    release = ReleaseConfig(C, 0.0, OVER, adaptive=ADAPTIVE)
+    rounds = algorithm(release, None)
+    state = rounds.init(WIDE, KEY)._replace(round=jnp.int32(2), ln_norm=jnp.float32(-100.0))
+    assert rounds.apply(state, [])[0].bound == np.float32(LEAST_NORM)
 
 
 def test_an_adaptive_clip_norm_without_noise_finds_the_quantile() -> None:
