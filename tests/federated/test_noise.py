@@ -18,8 +18,8 @@ import jax.numpy as jnp
 
 from dlm.errors import ConfigError, PrivacyError
 from dlm.federated.noise import NAMES, key_from_seed, key_from_system, make_mechanism
-from dlm.federated.noise.banded import optimise_bandmf
-from dlm.federated.noise.blt import PRODUCTION, Blt
+from dlm.federated.noise.banded import BandMF, optimise_bandmf
+from dlm.federated.noise.blt import PRODUCTION, Blt, BltParameters
 from dlm.federated.noise.mechanism import Mechanism, NoiseState
 from dlm.federated.noise.toeplitz import BandedToeplitz, band_fhu, band_toep
 from dlm.federated.noise.tree import TreeAgg, TreeAggFull
@@ -259,7 +259,7 @@ def test_a_stream_resumes_to_the_bit(name: str) -> None:
     for _ in range(5):
         _, state = mechanism.step(state)
     data = jax.tree.map(np.asarray, state._replace(key=jax.random.key_data(state.key)))
-    data = pickle.loads(pickle.dumps(data))
+    data = NoiseState(*pickle.loads(pickle.dumps(tuple(data))))
     again = jax.tree.map(jnp.asarray, data)
     again = again._replace(key=jax.random.wrap_key_data(again.key, impl="threefry2x32"))
     for _ in range(7):
@@ -388,3 +388,31 @@ def test_every_mechanism_answers_the_protocol(
         assert isinstance(mechanism, Mechanism)
         assert mechanism.name == name
         assert 0 < mechanism.rms_loss(gap=2, max_part=2) <= mechanism.max_loss(gap=2, max_part=2)
+
+
+def test_the_state_of_a_stream_shows_no_key() -> None:
+    """It is part of a server's state, which ends up in logs and pickles."""
+    state = make_mechanism("tree", rounds=3).init(key_from_system(), jnp.zeros(4))
+    words = [str(word) for word in np.asarray(jax.random.key_data(state.key))]
+    assert not any(word in repr((state, [state])) for word in words)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(PrivacyError, match="not written"):
+            pickle.dumps(state, protocol)
+    (again,) = jax.tree.leaves(jax.tree.map(lambda leaf: leaf, state).round)
+    assert int(again) == 0
+
+
+def test_another_matrix_has_another_digest() -> None:
+    """And the same one the same: that is what a run that goes on compares."""
+    column = np.array([0.8, 0.6])
+    made = [
+        *(make_mechanism("tree", rounds=n) for n in (3, 4)),
+        *(make_mechanism("tree-restart", rounds=4, restarts=(at,)) for at in (1, 2)),
+        *(Blt(4, BltParameters((0.5,), (scale,))) for scale in (0.25, 0.25 + 1e-15)),
+        BandedToeplitz("bandtoep", 4, column),
+        BandedToeplitz("bandtoep", 4, np.array([0.6, 0.8])),
+        BandMF(np.tile(column, (4, 1))),
+    ]
+    digests = [mechanism.digest() for mechanism in made]
+    assert len(set(digests)) == len(made)
+    assert Blt(4, BltParameters((0.5,), (0.25,), "elsewhere")).digest() == digests[4]

@@ -96,6 +96,10 @@ class Blt(Base):
         )
         return noise, buffers
 
+    def parameters_of(self) -> tuple[Floats, ...]:
+        """Decays and scales."""
+        return np.array(self.parameters.decay), np.array(self.parameters.scale)
+
     def sensitivity(self, *, gap: int, max_part: int) -> float:
         """Exactly, by BLT Theorem 3.1."""
         return toeplitz_sensitivity(self.parameters.coefs(self.rounds), self.rounds, gap, max_part)

@@ -8,9 +8,10 @@ It stands for a matrix C: the noise of round t is row t of C^-1 z, z being indep
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,15 @@ class NoiseState(NamedTuple):
     key: jax.Array
     round: jax.Array
     buffers: PyTree
+
+    def __repr__(self) -> str:
+        # JAX prints the numbers of a key; whoever reads them in a log subtracts the noise.
+        return f"NoiseState(round={self.round}, key and buffers not shown)"
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivacyError(
+            "a noise state with its key is not written anywhere; a checkpoint keeps the buffers"
+        )
 
 
 @runtime_checkable
@@ -101,6 +111,10 @@ class Mechanism(Protocol):
 
     def state_size(self, model_size: int) -> int:
         """Numbers held between rounds for a model of `model_size` parameters."""
+        ...
+
+    def digest(self) -> str:
+        """Of the matrix C: a stream that went on with another one would have neither's law."""
         ...
 
 
@@ -192,6 +206,18 @@ class Base:
     def state_size(self, model_size: int) -> int:
         """Numbers held between rounds for a model of `model_size` parameters."""
         return self.held * model_size
+
+    def parameters_of(self) -> tuple[Floats, ...]:
+        """The numbers that C is made of, beside name, rounds and restarts."""
+        return ()
+
+    def digest(self) -> str:
+        """Of the matrix C: a stream that went on with another one would have neither's law."""
+        found = hashlib.sha256(repr((self.name, self.rounds, self.restarts)).encode())
+        for numbers in self.parameters_of():
+            plain = np.ascontiguousarray(numbers, "<f8")
+            found.update(repr(plain.shape).encode() + plain.tobytes())
+        return found.hexdigest()
 
 
 def check_rounds(rounds: int) -> int:

@@ -35,6 +35,10 @@ class BandedToeplitz(Base):
     def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
         return ring_step(state, jnp.asarray(self.coefs, jnp.float32))
 
+    def parameters_of(self) -> tuple[Floats, ...]:
+        """The column."""
+        return (self.coefs,)
+
     def _falls(self) -> bool:
         return bool(np.all(self.coefs >= 0) and np.all(np.diff(self.coefs) <= 0))
 
