@@ -50,8 +50,8 @@ class RoundSums(NamedTuple):
 class Aggregator(Protocol):
     """Adds up updates some at a time: in the clear, or as secure aggregation would."""
 
-    def zero(self, template: Any) -> Any:
-        """The sum of no updates of these shapes."""
+    def zero(self, template: Any, bound: float | None = None) -> Any:
+        """The sum of no updates of these shapes, none longer than this round's `bound`."""
         ...
 
     def add(self, total: Any, updates: Any, key: Any) -> Any:
@@ -165,7 +165,7 @@ class LocalEngine:
     ) -> RoundSums:
         """The sums, with updates added up by the aggregator and all else here."""
         at_once, room = self._config.users_at_once, self._batches(cohort)
-        total = aggregator.zero(params)
+        total = aggregator.zero(params, float(bound))
         rest: list[Any] = [0.0] * (len(RoundSums._fields) - 1)
         for start in range(0, len(cohort), at_once):
             part = cohort[start : start + at_once]

@@ -13,6 +13,7 @@ Rounding makes an update longer by a known factor (`sensitivity_factor`), which 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -232,8 +233,8 @@ class Aggregator(Protocol):
     at a time, then `result`. `sum` does all three.
     """
 
-    def zero(self, template: PyTree) -> Any:
-        """The sum of no updates of these shapes."""
+    def zero(self, template: PyTree, bound: float | None = None) -> Any:
+        """The sum of no updates of these shapes, none longer than this round's `bound`."""
 
     def add(self, total: Any, updates: PyTree, key: Key) -> Any:
         """The sum with some devices more: updates stacked on axis 0; `key` is the round's."""
@@ -264,11 +265,12 @@ def _sum(aggregator: Aggregator, updates: PyTree | Sequence[PyTree], key: Key) -
 class PlainAggregator:
     """Adds floats; the server could see each update. Traceable, so that it runs inside jit."""
 
-    def zero(self, template: PyTree) -> PyTree:
+    def zero(self, template: PyTree, bound: float | None = None) -> PyTree:
         """Zeros of these shapes."""
         import jax
         import jax.numpy as jnp
 
+        del bound
         return jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), template)
 
     def add(self, total: PyTree, updates: PyTree, key: Key | None = None) -> PyTree:
@@ -300,6 +302,7 @@ class _Running:
     encoding: Encoding
     shapes: list[tuple[int, ...]]
     treedef: Any
+    unit: float  # what updates are multiplied with before they are encoded
     total: Encoded | None = None
     signs: npt.NDArray[np.int8] | None = None
     reports: int = 0
@@ -310,8 +313,9 @@ class SecureAggregator:
     """Adds what devices encode, modulo M; the server sees the sum alone. Host code, in numpy.
 
     Args
-        clip_norm     C: updates are clipped to it, if they are not already
-        scale         s: larger costs bits and inflates the norm less
+        clip_norm     C: updates are clipped to it, if they are not already; where the clip norm
+                      changes over rounds, the first one
+        scale         s, of an update of that norm: larger costs bits and inflates the norm less
         report_goal   m: more reports than that are refused
     Guarantees
         the result is the same whatever the order of devices and however they are split over `add`,
@@ -331,13 +335,21 @@ class SecureAggregator:
         """C_inflated / C for updates of so many numbers."""
         return self.encoding(dimension).sensitivity_factor
 
-    def zero(self, template: PyTree) -> _Running:
-        """The sum of no updates of these shapes."""
+    def zero(self, template: PyTree, bound: float | None = None) -> _Running:
+        """The sum of no updates of these shapes.
+
+        Args
+            bound   the clip norm of this round where it changes; updates are scaled by it, so that
+                    rounding makes those of a small norm longer by no larger a factor
+        """
         import jax
 
+        if bound is not None and not 0 < bound < math.inf:
+            raise PrivacyError(f"the clip norm of a round is {bound}; it is over 0 and finite")
         leaves, treedef = jax.tree.flatten(template)
         shapes = [tuple(np.shape(leaf)) for leaf in leaves]
-        return _Running(self.encoding(sum(math.prod(s) for s in shapes)), shapes, treedef)
+        unit = 1.0 if bound is None else self.clip_norm / bound
+        return _Running(self.encoding(sum(math.prod(s) for s in shapes)), shapes, treedef, unit)
 
     def add(self, total: _Running, updates: PyTree, key: Key) -> _Running:
         """The sum with some devices more.
@@ -356,7 +368,8 @@ class SecureAggregator:
         signs = encoding.signs(key) if total.signs is None else total.signs
         reports = (
             encoding.encode(
-                np.concatenate([leaf[i].ravel().astype(np.float64) for leaf in leaves]),
+                np.concatenate([leaf[i].ravel().astype(np.float64) for leaf in leaves])
+                * total.unit,
                 signs,
                 key.fold("device", total.reports + i),
             )
@@ -366,8 +379,8 @@ class SecureAggregator:
         if count:
             added = modular_sum(reports, encoding.modulus)
             found = added if found is None else np.mod(found + added, encoding.modulus)
-        return _Running(
-            encoding, total.shapes, total.treedef, found, signs, total.reports + count, key.path
+        return dataclasses.replace(
+            total, total=found, signs=signs, reports=total.reports + count, path=key.path
         )
 
     def result(self, total: _Running, reports: int) -> PyTree:
@@ -385,7 +398,7 @@ class SecureAggregator:
         if total.total is None or total.signs is None:
             vector = np.zeros(total.encoding.dimension)
         else:
-            vector = total.encoding.decode(total.total, reports, total.signs)
+            vector = total.encoding.decode(total.total, reports, total.signs) / total.unit
         parts, at = [], 0
         for shape in total.shapes:
             size = math.prod(shape)

@@ -226,7 +226,7 @@ class Listing:
         self.seen: list[Any] = []
         self.keys: list[Any] = []
 
-    def zero(self, template: Any) -> Any:
+    def zero(self, template: Any, bound: float | None = None) -> Any:
         """Zeros."""
         return jax.tree.map(np.zeros_like, template)
 

@@ -295,3 +295,21 @@ def test_a_secure_round_refuses_what_would_break_its_bound() -> None:
     with pytest.raises(ConfigError, match="no update came"):
         secure.sum([], KEY)
     assert secure.sensitivity_factor(33) == Encoding(33, 1.0, 1e4, 5).sensitivity_factor
+
+
+@pytest.mark.parametrize("bound", [0.01, 1.0, 30.0])
+def test_a_clip_norm_that_changes_is_inflated_by_the_same_factor(bound: float) -> None:
+    """What was rounded for a large norm would make an update of a small one far longer."""
+    secure = SecureAggregator(1.0, 100.0, 4)
+    update = np.full(500, bound / math.sqrt(500), np.float32)
+    running = secure.add(secure.zero(update, bound), update[None], KEY)
+    assert running.total is not None
+    integers = running.total - running.encoding.max_coordinate
+    sent = float(np.linalg.norm(integers)) / secure.scale * bound
+    assert bound * 0.9 < sent <= bound * secure.sensitivity_factor(500)
+    np.testing.assert_allclose(
+        np.linalg.norm(secure.result(running, 1) - update), 0, atol=0.25 * bound
+    )
+    for wrong in (0.0, math.inf, math.nan):
+        with pytest.raises(PrivacyError, match="clip norm of a round"):
+            secure.zero(update, wrong)
