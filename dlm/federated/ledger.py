@@ -202,6 +202,11 @@ class ParticipationLedger:
                 f"accounting by sampling needs cohorts drawn by Poisson sampling with q = {q}; the "
                 f"ledger says {kind}{'' if declared is None else f' with q = {declared}'}"
             )
+        if (self.gap or 1) > 1 or self.max_part is not None:
+            raise PrivacyError(
+                f"a gap of {self.gap} and at most {self.max_part} participations were enforced: "
+                "cohorts that had to keep to them are not what a Poisson sampler draws"
+            )
         sizes = np.array(self.cohort_sizes(), np.float64)
         if not len(sizes):
             return
@@ -231,18 +236,25 @@ class ParticipationLedger:
             raise PrivacyError("a user without an id cannot be counted")
         return hashlib.blake2b(user.encode(), key=self._salt, digest_size=12).hexdigest()
 
-    def summary(self) -> dict[str, Any]:
-        """What a report tells; without any user."""
-        sizes = self.cohort_sizes()
+    def summary(self, *, secret: bool = False) -> dict[str, Any]:
+        """What a report tells; without any user.
+
+        Args
+            secret   whether a guarantee rests on nobody knowing who was sampled: then how many came
+                     is not told either (a cohort as large as the population had everybody in it)
+        """
+        sizes = [] if secret else self.cohort_sizes()
         return {
             "population": self.population,
-            "participants": self.participants,
+            "participants": None if secret else self.participants,
             "rounds": self.rounds,
             "cohort_size": {"min": min(sizes), "mean": sum(sizes) / len(sizes), "max": max(sizes)}
             if sizes
             else None,
             "enforced": {"gap": self.gap, "max_part": self.max_part},
-            "observed": {
+            "observed": None
+            if secret
+            else {
                 "gap": self.observed_gap(),
                 "min_sep": self.observed_min_sep(),
                 "max_part": self.observed_max_part(),
@@ -286,10 +298,12 @@ class ParticipationLedger:
         return (json.dumps({**body, "seal": seal}, indent=1) + "\n").encode()
 
     def save(self, path: str | Path, *, key: bytes | None = None) -> None:
-        """Writes the ledger, whole or not at all; `key` as in `to_bytes`."""
+        """Writes the ledger, whole or not at all, of mode 0600; `key` as in `to_bytes`."""
         target = Path(path)
         partial = target.with_name(target.name + ".partial")
-        with partial.open("wb") as file:
+        # Salted hashes of ids can be found out by whoever guesses ids: for the owner alone.
+        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(handle, "wb") as file:
             file.write(self.to_bytes(key=key))
             file.flush()
             os.fsync(file.fileno())

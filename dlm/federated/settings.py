@@ -84,7 +84,8 @@ class DataSettings:
     """[data]
 
     Fields (unit; bound; default; meaning)
-        vocabulary       file; one word a line, from public text or private counts; ids from 3 on
+        vocabulary       file; one word a line, from public text, or counts of words of users with
+                         their record (`dlm unigrams`), which accounting takes in; ids from 3 on
         max_tokens       of a user; >= 1; 1600 (DPF); the rest is never looked at
         held_out         share of users; 0 <= . < 1; 0.1; who never train and only evaluate
         held_out_tokens  >= 1; 100000; how much of their text an evaluation reads
@@ -245,6 +246,11 @@ class SamplingSettings:
         """Users expected in a round."""
         return self.q * users if self.kind == "poisson" else float(self.report_goal)
 
+    def most_users(self, users: int) -> int:
+        """Most users that a round can have: were larger cohorts refused, those that are left would
+        not be Poisson-sampled ones any more."""
+        return users if self.kind == "poisson" else self.report_goal
+
 
 @dataclass(frozen=True)
 class AggregationSettings:
@@ -303,6 +309,15 @@ class Settings:
     sampling: SamplingSettings
     aggregation: AggregationSettings
     pretrain: PretrainSettings
+
+    def __post_init__(self) -> None:
+        privacy = self.privacy
+        if self.sampling.kind == "poisson" and (privacy.gap > 1 or privacy.max_part):
+            raise PrivacyError(
+                f"privacy.gap is {privacy.gap} and privacy.max_part {privacy.max_part}, and "
+                "cohorts are Poisson-sampled: a round that is refused for a bound and drawn again "
+                "is no Poisson sample. Leave both out, or take sampling.kind = timer"
+            )
 
     @classmethod
     def read(

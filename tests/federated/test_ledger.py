@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import stat
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -227,3 +228,27 @@ def test_accounting_by_sampling_needs_cohorts_that_were_sampled() -> None:
         drawn(FixedGoalSampler(users, 50, key), poisson.describe()).check_poisson(q)
     with pytest.raises(PrivacyError, match="users in all"):
         drawn(PoissonSampler(users, 0.06, key), poisson.describe()).check_poisson(q)
+
+
+def test_a_sample_is_secret_where_the_guarantee_rests_on_it() -> None:
+    """Two of two users in a round: whoever reads the sizes knows that both were in it."""
+    ledger = ParticipationLedger(2, sampling={"kind": "poisson", "q": 0.5})
+    ledger.record(0, ["al", "bea"])
+    told = ledger.summary(secret=True)
+    assert told["population"] == 2
+    assert told["participants"] is told["cohort_size"] is told["observed"] is None
+    assert ledger.summary()["cohort_size"]["min"] == 2
+
+
+def test_cohorts_that_had_to_keep_to_bounds_are_no_poisson_samples() -> None:
+    """A round that was refused for one, and drawn again, is conditioned on it."""
+    for bounds in ({"gap": 2}, {"max_part": 3}):
+        ledger = ParticipationLedger(10, sampling={"kind": "poisson", "q": 0.5}, **bounds)
+        with pytest.raises(PrivacyError, match="not what a Poisson sampler draws"):
+            ledger.check_poisson(0.5)
+
+
+def test_a_saved_ledger_is_its_owners_alone(tmp_path: Path) -> None:
+    """Whoever guesses an id can look for its hash."""
+    ParticipationLedger(2).save(tmp_path / "ledger")
+    assert stat.S_IMODE((tmp_path / "ledger").stat().st_mode) == 0o600

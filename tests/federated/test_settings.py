@@ -105,6 +105,8 @@ def test_the_usual_noise_on_the_count_is_a_twentieth(tmp_path: Path) -> None:
         ("schedule = []", "schedule = [3]", ConfigError, "pairs"),
         ("report_goal = 100", "q = 0.0", ConfigError, "q is 0.0"),
         ("report_goal = 100", 'kind = "all"', ConfigError, "kind is 'all'"),
+        ("[sampling]", '[sampling]\nkind = "poisson"', PrivacyError, "no Poisson sample"),
+        ("clip_norm = 0.5", "clip_norm = 1e-20", PrivacyError, "1e-12 or more"),
         ("[sampling]", "[pretrain]\nsteps = 5\n[sampling]", ConfigError, "together, or neither"),
         ("[run]", "[run", ConfigError, "cannot be read as TOML"),
         ("[data]", '[model]\npreset = "gpt"\n[data]', ConfigError, "no model is named 'gpt'"),
@@ -116,7 +118,9 @@ def test_what_is_wrong_is_refused(
     """With the table and the setting."""
     assert old in FILE
     with pytest.raises(error, match=message):
-        read(tmp_path, FILE.replace(old, new)).model.network(100)
+        found = read(tmp_path, FILE.replace(old, new))
+        found.model.network(100)
+        found.privacy.release(100.0)
 
 
 def test_a_preset_takes_the_vocabulary_of_the_run(tmp_path: Path) -> None:
