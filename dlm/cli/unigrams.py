@@ -140,8 +140,11 @@ def unigrams(
         )
         found = everyone.found
         left_out = found.rows_without_user, found.users_without_text
+        # With noise nothing that users wrote is told without it, how much neither.
+        how_much = f", {found.utterances:,} utterances, {found.words:,} words"
         tell(
-            f"{found.users:,} users, {found.utterances:,} utterances, {found.words:,} words"
+            f"{found.users:,} users"
+            + ("" if noise_multiplier is not None and seed is None else how_much)
             + (f"; left out: {left_out[0]:,} rows, {left_out[1]:,} users" if any(left_out) else "")
         )
         train, test = everyone.split(test_fraction, name="unigrams")
@@ -186,6 +189,7 @@ def unigrams(
     collection.run(told)
     _finish(collection, output, delta)
     work.unlink(missing_ok=True)
+    work.with_name(work.name + ".lock").unlink(missing_ok=True)
     shutil.rmtree(store, ignore_errors=True)
     tell(f"done: {output}")
     if len(test):

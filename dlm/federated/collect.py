@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import json
 import math
@@ -21,6 +22,7 @@ from dlm.federated.counts_file import WordCounts, ranked
 from dlm.federated.keys import Key
 from dlm.federated.ledger import ParticipationLedger
 from dlm.federated.provenance import digest_of
+from dlm.federated.run_folder import locked
 from dlm.federated.sampling import AvailabilitySampler, Sampler
 from dlm.federated.unigrams import (
     RoundMetrics,
@@ -53,7 +55,7 @@ class Collection:
     Raises
         ConfigError    a checkpoint of other users, words or settings
         PrivacyError   a cohort that breaks what the ledger enforces; noise without bounds to
-                       account with
+                       account with, or Poisson sampling with bounds
     """
 
     def __init__(
@@ -81,6 +83,11 @@ class Collection:
                 "with noise, either users are drawn by Poisson sampling or max_part is enforced: "
                 "otherwise nothing bounds how often a user is counted"
             )
+        if drawn["kind"] == "poisson" and ((gap or 1) > 1 or max_part is not None):
+            raise PrivacyError(
+                f"a gap of {gap} and at most {max_part} participations are to be enforced, and "
+                "users are Poisson-sampled: cohorts that keep to bounds are no Poisson samples"
+            )
         self.dataset, self.whitelist, self.config = dataset, tuple(whitelist), config
         self.sampler, self.key = sampler, key
         self.ledger = ParticipationLedger(len(dataset), gap=gap, max_part=max_part, sampling=drawn)
@@ -102,6 +109,7 @@ class Collection:
             "key": key.fold("fingerprint").words(2).tolist() if key.simulated else "system",
         }
         self.resumed = self._path is not None and self._path.exists()
+        self._held: bytes | None = None
         if self.resumed:
             self._load()
 
@@ -114,6 +122,28 @@ class Collection:
         self, told: Callable[[RoundMetrics], None] | None = None, *, stop_after: int | None = None
     ) -> UnigramState:
         """Does the rounds that are left, or `stop_after` of them; returns the state."""
+        if self._path is None:
+            return self._rounds(told, stop_after)
+        handle = locked(self._path.with_name(self._path.name + ".lock"))
+        try:
+            if self._on_disk() != self._held:
+                raise ConfigError(
+                    f"another process went on with {self._path}: what this one has of it is of an "
+                    "earlier round, which would be released again. Begin again from the file"
+                )
+            return self._rounds(told, stop_after)
+        finally:
+            os.close(handle)
+
+    def _on_disk(self) -> bytes | None:
+        """A digest of the checkpoint that is there."""
+        if self._path is None or not self._path.exists():
+            return None
+        return hashlib.sha256(self._path.read_bytes()).digest()
+
+    def _rounds(
+        self, told: Callable[[RoundMetrics], None] | None, stop_after: int | None
+    ) -> UnigramState:
         every = 1 if self.config.noise_multiplier is not None else max(1, self.config.rounds // 20)
         left = self.config.rounds if stop_after is None else stop_after
         saved = self.state.round
@@ -193,16 +223,21 @@ class Collection:
             **{f"sampler_{name}": value for name, value in self.sampler.state().items()},
         }
         partial = self._path.with_name(self._path.name + ".partial")
-        with partial.open("wb") as file:
+        # The ledger is in it: for the owner alone.
+        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(handle, "wb") as file:
             np.savez(file, **arrays)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(self._path)
+        self._held = self._on_disk()
 
     def _load(self) -> None:
         assert self._path is not None
         try:
-            with np.load(io.BytesIO(self._path.read_bytes()), allow_pickle=False) as file:
+            content = self._path.read_bytes()
+            self._held = hashlib.sha256(content).digest()
+            with np.load(io.BytesIO(content), allow_pickle=False) as file:
                 arrays = dict(file)
             head = json.loads(arrays["head"].tobytes())
             if head["version"] != CHECKPOINT_VERSION:

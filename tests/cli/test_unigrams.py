@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -265,3 +266,46 @@ def test_a_cohort_that_breaks_the_bounds_is_never_counted(people: UserDataset) -
     with pytest.raises(PrivacyError, match="gap of 2"):
         run.run()
     assert run.state.round == 1
+
+
+def test_two_processes_do_not_go_on_with_one_collection(
+    people: UserDataset, tmp_path: Path
+) -> None:
+    """At once, or one after the other from the same round: each would release it."""
+    path = tmp_path / "work"
+    first = collection(people, path)
+    seen = []
+
+    def told(_: object) -> None:
+        with pytest.raises(ConfigError, match="another process is at work"):
+            collection(people, path).run(stop_after=1)
+        seen.append(1)
+
+    first.run(told, stop_after=1)
+    assert seen == [1]
+    second = collection(people, path)
+    first.run(stop_after=1)
+    with pytest.raises(ConfigError, match="another process went on"):
+        second.run(stop_after=1)
+    assert collection(people, path).state.round == 2
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_poisson_sample_keeps_to_no_bounds(people: UserDataset) -> None:
+    """By the library as by the command."""
+    for bounds in ({"gap": 2, "max_part": None}, {"gap": None, "max_part": 3}):
+        with pytest.raises(PrivacyError, match="no Poisson samples"):
+            collection(people, None, sampler=PoissonSampler(300, 0.1, KEY), **bounds)
+
+
+def test_with_noise_nothing_of_users_text_is_told_without_it(
+    people: UserDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """How much they wrote neither; of a simulation it is."""
+    pytest.importorskip("dp_accounting", reason="pip install dlm[train]")
+    shared = ("--lambda", 50, "--rounds", 2, "--report-goal", 60, "--noise-multiplier", 2)
+    more = ("--delta", 1e-6, "--max-part", 1)
+    unigrams(people, tmp_path / "a.tsv", *shared, *more)
+    assert " 300 users\n" in capsys.readouterr().err
+    unigrams(people, tmp_path / "b.tsv", *shared, *more, "--seed", 1)
+    assert " utterances, " in capsys.readouterr().err
