@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+REPORTS = ("privacy.md", "privacy.json")
+
 
 def federate(
     users: Annotated[
@@ -55,23 +57,26 @@ def federate(
     dataset = UserDataset.open(users, store=output / "users.store")
     with Training(settings, dataset, output, tell=tell) as training:
         rounds = settings.run.rounds
+        # A report of fewer rounds must not stand beside a model of more, if this is killed.
+        for name in REPORTS:
+            (output / name).unlink(missing_ok=True)
         for done in training.run():
             line = done.line()
             if as_json:
                 print(json.dumps(line), flush=True)
-            tell(_sentence(line, rounds))
+            tell(_sentence(line, rounds, done.seconds))
         tell(f"{training.rounds_done} of {rounds} rounds done: {output}")
         if training.rounds_done:
             report = training.report()
-            (output / "privacy.md").write_text(report.markdown(), encoding="utf-8")
-            text = json.dumps(report.to_dict(), indent=1)
-            (output / "privacy.json").write_text(text + "\n", encoding="utf-8")
+            text = json.dumps(report.to_dict(), indent=1) + "\n"
+            for name, content in zip(REPORTS, (report.markdown(), text), strict=True):
+                (output / name).write_text(content, encoding="utf-8")
             tell(report.statement())
 
 
-def _sentence(line: dict[str, object], rounds: int) -> str:
+def _sentence(line: dict[str, object], rounds: int, seconds: float) -> str:
     """A round in words."""
-    text = f"round {int(str(line['round'])) + 1} of {rounds}: {line['seconds']:.2f} s"
+    text = f"round {int(str(line['round'])) + 1} of {rounds}: {seconds:.2f} s"
     raw = line.get("not_private")
     if isinstance(raw, dict):
         text += f", {raw['users']} users"

@@ -220,6 +220,7 @@ def build(
     public_data: str = "none",
     secure_aggregation: bool = False,
     derived: Sequence[str] = (),
+    inherited: Sequence[Provenance] = (),
 ) -> Report:
     """The report of a run, from its records.
 
@@ -233,6 +234,9 @@ def build(
                      numbers are told as those of a simulation
         public_data  what was used besides, in words
         secure_aggregation   also said by a stage whose norms are inflated by rounding
+        inherited    records of what the run was made with, such as its vocabulary: their stages
+                     touched users too and are composed with these; what has no guarantee leaves
+                     the whole without
     Raises
         PrivacyError   a ledger that has seen more than its stage assumes, fewer or other rounds, or
                        cohorts that were not sampled as they are accounted for
@@ -246,8 +250,13 @@ def build(
     unknown = sorted(set(books) - {str(record["stage"]) for record in records})
     if unknown:
         raise ConfigError(f"a ledger is of {', '.join(unknown)}, which is no stage of this report")
-    reasons = []
-    simulated = simulated or any(record.get("simulated") is True for record in records)
+    reasons: list[str] = []
+    earlier = [dict(stage) for record in inherited for stage in record.stages]
+    simulated = simulated or any(r.get("simulated") is True for r in [*earlier, *records])
+    for given in inherited:
+        # Of a simulation it is said below, once, and its figures are composed as such.
+        if given.guarantee is None and given.simulated is None:
+            reasons += given.reasons
     for record in records:
         name = str(record["stage"])
         if _is_raw(record):
@@ -261,6 +270,10 @@ def build(
     numbers: dict[str, Any] | None = None
     found: Guarantee | None = None
     notes: tuple[str, ...] = ()
+    secret = {str(r["stage"]) for r in records if r.get("sampling_rate") is not None}
+    if simulated:
+        secret = set()
+    stages, records = [*earlier, *stages], [*earlier, *records]
     if not reasons:
         numbers, found, notes = _account(stages, records, delta)
         if found is None:
@@ -271,9 +284,12 @@ def build(
         )
     fields: dict[str, Any] = {
         "stages": tuple(_plain(record) for record in records),
-        "ledgers": tuple(book.digest for book in books.values()),
+        "ledgers": (
+            *dict.fromkeys(digest for record in inherited for digest in record.ledgers),
+            *(book.digest for book in books.values()),
+        ),
         "config": digest_of(_plain(config or {})),
-        "derived": tuple(derived),
+        "derived": (*(step for record in inherited for step in record.derived), *derived),
         "unit": UNIT,
         "adjacency": ADJACENCY,
     }
@@ -285,7 +301,7 @@ def build(
     return Report(
         provenance,
         fields["stages"],
-        {name: book.summary() for name, book in books.items()},
+        {name: book.summary(secret=name in secret) for name, book in books.items()},
         dict(config or {}),
         delta,
         numbers,

@@ -16,7 +16,6 @@ A round counts when its checkpoint is in place. Nothing of a round is told befor
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -32,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dlm.errors import ConfigError, FormatError, PrivacyError
-from dlm.federated import checkpoint, metrics, rnn
+from dlm.federated import checkpoint, metrics, rnn, run_folder
 from dlm.federated.account.compose import StageRecord
 from dlm.federated.engine import Aggregator, Engine, LocalEngine
 from dlm.federated.keys import Key
@@ -40,6 +39,7 @@ from dlm.federated.ledger import ParticipationLedger
 from dlm.federated.local import UserWork, work_of
 from dlm.federated.noise import make_mechanism
 from dlm.federated.pretrain import pretrain
+from dlm.federated.provenance import Provenance
 from dlm.federated.report import Report, build
 from dlm.federated.rounds import (
     Diagnostics,
@@ -57,7 +57,7 @@ from dlm.federated.words import Encode, Vocabulary, public_text
 
 GENERATOR = "threefry2x32"
 CHECKPOINT = "checkpoint.dlmfed"
-METRICS = "metrics.jsonl"
+METRICS = run_folder.METRICS
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,9 @@ class RoundReport:
                 "perplexity_excluding_oov": self.evaluation.perplexity_excluding_oov,
                 **vars(self.evaluation),
             }
-        found["seconds"] = round(self.seconds, 3)
+        if self.diagnostics.raw is not None:
+            # How long a cohort takes tells how much its users wrote.
+            found["seconds"] = round(self.seconds, 3)
         return {key: _finite(value) for key, value in found.items()}
 
 
@@ -110,6 +112,8 @@ class Training:
         folder     where the run lives; what it holds of an earlier start is gone on with
         encode     words of an utterance -> ids, and `vocab_size` with it; by default the words of
                    `settings.data.vocabulary`
+        vocabulary_record  what protects those whose text `encode` was made from, as an inventory of
+                   wordpieces has it; None says that it is public
         engine     where updates are computed; by default here
         aggregator how they are added up; by default as `settings.aggregation` says
         tell       is told what happens, a line at a time
@@ -127,6 +131,7 @@ class Training:
         *,
         encode: Encode | None = None,
         vocab_size: int | None = None,
+        vocabulary_record: Provenance | None = None,
         engine: Engine | None = None,
         aggregator: Aggregator | None = None,
         tell: Callable[[str], None] = lambda line: None,
@@ -136,9 +141,12 @@ class Training:
         if encode is None:
             words = Vocabulary.read(settings.data.vocabulary)
             encode, vocab_size = words.encoder(), words.size
+            vocabulary_record = words.provenance
+        elif vocabulary_record is None:  # wordpieces know it themselves
+            vocabulary_record = getattr(getattr(encode, "__self__", None), "provenance", None)
         if vocab_size is None:
             raise ConfigError("an encoder needs vocab_size, the number of its ids, beside it")
-        self._encode = encode
+        self._encode, self._vocabulary_record = encode, vocabulary_record
         self.train_users, self.held_out_users = users.split(settings.data.held_out)
         if not len(self.train_users):
             raise ConfigError(f"of {len(users)} users nobody is left to train; lower data.held_out")
@@ -154,7 +162,7 @@ class Training:
             aggregator = SecureAggregator(
                 settings.privacy.clip_norm,
                 settings.aggregation.scale,
-                math.ceil(self._release.denominator),
+                settings.sampling.most_users(len(self.train_users)),
             )
         self.engine = engine or LocalEngine(self.model, settings.local, aggregator=aggregator)
         self.algorithm: FederatedAlgorithm = make_algorithm(
@@ -176,7 +184,12 @@ class Training:
         )
         # Text and vocabulary are compared by what they hold, wherever they lie. What is computed
         # from users' text without noise, a digest too, stays in the private part.
-        self.binding = {**settings.binding(), "vocab_size": vocab_size}
+        self.binding = {
+            **settings.binding(),
+            "vocab_size": vocab_size,
+            "vocabulary_record": None if vocabulary_record is None else vocabulary_record.digest,
+            "matrix": None if self.mechanism is None else self.mechanism.digest(),
+        }
         self.private_binding = {
             **self.binding,
             "users": users.digest,
@@ -185,7 +198,7 @@ class Training:
         self._now_s = 0.0
         self._held_out: list[Ids] | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = self._locked()
+        self._lock = run_folder.locked(folder / ".lock")
         try:
             self.state = self._begin()
         except BaseException:
@@ -296,13 +309,18 @@ class Training:
             PrivacyError  the ledger does not bear out what accounting assumes
         """
         given = self.settings.pretrain
+        record = self._vocabulary_record
+        public = [Path(given.text).name] if given.text else []
+        if record is None:
+            public.append("the vocabulary, as whoever ran this says")
         return build(
             [self.stage()],
             delta=self.settings.privacy.delta,
             ledgers={"network": self.ledger},
             config=self.binding,
             simulated=self.settings.run.simulation,
-            public_data=Path(given.text).name if given.text else "none",
+            public_data=", ".join(public) or "none",
+            inherited=[] if record is None else [record],
             secure_aggregation=self.settings.aggregation.secure,
         )
 
@@ -374,17 +392,6 @@ class Training:
                 found.update(ids.astype("<i4").tobytes())
         return found.hexdigest()[:32]
 
-    def _locked(self) -> int:
-        handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            os.close(handle)
-            raise ConfigError(
-                f"another process trains in {self.folder}; two would release two noises of a round"
-            ) from exc
-        return handle
-
     def _begin(self) -> ServerState:
         """The state to go on from: that of the folder, or a new one."""
         key = None if self.mechanism is None else self._key("noise")
@@ -392,6 +399,8 @@ class Training:
         path = self.folder / CHECKPOINT
         if path.exists():
             return self._restored(path, self.algorithm.init(fresh, key), key)
+        if not self.settings.run.simulation:
+            run_folder.refuse_a_new_run(self.folder)
         given = self.settings.pretrain
         if given.steps:
             text = public_text(Path(given.text), self._encode)
@@ -465,22 +474,10 @@ class Training:
             checkpoint.attachment(private, "ledger"), str(private), expect=facts["ledger"]
         )
         state = state._replace(noise=parts["noise"])
-        self._keep_metrics(int(state.round))
+        simulation = self.settings.run.simulation
+        run_folder.keep_metrics(self.folder, int(state.round), simulation=simulation)
         self._tell(f"goes on after round {int(state.round)}")
         return state if key is None else self.algorithm.resume(state, key)
-
-    def _keep_metrics(self, done: int) -> None:
-        """Lines of rounds that do not count go: a stop between two files may have left some."""
-        path = self.folder / METRICS
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        kept = []
-        for line in lines:
-            try:
-                if json.loads(line)["round"] < done:
-                    kept.append(line + "\n")
-            except (ValueError, KeyError, TypeError):
-                continue  # the stop came in the middle of a line
-        checkpoint.write_atomically(path, "".join(kept).encode())
 
 
 def load_model(folder: Path) -> tuple[rnn.RnnConfig, rnn.Params]:

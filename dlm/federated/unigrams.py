@@ -266,7 +266,7 @@ def read_whitelist(path: str | Path) -> list[str]:
     """
     words: list[str] = []
     try:
-        with Path(path).open(encoding="utf-8", newline="\n") as file:
+        with Path(path).open(encoding="utf-8-sig", newline="\n") as file:
             for number, line in enumerate(file, 1):
                 word = line.rstrip("\r\n").split("\t")[0].strip()
                 if not word:

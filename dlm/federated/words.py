@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dlm.errors import ConfigError
+from dlm.federated.counts_file import read_counts, sidecar
+from dlm.federated.provenance import Provenance
 from dlm.federated.tokens import FIRST_WORD_ID, OOV_ID, Ids
 
 Encode: TypeAlias = Callable[[list[str]], Any]
@@ -20,22 +22,30 @@ class Vocabulary:
     """Words by id: 0 to 2 are the marks, words follow in the order of the file.
 
     Fields
-        words   in that order
+        words       in that order
+        provenance  of counts that they were taken from; None for a list, which is then public
     """
 
     words: tuple[str, ...]
+    provenance: Provenance | None = None
 
     @classmethod
     def read(cls, path: Path) -> Vocabulary:
-        """A file of one word a line.
+        """A file of one word a line, or counts of words (`counts_file`) with their record.
 
         Raises
-            ConfigError  the file cannot be read, is empty, or a line is not one word or comes twice
+            ConfigError   the file cannot be read or is empty, a line is not one word or comes twice
+            FormatError   counts that cannot be read
+            PrivacyError  counts that are not those of the record beside them
         """
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as exc:
             raise ConfigError(f"the vocabulary {path} cannot be read: {exc}") from exc
+        if (lines and "\t" in lines[0]) or sidecar(path).exists():
+            # Whatever is built from counts of users inherits what they are worth.
+            counts = read_counts(path)
+            return cls(counts.words, counts.provenance)
         seen: dict[str, int] = {}
         for number, line in enumerate(lines, 1):
             parts = line.split()

@@ -16,6 +16,7 @@ pytest.importorskip("dp_accounting", reason="pip install dlm[train]")
 
 from dlm.cli.main import app  # noqa: E402
 from dlm.errors import ConfigError, DlmError  # noqa: E402
+from dlm.federated.train import Training  # noqa: E402
 from federated.compiling import kept_in, quickly  # noqa: E402
 
 CONFIG = """
@@ -114,3 +115,21 @@ def test_bad_input_is_refused_before_any_round(
     assert isinstance(done.exception, DlmError)
     assert message in str(done.exception)
     assert not (place / "out" / "checkpoint.dlmfed").exists()
+
+
+def test_no_report_of_fewer_rounds_stands_beside_a_model_of_more(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on and is killed leaves none; told to do nothing, it writes it again."""
+    assert federate(place, "--stop-after", "1").exit_code == 0
+    assert (place / "out" / "privacy.json").exists()
+
+    def killed(self: Training, index: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "_cohort", killed)
+        assert federate(place).exit_code != 0
+    assert not list((place / "out").glob("privacy.*"))
+    assert federate(place, "--stop-after", "1").exit_code == 0
+    assert (place / "out" / "privacy.json").exists()

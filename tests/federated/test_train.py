@@ -17,10 +17,14 @@ jax = pytest.importorskip("jax", reason="pip install dlm[train]")
 pytest.importorskip("optax", reason="pip install dlm[train]")
 
 from dlm.errors import ConfigError, FormatError, PrivacyError  # noqa: E402
-from dlm.federated import checkpoint, train  # noqa: E402
+from dlm.federated import checkpoint, counts_file, train  # noqa: E402
+from dlm.federated.account.compose import StageRecord  # noqa: E402
 from dlm.federated.engine import LocalEngine  # noqa: E402
+from dlm.federated.noise.blt import Blt, BltParameters  # noqa: E402
+from dlm.federated.provenance import Guarantee, Provenance  # noqa: E402
 from dlm.federated.settings import Settings  # noqa: E402
 from dlm.federated.train import CHECKPOINT, METRICS, Training  # noqa: E402
+from dlm.federated.unigrams import read_whitelist  # noqa: E402
 from dlm.federated.users import UserDataset  # noqa: E402
 from dlm.federated.words import Vocabulary  # noqa: E402
 
@@ -338,6 +342,107 @@ def test_noise_or_ledger_of_another_time_is_refused(
         assert training.rounds_done == 2
 
 
+def test_a_round_that_was_released_is_not_done_again(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """With an older checkpoint and its own private part put back, or with no checkpoint left."""
+    output, older = tmp_path / "run", tmp_path / "older"
+
+    def to(stop: int) -> None:
+        real = settings(folder, run={"seed": -1, "stop_after": stop, "evaluate_every": 0})
+        with Training(real, users, output) as training:
+            list(training.run())
+
+    to(1)
+    shutil.copytree(output, older)
+    to(2)
+    newest = {file.name: file.read_bytes() for file in output.iterdir()}
+    for file in output.glob("*[!l]"):
+        file.unlink()
+    for file in older.glob("*[!l]"):
+        shutil.copy(file, output)
+    with pytest.raises(PrivacyError, match="an older one was put back"):
+        to(3)
+    (output / CHECKPOINT).unlink()
+    with pytest.raises(PrivacyError, match="no checkpoint"):
+        to(3)
+    for name, content in newest.items():
+        (output / name).write_bytes(content)
+    to(3)
+    assert len((output / METRICS).read_text().splitlines()) == 3
+    assert "seconds" not in (output / METRICS).read_text()
+
+
+def test_a_run_does_not_go_on_with_another_matrix(
+    folder: Path, users: UserDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optimised anew, or changed on disk: half of a stream would be of one, half of the other."""
+    made = [Blt(6, BltParameters((0.9, 0.4), (0.1, 0.2)))]
+    monkeypatch.setattr(train, "make_mechanism", lambda *_, **__: made[0])
+    given = {"privacy": {"mechanism": "blt"}}
+    for stop in (1, 2):
+        stopped = settings(folder, run={"stop_after": stop, "evaluate_every": 0}, **given)
+        with Training(stopped, users, tmp_path) as training:
+            list(training.run())
+    made[0] = Blt(6, BltParameters((0.9, 0.4), (0.1, 0.1)))
+    with pytest.raises(ConfigError, match="matrix was"):
+        Training(settings(folder, **given), users, tmp_path)
+
+
+def test_a_vocabulary_of_users_words_costs_what_counting_them_cost(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """Counts without noise leave the run without a guarantee, others are composed with it."""
+    for name in ("users.tsv", "run.toml"):
+        shutil.copy(folder / name, tmp_path)
+    file = tmp_path / "words.txt"
+    stage = StageRecord("unigrams", "gaussian", 2.0, 4, sampling="timer")
+    noised = Provenance(
+        Guarantee(1.0, 1e-6, stage.rho), stages=(stage.to_json(),), ledgers=("a ledger",)
+    )
+    real = settings(tmp_path, run={"seed": -1, "stop_after": 1, "evaluate_every": 0})
+    found = {}
+    records = {"raw": Provenance.none("counted without noise"), "noised": noised, "public": None}
+    for name, record in records.items():
+        if record is None:
+            counts_file.sidecar(file).unlink()
+            file.write_text("\n".join(WORDS) + "\n")
+        else:
+            words = counts_file.WordCounts(tuple(WORDS), np.arange(5.0, 0.0, -1), record)
+            counts_file.write_counts(file, words)
+        with Training(real, users, tmp_path / name) as training:
+            list(training.run())
+            found[name] = training.report().provenance
+    assert found["raw"].guarantee is None
+    assert found["raw"].reasons == ("counted without noise",)
+    alone, both = found["public"].guarantee, found["noised"].guarantee
+    assert alone is not None
+    assert both is not None
+    assert both.rho == pytest.approx(alone.rho + 0.125)
+    assert both.epsilon > alone.epsilon
+    assert [s["stage"] for s in found["noised"].stages] == ["unigrams", "network"]
+    assert found["noised"].ledgers[0] == "a ledger"
+    # What went in is bound to the run: a record that is gone does not make it better.
+    with pytest.raises(ConfigError, match="vocabulary_record was"):
+        Training(real, users, tmp_path / "raw")
+
+
+def test_a_poisson_cohort_of_any_size_fits_into_secure_aggregation(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """Were large ones refused, and drawn again on going on, they were no Poisson samples."""
+    sampling = {"kind": "poisson", "q": 0.2}
+    given = settings(
+        folder,
+        sampling=sampling,
+        aggregation={"secure": True},
+        privacy={"mechanism": "gaussian", "gap": 1, "max_part": 0},
+    )
+    with Training(given, users, tmp_path) as training:
+        aggregator: Any = training.engine._aggregator  # type: ignore[attr-defined]
+        assert aggregator.report_goal == len(training.train_users)
+
+
 def test_two_processes_do_not_share_a_folder(folder: Path, users: UserDataset, begun: Path) -> None:
     """Two noises of one round would give the sum away."""
     with Training(settings(folder), users, begun), pytest.raises(ConfigError, match="another proc"):
@@ -453,6 +558,13 @@ def test_a_vocabulary_that_is_none_is_refused(tmp_path: Path, text: str, message
         Vocabulary.read(tmp_path / "words.txt")
     with pytest.raises(ConfigError, match="cannot be read"):
         Vocabulary.read(tmp_path / "nothing.txt")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path: Path) -> None:
+    """As some editors put it there."""
+    (tmp_path / "words.txt").write_bytes(b"\xef\xbb\xbfalpha\r\nbeta\r\n")
+    assert Vocabulary.read(tmp_path / "words.txt").words == ("alpha", "beta")
+    assert read_whitelist(tmp_path / "words.txt") == ["alpha", "beta"]
 
 
 def test_words_are_ids_in_the_order_of_the_file() -> None:
