@@ -3,7 +3,7 @@
 ::
 
     [run]          rounds, seed, checkpoint_every, evaluate_every, stop_after
-    [data]         vocabulary, max_tokens, held_out, held_out_tokens
+    [data]         vocabulary, vocabulary_size, max_tokens, held_out, held_out_tokens
     [model]        preset, or the network's own settings
     [local]        what a device does            (`local.LocalConfig`)
     [server]       what the server does          (`rounds.ServerConfig`)
@@ -86,18 +86,24 @@ class DataSettings:
     Fields (unit; bound; default; meaning)
         vocabulary       file; one word a line, from public text, or counts of words of users with
                          their record (`dlm unigrams`), which accounting takes in; ids from 3 on
+        vocabulary_size  words; >= 0; 0 for all; the first of the file that are taken
         max_tokens       of a user; >= 1; 1600 (DPF); the rest is never looked at
         held_out         share of users; 0 <= . < 1; 0.1; who never train and only evaluate
         held_out_tokens  >= 1; 100000; how much of their text an evaluation reads
     """
 
     vocabulary: Path
+    vocabulary_size: int = 0
     max_tokens: int = 1600
     held_out: float = 0.1
     held_out_tokens: int = 100_000
 
     def __post_init__(self) -> None:
-        _at_least("data", self, {"max_tokens": 1, "held_out": 0, "held_out_tokens": 1})
+        _at_least(
+            "data",
+            self,
+            {"max_tokens": 1, "held_out": 0, "held_out_tokens": 1, "vocabulary_size": 0},
+        )
         if self.held_out >= 1:
             raise ConfigError(f"data.held_out is {self.held_out}; somebody must be left to train")
 

@@ -139,7 +139,8 @@ class Training:
         self.settings, self.folder, self._tell = settings, folder, tell
         run = settings.run
         if encode is None:
-            words = Vocabulary.read(settings.data.vocabulary)
+            data = settings.data
+            words = Vocabulary.read(data.vocabulary).first(data.vocabulary_size)
             encode, vocab_size = words.encoder(), words.size
             vocabulary_record = words.provenance
         elif vocabulary_record is None:  # wordpieces know it themselves

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,16 @@ class Vocabulary:
     def size(self) -> int:
         """Ids, marks included."""
         return len(self.words) + FIRST_WORD_ID
+
+    def first(self, size: int) -> Vocabulary:
+        """The first words, `size` of them or all where it is 0.
+
+        Raises
+            ConfigError  there are fewer
+        """
+        if size > len(self.words):
+            raise ConfigError(f"the vocabulary has {len(self.words)} words; {size} were asked for")
+        return dataclasses.replace(self, words=self.words[: size or None])
 
     def encoder(self) -> Encode:
         """Words of an utterance -> ids; 0 for what the vocabulary lacks."""

@@ -560,6 +560,16 @@ def test_a_vocabulary_that_is_none_is_refused(tmp_path: Path, text: str, message
         Vocabulary.read(tmp_path / "nothing.txt")
 
 
+def test_a_vocabulary_may_be_the_first_words_of_a_file() -> None:
+    """With the record that counts have; no more words than there are."""
+    record = Provenance.none("counted without noise")
+    whole = Vocabulary(("a", "b", "c"), record)
+    assert whole.first(2) == Vocabulary(("a", "b"), record)
+    assert whole.first(0) == whole
+    with pytest.raises(ConfigError, match="has 3 words; 4 were asked for"):
+        whole.first(4)
+
+
 def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path: Path) -> None:
     """As some editors put it there."""
     (tmp_path / "words.txt").write_bytes(b"\xef\xbb\xbfalpha\r\nbeta\r\n")

@@ -74,7 +74,11 @@ class StageRecord:
                 raise ConfigError(
                     f"stage {self.stage}: sampling rate {self.sampling_rate} is not in (0, 1]"
                 )
-        if self.norm_inflation < 1:
+        for name in ("sensitivity", "clip_noise"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ConfigError(f"stage {self.stage}: {name} is {value}, not a finite number > 0")
+        if not self.norm_inflation >= 1:
             raise ConfigError(f"stage {self.stage}: rounding cannot shrink norms")
         if min(self.rounds, self.gap, self.max_part) < 1:
             raise ConfigError(f"stage {self.stage}: rounds, gap and max_part are at least 1")
