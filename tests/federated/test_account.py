@@ -218,6 +218,23 @@ def test_a_record_that_cannot_be_is_refused(change: dict[str, object]) -> None:
         dataclasses.replace(NETWORK, **change)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sensitivity": 0.0},
+        {"sensitivity": math.nan},
+        {"clip_noise": 0.0},
+        {"clip_noise": math.inf},
+        {"norm_inflation": math.nan},
+        {"norm_inflation": 0.9},
+    ],
+)
+def test_a_stage_with_numbers_that_cost_nothing_is_refused(wrong: dict[str, float]) -> None:
+    """A sensitivity of 0 would be a guarantee for free."""
+    with pytest.raises(ConfigError):
+        StageRecord("network", "tree", 7.0, 930, gap=213, max_part=4, **wrong)
+
+
 def test_an_optimised_mechanism_must_say_its_sensitivity() -> None:
     """Its name does not tell it."""
     stage = StageRecord("network", "blt", 7.0, 930, gap=213, max_part=4)
