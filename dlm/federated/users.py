@@ -26,12 +26,13 @@ import pyarrow as pa
 
 from dlm.errors import ConfigError, FormatError
 from dlm.federated._user_rows import MISSING, Row, parquet_rows, sorted_rows, tsv_rows
+from dlm.federated.provenance import file_digest
 
 __all__ = ["DEFAULT_MEMORY_BYTES", "TOKENIZERS", "Found", "UserDataset", "spoken_words", "words_of"]
 
 DEFAULT_MEMORY_BYTES = 256 << 20
 BATCH_BYTES = 32 << 20  # of text in one record batch of a store
-STORE_VERSION = "1"
+STORE_VERSION = "2"
 Encode = Callable[[list[str]], npt.NDArray[np.int32]]
 
 
@@ -327,6 +328,8 @@ def _opened(file: Path, made_from: str) -> tuple[pa.RecordBatchFileReader, Found
         side = (file.parent / "users.facts").read_text(encoding="utf-8").splitlines()
         if facts.get("made_from") != made_from or side[0] != made_from:
             return None
+        if file_digest(file) != side[3]:
+            return None  # damaged or changed since: an id among it would be another user
         return reader, Found(*(int(n) for n in side[1].split())), side[2]
     except (OSError, pa.ArrowInvalid, IndexError, ValueError, TypeError):
         return None
@@ -346,15 +349,17 @@ def _write_store(
     """Groups rows sorted by user into a store; its facts are written last."""
     side = file.parent / "users.facts"
     side.unlink(missing_ok=True)
-    file.touch(mode=0o600)
-    file.chmod(0o600)
+    # Beside it, and then in its place: whoever has the old one open goes on reading that.
+    written = file.with_name(file.name + ".partial")
+    written.unlink(missing_ok=True)
+    written.touch(mode=0o600)
     digest = hashlib.blake2b(digest_size=16)
     users = utterances = words = over = without_user = without_text = 0
     pending: list[tuple[str, list[str]]] = []
     pending_bytes = 0
     schema = SCHEMA.with_metadata({"made_from": made_from})
 
-    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+    with pa.OSFile(str(written), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
 
         def flush() -> None:
             nonlocal pending, pending_bytes
@@ -417,7 +422,9 @@ def _write_store(
         flush()
     if not users:
         raise FormatError(f"{source} holds no user with text")
+    written.replace(file)
     facts = f"{users} {utterances} {words} {without_user} {without_text} {over}"
     partial = side.with_suffix(".partial")
-    partial.write_text(f"{made_from}\n{facts}\n{digest.hexdigest()}\n", encoding="utf-8")
+    lines = (made_from, facts, digest.hexdigest(), file_digest(file))
+    partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     partial.replace(side)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from typing import Any
 
 import pytest
 
@@ -229,7 +230,7 @@ def test_a_record_that_cannot_be_is_refused(change: dict[str, object]) -> None:
         {"norm_inflation": 0.9},
     ],
 )
-def test_a_stage_with_numbers_that_cost_nothing_is_refused(wrong: dict[str, float]) -> None:
+def test_a_stage_with_numbers_that_cost_nothing_is_refused(wrong: dict[str, Any]) -> None:
     """A sensitivity of 0 would be a guarantee for free."""
     with pytest.raises(ConfigError):
         StageRecord("network", "tree", 7.0, 930, gap=213, max_part=4, **wrong)

@@ -263,3 +263,26 @@ def test_a_store_is_its_owners_alone(tmp_path: Path) -> None:
         UserDataset.from_tsv(tsv(tmp_path / "u.tsv", ROWS), store=store)
         assert stat.S_IMODE((store / "users.arrow").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o700
+
+
+def test_a_store_that_was_changed_is_made_again(tmp_path: Path) -> None:
+    """An id that is another one would be a user who has not taken part yet."""
+    source = tsv(tmp_path / "u.tsv", ROWS)
+    before = UserDataset.from_tsv(source, store=tmp_path / "store")
+    file = tmp_path / "store" / "users.arrow"
+    content = file.read_bytes()
+    assert content.count(b"bea") == 1
+    file.write_bytes(content.replace(b"bea", b"bee"))
+    again = UserDataset.from_tsv(source, store=tmp_path / "store")
+    assert again.user_ids() == ["al", "bea", "cy"]
+    assert again.digest == before.digest
+    assert file.read_bytes() == content
+
+
+def test_who_reads_a_store_is_not_given_another_under_way(tmp_path: Path) -> None:
+    """A second process that finds another file makes the store anew; the first keeps its own."""
+    source = tsv(tmp_path / "u.tsv", ROWS)
+    first = UserDataset.from_tsv(source, store=tmp_path / "store")
+    second = UserDataset.from_tsv(tsv(source, ROWS[:1]), store=tmp_path / "store")
+    assert held(second) == grouped(ROWS[:1])
+    assert held(first) == grouped(ROWS)
