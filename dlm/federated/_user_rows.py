@@ -33,13 +33,17 @@ def _raw(path: Path) -> Any:
 
 def _lines(path: Path) -> Iterator[bytes]:
     """Lines without their end; white space inside them, U+2028 and the like, stays."""
-    rest = b""
+    rest: list[bytes] = []  # of a line that goes on: put together once, however long it is
     with _raw(path) as stream:
         while block := stream.read(1 << 20):
-            *whole, rest = (rest + block).split(b"\n")
-            yield from whole
-    if rest:
-        yield rest
+            first, *more = block.split(b"\n")
+            rest.append(first)
+            if more:
+                yield b"".join(rest)
+                yield from more[:-1]
+                rest = [more[-1]]
+    if last := b"".join(rest):
+        yield last
 
 
 def tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:

@@ -286,3 +286,10 @@ def test_who_reads_a_store_is_not_given_another_under_way(tmp_path: Path) -> Non
     second = UserDataset.from_tsv(tsv(source, ROWS[:1]), store=tmp_path / "store")
     assert held(second) == grouped(ROWS[:1])
     assert held(first) == grouped(ROWS)
+
+
+@pytest.mark.parametrize("size", [(1 << 20) - 9, 1 << 20, (3 << 20) + 5])
+def test_a_line_longer_than_a_block_is_one_line(tmp_path: Path, size: int) -> None:
+    """Its end before, at and past the end of a block that is read."""
+    rows = [("al", "x" * size), ("bea", "y " * 7), ("al", "z" * size)]
+    assert held(UserDataset.from_tsv(tsv(tmp_path / "u.tsv", rows))) == grouped(rows)
