@@ -63,11 +63,19 @@ def account(
         float, typer.Option(help="Standard deviation of the independent draws over the clip norm.")
     ],
     rounds: Rounds,
-    min_sep: Annotated[
-        int, typer.Option(help="Fewest rounds between two participations (MinS): the gap less 1.")
-    ],
-    max_part: MaxPart,
     delta: Delta,
+    min_sep: Annotated[
+        int | None,
+        typer.Option(help="Fewest rounds between two participations (MinS): the gap less 1."),
+    ] = None,
+    max_part: Annotated[int | None, typer.Option(help="Most participations of one user.")] = None,
+    sampling_probability: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of these two: each user was drawn by itself in each round with this "
+            "probability, as 0.01 or 5000/763430; gaussian only."
+        ),
+    ] = None,
     made_for: MadeFor = None,
     buffers: Buffers = 4,
     bands: Bands = None,
@@ -76,13 +84,32 @@ def account(
     """What Gaussian noise of a mechanism guarantees: zCDP and epsilon.
 
     A BLT is the one of BLT Table 4 that was made for the nearest gap (100, 400 or 1,000 rounds),
-    unless --made-for says otherwise: account for the one that is run.
+    unless --made-for says otherwise: account for the one that is run. With --sampling-probability,
+    epsilon of Poisson-sampled cohorts by the moments accountant of DP-FedAvg's tables and by
+    today's two.
 
     Example: dlm privacy account --mechanism tree --noise-multiplier 7 --rounds 930 --min-sep 212 --max-part 4 --delta 1e-10
+
+    Example: dlm privacy account --mechanism gaussian --noise-multiplier 1 --rounds 5000 --sampling-probability 5000/763430 --delta 1e-9
     """  # noqa: E501
+    from dlm.errors import ConfigError
     from dlm.federated.account.zcdp import gaussian_epsilon, rho_of, zcdp_epsilon
     from dlm.federated.noise.participation import gap_from_min_sep, most_participations
 
+    if sampling_probability is not None:
+        if (min_sep, max_part, made_for, bands) != (None, None, None, None):
+            raise ConfigError(
+                "--sampling-probability is instead of --min-sep, --max-part, --made-for and --bands"
+            )
+        _account_sampled(
+            mechanism.value, noise_multiplier, rounds, sampling_probability, delta, as_json
+        )
+        return
+    if min_sep is None or max_part is None:
+        raise ConfigError(
+            "give --min-sep and --max-part, what separates a user's participations and how many "
+            "they are; or --sampling-probability for Poisson-sampled cohorts"
+        )
     gap = gap_from_min_sep(min_sep)
     sensitivity, exact, what = _sensitivity(
         mechanism.value, rounds, gap, max_part, made_for=made_for, buffers=buffers, bands=bands
@@ -124,6 +151,70 @@ def account(
     print(f"epsilon      {answer['epsilon']:.6g}  at delta {delta:g}")
     for note in notes:
         print(f"note: {note}")
+
+
+def _account_sampled(
+    name: str, noise_multiplier: float, rounds: int, given: str, delta: float, as_json: bool
+) -> None:
+    """Independent noise on Poisson-sampled cohorts."""
+    from dlm.errors import ConfigError
+    from dlm.federated.account.sampled import moments_epsilon, tight_epsilon
+
+    if name != "gaussian":
+        raise ConfigError(
+            f"sampling amplifies the privacy of independent noise; for {name}, whose noise is "
+            "correlated over rounds, give --min-sep and --max-part"
+        )
+    if rounds < 1:
+        raise ConfigError(f"rounds is {rounds}, not at least 1")
+    q = _probability(given)
+    epsilons = dict.fromkeys(("epsilon", "epsilon_rdp", "epsilon_moments"), math.inf)
+    if noise_multiplier != 0:  # without noise there is nothing to account for
+        epsilons = {
+            "epsilon": tight_epsilon(q, noise_multiplier, rounds, delta),
+            "epsilon_rdp": tight_epsilon(q, noise_multiplier, rounds, delta, accountant="rdp"),
+            "epsilon_moments": moments_epsilon(q, noise_multiplier, rounds, delta),
+        }
+    note = (
+        "the numbers hold only if each user was drawn by itself with this probability in each "
+        "round; a fixed report goal, or whoever is available, is not that"
+    )
+    if as_json:
+        _print_json(
+            {
+                "mechanism": name,
+                "sampling": "poisson",
+                "sampling_probability": q,
+                "rounds": rounds,
+                "noise_multiplier": noise_multiplier,
+                "delta": delta,
+                **epsilons,
+                "notes": [note],
+            }
+        )
+        return
+    print(f"{name}, {rounds} rounds, Poisson-sampled with probability {q:.6g}, "
+          f"noise multiplier {noise_multiplier:g}")  # fmt: skip
+    print(f"epsilon      {epsilons['epsilon']:.6g}  at delta {delta:g} (PLD)")
+    print(f"             {epsilons['epsilon_rdp']:.6g}  by Renyi orders (RDP)")
+    print(f"             {epsilons['epsilon_moments']:.6g}  by the moments accountant of DP-FedAvg")
+    print(f"note: {note}")
+
+
+def _probability(given: str) -> float:
+    """Of "0.01" or "5000/763430"."""
+    from dlm.errors import ConfigError
+
+    users, _, population = given.partition("/")
+    try:
+        probability = float(users) / float(population or 1)
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(
+            f"--sampling-probability is {given!r}, not a number as 0.01 or 5000/763430"
+        ) from None
+    if not 0 < probability <= 1:
+        raise ConfigError(f"the sampling probability is {probability}, not in (0, 1]")
+    return probability
 
 
 @app.command("mechanism")

@@ -204,15 +204,17 @@ FIGURES: Mapping[str, Callable[[], tuple[str, str, str, Curves]]] = {
 
 def main() -> None:
     """Writes NAME.png and NAME.json for each figure."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", choices=list(FIGURES), default=list(FIGURES))
     arguments = parser.parse_args()
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        sys.exit("figures need matplotlib: pip install matplotlib")
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name in arguments.only:
         title, across, up, curves = FIGURES[name]()

@@ -137,6 +137,44 @@ def test_plan_says_what_to_run_and_draws_it(tmp_path: Path) -> None:
     assert file.stat().st_size > 1000
 
 
+@pytest.mark.parametrize(
+    ("probability", "published"),
+    [("5000/763430", 4.634), ("1667/763430", 2.314), ("1250/1e8", 0.987)],
+)
+def test_sampled_cohorts_are_accounted_for_as_dp_fedavg_prints(
+    probability: str, published: float
+) -> None:
+    """DPF Table 2, by its own accountant; today's two are below it."""
+    found = answer(
+        "account", "--mechanism", "gaussian", "--noise-multiplier", 1, "--rounds", 5000,
+        "--sampling-probability", probability, "--delta", 1e-9,
+    )  # fmt: skip
+    assert round(found["epsilon_moments"], 3) == published
+    assert 0 < found["epsilon"] < found["epsilon_rdp"] < found["epsilon_moments"]
+    assert "drawn by itself" in found["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "more", "message"),
+    [
+        ("tree", ["--sampling-probability", "0.1"], "for tree.* give --min-sep"),
+        ("gaussian", ["--sampling-probability", "0.1", "--max-part", "3"], "instead of"),
+        ("gaussian", ["--sampling-probability", "1.5"], "probability is 1.5"),
+        ("gaussian", ["--sampling-probability", "a tenth"], "5000/763430"),
+        ("gaussian", ["--sampling-probability", "1/0"], "5000/763430"),
+        ("gaussian", ["--min-sep", "3"], "give --min-sep and --max-part"),
+        ("tree", [], "or --sampling-probability"),
+    ],
+)
+def test_amplification_is_refused_where_it_does_not_hold(
+    mechanism: str, more: list[str], message: str
+) -> None:
+    """Of correlated noise, beside a separation, with a probability that is none."""
+    with pytest.raises(ConfigError, match=message):
+        answer("account", "--mechanism", mechanism, "--noise-multiplier", 1, "--rounds", 10,
+               "--delta", 1e-6, *more)  # fmt: skip
+
+
 def test_settings_that_cannot_be_are_told() -> None:
     """As errors of settings, not as numbers."""
     with pytest.raises(ConfigError, match="one target"):
@@ -162,3 +200,8 @@ def test_no_noise_is_no_guarantee() -> None:
     found = account("tree", 0, 10, 3, 1)
     assert found["rho"] is None
     assert found["epsilon"] is None
+    sampled = answer(
+        "account", "--mechanism", "gaussian", "--noise-multiplier", 0, "--rounds", 10,
+        "--sampling-probability", 0.1, "--delta", 1e-6,
+    )  # fmt: skip
+    assert sampled["epsilon"] is sampled["epsilon_rdp"] is sampled["epsilon_moments"] is None
