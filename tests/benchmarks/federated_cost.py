@@ -65,7 +65,8 @@ def bare_gradients(model: rnn.RnnConfig, config: LocalConfig) -> Callable[..., A
         flat = batches.reshape(-1, *batches.shape[2:])
         return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), flat)[0]
 
-    return jax.jit(total)
+    compiled: Callable[..., Any] = jax.jit(total)
+    return compiled
 
 
 def measured(model_name: str, count: int, runs: int, clip_after: Any, noise: str) -> dict[str, Any]:

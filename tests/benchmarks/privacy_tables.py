@@ -303,8 +303,11 @@ def main() -> None:
     def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
+    sections: list[Callable[[], str]] = [
+        lambda: blt_table_3(tell), blt_table_4, gdp_tables, dpf_tables,
+    ]  # fmt: skip
     parts = []
-    for part in (lambda: blt_table_3(tell), blt_table_4, gdp_tables, dpf_tables):
+    for part in sections:
         parts.append(part())
         tell(f"{parts[-1][:40]} ... done")
     if arguments.cost:

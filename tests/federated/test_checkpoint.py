@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def test_a_failed_write_leaves_the_old_file(
     def no_space(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.os, "fsync", no_space)
+    monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(OSError, match="No space"):
         checkpoint.save(path, {"a": jnp.zeros(3)}, SETTINGS)
     assert path.read_bytes() == before

@@ -16,7 +16,14 @@ def test_the_same_name_is_the_same_numbers_and_another_is_not() -> None:
     """A number and its text are two names, and so are a name's parts joined otherwise."""
     root = Key.from_seed(7)
     assert root.fold("noise", 3).words(4).tolist() == root.fold("noise").fold(3).words(4).tolist()
-    names = [("noise", 3), ("noise", "3"), ("noise3",), ("noise", 4), (3, "noise"), ()]
+    names: list[tuple[str | int, ...]] = [
+        ("noise", 3),
+        ("noise", "3"),
+        ("noise3",),
+        ("noise", 4),
+        (3, "noise"),
+        (),
+    ]
     drawn = {tuple(root.fold(*name).words(4).tolist()) for name in names}
     assert len(drawn) == len(names)
     assert Key.from_seed(8).words(4).tolist() != root.words(4).tolist()
@@ -60,7 +67,7 @@ def test_normals_are_standard_normal() -> None:
     assert distance(1.0) < limit
     assert distance(1.05) > limit
     assert distance(0.95) > limit
-    assert abs(np.corrcoef(Key.from_seed(5).normals(count).reshape(2, -1))[0, 1]) < 0.02
+    assert abs(np.corrcoef(*Key.from_seed(5).normals(count).reshape(2, -1)).item(1)) < 0.02
 
 
 def test_uniforms_and_signs_are_even() -> None:

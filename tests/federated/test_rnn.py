@@ -46,7 +46,8 @@ run = jax.jit(rnn.run, static_argnums=1)
 def slope_of(params: Any, config: RnnConfig, batch: Any) -> tuple[Any, Any]:
     """The loss of a batch from a zero state, and its gradient."""
     state = rnn.initial_state(config, len(batch))
-    return jax.value_and_grad(lambda p: rnn.batch_loss(p, config, state, batch)[0])(params)
+    loss, slope = jax.value_and_grad(lambda p: rnn.batch_loss(p, config, state, batch)[0])(params)
+    return loss, slope
 
 
 def sigmoid(x: float) -> float:

@@ -482,9 +482,10 @@ def test_what_was_seen_without_noise_is_told_in_simulations_only() -> None:
         rounds = algorithm(release, make_mechanism("gaussian", rounds=2), simulation=simulation)
         told[simulation] = rounds.apply(rounds.init(params(), KEY), cohort())[1]
     assert told[False].raw is None
-    assert told[True].raw is not None
-    assert told[True].raw.users == 4
-    assert told[True].raw.mean_ln_prob < 0
+    raw = told[True].raw
+    assert raw is not None
+    assert raw.users == 4
+    assert raw.mean_ln_prob < 0
     assert told[True]._replace(raw=None) == told[False]
 
 

@@ -95,7 +95,7 @@ def test_accounting_has_the_same_formula() -> None:
 def updates(count: int, size: int, norm: float, seed: int = 0) -> np.ndarray:
     """Updates of a given norm."""
     drawn = np.random.default_rng(seed).normal(size=(count, size))
-    return norm * drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    return np.asarray(norm * drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
 
 
 def test_a_sum_comes_back_from_its_encoding() -> None:
@@ -271,12 +271,11 @@ def test_plain_aggregation_runs_inside_jit() -> None:
     jax = pytest.importorskip("jax", reason="the training extra is not installed")
     plain, stack = PlainAggregator(), tree(4)
 
-    @jax.jit
     def total(updates: Any) -> Any:
         acc = plain.zero(jax.tree.map(lambda leaf: leaf[0], updates))
         return plain.result(plain.add(acc, updates), 4)
 
-    for a, b in zip(jax.tree.leaves(total(stack)), jax.tree.leaves(stack), strict=True):
+    for a, b in zip(jax.tree.leaves(jax.jit(total)(stack)), jax.tree.leaves(stack), strict=True):
         np.testing.assert_allclose(a, b.sum(axis=0), rtol=1e-5, atol=1e-6)
     assert plain.sensitivity_factor(1000) == 1.0
 

@@ -90,7 +90,8 @@ def test_a_limit_of_batches_holds() -> None:
 
 def test_a_user_without_text_is_refused() -> None:
     """An empty list, and one of empty utterances."""
-    for text in ([], [[]], [[], []]):
+    texts: list[list[list[int]]] = [[], [[]], [[], []]]
+    for text in texts:
         with pytest.raises(ConfigError, match="without any text"):
             tokens.pack(arrays(text), batch_size=2, unroll=3, packing="stream")
 

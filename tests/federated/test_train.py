@@ -146,7 +146,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(
     name: str, folder: Path, users: UserDataset, tmp_path: Path
 ) -> None:
     """Model, optimiser, noise, clip norm, ledger and metrics are those of a run in one piece."""
-    tables = VARIANTS[name]
+    tables: dict[str, Any] = {**VARIANTS[name]}
     whole, lines = finished(folder, users, tmp_path / "whole", **tables)
     parts, lines_of_parts = finished(folder, users, tmp_path / "parts", (1, 4), **tables)
     assert parts == whole
@@ -470,6 +470,7 @@ def test_participation_is_bounded_as_it_is_accounted_for(
     assert stage.noise_multiplier == 0.5
     assert report.provenance.guarantee is None
     assert report.provenance.simulated is not None
+    assert report.provenance.simulated.rho
     assert report.provenance.simulated.rho > 0
 
 

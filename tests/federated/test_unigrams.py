@@ -107,7 +107,7 @@ def test_noise_has_the_claimed_standard_deviation_and_rounds_are_independent() -
     n = noise.size
 
     def off(sigma: float) -> float:
-        return abs((noise**2).sum() / sigma**2 - n) / math.sqrt(2 * n)
+        return float(abs((noise**2).sum() / sigma**2 - n) / math.sqrt(2 * n))
 
     assert config.noise_std == 21.0
     assert off(21.0) < 5
@@ -224,7 +224,7 @@ def test_moments_add_up_and_give_the_residuals_of_rounds() -> None:
     np.testing.assert_allclose(moments_of(rounds).residual_squares(share), plain)
     later = moments_of(rounds).minus(moments_of(rounds[:5]))
     for a, b in zip(later, moments_of(rounds[5:]), strict=True):
-        np.testing.assert_allclose(a, b)
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b))
 
 
 def test_halves_are_compared_on_a_grid_that_holds_its_own_halves(people: UserDataset) -> None:
