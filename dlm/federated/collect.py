@@ -38,7 +38,7 @@ from dlm.federated.unigrams import (
 )
 from dlm.federated.users import UserDataset, words_of
 
-CHECKPOINT_VERSION = 1
+CHECKPOINT_VERSION = 2  # 2: rounds' sizes, and not their squares alone
 
 
 class Collection:
@@ -211,7 +211,10 @@ class Collection:
             "round": state.round,
             "now": self.now,
             "snapshots": sorted(state.snapshots),
-            "sizes": [state.moments.sizes, *(m.sizes for _, m in sorted(state.snapshots.items()))],
+            "sizes": [
+                [kept.length, kept.sizes]
+                for kept in (state.moments, *(m for _, m in sorted(state.snapshots.items())))
+            ],
             "history": [dataclasses.astuple(metrics) for metrics in state.history],
         }
         arrays = {
@@ -282,6 +285,7 @@ class Collection:
             raise FormatError(f"{self._path} is no checkpoint of unigrams: {exc!r}") from exc
 
 
-def _moments(rows: npt.NDArray[np.float64], sizes: float) -> Moments:
+def _moments(rows: npt.NDArray[np.float64], sizes: Sequence[float]) -> Moments:
     total, squares, cross = rows
-    return Moments(total, squares, cross, sizes)
+    length, squared = sizes
+    return Moments(total, squares, cross, length, squared)

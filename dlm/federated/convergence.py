@@ -52,30 +52,35 @@ def z_statistic(
 
 
 class Moments(NamedTuple):
-    """What is kept of some rounds to compare them with others; a round u has the size n = sum(u).
+    """What is kept of some rounds u to compare them with others; n is the size of a round.
 
     Shapes
         total, squares, cross  (words,)  float64  sums over rounds of u, u^2 and n u
-        sizes                  ()        float    sum over rounds of n^2
+        length, sizes          ()        float    sums over rounds of n and n^2
     """
 
     total: Floats
     squares: Floats
     cross: Floats
+    length: float
     sizes: float
 
     @classmethod
     def zero(cls, words: int) -> Moments:
         """Of no rounds."""
-        return cls(np.zeros(words), np.zeros(words), np.zeros(words), 0.0)
+        return cls(np.zeros(words), np.zeros(words), np.zeros(words), 0.0, 0.0)
 
-    def plus(self, counts: Floats) -> Moments:
-        """With one round more."""
-        n = float(counts.sum())
+    def plus(self, counts: Floats, size: float | None = None) -> Moments:
+        """With one round more, of the size sum(u) if none is given.
+
+        Noise on every word of a long list drowns that sum: noised rounds are given one size.
+        """
+        n = float(counts.sum()) if size is None else size
         return Moments(
             self.total + counts,
             self.squares + counts**2,
             self.cross + n * counts,
+            self.length + n,
             self.sizes + n**2,
         )
 
@@ -85,12 +90,14 @@ class Moments(NamedTuple):
             self.total - other.total,
             self.squares - other.squares,
             self.cross - other.cross,
+            self.length - other.length,
             self.sizes - other.sizes,
         )
 
     def at(self, used: npt.NDArray[np.bool_]) -> Moments:
         """Of some words; sizes stay those of all."""
-        return Moments(self.total[used], self.squares[used], self.cross[used], self.sizes)
+        of_words = self.total[used], self.squares[used], self.cross[used]
+        return Moments(*of_words, self.length, self.sizes)
 
     def residual_squares(self, share: Floats) -> Floats:
         """Sum over rounds of (u - share n)^2: how far words stray from their share of a round."""
@@ -104,7 +111,7 @@ def z_between_rounds(x: Moments, y: Moments, rounds: int) -> float:
     what varies is taken about a word's common share of its round. These residuals sum to 0 over all
     rounds, which costs one degree of freedom.
     """
-    share = (x.total + y.total) / (x.total.sum() + y.total.sum())
+    share = (x.total + y.total) / (x.length + y.length)
     factor = 2 * rounds / (2 * rounds - 1)
     return z_statistic(
         x.total,

@@ -185,7 +185,9 @@ def apply(
         noise = key.fold("unigrams", "noise", state.round).normals(words)
         released = clipped_sum + config.noise_std * noise
     done = state.round + 1
-    moments = state.moments.plus(released)
+    # The sum of a noised round is that of its noise: rounds count as of one size, which all but
+    # cohorts of very different sizes are, each user adding lambda at most.
+    moments = state.moments.plus(released, None if config.noise_multiplier is None else 1.0)
     now_seen = moments.total > seen_threshold(config, done, words)
     new = int((now_seen & ~state.seen).sum())
     seen = state.seen | now_seen

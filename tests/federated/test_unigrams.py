@@ -216,6 +216,26 @@ def test_with_variances_of_rounds_z_is_unbiased_for_people_who_repeat_themselves
     assert (np.mean(poisson) > 0) == (clip > 1)
 
 
+def noised_z(seed: int, changes: bool) -> float:
+    """Z after 8 noised rounds over a list of which noise drowns all but some tens of words."""
+    share = 1 / np.arange(1.0, 20_001)
+    other = np.concatenate([share[:40][::-1], share[40:]])
+    config, random = UnigramConfig(100.0, 8, noise_multiplier=1.0), np.random.default_rng(seed)
+    state = init(config, len(share))
+    for k in range(8):
+        drawn = random.multinomial(20_000, (other if changes and k > 3 else share) / share.sum())
+        state = apply(state, config, drawn.astype(float), Key.from_seed(seed))
+    assert 10 < state.history[-1].words_seen < 100
+    assert state.history[-1].z is not None
+    return state.history[-1].z
+
+
+def test_with_noise_on_a_long_list_z_still_tells_what_changed_from_what_did_not() -> None:
+    """Though a round's sum over the list is mostly noise, and says nothing of its size."""
+    assert abs(np.mean([noised_z(seed, changes=False) for seed in range(12)])) < 2
+    assert min(noised_z(seed, changes=True) for seed in range(3)) > 50
+
+
 def test_moments_add_up_and_give_the_residuals_of_rounds() -> None:
     """Against all rounds kept."""
     rounds = np.random.default_rng(1).gamma(2.0, 3.0, (12, 5))
