@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -114,9 +114,19 @@ def measured(model_name: str, count: int, runs: int, clip_after: Any, noise: str
 
 
 def peak_mib(model_name: str, count: int) -> float:
-    """Peak memory of this process after a round of so many users."""
-    measured(model_name, count, 1, "user", "none")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Peak memory of this process after a round of so many users, beside which nothing runs."""
+    model, config = preset(model_name), LocalConfig()
+    params = jax.jit(partial(rnn.init, config=model))(jax.random.key(0))
+    engine = LocalEngine(model, config, block=min(count, 32))
+    release = ReleaseConfig(1.0, 0.0, float(count))
+    rounds = make_algorithm(release, ServerConfig(), engine, None, simulation=False)
+    state = rounds.init(params, jax.random.key(1))
+    state, _ = rounds.apply(state, users_of(count, config, model.vocab_size))
+    jax.block_until_ready(state.params)
+    # Not getrusage: its peak is inherited from the process that started this one.
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    (peak,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(peak.split()[1]) / 1024
 
 
 def main() -> None:
