@@ -242,7 +242,8 @@ def test_a_sample_is_secret_where_the_guarantee_rests_on_it() -> None:
 
 def test_cohorts_that_had_to_keep_to_bounds_are_no_poisson_samples() -> None:
     """A round that was refused for one, and drawn again, is conditioned on it."""
-    for bounds in ({"gap": 2}, {"max_part": 3}):
+    several: list[dict[str, Any]] = [{"gap": 2}, {"max_part": 3}]
+    for bounds in several:
         ledger = ParticipationLedger(10, sampling={"kind": "poisson", "q": 0.5}, **bounds)
         with pytest.raises(PrivacyError, match="not what a Poisson sampler draws"):
             ledger.check_poisson(0.5)

@@ -418,6 +418,7 @@ def test_a_vocabulary_of_users_words_costs_what_counting_them_cost(
     alone, both = found["public"].guarantee, found["noised"].guarantee
     assert alone is not None
     assert both is not None
+    assert alone.rho is not None
     assert both.rho == pytest.approx(alone.rho + 0.125)
     assert both.epsilon > alone.epsilon
     assert [s["stage"] for s in found["noised"].stages] == ["unigrams", "network"]
@@ -439,7 +440,8 @@ def test_a_poisson_cohort_of_any_size_fits_into_secure_aggregation(
         privacy={"mechanism": "gaussian", "gap": 1, "max_part": 0},
     )
     with Training(given, users, tmp_path) as training:
-        aggregator: Any = training.engine._aggregator  # type: ignore[attr-defined]
+        engine: Any = training.engine
+        aggregator = engine._aggregator
         assert aggregator.report_goal == len(training.train_users)
 
 
