@@ -117,6 +117,8 @@ class Diurnal:
                 f"availability goes from low to high within 0 to 1; found {self.low} to {self.high}"
             )
         shares = [share for _, share in self.zones]
+        if not all(map(math.isfinite, (h for h, _ in self.zones))):
+            raise ConfigError(f"a time zone is hours from the clock; found {self.zones}")
         if not shares or min(shares) < 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-9):
             raise ConfigError(f"shares of time zones sum to 1; found {shares}")
 

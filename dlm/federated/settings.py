@@ -31,6 +31,7 @@ from dlm.federated.clip import AdaptiveClip
 from dlm.federated.local import LocalConfig
 from dlm.federated.rnn import RnnConfig
 from dlm.federated.rounds import ReleaseConfig, ServerConfig
+from dlm.federated.sampling import Diurnal
 
 REAL = -1
 # Not DLM alone: a server's own settings are DLM_SERVER_<NAME>.
@@ -233,6 +234,10 @@ class SamplingSettings:
         q            0 < . <= 1; 0.01 (poisson)
         timer_s      seconds; >= 0; 0; until a user may take part again (timer)
         round_s      seconds; > 0; 60; how long a round is taken to last (timer)
+        low, high    0 to 1; 1, 1; part of the devices that are idle, charging and connected at
+                     noon and at midnight, where they are (timer); a run begins at midnight
+        zones        "0:1"; where they are: HOURS:SHARE, ..., hours of difference to that midnight
+                     and the part of the users, as "0:0.5, -8:0.5"; shares sum to 1 (timer)
     """
 
     kind: Literal["timer", "poisson", "fixed"] = "timer"
@@ -240,6 +245,9 @@ class SamplingSettings:
     q: float = 0.01
     timer_s: float = 0.0
     round_s: float = 60.0
+    low: float = 1.0
+    high: float = 1.0
+    zones: str = "0:1"
 
     def __post_init__(self) -> None:
         if self.kind not in ("timer", "poisson", "fixed"):
@@ -247,6 +255,27 @@ class SamplingSettings:
         _at_least("sampling", self, {"report_goal": 1, "timer_s": 0, "round_s": 0})
         if not 0 < self.q <= 1:
             raise ConfigError(f"sampling.q is {self.q}; it must be above 0 and at most 1")
+        days = self.diurnal()
+        if days is not None and self.kind != "timer":
+            raise ConfigError(
+                f"sampling.low, high and zones say who is available when, which sampling.kind = "
+                f"{self.kind} does not ask; leave them out, or take timer"
+            )
+
+    def diurnal(self) -> Diurnal | None:
+        """Who is available when; None: everyone, always."""
+        if (self.low, self.high, self.zones) == (1.0, 1.0, "0:1"):
+            return None
+        zones = []
+        for zone in self.zones.split(","):
+            hours, _, share = zone.partition(":")
+            try:
+                zones.append((float(hours), float(share)))
+            except ValueError:
+                raise ConfigError(
+                    f'sampling.zones is {self.zones!r}; it must be as "0:0.5, -8:0.5"'
+                ) from None
+        return Diurnal(self.low, self.high, tuple(zones))
 
     def users_a_round(self, users: int) -> float:
         """Users expected in a round."""

@@ -361,6 +361,7 @@ class Training:
             gap=self.settings.privacy.gap,
             max_part=self.settings.privacy.max_part or None,
             timer_s=given.timer_s,
+            diurnal=given.diurnal(),
         )
 
     def _cohort(self, index: int) -> Sequence[UserWork]:

@@ -11,6 +11,7 @@ pytest.importorskip("jax", reason="pip install dlm[train]")
 pytest.importorskip("optax", reason="pip install dlm[train]")
 
 from dlm.errors import ConfigError, PrivacyError
+from dlm.federated.sampling import Diurnal
 from dlm.federated.settings import REAL, Settings
 
 FILE = """
@@ -89,6 +90,13 @@ def test_the_usual_noise_on_the_count_is_a_twentieth(tmp_path: Path) -> None:
         few.privacy.release(few.sampling.users_a_round(10_000))
 
 
+def test_devices_are_available_by_the_hour_where_that_is_said(tmp_path: Path) -> None:
+    """Else always, all of them."""
+    assert read(tmp_path).sampling.diurnal() is None
+    text = FILE + 'low = 0.05\nhigh = 0.6\nzones = "0:0.25, -8:0.75"\n'
+    assert read(tmp_path, text).sampling.diurnal() == Diurnal(0.05, 0.6, ((0, 0.25), (-8, 0.75)))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "error", "message"),
     [
@@ -106,6 +114,10 @@ def test_the_usual_noise_on_the_count_is_a_twentieth(tmp_path: Path) -> None:
         ("report_goal = 100", "q = 0.0", ConfigError, "q is 0.0"),
         ("report_goal = 100", 'kind = "all"', ConfigError, "kind is 'all'"),
         ("[sampling]", '[sampling]\nkind = "poisson"', PrivacyError, "no Poisson sample"),
+        ("[sampling]", "[sampling]\nlow = 0.6\nhigh = 0.5", ConfigError, "from low to high"),
+        ("[sampling]", '[sampling]\nzones = "0"', ConfigError, "zones is '0'"),
+        ("[sampling]", '[sampling]\nzones = "0:1,nan:0"', ConfigError, "time zone"),
+        ("[sampling]", '[sampling]\nkind = "fixed"\nhigh = 0.5\nlow = 0', ConfigError, "timer"),
         ("clip_norm = 0.5", "clip_norm = 1e-20", PrivacyError, "1e-12 or more"),
         ("[sampling]", "[pretrain]\nsteps = 5\n[sampling]", ConfigError, "together, or neither"),
         ("[run]", "[run", ConfigError, "cannot be read as TOML"),

@@ -537,6 +537,17 @@ def test_updates_that_are_encoded_for_secure_aggregation_give_nearly_the_same_mo
     assert 0 < difference < 0.02
 
 
+def test_a_round_waits_until_enough_devices_are_available(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """A run begins at midnight: where it is noon then, and nobody is at noon, it begins later."""
+    sampling = {"low": 0.0, "high": 0.9, "zones": "12:1"}
+    with Training(settings(folder, sampling=sampling), users, tmp_path) as training:
+        training._cohort(0)
+        hours = training._now_s / 3600
+    assert 1 < hours < 12
+
+
 def test_a_user_file_that_changes_the_population_below_the_cohort_is_refused(
     folder: Path, users: UserDataset, tmp_path: Path
 ) -> None:
