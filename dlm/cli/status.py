@@ -98,7 +98,7 @@ def status(
         print(json.dumps({**look.facts(), "interval_s": interval}, indent=1))
     else:
         _print(look)
-    if look.missing or look.refused:
+    if look.missing or look.refused or look.down:
         raise typer.Exit(1)
 
 
@@ -201,6 +201,13 @@ def problems(look: Look) -> list[str]:
 
     out = said_once((row.address, row.error) for row in look.rows if row.error)
     out += [f"shard {shard}: no server is ready" for shard in look.missing]
+    if look.down and not look.missing:
+        out.append("no server is ready")
+    out += [
+        f"{row.address}: slow, {row.delay_ms:.3g} ms; others of shard {row.shard} are asked first"
+        for row in look.rows
+        if row.slow and row.delay_ms is not None and row.shard not in look.slow
+    ]
     return out + [f"shard {shard}: all its servers are slow" for shard in look.slow]
 
 

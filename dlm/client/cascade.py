@@ -3,7 +3,7 @@
 One thread a process and client. It alone steps the machines, so that they need no lock; what other
 threads have to tell it (a beat that came back, a message that found nobody) waits in a queue until
 its next tick, with the time at which it happened. What others read of it (`mode`, `avoided`,
-`gone`) are single values, replaced whole.
+`gone`, `slow`) are single values, replaced whole.
 
 It is a thread and no task on the client's event loop: a loop ends for every fork, and what is to
 notice that things hang must not hang with them.
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from dlm.client import membership, modes
-from dlm.client.membership import Beating, Health, Member
+from dlm.client.membership import Beating, Health, Member, behind
 from dlm.client.modes import Cascade, Mode, Switching
 from dlm.client.topology import Topology
 from dlm.client.transport import Connection
@@ -139,6 +139,8 @@ class Watch:
         else:
             first = Cascade(since=now - switching.stable_s)
         self._cascade: Cascade = first
+        # Not `since`, by which the first stay counts as a stable one.
+        self._entered: float = now if before is None else before._entered
         self._members: dict[str, Member] = {}
         self._shards: dict[str, int] = {}
         self._came: deque[tuple[str, membership.Event, float]] = deque()
@@ -149,6 +151,7 @@ class Watch:
         self._blameless_until = now
         self.mode = self._cascade.mode
         self.avoided: frozenset[str] = frozenset()
+        self.slow: frozenset[str] = frozenset()  # beside another server of their shard
         self.gone: frozenset[int] = frozenset()
         self.switches: Counter[tuple[Mode, str]] = Counter()
         self.canaries: Counter[bool] = Counter()
@@ -197,7 +200,7 @@ class Watch:
         ]
         return CascadeStatus(
             cascade.mode,
-            self._clock() - cascade.since,
+            self._clock() - self._entered,
             messages,
             failed,
             dict(self.switches),
@@ -281,6 +284,13 @@ class Watch:
         avoided = frozenset(a for a, m in self._members.items() if m.beats and not m.usable)
         if avoided != self.avoided:
             self.avoided = avoided
+        slow: set[str] = set()
+        for addresses in () if topology is None else topology.addresses.values():
+            delays = {a: m.delay_s for a in addresses if (m := self._members[a]).usable}
+            least = min(delays.values(), default=0.0)
+            slow.update(a for a, delay in delays.items() if behind(delay, least, self._beating))
+        if slow != self.slow:
+            self.slow = frozenset(slow)
         gone = frozenset(
             shard
             for shard, addresses in ({} if topology is None else topology.addresses).items()
@@ -346,6 +356,7 @@ class Watch:
         for action in actions:
             if isinstance(action, modes.Switch):
                 self.mode = action.to
+                self._entered = now
                 self.switches[action.to, action.reason] += 1
                 fields = {"to": str(action.to), "reason": action.reason}
                 if action.to is Mode.FULL:

@@ -213,9 +213,13 @@ class Member(NamedTuple):
 
     def is_slow(self, config: Beating) -> bool:
         """Whether the way to it has become slow."""
-        return (
-            self.ratio > config.slow_ratio and self.delay_s - self.baseline_s > config.slow_floor_s
-        )
+        return self.beats >= FIRST_BEATS and behind(self.delay_s, self.baseline_s, config)
+
+
+def behind(delay_s: float, least_s: float, config: Beating) -> bool:
+    """Whether a way with this delay is slow beside one with `least_s`, by the same measure as a way
+    that has become slow."""
+    return delay_s > config.slow_ratio * least_s and delay_s - least_s > config.slow_floor_s
 
 
 def step(state: Member, event: Event, now: float, config: Beating) -> tuple[Member, list[Action]]:

@@ -22,6 +22,7 @@ def choose(
     outstanding: Mapping[str, int],
     avoided: frozenset[str],
     chance: Chance,
+    slow: frozenset[str] = frozenset(),
 ) -> str | None:
     """The server to ask: of two drawn at random the one with less to do (power of two choices).
 
@@ -29,6 +30,7 @@ def choose(
         replicas     addresses of those that hold the shard
         outstanding  queries in flight to each
         avoided      not to be asked while there is any other
+        slow         not to be asked while there is any other that is not avoided either
     Returns
         None where there are none at all
     Paper
@@ -36,6 +38,7 @@ def choose(
         doubly logarithmic, and need no agreement among clients
     """
     wanted = [address for address in replicas if address not in avoided] or list(replicas)
+    wanted = [address for address in wanted if address not in slow] or wanted
     if len(wanted) <= 1:
         return wanted[0] if wanted else None
     first, second = chance.sample(wanted, 2)

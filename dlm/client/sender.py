@@ -287,7 +287,8 @@ class Sender:
             if runtime.watch is not None:
                 missed |= runtime.watch.avoided
             avoided = frozenset(missed.union(message.tried))
-            address = choose(replicas, runtime.outstanding, avoided, runtime.chance)
+            slow = frozenset() if runtime.watch is None else runtime.watch.slow
+            address = choose(replicas, runtime.outstanding, avoided, runtime.chance, slow)
             others = set(replicas).difference(avoided, (address,))
             again = bool(others) and not message.tried and runtime.budget.allows
         if address is None:

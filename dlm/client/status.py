@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from dlm.client.membership import FIRST_BEATS, Beating, Member, measured
+from dlm.client.membership import FIRST_BEATS, Beating, Member, behind, measured
 from dlm.client.modes import Mode
 from dlm.client.topology import MAX_SHARD_SETS, Connect, Endpoint
 from dlm.client.transport import Connection
@@ -59,7 +59,8 @@ class Row:
     delay_ms       the shortest of the last five round trips, as clients reckon
     delay_ratio    delay over its baseline, known after eight beats; above 2, and 20 ms more, it is
                    slow
-    slow           whether clients take it for slow
+    slow           whether clients take it for slow: against its baseline, or beside another
+                   server of its shard
     error          why there is nothing to tell, or why less than there could be
 
     None stands for what is not known (yet).
@@ -103,6 +104,11 @@ class Look:
     refused: bool = False
 
     @property
+    def down(self) -> bool:
+        """Whether no server is ready at all, so that nobody knows which shards there should be."""
+        return not self.refused and not any(row.state == "ready" for row in self.rows)
+
+    @property
     def slow(self) -> tuple[int, ...]:
         """Shards that only slow servers answer for."""
         ready = [row for row in self.rows if row.state == "ready"]
@@ -113,7 +119,7 @@ class Look:
     def mode(self) -> Mode | None:
         """Which model clients with a small one use for new utterances, as far as heartbeats tell
         (of the messages that fail only their clients know); None where a server refuses us."""
-        if self.missing or self.slow:
+        if self.missing or self.slow or self.down:
             return Mode.SMALL
         return None if self.refused else Mode.FULL
 
@@ -344,6 +350,26 @@ def _told(error: DlmError | None) -> str:
     return " ".join(str(error).split()) if error else "no answer"
 
 
+def beside(rows: list[Row]) -> list[Row]:
+    """The rows, those of them slow whose delay is far above that of another of their shard."""
+    least: dict[tuple[str | None, int | None], float] = {}
+    for row in rows:
+        if row.state == "ready" and row.delay_ms is not None:
+            key = row.shard_set, row.shard
+            least[key] = min(least.get(key, row.delay_ms), row.delay_ms)
+
+    def is_behind(row: Row) -> bool:
+        quickest = least.get((row.shard_set, row.shard))
+        return (
+            row.state == "ready"
+            and row.delay_ms is not None
+            and quickest is not None
+            and behind(row.delay_ms / 1e3, quickest / 1e3, BEATING)
+        )
+
+    return [replace(row, slow=True) if is_behind(row) else row for row in rows]
+
+
 class ClusterStatus:
     """Looks at every server, again and again; rates come from the second look on.
 
@@ -366,7 +392,7 @@ class ClusterStatus:
     def look(self) -> Look:
         """One look at all servers at once; never raises for a server's sake."""
         with ThreadPoolExecutor(max_workers=min(len(self._servers), MAX_ASKED) or 1) as pool:
-            rows = [row for part in pool.map(_Server.look, self._servers) for row in part]
+            rows = beside([r for part in pool.map(_Server.look, self._servers) for r in part])
         shards = {row.shard for row in rows if row.shard is not None}
         for server in self._servers:
             for manifest in server.manifests.values():

@@ -71,6 +71,18 @@ def test_a_dead_server_is_a_row_and_status_1(run, cluster, tmp_path) -> None:
     assert (facts["missing"], facts["mode"]) == ([2], "small")
 
 
+def test_nobody_there_is_status_1_though_the_file_names_no_shard(run, tmp_path) -> None:
+    """Nobody can tell which shards are missing; that nothing answers is plain."""
+    text = "".join(f'[[server]]\naddress = "{dead_address()}"\n' for _ in range(2))
+    (tmp_path / "cluster.toml").write_text(text)
+    done = run("status", "--interval", 0.05, cwd=tmp_path)
+    out = done.stdout.decode()
+    assert done.returncode == 1
+    assert "no server is ready" in out and "mode: small" in out
+    done = run("status", "--interval", 0.05, "--json", cwd=tmp_path)
+    assert (done.returncode, json.loads(done.stdout)["mode"]) == (1, "small")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -163,6 +175,7 @@ def test_what_is_wrong_with_several_servers_is_said_once() -> None:
     assert lines == [
         "h:0, h:1, h:2: gave no answer: UNAVAILABLE: ipv4:it: refused",
         "10.0.0.9:50060: gave no answer: UNAVAILABLE: nobody",
+        "no server is ready",
     ]
 
 

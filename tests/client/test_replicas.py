@@ -23,6 +23,10 @@ def test_the_less_busy_of_two_is_asked_and_an_avoided_one_only_alone() -> None:
     assert {choose(["a", "b"], busy, NONE, chance) for _ in range(50)} == {"b"}
     assert {choose(["a", "b"], busy, frozenset("b"), chance) for _ in range(50)} == {"a"}
     assert choose(["b"], busy, frozenset("b"), chance) == "b"
+    slow = frozenset("b")
+    assert {choose(["a", "b"], busy, NONE, chance, slow) for _ in range(50)} == {"a"}
+    assert choose(["a", "b"], busy, frozenset("a"), chance, slow) == "b"
+    assert {choose(["b", "c"], busy, NONE, chance, frozenset("bc")) for _ in range(50)} == {"c"}
     assert choose([], busy, NONE, chance) is None
 
 

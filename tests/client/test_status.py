@@ -9,6 +9,7 @@ import pytest
 from client.questions import ask, queries_to
 from client.scripted import Clients
 from cluster import Cluster, ProcessServer, ThreadServer, build
+from dlm.cli.status import problems
 from dlm.client.modes import Mode
 from dlm.client.status import ClusterStatus, tries_for
 from dlm.client.topology import Endpoint
@@ -93,6 +94,21 @@ def test_a_way_that_becomes_slow_is_told_against_its_baseline_and_turns_the_mode
         clock.now += 1.0
         look = status.look()
     assert (look.slow, look.mode) == ((), Mode.FULL)
+    status.close()
+
+
+def test_a_server_far_slower_than_another_of_its_shard_is_told() -> None:
+    """At the first look; clients ask the other, and stay with the full model."""
+    ports, clock = {"near:1": Port([0], 1), "far:1": Port([0], 1)}, Ticks()
+    for name, port in ports.items():
+        port.clock, port.trip_s = clock, {"near:1": 0.01, "far:1": 0.2}[name]
+    status = ClusterStatus(
+        [Endpoint(name) for name in ports], lambda a: ports[a].connect(a), 5.0, clock=clock
+    )
+    look = status.look()
+    assert {row.address: row.slow for row in look.rows} == {"near:1": False, "far:1": True}
+    assert (look.slow, look.mode) == ((), Mode.FULL)
+    assert problems(look) == ["far:1: slow, 200 ms; others of shard 4 are asked first"]
     status.close()
 
 

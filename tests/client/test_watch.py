@@ -20,12 +20,16 @@ from models import random_model
 
 
 class Wired:
-    """A host with one server, whose heartbeats take `trip_s`; and the clock."""
+    """A host with servers of one shard, whose heartbeats take `trip_s` and more; and the clock."""
 
-    def __init__(self, files: ModelFiles, trip_s: float = 0.001) -> None:
+    def __init__(
+        self, files: ModelFiles, trip_s: float = 0.001, servers: tuple[str, ...] = ("server:1",)
+    ) -> None:
         self.now = 0.0
         self.trip_s = trip_s
-        self._topology = Topology(files.manifest, {0: ("server:1",)}, {})
+        self.more_s: dict[str, float] = {}  # by the server
+        self._address = ""
+        self._topology = Topology(files.manifest, {0: servers}, {})
         self._coming: list[tuple[float, Callable[[], None]]] = []
 
     def clock(self) -> float:
@@ -37,7 +41,8 @@ class Wired:
         return self._topology
 
     def connection(self, address: str) -> Any:
-        """To the server."""
+        """To the server, which a heartbeat asks at once."""
+        self._address = address
         return self
 
     def heartbeat_later(
@@ -45,7 +50,8 @@ class Wired:
     ) -> None:
         """See `Connection.heartbeat_later`."""
         answer = pb.HeartbeatReply(instance=1, state=pb.SERVER_STATE_READY)
-        self._coming.append((self.now + self.trip_s, lambda: reply(answer, None)))
+        trip_s = self.trip_s + self.more_s.get(self._address, 0.0)
+        self._coming.append((self.now + trip_s, lambda: reply(answer, None)))
 
     def renew(self, address: str) -> None:
         """See `cascade.Host`."""
@@ -115,6 +121,32 @@ def test_a_model_that_asks_nobody_is_not_left_for_a_slow_network(
     host.run(watch, 20.0)
     assert watch.status().servers[0].delay_s == pytest.approx(0.2, abs=0.06)
     assert watch.mode is (Mode.SMALL if order > 2 else Mode.FULL)
+
+
+def test_a_server_that_is_far_slower_than_another_of_its_shard_is_known_for_it(files) -> None:
+    """Though it was never quicker; and no longer once it is as quick. The mode stays."""
+    host = Wired(files, servers=("near:1", "far:1", "farther:1"))
+    host.more_s = {"far:1": 0.1, "farther:1": 0.3}
+    watch = watching(host)
+    host.run(watch, 10.0)
+    assert watch.slow == {"far:1", "farther:1"}
+    host.more_s = {"far:1": 0.01, "farther:1": 0.3}  # ten times as long, and hardly longer
+    host.run(watch, 10.0)
+    assert watch.slow == {"farther:1"}
+    host.more_s = {"near:1": 1e9}
+    host.run(watch, 10.0)
+    assert (watch.avoided, watch.slow, watch.mode) == ({"near:1"}, frozenset(), Mode.FULL)
+
+
+def test_how_long_a_mode_lasts_counts_from_the_start_of_the_client(files) -> None:
+    """Then from the switch."""
+    host = Wired(files)
+    watch = watching(host)
+    host.run(watch, 3.0)
+    assert watch.status().for_s == pytest.approx(3.0, abs=2 * CALM_S)
+    host.run(watch, 1.0, lambda: watch.count(True))
+    assert watch.mode is Mode.SMALL
+    assert watch.status().for_s < 1.1
 
 
 def test_ticks_are_few_while_all_is_well_and_many_while_something_is_not(files) -> None:
