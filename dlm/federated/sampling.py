@@ -205,8 +205,8 @@ class AvailabilitySampler:
         if len(ready) < self.report_goal:
             raise UnavailableError(
                 f"{len(ready)} users can take part in round {round}, {int(may.sum())} of "
-                f"{self.users} are rested, and {self.report_goal} are needed: wait, or lower the "
-                "report goal, gap or timer"
+                f"{self.users} are rested and below their most participations, and "
+                f"{self.report_goal} are needed"
             )
         chosen = _choose(ready, self.report_goal, self._key.fold("cohort", round))
         self._next_round[chosen] = round + self.gap
@@ -269,6 +269,41 @@ class AvailabilitySampler:
         self._next_s = np.array(state["next_s"], np.float64)
         self._taken = np.array(state["taken"], np.int64)
         self._round = int(state["round"])
+
+
+def check_population(
+    users: int, report_goal: int, rounds: int, *, gap: int = 1, max_part: int | None = None
+) -> bool:
+    """Whether rounds of this many users are sure to be filled, however chance draws them.
+
+    Enough users come round in turn, each `users / report_goal` rounds after their last one: what is
+    refused no choice of cohorts can fill, and what is not refused this one does. Cohorts are drawn
+    at random, though, and users who have taken part as often as they may can be missed towards the
+    end: it takes more users to rule that out, and False says that there are fewer.
+
+    Raises
+        ConfigError   no cohorts could fill the rounds: too few users for the gap, or for so many
+                      participations
+    """
+    span = min(gap, rounds)
+    if users < report_goal * span:
+        raise ConfigError(
+            f"{users:,} users cannot fill {rounds} rounds of {report_goal} with a gap of {gap}: "
+            f"any {span} rounds in a row need {report_goal * span:,} different users. Lower the "
+            "report goal or the gap, or find more users"
+        )
+    if max_part is None or max_part >= -(-rounds // gap):
+        return True
+    if users * max_part < report_goal * rounds:
+        raise ConfigError(
+            f"{users:,} users, each in at most {max_part} rounds, cannot fill {rounds} rounds of "
+            f"{report_goal}: at most {users * max_part // report_goal} rounds. Lower the rounds or "
+            "the report goal, raise the most participations of a user (max_part), or find more "
+            "users"
+        )
+    # At the last round: those of the gap rest, and of the rounds before it every participation may
+    # have gone to users who are through.
+    return users >= report_goal * span + (rounds - span) * report_goal // max_part
 
 
 def _population(users: int) -> int:

@@ -49,7 +49,13 @@ from dlm.federated.rounds import (
     ServerState,
     make_algorithm,
 )
-from dlm.federated.sampling import AvailabilitySampler, FixedGoalSampler, PoissonSampler, Sampler
+from dlm.federated.sampling import (
+    AvailabilitySampler,
+    FixedGoalSampler,
+    PoissonSampler,
+    Sampler,
+    check_population,
+)
 from dlm.federated.settings import ModelSettings, Settings
 from dlm.federated.tokens import Ids, check_ids
 from dlm.federated.users import UserDataset
@@ -118,7 +124,8 @@ class Training:
         aggregator how they are added up; by default as `settings.aggregation` says
         tell       is told what happens, a line at a time
     Raises
-        ConfigError   other settings, users or vocabulary than the folder's run had
+        ConfigError   other settings, users or vocabulary than the folder's run had; too few users
+                      for the rounds of a new one
         PrivacyError  a ledger or noise that is not the one of the checkpoint
         FormatError   a damaged file
     """
@@ -151,6 +158,9 @@ class Training:
         self.train_users, self.held_out_users = users.split(settings.data.held_out)
         if not len(self.train_users):
             raise ConfigError(f"of {len(users)} users nobody is left to train; lower data.held_out")
+        # A run that has begun goes on as far as it comes.
+        if not (folder / CHECKPOINT).exists():
+            self._check_population()
         self.model = settings.model.network(vocab_size)
         self._root = Key.from_seed(run.seed) if run.simulation else Key.from_system()
         self._release = settings.privacy.release(
@@ -364,10 +374,38 @@ class Training:
             diurnal=given.diurnal(),
         )
 
+    def _check_population(self) -> None:
+        """Refuses before the first round what would stop in the middle."""
+        given, privacy, rounds = self.settings.sampling, self.settings.privacy, self.settings.run
+        if given.kind == "poisson":
+            return
+        users, most = len(self.train_users), privacy.max_part or None
+        sure = check_population(
+            users, given.report_goal, rounds.rounds, gap=privacy.gap, max_part=most
+        )
+        if given.kind == "fixed" and (privacy.gap > 1 or (most or rounds.rounds) < rounds.rounds):
+            self._tell(
+                "sampling.kind = fixed draws users without regard to privacy.gap and max_part, and "
+                "the run ends where a draw breaks them; timer keeps to them"
+            )
+        elif not sure:
+            self._tell(
+                f"{users:,} users may run out before the last round: they are drawn at random, and "
+                f"towards the end too few may be left with fewer than {most} participations"
+            )
+
     def _cohort(self, index: int) -> Sequence[UserWork]:
         """The users of a round, noted in the ledger, with their text packed."""
         if isinstance(self._sampler, AvailabilitySampler):
-            chosen, self._now_s = self._sampler.cohort_when_ready(index, self._now_s)
+            try:
+                chosen, self._now_s = self._sampler.cohort_when_ready(index, self._now_s)
+            except ConfigError as exc:
+                raise ConfigError(
+                    f"{exc}. What is enforced cannot change within a run, which ends here; with "
+                    f"run.stop_after = {index} the rounds done are reported. More rounds are a new "
+                    "run in another folder, with a lower report goal, a smaller gap, shorter timer "
+                    "or more users; the guarantees of both add up"
+                ) from exc
             self._now_s += self.settings.sampling.round_s
         else:
             chosen = self._sampler.cohort(index)

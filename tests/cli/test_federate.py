@@ -103,6 +103,12 @@ def test_rounds_are_told_kept_and_gone_on_with(place: Path) -> None:
         ("users.tsv", "user_id\tutterance\nuser1\t\n", "no text"),
         ("words.txt", "", "is empty"),
         ("run.toml", CONFIG.replace("report_goal = 4", "report_goal = 400"), "report goal"),
+        ("run.toml", CONFIG.replace("rounds = 3", "rounds = 64"), "at most 8 rounds"),
+        (
+            "run.toml",
+            CONFIG.replace("rounds = 3", "rounds = 9").replace("gap = 2", "gap = 6"),
+            "6 rounds in a row need 24 different users",
+        ),
         ("run.toml", CONFIG.replace("rounds = 3", "rouns = 3"), "no setting named rouns"),
     ],
 )
@@ -115,6 +121,24 @@ def test_bad_input_is_refused_before_any_round(
     assert isinstance(done.exception, DlmError)
     assert message in str(done.exception)
     assert not (place / "out" / "checkpoint.dlmfed").exists()
+
+
+def test_a_run_that_users_run_out_of_says_what_can_be_done(place: Path) -> None:
+    """A folder of an earlier program, begun without enough users: its rounds can be reported."""
+    (place / "run.toml").write_text(
+        CONFIG.replace("rounds = 3", "rounds = 12").replace("max_part = 2", "max_part = 1")
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Training, "_check_population", lambda self: None)
+        first = federate(place)
+    assert isinstance(first.exception, ConfigError)
+    said = str(first.exception)
+    assert "found no cohort" in said
+    done = int(said.split("run.stop_after = ")[1].split()[0])
+    assert 1 <= done < 12
+    reported = federate(place, "--stop-after", str(done))
+    assert reported.exit_code == 0, reported.exception
+    assert (place / "out" / "privacy.md").exists()
 
 
 def test_no_report_of_fewer_rounds_stands_beside_a_model_of_more(

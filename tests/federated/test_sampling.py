@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dlm.errors import ConfigError, UnavailableError
+from dlm.errors import ConfigError, PrivacyError, UnavailableError
 from dlm.federated.keys import Key
 from dlm.federated.ledger import ParticipationLedger
 from dlm.federated.sampling import (
@@ -16,6 +17,7 @@ from dlm.federated.sampling import (
     Diurnal,
     FixedGoalSampler,
     PoissonSampler,
+    check_population,
 )
 
 KEY = Key.from_seed(11)
@@ -177,3 +179,54 @@ def test_settings_that_cannot_be_are_refused() -> None:
     ):
         with pytest.raises(ConfigError):
             make()
+
+
+@pytest.mark.parametrize("goal", [1, 2, 3])
+@pytest.mark.parametrize("gap", [1, 2, 3])
+@pytest.mark.parametrize("max_part", [None, 1, 2, 3])
+def test_rounds_are_refused_exactly_where_no_cohorts_could_fill_them(
+    goal: int, gap: int, max_part: int | None
+) -> None:
+    """What passes users in turn fill; what is refused has fewer participations than it needs; and
+    what is called sure chance never leaves unfilled."""
+    outcomes = set()
+    for users in range(goal, 13):
+        for rounds in range(1, 9):
+            bounds: dict[str, Any] = {"gap": gap, "max_part": max_part}
+            ledger = ParticipationLedger(users, **bounds)
+            in_turn = [[str((r * goal + i) % users) for i in range(goal)] for r in range(rounds)]
+            try:
+                for r, cohort in enumerate(in_turn):
+                    ledger.record(r, cohort)
+                filled = True
+            except PrivacyError:
+                filled = False
+            try:
+                sure = check_population(users, goal, rounds, **bounds)
+            except ConfigError:
+                assert not filled
+                fits = min(users * (max_part or rounds), users * -(-rounds // gap))
+                # Too few participations in all, or too few users within one gap.
+                assert fits < goal * rounds or users < goal * min(gap, rounds)
+                outcomes.add("refused")
+                continue
+            assert filled
+            outcomes.add("sure" if sure else "perhaps")
+            for seed in range(8 if sure else 0):
+                sampler = AvailabilitySampler(users, goal, Key.from_seed(seed), **bounds)
+                assert all(len(sampler.cohort(r)) == goal for r in range(rounds))
+    assert {"refused", "sure"} <= outcomes or (gap, max_part) == (1, None)
+
+
+def test_chance_may_miss_what_is_not_sure() -> None:
+    """Three users, twice each, fill three rounds of two in turn; drawn, they may not."""
+    assert check_population(3, 2, 3, max_part=2) is False
+    stuck = 0
+    for seed in range(30):
+        sampler = AvailabilitySampler(3, 2, Key.from_seed(seed), max_part=2)
+        try:
+            for r in range(3):
+                sampler.cohort(r)
+        except UnavailableError:
+            stuck += 1
+    assert 0 < stuck < 30
