@@ -75,13 +75,14 @@ class Report:
     notes: tuple[str, ...] = ()
     public_data: str = "none"
     secure_aggregation: bool = False
+    held_out: int = 0
 
     def checklist(self) -> list[tuple[str, str]]:
         """(number and title, text) of each point, in the papers' order."""
         setting = SETTING + (SECURE_SETTING if self.secure_aggregation else "")
         return [
             ("1. Setting", setting),
-            ("2a. Data accesses covered", f"{ACCESSES} Public data used: {self.public_data}."),
+            ("2a. Data accesses covered", self._accesses()),
             ("2b. Final mechanism output", OUTPUT),
             ("2c. Unit of privacy", UNIT_TEXT),
             ("2d. Adjacency", ADJACENCY_TEXT),
@@ -101,6 +102,16 @@ class Report:
             text += (
                 " Figures of a simulation, which promise nothing to anybody: "
                 f"{_guarantee_text(record.simulated)}."
+            )
+        return text
+
+    def _accesses(self) -> str:
+        text = f"{ACCESSES} Public data used: {self.public_data}."
+        if self.held_out:
+            text += (
+                f" NOT covered: {self.held_out} held-out users, who are in no round and are "
+                "evaluated without noise. What is told of them is exact, and they must have agreed "
+                "to it."
             )
         return text
 
@@ -205,6 +216,7 @@ class Report:
             "ledgers": {name: dict(found) for name, found in self.ledgers.items()},
             "config": _plain(self.config),
             "public_data": self.public_data,
+            "held_out_users": self.held_out,
             "provenance": self.provenance.to_dict(),
         }
         return {**body, "digest": digest_of(body)}
@@ -221,6 +233,7 @@ def build(
     secure_aggregation: bool = False,
     derived: Sequence[str] = (),
     inherited: Sequence[Provenance] = (),
+    held_out: int = 0,
 ) -> Report:
     """The report of a run, from its records.
 
@@ -237,6 +250,7 @@ def build(
         inherited    records of what the run was made with, such as its vocabulary: their stages
                      touched users too and are composed with these; what has no guarantee leaves
                      the whole without
+        held_out     users who are in no round and evaluated without noise, which is not covered
     Raises
         PrivacyError   a ledger that has seen more than its stage assumes, fewer or other rounds, or
                        cohorts that were not sampled as they are accounted for
@@ -308,6 +322,7 @@ def build(
         notes,
         public_data,
         secure_aggregation or any((r.get("norm_inflation") or 1) > 1 for r in records),
+        held_out,
     )
 
 

@@ -333,6 +333,7 @@ class Training:
             public_data=", ".join(public) or "none",
             inherited=[] if record is None else [record],
             secure_aggregation=self.settings.aggregation.secure,
+            held_out=len(self.held_out_users) if self.settings.run.evaluate_every else 0,
         )
 
     def _make_mechanism(self) -> NoiseMechanism | None:

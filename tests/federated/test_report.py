@@ -72,6 +72,15 @@ def test_a_raw_stage_leaves_no_guarantee_and_the_report_says_so() -> None:
     assert Provenance.from_dict(body["provenance"]) == report.provenance
 
 
+def test_held_out_users_are_named_as_not_covered() -> None:
+    """They are evaluated without noise; where nobody is, nothing is said."""
+    told = build([RAW], delta=1e-6, held_out=7)
+    assert "NOT covered: 7 held-out users" in told.markdown()
+    assert "must have agreed" in told.to_dict()["checklist"]["2a"]["text"]
+    assert told.to_dict()["held_out_users"] == 7
+    assert "held-out" not in build([RAW], delta=1e-6).markdown()
+
+
 def test_secure_aggregation_is_told_where_a_stage_rounded_for_it() -> None:
     """And not where none did."""
     rounded = build([{**NOISED, "norm_inflation": 1.01}], delta=1e-6)
