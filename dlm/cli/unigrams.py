@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dlm.federated.users import UserDataset
 
 TOLD_EVERY_S = 5.0
+DEFAULT_GOAL = 500
 
 
 def unigrams(
@@ -34,7 +35,9 @@ def unigrams(
     ],
     rounds: Annotated[int, typer.Option(help="Rounds of users.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="TSV of words and counts.")],
-    report_goal: Annotated[int, typer.Option(help="Users of a round.")] = 500,
+    report_goal: Annotated[
+        int | None, typer.Option(help="Users of a round; 500 if not given.")
+    ] = None,
     noise_multiplier: Annotated[
         float | None,
         typer.Option(help="Noise of a round over lambda; without it nothing is guaranteed."),
@@ -91,6 +94,7 @@ def unigrams(
         FixedGoalSampler,
         PoissonSampler,
         Sampler,
+        check_population,
     )
     from dlm.federated.unigrams import UnigramConfig, read_whitelist
     from dlm.federated.users import TOKENIZERS, UserDataset
@@ -105,6 +109,16 @@ def unigrams(
         )
     if poisson is not None and (max_part is not None or min_sep is not None):
         raise ConfigError("--poisson draws every user each time; it takes no --max-part, --min-sep")
+    if poisson is not None and report_goal is not None:
+        raise ConfigError(
+            "--poisson draws rounds of varying size, and --report-goal asks for one size; give one"
+        )
+    goal = DEFAULT_GOAL if report_goal is None else report_goal
+    # Whatever is refused is refused before users' text is looked at.
+    _check_values(delta, poisson, test_fraction, max_part, min_sep, goal, capacity, missing)
+    memory_bytes = parse_size(memory)
+    if memory_bytes < 1 << 20:
+        raise ConfigError(f"--memory is {memory}; sorting takes at least 1M")
     if tokenizer not in TOKENIZERS:
         raise ConfigError(f"--tokenizer is one of {', '.join(TOKENIZERS)}; found {tokenizer}")
     try:
@@ -119,6 +133,9 @@ def unigrams(
         if not quiet:
             print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
 
+    work = output.with_name(output.name + ".work")
+    if not work.exists():  # else it is this run that goes on, or is refused as another
+        _refuse_to_replace(output, released=noise_multiplier is not None and seed is None)
     words = read_whitelist(whitelist)
     never = sum(split(word) != [word] for word in words)
     if never:
@@ -135,7 +152,7 @@ def unigrams(
             user_column=user_column,
             text_column=text_column,
             missing=missing,
-            memory_bytes=parse_size(memory),
+            memory_bytes=memory_bytes,
             store=store,
         )
         found = everyone.found
@@ -155,13 +172,15 @@ def unigrams(
             sampler = PoissonSampler(len(train), poisson, drawing)
         elif max_part is not None or min_sep is not None:
             gap = 1 if min_sep is None else min_sep + 1
-            sampler = AvailabilitySampler(
-                len(train), report_goal, drawing, gap=gap, max_part=max_part
-            )
-            _check_population(len(train), report_goal, rounds, max_part, gap)
+            sampler = AvailabilitySampler(len(train), goal, drawing, gap=gap, max_part=max_part)
+            sure = check_population(len(train), goal, rounds, gap=gap, max_part=max_part)
+            if not sure:
+                tell(
+                    f"{len(train):,} users may run out before the last round: they are drawn at "
+                    "random, and towards the end too few may be left who may take part again"
+                )
         else:
-            sampler = FixedGoalSampler(len(train), report_goal, drawing)
-        work = output.with_name(output.name + ".work")
+            sampler = FixedGoalSampler(len(train), goal, drawing)
         collection = Collection(
             train,
             words,
@@ -187,7 +206,7 @@ def unigrams(
             tell(_line(metrics, rounds))
 
     collection.run(told)
-    _finish(collection, output, delta)
+    _finish(collection, output, delta, held_out=len(test))
     work.unlink(missing_ok=True)
     work.with_name(work.name + ".lock").unlink(missing_ok=True)
     shutil.rmtree(store, ignore_errors=True)
@@ -196,19 +215,61 @@ def unigrams(
         _print_oov(collection, test, capacity)
 
 
-def _check_population(
-    users: int, report_goal: int, rounds: int, max_part: int | None, gap: int
+def _check_values(
+    delta: float | None,
+    poisson: float | None,
+    test_fraction: float,
+    max_part: int | None,
+    min_sep: int | None,
+    report_goal: int,
+    capacity: int,
+    missing: str,
 ) -> None:
-    """Refuses at once what would stop in the middle."""
+    """Refuses values that are out of bounds, by the names of the command line."""
     from dlm.errors import ConfigError
+    from dlm.federated.users import MISSING
 
-    most = -(-rounds // gap)
-    each = most if max_part is None else min(most, max_part)
-    if users * each < report_goal * rounds:
+    for option, found, good, bounds in (
+        ("--delta", delta, delta is None or 0 < delta < 1, "between 0 and 1"),
+        ("--poisson", poisson, poisson is None or 0 < poisson <= 1, "over 0 and at most 1"),
+        ("--test-fraction", test_fraction, 0 <= test_fraction < 1, "at least 0 and below 1"),
+        ("--max-part", max_part, max_part is None or max_part >= 1, "at least 1"),
+        ("--min-sep", min_sep, min_sep is None or min_sep >= 0, "at least 0"),
+        ("--report-goal", report_goal, report_goal >= 1, "at least 1"),
+        ("--capacity", capacity, capacity >= 1, "at least 1"),
+        ("--missing", missing, missing in MISSING, f"one of {', '.join(MISSING)}"),
+    ):
+        if not good:
+            raise ConfigError(f"{option} is {found}; it must be {bounds}")
+
+
+def _refuse_to_replace(output: Path, *, released: bool) -> None:
+    """Passes where this run would replace no release that people's guarantee counts.
+
+    Args
+        released   whether what this run writes is a release itself: noised, and not simulated
+    """
+    from dlm.errors import ConfigError, DlmError
+    from dlm.federated.counts_file import sidecar
+    from dlm.federated.provenance import Provenance
+
+    there = [
+        path
+        for ending in ("", ".ledger.json", ".report.md", ".report.json", ".provenance.json")
+        if (path := Path(f"{output}{ending}")).exists()
+    ]
+    if there and not released:
+        # What nobody was promised anything for may be made again.
+        try:
+            record = json.loads(sidecar(output).read_text(encoding="utf-8"))["provenance"]
+            released = Provenance.from_dict(record).guarantee is not None
+        except (DlmError, OSError, ValueError, KeyError, TypeError):
+            return
+    if there and released:
         raise ConfigError(
-            f"{users:,} users, each in at most {each} rounds, cannot fill {rounds} rounds of "
-            f"{report_goal}: at most {users * each // report_goal} rounds. Lower --rounds or "
-            "--report-goal, or raise --max-part"
+            f"{', '.join(map(str, there))} exists. What was released of users stays released, and "
+            "counting them again adds to it: the guarantees of both compose. Give another "
+            "--output and keep both, or remove the old files"
         )
 
 
@@ -221,7 +282,7 @@ def _line(metrics: RoundMetrics, rounds: int) -> str:
     return text if metrics.z is None else f"{text}, Z {metrics.z:+.4g}"
 
 
-def _finish(collection: Collection, output: Path, delta: float | None) -> None:
+def _finish(collection: Collection, output: Path, delta: float | None, *, held_out: int) -> None:
     """Writes counts, ledger, report and record, and prints what is guaranteed."""
     import dataclasses
 
@@ -234,6 +295,7 @@ def _finish(collection: Collection, output: Path, delta: float | None) -> None:
         ledgers={"unigrams": collection.ledger},
         config=collection.settings,
         public_data="the list of words",
+        held_out=held_out,
     )
     collection.ledger.save(f"{output}.ledger.json")
     Path(f"{output}.report.md").write_text(report.markdown(), encoding="utf-8")

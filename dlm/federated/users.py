@@ -28,7 +28,15 @@ from dlm.errors import ConfigError, FormatError
 from dlm.federated._user_rows import MISSING, Row, parquet_rows, sorted_rows, tsv_rows
 from dlm.federated.provenance import file_digest
 
-__all__ = ["DEFAULT_MEMORY_BYTES", "TOKENIZERS", "Found", "UserDataset", "spoken_words", "words_of"]
+__all__ = [
+    "DEFAULT_MEMORY_BYTES",
+    "MISSING",
+    "TOKENIZERS",
+    "Found",
+    "UserDataset",
+    "spoken_words",
+    "words_of",
+]
 
 DEFAULT_MEMORY_BYTES = 256 << 20
 BATCH_BYTES = 32 << 20  # of text in one record batch of a store
@@ -379,7 +387,7 @@ def _write_store(
                 if missing == "refuse":
                     raise FormatError(
                         f"{source}: the user of line {line} has no text at all; remove their rows, "
-                        'or leave such users out and counted with missing="count"'
+                        'or leave such users out and counted with missing="count" (--missing count)'
                     )
                 without_text += 1
                 return

@@ -129,6 +129,7 @@ def test_noise_is_accounted_for(
         (("--report-goal", 301), "found 301 of 300"),
         (("--report-goal", 5, "--tokenizer", "letters"), "--tokenizer is one of words"),
         (("--report-goal", 5, "--poisson", 0.1, "--max-part", 1), "takes no --max-part"),
+        (("--poisson", 0.1, "--report-goal", 5), "--poisson .*--report-goal"),
         (("--report-goal", 5, "--user-column", "who"), "not once 'who'"),
     ],
 )
@@ -139,6 +140,72 @@ def test_what_cannot_be_is_refused_before_anything_is_counted(
     with pytest.raises((ConfigError, FormatError), match=message):
         unigrams(people, tmp_path / "counts.tsv", "--lambda", 50, "--rounds", 6, *more)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "bounds"),
+    [
+        ("--delta", 2, "between 0 and 1"),
+        ("--delta", 0, "between 0 and 1"),
+        ("--delta", "nan", "between 0 and 1"),
+        ("--max-part", 0, "at least 1"),
+        ("--min-sep", -1, "at least 0"),
+        ("--poisson", 1.5, "at most 1"),
+        ("--poisson", 0, "over 0"),
+        ("--test-fraction", 1.5, "below 1"),
+        ("--test-fraction", 1, "below 1"),
+        ("--test-fraction", -0.1, "at least 0"),
+        ("--report-goal", 0, "at least 1"),
+        ("--capacity", 0, "at least 1"),
+        ("--missing", "drop", "one of refuse, count"),
+        ("--memory", "1K", "at least 1M"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_before_the_users_file_is_opened(
+    people: UserDataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    value: object,
+    bounds: str,
+) -> None:
+    """By its name on the command line, with what was found and what is expected."""
+
+    def opened(*_: object, **__: object) -> None:
+        raise AssertionError("users' text was looked at")
+
+    monkeypatch.setattr(UserDataset, "open", opened)
+    more = {"--noise-multiplier": 1, "--delta": 1e-6, "--max-part": 1}
+    if option == "--poisson":
+        del more["--max-part"]
+    given = [part for pair in {**more, option: value}.items() for part in pair]
+    with pytest.raises(ConfigError, match=rf"^{option} is .*{bounds}"):
+        unigrams(people, tmp_path / "counts.tsv", "--lambda", 50, "--rounds", 6, *given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_release_is_never_replaced(people: UserDataset, tmp_path: Path) -> None:
+    """By a second one, which composes with it, or by counts of a simulation; these may be."""
+    pytest.importorskip("dp_accounting", reason="pip install dlm[train]")
+    output = tmp_path / "a.tsv"
+    raw = ("--lambda", 50, "--rounds", 2, "--report-goal", 60, "--max-part", 1, "--quiet")
+    noised = (*raw, "--noise-multiplier", 2, "--delta", 1e-6)
+    unigrams(people, output, *noised, "--seed", 1)
+    unigrams(people, output, *raw)
+    with pytest.raises(ConfigError, match="compose"):
+        unigrams(people, output, *noised)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    unigrams(people, output, *noised)
+    held = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for again in (noised, raw, (*noised, "--seed", 1)):
+        with pytest.raises(ConfigError, match="compose"):
+            unigrams(people, output, *again)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == held
+    # Its counts alone were moved: what they were made of is still evidence of them.
+    output.rename(tmp_path / "b.tsv")
+    with pytest.raises(ConfigError, match=r"a\.tsv\.ledger\.json.* exists"):
+        unigrams(people, output, *noised)
 
 
 def collection(people: UserDataset, path: Path | None, **changes: Any) -> Collection:
