@@ -272,6 +272,27 @@ def tree(rounds: int, gap: int, max_part: int) -> float:
     return named_sensitivity("tree", rounds, gap, max_part)
 
 
+@pytest.mark.parametrize("target", [0.05, 0.2, 0.35, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("largest", [60, 117, 400, 3000])
+def test_the_least_report_goal_is_the_one_that_trying_all_finds(
+    target: float, largest: int
+) -> None:
+    """Rho is a saw over goals; a larger limit never finds a larger goal."""
+    population, rounds, simulated, noise = 3000, 60, 20, 0.3
+    tried = (
+        extrapolate(population, rounds, goal, noise * goal / simulated, 1e-6, tree)
+        for goal in range(simulated, largest + 1)
+    )
+    best = next((setting for setting in tried if setting.rho <= target), None)
+    plan = make_plan(
+        population=population, rounds=rounds, target_rho=target, delta=1e-6,
+        simulated_goal=simulated, simulated_noise=noise, largest_goal=largest, sensitivity=tree,
+    )  # fmt: skip
+    assert plan.keeps_utility == (best is not None)
+    if best is not None:
+        assert plan.chosen == best
+
+
 def test_a_plan_takes_the_smallest_report_goal_that_is_enough() -> None:
     """And one user a round less is not."""
     asked = {

@@ -17,7 +17,7 @@ from dlm.federated.noise.participation import min_sep_from_gap, most_participati
 
 # (rounds, gap, max_part) -> sensitivity
 Sensitivity = Callable[[int, int, int], float]
-GRID = 200  # report goals tried between the least and the most
+GRID = 200  # report goals shown between the least and the most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Plan:
                           noise was raised beyond it and the model will be worse
         timer_hours       how long a device waits, in whole days as devices come by night; None
                           without the time of a round
-        considered        settings of rising report goal, noise in the simulation's proportion
+        considered        some settings of rising report goal, noise in the simulation's
+                          proportion, as for a figure
     """
 
     chosen: Extrapolated
@@ -101,7 +102,7 @@ def make_plan(
     Args
         simulated_goal, simulated_noise  a simulation that learned well enough (GDP: 500 and 0.54)
         largest_goal                     most users a round that the system can take
-        round_minutes                    how long a round takes, for the timer
+        round_minutes                    how long a round takes, for the timer; > 0
     Paper
         GDP 2.5 (2)-(4): noise from a simulation, goal and noise raised together, and if that is
         not enough the largest goal with more noise
@@ -111,6 +112,8 @@ def make_plan(
         "simulated goal": simulated_goal, "simulated noise": simulated_noise,
         "largest goal": largest_goal,
     }  # fmt: skip
+    if round_minutes is not None:
+        numbers["round minutes"] = round_minutes
     for name, value in numbers.items():
         if not (value > 0 and math.isfinite(value)):
             raise ConfigError(f"{name} is {value}, not a finite number > 0")
@@ -122,13 +125,17 @@ def make_plan(
         )
         for goal in _goals(least, largest_goal)
     )
-    good = [setting for setting in considered if setting.rho <= target_rho]
+    best = _least_goal(
+        population, rounds, least, largest_goal, target_rho, simulated_noise / simulated_goal,
+        sensitivity,
+    )  # fmt: skip
     notes = [
         "an extrapolation: the gap assumes that users come in turn, one in population / report "
         "goal rounds; account again with the gap and participations that were observed"
     ]
-    if good:
-        chosen = good[0]
+    if best is not None:
+        noise = simulated_noise * best / simulated_goal
+        chosen = extrapolate(population, rounds, best, noise, delta, sensitivity)
     else:
         last = considered[-1]
         reach = sensitivity(rounds, last.gap, last.max_part)
@@ -153,7 +160,44 @@ def make_plan(
                 f"a timer of a day is longer than {chosen.gap} rounds of {round_minutes:g} minutes:"
                 " users run out before a day is over. Expect rounds to wait"
             )
-    return Plan(chosen, target_rho, delta, bool(good), timer, considered, tuple(notes))
+    return Plan(chosen, target_rho, delta, best is not None, timer, considered, tuple(notes))
+
+
+def _least_goal(
+    population: int,
+    rounds: int,
+    least: int,
+    largest: int,
+    target_rho: float,
+    noise_a_user: float,
+    sensitivity: Sensitivity,
+) -> int | None:
+    """The least report goal from `least` to `largest` that meets the target; None if none does.
+
+    Noise that is in proportion to the goal lowers rho, and rho rises where a larger goal makes the
+    gap smaller: over all goals it is a saw, over those of one gap it falls. So gaps are gone
+    through, widest first, and the least goal of each follows from the noise that it needs.
+    """
+    goal = least
+    while goal <= largest:
+        gap = min(population // goal, rounds)
+        last = min(population // gap, largest)  # the largest goal with this gap
+        reach = sensitivity(rounds, gap, most_participations(rounds, gap))
+
+        def meets(candidate: int, reach: float = reach) -> bool:
+            return rho_of(reach, noise_a_user * candidate) <= target_rho
+
+        if meets(last):
+            needed = math.ceil(noise_for(reach, target_rho) / noise_a_user)
+            found = min(max(goal, needed), last)
+            # Rounding may put the quotient a user off.
+            while not meets(found):
+                found += 1
+            while found > goal and meets(found - 1):
+                found -= 1
+            return found
+        goal = last + 1
+    return None
 
 
 def _goals(least: int, most: int) -> Sequence[int]:
