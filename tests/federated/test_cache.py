@@ -30,6 +30,7 @@ class Counted:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the cache, empty."""
+    monkeypatch.delenv("DLM_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert folder() == tmp_path / "dlm" / "mechanisms"
     return folder()
@@ -83,8 +84,18 @@ def test_a_folder_that_cannot_be_written_costs_only_time(
 ) -> None:
     """As in a container without a home."""
     (tmp_path / "file").write_text("")
+    monkeypatch.delenv("DLM_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     make = Counted()
     assert cached(SETTINGS, 1, make)["loss"] == 1.25
     assert cached(SETTINGS, 1, make)["loss"] == 1.25
     assert make.calls == 2
+
+
+def test_the_folder_is_in_the_cache_of_dlm(tmp_path: Path) -> None:
+    """As that of all else that dlm keeps: named, or below the user's cache folder."""
+    named, below = str(tmp_path / "named"), str(tmp_path / "below")
+    both = {"DLM_CACHE_DIR": named, "XDG_CACHE_HOME": below}
+    assert folder(both) == tmp_path / "named" / "mechanisms"
+    assert folder({**both, "DLM_CACHE_DIR": ""}) == tmp_path / "below" / "dlm" / "mechanisms"
+    assert folder({}) == Path.home() / ".cache" / "dlm" / "mechanisms"

@@ -126,6 +126,7 @@ def test_banded_toeplitz_noise_is_the_inverse_of_its_matrix(
     number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Row by row, and so are its numbers."""
+    monkeypatch.delenv("DLM_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     mechanism = toeplitz_mechanisms()[number]
     n = mechanism.rounds
@@ -153,6 +154,7 @@ def test_banded_noise_is_the_inverse_of_its_matrix(
     rounds: int, bands: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Row by row; its columns have norm 1, as the accounting of BandMF takes for granted."""
+    monkeypatch.delenv("DLM_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     mechanism = optimise_bandmf(rounds, bands)
     dense = np.zeros((rounds, rounds))
@@ -383,6 +385,7 @@ def test_every_mechanism_answers_the_protocol(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By name."""
+    monkeypatch.delenv("DLM_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name in NAMES:
         restarts = (2,) if name == "tree-restart" else ()

@@ -29,6 +29,7 @@ from dlm.federated.noise.toeplitz import band_fhu, band_toep, square_root_coefs,
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of this test alone."""
+    monkeypatch.delenv("DLM_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 

@@ -22,8 +22,13 @@ LOG = logging.getLogger(__name__)
 
 
 def folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Where files are kept: ``$XDG_CACHE_HOME/dlm/mechanisms``, ~/.cache if that is not set."""
+    """Where files are kept: ``mechanisms`` in dlm's cache folder.
+
+    That is $DLM_CACHE_DIR, or dlm below the user's ($XDG_CACHE_HOME, or ~/.cache).
+    """
     environ = os.environ if environ is None else environ
+    if explicit := environ.get("DLM_CACHE_DIR"):
+        return Path(explicit) / "mechanisms"
     base = environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if base else Path.home() / ".cache") / "dlm" / "mechanisms"
 
