@@ -45,7 +45,9 @@ Rounds = Annotated[int, typer.Option("--rounds", help="Rounds that are run.")]
 MaxPart = Annotated[int, typer.Option("--max-part", help="Most participations of one user.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Which = Annotated[Name, typer.Option("--mechanism", help="How noise is correlated over rounds.")]
-Buffers = Annotated[int, typer.Option("--buffers", help="Of a BLT.")]
+Buffers = Annotated[
+    int | None, typer.Option("--buffers", help="Of a BLT that is optimised; 4 if not given.")
+]
 Bands = Annotated[
     int | None, typer.Option("--bands", help="Of bandmf, bandtoep, bandfhu; the gap if not given.")
 ]
@@ -54,6 +56,10 @@ MadeFor = Annotated[
     typer.Option(help="Of a BLT: optimise it for ROUNDS,GAP,MAXPART, as 2000,100,10."),
 ]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Draw to this file, as .png or .svg.")]
+
+BANDED = ("bandmf", "bandtoep", "bandfhu")
+MOST_BUFFERS = 10
+DRAWN = (".png", ".svg", ".pdf")
 
 
 @app.command("account")
@@ -77,7 +83,7 @@ def account(
         ),
     ] = None,
     made_for: MadeFor = None,
-    buffers: Buffers = 4,
+    buffers: Buffers = None,
     bands: Bands = None,
     as_json: Json = False,
 ) -> None:
@@ -96,10 +102,15 @@ def account(
     from dlm.federated.account.zcdp import gaussian_epsilon, rho_of, zcdp_epsilon
     from dlm.federated.noise.participation import gap_from_min_sep, most_participations
 
+    if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
+        raise ConfigError(
+            f"--noise-multiplier is {noise_multiplier}; it must be a finite number, 0 or more"
+        )
     if sampling_probability is not None:
-        if (min_sep, max_part, made_for, bands) != (None, None, None, None):
+        if (min_sep, max_part, made_for, buffers, bands) != (None, None, None, None, None):
             raise ConfigError(
-                "--sampling-probability is instead of --min-sep, --max-part, --made-for and --bands"
+                "--sampling-probability is instead of --min-sep, --max-part, --made-for, --buffers "
+                "and --bands"
             )
         _account_sampled(
             mechanism.value, noise_multiplier, rounds, sampling_probability, delta, as_json
@@ -109,6 +120,11 @@ def account(
         raise ConfigError(
             "give --min-sep and --max-part, what separates a user's participations and how many "
             "they are; or --sampling-probability for Poisson-sampled cohorts"
+        )
+    if mechanism.value == "blt" and buffers is not None and made_for is None:
+        raise ConfigError(
+            f"--buffers is {buffers} without --made-for: the BLT accounted for is then one of BLT "
+            "Table 4, whose buffers are published; give both, or neither"
         )
     gap = gap_from_min_sep(min_sep)
     sensitivity, exact, what = _sensitivity(
@@ -225,9 +241,11 @@ def mechanism(
         int, typer.Option(help="Least difference of rounds of two participations of a user.")
     ],
     max_part: MaxPart,
-    buffers: Buffers = 4,
+    buffers: Buffers = None,
     bands: Bands = None,
-    error: Annotated[str, typer.Option(help="A BLT is optimised for: max or mean.")] = "max",
+    error: Annotated[
+        str | None, typer.Option(help="A BLT is optimised for: max (if not given) or mean.")
+    ] = None,
     made_for: MadeFor = None,
     as_json: Json = False,
     plot: Plot = None,
@@ -239,9 +257,14 @@ def mechanism(
 
     Example: dlm privacy mechanism --mechanism blt --rounds 2052 --gap 342 --max-part 6 --buffers 2
     """
-    from dlm.federated.noise.make import make_mechanism
+    from dlm.federated.noise.make import BUFFERS, make_mechanism
 
-    _only_of_a_blt(mechanism.value, made_for)
+    _check_plot(plot)
+    _only_of_some(
+        mechanism.value, rounds, made_for=made_for, buffers=buffers, bands=bands, error=error
+    )
+    buffers = BUFFERS if buffers is None else buffers
+    error = "max" if error is None else error
     made: Mechanism
     if made_for is None:
         made = make_mechanism(
@@ -302,7 +325,8 @@ def plan(
     """What to run for a target: report goal, noise and timer (GDP 2.5).
 
     One mechanism is compared with itself: a tree, independent noise, or the BLT of BLT Table 4 that
-    was made for a gap of 400. Bands change with the gap, and what noise they bear with them.
+    was made for a gap of 400. Bands change with the gap, and what noise they bear with them. If no
+    report goal meets the target, that is said first and the exit status is 1.
 
     Example: dlm privacy plan --population 4000000 --rounds 2000 --target-rho 0.5 --round-minutes 4
     """
@@ -310,6 +334,7 @@ def plan(
     from dlm.federated.account.plan import make_plan
     from dlm.federated.account.zcdp import rho_for_epsilon
 
+    _check_plot(plot)
     if (target_rho is None) == (target_epsilon is None):
         raise ConfigError("give one target: --target-rho or --target-epsilon")
     if target_rho is None:
@@ -336,8 +361,13 @@ def plan(
         import dataclasses
 
         _print_json({"mechanism": mechanism.value, **dataclasses.asdict(made)})
+        if not made.keeps_utility:
+            raise typer.Exit(1)
         return
     chosen = made.chosen
+    if not made.keeps_utility:
+        print("NOT MET: no report goal up to the largest meets the target with the simulation's "
+              "noise; what follows has more, and no simulation shows that it learns")  # fmt: skip
     print(f"target        zCDP rho {target_rho:.4g}, {mechanism.value}, {rounds} rounds")
     print(f"report goal   {chosen.report_goal} users a round")
     print(f"noise         multiplier {chosen.noise_multiplier:.4g}")
@@ -345,9 +375,12 @@ def plan(
           f"{chosen.max_part} participations")  # fmt: skip
     if made.timer_hours is not None:
         print(f"timer         {made.timer_hours:g} hours")
-    print(f"guarantee     rho {chosen.rho:.4g}, epsilon {chosen.epsilon:.4g} at delta {delta:g}")
+    what = "guarantee   " if made.keeps_utility else "would cost  "
+    print(f"{what}  rho {chosen.rho:.4g}, epsilon {chosen.epsilon:.4g} at delta {delta:g}")
     for note in made.notes:
         print(f"note: {note}")
+    if not made.keeps_utility:
+        raise typer.Exit(1)
 
 
 def _sensitivity(
@@ -357,14 +390,15 @@ def _sensitivity(
     max_part: int,
     *,
     made_for: str | None = None,
-    buffers: int = 4,
+    buffers: int | None = None,
     bands: int | None = None,
 ) -> tuple[float, bool, str]:
     """(sensitivity, whether it is exact, what the mechanism was made for)."""
+    from dlm.federated.noise.make import BUFFERS
     from dlm.federated.noise.participation import check_participation, named_sensitivity
 
     times = check_participation(rounds, gap, max_part)
-    _only_of_a_blt(name, made_for)
+    _only_of_some(name, rounds, made_for=made_for, buffers=buffers, bands=bands)
     if name in ("gaussian", "tree", "tree-full"):
         return named_sensitivity(name, rounds, gap, max_part), True, ""
     if name == "blt":
@@ -373,7 +407,7 @@ def _sensitivity(
         if made_for is None:
             parameters = nearest_production(gap)
         else:
-            parameters = _blt_made_for(made_for, buffers, "max")
+            parameters = _blt_made_for(made_for, BUFFERS if buffers is None else buffers, "max")
         blt = Blt(rounds, parameters)
         return blt.sensitivity(gap=gap, max_part=max_part), True, parameters.made_for
     width = min(gap if bands is None else bands, rounds)
@@ -393,11 +427,34 @@ def _sensitivity(
     return made.sensitivity(**asked), made.sensitivity_is_exact(**asked), what
 
 
-def _only_of_a_blt(name: str, made_for: str | None) -> None:
+def _only_of_some(
+    name: str,
+    rounds: int,
+    *,
+    made_for: str | None = None,
+    buffers: int | None = None,
+    bands: int | None = None,
+    error: str | None = None,
+) -> None:
+    """Refuses options that mean nothing for a mechanism, and values that are none."""
     from dlm.errors import ConfigError
 
-    if made_for is not None and name != "blt":
-        raise ConfigError("--made-for is for a BLT; the bands of banded mechanisms are --bands")
+    if name != "blt":
+        for option, found in (("--made-for", made_for), ("--buffers", buffers), ("--error", error)):
+            if found is not None:
+                raise ConfigError(
+                    f"{option} is {found} with {name}; it is for a BLT (--mechanism blt). The "
+                    "bands of banded mechanisms are --bands"
+                )
+    elif buffers is not None and not 1 <= buffers <= MOST_BUFFERS:
+        raise ConfigError(
+            f"--buffers is {buffers}; a BLT of 1 to {MOST_BUFFERS} can be optimised, and 2 to 4 do"
+        )
+    if bands is not None:
+        if name not in BANDED:
+            raise ConfigError(f"--bands is {bands} with {name}; it is for {', '.join(BANDED)}")
+        if not 1 <= bands <= rounds:
+            raise ConfigError(f"--bands is {bands}; it must be 1 to the number of rounds, {rounds}")
 
 
 def _blt_made_for(made_for: str, buffers: int, error: str) -> BltParameters:
@@ -451,6 +508,19 @@ def _print_json(answer: dict[str, Any]) -> None:
         return value
 
     print(json.dumps(finite(answer), indent=2))
+
+
+def _check_plot(path: Path | None) -> None:
+    """Refuses a figure that could not be written, before what it shows is computed."""
+    from dlm.errors import ConfigError
+
+    if path is None:
+        return
+    if path.suffix.lower() not in DRAWN:
+        raise ConfigError(f"--plot is {path}; its name must end in {', '.join(DRAWN)}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--plot is {path}, and there is no folder {path.parent}")
+    _figure()
 
 
 def _figure() -> Any:

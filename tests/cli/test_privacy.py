@@ -20,6 +20,7 @@ from dlm.errors import ConfigError
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of this test alone."""
+    monkeypatch.delenv("DLM_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
@@ -205,3 +206,89 @@ def test_no_noise_is_no_guarantee() -> None:
         "--sampling-probability", 0.1, "--delta", 1e-6,
     )  # fmt: skip
     assert sampled["epsilon"] is sampled["epsilon_rdp"] is sampled["epsilon_moments"] is None
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "more", "message"),
+    [
+        ("bandmf", ("--bands", 0), "--bands is 0; it must be 1 to the number of rounds, 64"),
+        ("bandmf", ("--bands", -5), "--bands is -5"),
+        ("bandtoep", ("--bands", 65), "--bands is 65"),
+        ("tree", ("--bands", 4), "--bands is 4 with tree; it is for bandmf"),
+        ("blt", ("--bands", 4), "--bands is 4 with blt"),
+        ("gaussian", ("--buffers", 4), "--buffers is 4 with gaussian; it is for a BLT"),
+        ("bandmf", ("--buffers", 2), "--buffers is 2 with bandmf"),
+        ("blt", ("--made-for", "64,16,4", "--buffers", 0), "--buffers is 0; a BLT of 1 to 10"),
+        ("blt", ("--made-for", "64,16,4", "--buffers", 50), "--buffers is 50; a BLT of 1 to 10"),
+    ],
+)
+def test_bands_and_buffers_that_mean_nothing_are_refused(
+    mechanism: str, more: tuple[object, ...], message: str
+) -> None:
+    """By both commands, and never cut or ignored."""
+    chosen = ("--mechanism", mechanism, "--rounds", 64, "--max-part", 4, *more)
+    with pytest.raises(ConfigError, match=message):
+        answer("account", *chosen, "--min-sep", 15, "--noise-multiplier", 1, "--delta", 1e-6)
+    with pytest.raises(ConfigError, match=message):
+        answer("mechanism", *chosen, "--gap", 16)
+
+
+def test_options_without_a_use_and_noise_that_is_no_number_are_refused() -> None:
+    """Buffers of a published BLT, an error of a tree, noise without end or below 0."""
+    with pytest.raises(ConfigError, match="--buffers is 2 without --made-for"):
+        answer("account", "--mechanism", "blt", "--rounds", 64, "--max-part", 4, "--min-sep", 15,
+               "--noise-multiplier", 1, "--delta", 1e-6, "--buffers", 2)  # fmt: skip
+    with pytest.raises(ConfigError, match="--error is mean with tree"):
+        answer("mechanism", "--mechanism", "tree", "--rounds", 64, "--max-part", 4, "--gap", 16,
+               "--error", "mean")  # fmt: skip
+    for noise in ("inf", "nan", -1):
+        with pytest.raises(ConfigError, match=r"noise-multiplier is .*finite"):
+            answer("account", "--mechanism", "gaussian", "--rounds", 64, "--delta", 1e-6,
+                   "--noise-multiplier", noise, "--sampling-probability", 0.1)  # fmt: skip
+        with pytest.raises(ConfigError, match=r"noise-multiplier is .*finite"):
+            answer("account", "--mechanism", "tree", "--rounds", 64, "--delta", 1e-6,
+                   "--noise-multiplier", noise, "--min-sep", 15, "--max-part", 4)  # fmt: skip
+
+
+def test_a_target_that_is_not_met_is_said_first_and_by_the_exit_status() -> None:
+    """Nothing that is printed then is called a guarantee."""
+    asked = ["privacy", "plan", "--population", "4000000", "--rounds", "2000"]
+    missed = CliRunner().invoke(app, [*asked, "--target-rho", "0.01"])
+    assert missed.exit_code == 1
+    assert missed.stdout.startswith("NOT MET: no report goal")
+    assert "guarantee" not in missed.stdout
+    told = CliRunner().invoke(app, [*asked, "--target-rho", "0.01", "--json"])
+    assert told.exit_code == 1
+    assert json.loads(told.stdout)["keeps_utility"] is False
+    met = CliRunner().invoke(app, [*asked, "--target-rho", "0.5"])
+    assert met.exit_code == 0
+    assert "guarantee" in met.stdout
+    assert "NOT MET" not in met.stdout
+
+
+@pytest.mark.parametrize("minutes", [-3, 0, "inf", "nan"])
+def test_a_round_takes_time(minutes: object) -> None:
+    """More than none, and not forever."""
+    with pytest.raises(ConfigError, match="round minutes is"):
+        answer("plan", "--population", 4_000_000, "--rounds", 2000, "--target-rho", 0.5,
+               "--round-minutes", minutes)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["m.xyz", "m", "gone/m.png"])
+def test_a_figure_that_cannot_be_written_is_refused_before_any_work(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its ending or its folder, in one line."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("work was begun")
+
+    monkeypatch.setattr("dlm.federated.noise.make.make_mechanism", never)
+    monkeypatch.setattr("dlm.federated.account.plan.make_plan", never)
+    message = "no folder" if "/" in name else r"must end in \.png, \.svg"
+    with pytest.raises(ConfigError, match=message):
+        answer("mechanism", "--mechanism", "tree", "--rounds", 64, "--max-part", 4, "--gap", 16,
+               "--plot", tmp_path / name)  # fmt: skip
+    with pytest.raises(ConfigError, match=message):
+        answer("plan", "--population", 4_000_000, "--rounds", 2000, "--target-rho", 0.5,
+               "--plot", tmp_path / name)  # fmt: skip
