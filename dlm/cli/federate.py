@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Annotated
 import typer
 
 REPORTS = ("privacy.md", "privacy.json")
+STORE = "users.store"
 
 
 def federate(
@@ -27,6 +30,11 @@ def federate(
     seed: Annotated[
         int | None, typer.Option(help="Simulate: noise that this number gives, not private.")
     ] = None,
+    missing: Annotated[
+        str, typer.Option(help="Rows without id, users without text: refuse, or count and go on.")
+    ] = "refuse",
+    user_column: Annotated[str, typer.Option(help="Name of the column of ids.")] = "user_id",
+    text_column: Annotated[str, typer.Option(help="Name of the column of text.")] = "utterance",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a line of JSON a round on standard output.")
     ] = False,
@@ -34,13 +42,18 @@ def federate(
 ) -> None:
     """Train a model on users' text in rounds, privately if asked.
 
-    Rounds are kept as they are done: stopped at any moment, the same command goes on.
+    Rounds are kept as they are done: stopped at any moment, the same command goes on. Until all are
+    done, users' text lies sorted in users.store, below the output folder.
 
     Example: dlm federate users.parquet --config run.toml --output runs/first
     """
+    from dlm.errors import ConfigError
     from dlm.federated.settings import Settings
-    from dlm.federated.train import Training
-    from dlm.federated.users import UserDataset
+    from dlm.federated.train import CHECKPOINT, Training
+    from dlm.federated.users import MISSING, UserDataset
+
+    if missing not in MISSING:
+        raise ConfigError(f"--missing is {missing}; it must be one of {', '.join(MISSING)}")
 
     settings = Settings.read(config, flags={"run": {"seed": seed, "stop_after": stop_after}})
     began = time.monotonic()
@@ -54,8 +67,29 @@ def federate(
     elif settings.privacy.mechanism == "none":
         tell("no noise: this model has no privacy guarantee")
     output.mkdir(parents=True, exist_ok=True)
-    dataset = UserDataset.open(users, store=output / "users.store")
-    with Training(settings, dataset, output, tell=tell) as training:
+    store = output / STORE
+    with contextlib.ExitStack() as stack:
+        # What was refused before it began leaves no copy of users' text.
+        unless_begun = stack.enter_context(contextlib.ExitStack())
+        if not (output / CHECKPOINT).exists():
+            unless_begun.callback(shutil.rmtree, store, ignore_errors=True)
+        dataset = UserDataset.open(
+            users, user_column=user_column, text_column=text_column, missing=missing, store=store
+        )
+        found = dataset.found
+        if found.rows_without_user or found.users_without_text:
+            tell(
+                f"left out: {found.rows_without_user:,} rows without a user id, "
+                f"{found.users_without_text:,} users without text"
+            )
+        training = stack.enter_context(Training(settings, dataset, output, tell=tell))
+        unless_begun.pop_all()
+        held_out = len(training.held_out_users)
+        if held_out and settings.run.evaluate_every and not settings.run.simulation:
+            tell(
+                f"{held_out:,} held-out users are evaluated without noise: no guarantee covers "
+                "them, and they must have agreed"
+            )
         rounds = settings.run.rounds
         # A report of fewer rounds must not stand beside a model of more, if this is killed.
         for name in REPORTS:
@@ -72,6 +106,12 @@ def federate(
             for name, content in zip(REPORTS, (report.markdown(), text), strict=True):
                 (output / name).write_text(content, encoding="utf-8")
             tell(report.statement())
+        if training.rounds_done >= rounds:
+            shutil.rmtree(store, ignore_errors=True)
+        else:
+            tell(
+                f"{store} holds users' text for the rounds that are left; remove it if none follow"
+            )
 
 
 def _sentence(line: dict[str, object], rounds: int, seconds: float) -> str:

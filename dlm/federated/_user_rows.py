@@ -66,7 +66,7 @@ def _tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
         if names.count(column) != 1:
             raise FormatError(
                 f"{path}: the header has the columns {', '.join(names[:8])!r}, and not once "
-                f"{column!r}; name the columns of user and text"
+                f"{column!r}; name the columns of user and text (--user-column, --text-column)"
             )
     user_at, text_at = names.index(user_column), names.index(text_column)
     for number, raw in enumerate(lines, 2):
@@ -94,7 +94,7 @@ def parquet_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row
             if names.count(column) != 1:
                 raise FormatError(
                     f"{path} has the columns {', '.join(names[:8])!r}, and not once {column!r}; "
-                    "name the columns of user and text"
+                    "name the columns of user and text (--user-column, --text-column)"
                 )
         number = 0
         for batch in file.iter_batches(8192, columns=[user_column, text_column]):
@@ -145,7 +145,8 @@ def sorted_rows(
         if not row[0] and missing == "refuse":
             raise FormatError(
                 f"{source}, line {row[1]}: no user id; text of nobody cannot be protected. Remove "
-                'the row, or leave such rows out and counted with missing="count"'
+                'the row, or leave such rows out and counted with missing="count" (--missing '
+                "count)"
             )
         held.append(row)
         held_bytes += len(row[0]) + len(row[2]) + ROW_BYTES

@@ -376,7 +376,9 @@ class Settings:
         }
         try:
             found = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        except OSError as exc:
+            raise ConfigError(f"{file} cannot be opened: {exc.strerror}") from exc
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
             raise ConfigError(f"{file} cannot be read as TOML: {exc}") from exc
         unknown = sorted(set(found) - set(tables))
         if unknown:
@@ -399,8 +401,10 @@ class Settings:
                     kind, name, flags=given, file=file, environ=environ, prefix=PREFIX
                 )
             except TypeError as exc:
-                # A dataclass says which argument it lacks.
-                raise ConfigError(f"{file}: [{name}] is not complete: {exc}") from exc
+                lacking = _lacking(kind, name, found.get(name, {}), given, environ)
+                if not lacking:
+                    raise ConfigError(f"{file}: [{name}] is not complete: {exc}") from exc
+                raise ConfigError(f"{file}: [{name}] lacks {', '.join(lacking)}") from exc
         settings = cls(**values)
         place = file.parent / settings.data.vocabulary
         data = dataclasses.replace(settings.data, vocabulary=place)
@@ -420,6 +424,25 @@ class Settings:
             del found["run"][name]
         del found["data"]["vocabulary"], found["data"]["held_out_tokens"], found["pretrain"]["text"]
         return found
+
+
+def _lacking(
+    kind: type,
+    table: str,
+    found: Mapping[str, Any],
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+) -> list[str]:
+    """Settings of a table that have no default and that nothing gives."""
+    return [
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+        and field.name not in found
+        and flags.get(field.name) is None
+        and f"{PREFIX}_{table}_{field.name}".upper() not in environ
+    ]
 
 
 _TABLES: tuple[type, ...] = (

@@ -80,6 +80,10 @@ def test_rounds_are_told_kept_and_gone_on_with(place: Path) -> None:
     assert last["round"] == 2
     assert last["held_out"]["words"] > 0
     assert last["not_private"]["users"] == 4
+    # The copy of users' text is announced while rounds are left, and goes with the last of them.
+    assert "users.store holds users' text" in first.stderr
+    assert "users.store" not in rest.stderr
+    assert not (place / "out" / "users.store").exists()
     assert "goes on after round 2" in rest.stderr
     assert "3 of 3 rounds done" in rest.stderr
     report = (place / "out" / "privacy.md").read_text()
@@ -99,8 +103,11 @@ def test_rounds_are_told_kept_and_gone_on_with(place: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("users.tsv", "user_id\tutterance\n\talpha beta\n", "user"),
-        ("users.tsv", "user_id\tutterance\nuser1\t\n", "no text"),
+        ("users.tsv", "user_id\tutterance\n\talpha beta\n", "--missing count"),
+        ("users.tsv", "user_id\tutterance\nuser1\t\n", "--missing count"),
+        ("users.tsv", "who\ttext\nuser1\talpha\n", "--user-column, --text-column"),
+        ("run.toml", CONFIG.replace("clip_norm = 0.5", ""), "run.toml: [privacy] lacks clip_norm"),
+        ("run.toml", CONFIG.replace("[data]\nvocabulary", "[data]\n#"), "[data] lacks vocabulary"),
         ("words.txt", "", "is empty"),
         ("run.toml", CONFIG.replace("report_goal = 4", "report_goal = 400"), "report goal"),
         ("run.toml", CONFIG.replace("rounds = 3", "rounds = 64"), "at most 8 rounds"),
@@ -121,6 +128,38 @@ def test_bad_input_is_refused_before_any_round(
     assert isinstance(done.exception, DlmError)
     assert message in str(done.exception)
     assert not (place / "out" / "checkpoint.dlmfed").exists()
+    assert not (place / "out" / "users.store").exists()
+
+
+def test_other_columns_and_rows_of_nobody_are_taken_as_the_message_says(place: Path) -> None:
+    """With the options that it names; what is left out is told."""
+    users = place / "users.tsv"
+    lines = users.read_text().splitlines()[1:]
+    users.write_text("\n".join(["who\ttext", "\talpha", *lines]) + "\n")
+    more = ("--user-column", "who", "--text-column", "text")
+    refused = federate(place, *more)
+    assert "no user id" in str(refused.exception)
+    assert "--missing is drop" in str(federate(place, *more, "--missing", "drop").exception)
+    done = federate(place, *more, "--missing", "count", "--stop-after", "1")
+    assert done.exit_code == 0, done.exception
+    assert "left out: 1 rows without a user id" in done.stderr
+
+
+def test_settings_that_are_not_there_are_said_not_to_be(place: Path) -> None:
+    """Not that they are no TOML."""
+    (place / "run.toml").unlink()
+    said = str(federate(place).exception)
+    assert "run.toml cannot be opened: No such file" in said
+    assert "TOML" not in said
+
+
+def test_held_out_users_are_named_where_a_guarantee_is_told(place: Path) -> None:
+    """They are evaluated exactly: the command and the report say so."""
+    (place / "run.toml").write_text(CONFIG.replace("seed = 3\n", ""))
+    done = federate(place, "--stop-after", "1")
+    assert done.exit_code == 0, done.exception
+    assert "held-out users are evaluated without noise" in done.stderr
+    assert "held-out users, who are in no round" in (place / "out" / "privacy.md").read_text()
 
 
 def test_a_run_that_users_run_out_of_says_what_can_be_done(place: Path) -> None:
