@@ -50,7 +50,7 @@ def resolve(
             raise ConfigError(f"{file} cannot be read as TOML: {exc}") from exc
         unknown = sorted(set(table) - set(fields))
         if unknown:
-            said = "; ".join(name + _nearest(name, fields) for name in unknown)
+            said = "; ".join(name + nearest(name, fields) for name in unknown)
             raise ConfigError(f"{file}: [{section}] has no setting named {said}")
         values.update(table)
     prefix = f"{prefix}_{section}_".upper()
@@ -58,14 +58,14 @@ def resolve(
     # A misspelt limit or path of a secret would be no limit and no secret, in silence.
     unknown = sorted(v for v in environ if v.startswith(prefix) and v not in variables)
     if unknown:
-        said = "; ".join(name + _nearest(name, variables) for name in unknown)
+        said = "; ".join(name + nearest(name, variables) for name in unknown)
         raise ConfigError(f"the environment sets what is no setting: {said}")
     values.update({variables[v]: environ[v] for v in variables if v in environ})
     values.update({k: v for k, v in (flags or {}).items() if v is not None})
     return kind(**{name: _coerce(section, name, fields[name], v) for name, v in values.items()})
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """What was perhaps meant, for the end of a message; nothing where nothing is alike."""
     found = difflib.get_close_matches(name, known, 1)
     return f" (did you mean {found[0]}?)" if found else ""

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from dlm.config import nearest
 from dlm.errors import ConfigError
 from dlm.wire.secret import (
     AUTHORIZATION,
@@ -29,6 +30,7 @@ from dlm.wire.secret import (
 
 logger = logging.getLogger(__name__)
 
+TLS_KEYS = ("ca", "cert", "key", "server_name")  # of the table [tls] of a cluster.toml
 Metadata = tuple[tuple[str, str], ...]
 Token = Callable[[], Metadata]  # what a call must carry, as the file of the token has it now
 
@@ -159,8 +161,9 @@ def read_cluster_security(path: str | os.PathLike[str]) -> ClientSecurity:
             "owner alone may read, and name that: token_file"
         )
     for name, value in values.items():
-        if name not in ("ca", "cert", "key", "server_name", "token_file"):
-            raise ConfigError(f"{path}: [tls] has no setting {name}; ca, cert, key and server_name")
+        if name not in (*TLS_KEYS, "token_file"):
+            advice = nearest(name, TLS_KEYS) or f"; there are {', '.join(TLS_KEYS)}"
+            raise ConfigError(f"{path}: [tls] has no setting named {name}{advice}")
         if not isinstance(value, str):
             raise ConfigError(f"{path}: {name} must be a string, found {value!r}")
         if value and name != "server_name":

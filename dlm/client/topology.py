@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dlm.client.security import PLAIN, ClientSecurity
+from dlm.client.security import PLAIN, TLS_KEYS, ClientSecurity
 from dlm.client.transport import Connection
+from dlm.config import nearest
 from dlm.errors import (
     AuthenticationError,
     ConfigError,
@@ -29,6 +30,9 @@ Connect = Callable[[str], Connection]
 NO_LIMIT = 1 << 32
 MAX_SHARD_SETS = 64  # of one server that are asked for; a server with more is not of this kind
 WRITTEN_BY = "# Written by dlm cluster"
+# What a cluster.toml may say, beside what `security` reads of [tls].
+TOP_KEYS = ("small", "token_file", "tls", "server")
+SERVER_KEYS = ("address", "shard", "pid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ def read_cluster_file(path: str | os.PathLike[str]) -> list[Endpoint]:
     The file has one table ``[[server]]`` a server, with ``address`` ("host:port") and ``shard``.
 
     Raises
-        ConfigError  the file is missing or does not say that
+        ConfigError  the file is missing, does not say that, or says what nobody reads
     """
     path = Path(path)
     return [_endpoint(path, server) for server in _servers(path, _content(path))]
@@ -100,7 +104,7 @@ def read_cluster_small(path: str | os.PathLike[str]) -> Path | None:
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
         raise ConfigError(
             f"{path} does not exist; `dlm cluster DIR` writes it where it is started, "
@@ -108,16 +112,33 @@ def _content(path: Path) -> dict[str, Any]:
         ) from exc
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise ConfigError(f"{path} cannot be read as TOML: {exc}") from exc
+    # A misspelt small model would be none, in silence, until the servers fail. `token` is refused
+    # where tokens are read, with what to do instead.
+    for name in content:
+        if name not in TOP_KEYS and name != "token":
+            raise ConfigError(f"{path} has no setting named {name}{nearest(name, TOP_KEYS)}")
+    return content
 
 
-def _servers(path: Path, content: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _servers(path: Path, content: Mapping[str, Any]) -> Sequence[Any]:
     servers = content.get("server")
     if not isinstance(servers, list) or not servers:
         raise ConfigError(f"{path} lists no server; one [[server]] table a server is expected")
     return servers
 
 
-def _endpoint(path: Path, server: Mapping[str, Any]) -> Endpoint:
+def _endpoint(path: Path, server: Any) -> Endpoint:
+    if not isinstance(server, dict):
+        raise ConfigError(f"{path}: each server is a table [[server]], found {server!r}")
+    for name in server:
+        if name not in SERVER_KEYS:
+            # TOML counts to a table what stands below it, up to the next one.
+            advice = (
+                "; it must stand above the first table"
+                if name in TOP_KEYS
+                else nearest(name, SERVER_KEYS)
+            )
+            raise ConfigError(f"{path}: [[server]] has no setting named {name}{advice}")
     address = server.get("address")
     if not isinstance(address, str) or ":" not in address:
         raise ConfigError(f'{path}: a [[server]] needs address = "host:port", found {address!r}')
@@ -165,8 +186,7 @@ def write_cluster_file(
     if security.token_file:
         lines += ["", f"token_file = {json.dumps(security.token_file)}"]
     if security.ca:
-        names = ("ca", "cert", "key", "server_name")
-        values = [(name, getattr(security, name)) for name in names]
+        values = [(name, getattr(security, name)) for name in TLS_KEYS]
         lines += ["", "[tls]", *(f"{name} = {json.dumps(v)}" for name, v in values if v)]
     for endpoint in endpoints:
         lines += ["", "[[server]]", f'address = "{endpoint.address}"']

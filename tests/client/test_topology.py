@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,6 +77,28 @@ def test_a_cluster_file_that_says_something_else_is_refused(tmp_path: Path, text
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ConfigError, match=r"cluster\.toml"):
         read_cluster_file(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('smal = "shards/small"\n{}', "no setting named smal (did you mean small?)"),
+        ("{}shrad = 3\n", "[[server]] has no setting named shrad (did you mean shard?)"),
+        ('{}small = "s"\n', "[[server]] has no setting named small; it must stand above"),
+        ("{}zone = 3\n", "[[server]] has no setting named zone"),
+        ('[[servers]]\naddress = "a:1"\n', "no setting named servers (did you mean server?)"),
+        ("server = [3]\n", "each server is a table [[server]], found 3"),
+    ],
+)
+def test_a_key_that_nobody_reads_is_refused_with_what_was_perhaps_meant(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    """A misspelt small model would be none, in silence, until the servers fail."""
+    path = tmp_path / "cluster.toml"
+    path.write_text(text.format('[[server]]\naddress = "a:1"\n'))
+    with pytest.raises(ConfigError, match=re.escape(says)) as caught:
+        read_cluster_file(path)
+    assert str(path) in str(caught.value)
 
 
 def saying(*servers: tuple[str, object]):
