@@ -70,7 +70,12 @@ def said_once(faults: Iterable[tuple[str, str]]) -> list[str]:
     """
     said: dict[str, dict[str, None]] = {}
     for address, fault in faults:
-        text = fault.removeprefix(address).lstrip(": ").replace(address, "it")
+        text = fault.removeprefix(address).lstrip(": ")
+        # gRPC says once more where it connected to.
+        host, quoted = map(re.escape, (address, address.replace("[", "%5B").replace("]", "%5D")))
+        text = re.sub(rf"ipv[46]:(?:{host}|{quoted}): ", "", text)
+        # Its port may begin that of another.
+        text = re.sub(rf"(?<![\w.:-])(?:ipv[46]:)?{host}(?!\d)", "it", text)
         said.setdefault(text, {})[address] = None
     return [f"{', '.join(addresses)}: {text}" for text, addresses in said.items()]
 

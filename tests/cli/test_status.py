@@ -173,7 +173,7 @@ def test_what_is_wrong_with_several_servers_is_said_once() -> None:
     ]
     lines = problems(Look((*rows, SILENT), (0,), ()))
     assert lines == [
-        "h:0, h:1, h:2: gave no answer: UNAVAILABLE: ipv4:it: refused",
+        "h:0, h:1, h:2: gave no answer: UNAVAILABLE: refused",
         "10.0.0.9:50060: gave no answer: UNAVAILABLE: nobody",
         "no server is ready",
     ]

@@ -329,6 +329,38 @@ def test_what_is_wrong_with_several_servers_is_said_once() -> None:
     """Of fifty servers that nobody let us into there is one thing to say, and one thing to do."""
     faults = [(f"h:{n}", f"h:{n} gave no answer: ipv4:h:{n}: refused. Perhaps x") for n in (1, 2)]
     assert said_once([*faults, ("g:1", "holds shard set a, not b"), ("h:1", faults[0][1])]) == [
-        "h:1, h:2: gave no answer: ipv4:it: refused. Perhaps x",
+        "h:1, h:2: gave no answer: refused. Perhaps x",
         "g:1: holds shard set a, not b",
     ]
+
+
+@pytest.mark.parametrize(
+    ("address", "fault", "said"),
+    [
+        (
+            "127.0.0.1:5005",
+            "127.0.0.1:5005 gave no answer: last error: UNKNOWN: ipv4:127.0.0.1:5005: Failed to "
+            "connect to remote host; is 127.0.0.1:5005 a server?",
+            "gave no answer: last error: UNKNOWN: Failed to connect to remote host; is it a "
+            "server?",
+        ),
+        ("[::1]:5005", "[::1]:5005: UNKNOWN: ipv6:%5B::1%5D:5005: Failed", "UNKNOWN: Failed"),
+        (
+            "decoder:5005",
+            "decoder:5005: UNKNOWN: ipv4:10.0.0.4:5005: Failed",
+            "UNKNOWN: ipv4:10.0.0.4:5005: Failed",
+        ),
+        (
+            "10.0.0.1:500",
+            "lost to 10.0.0.1:5000, 110.0.0.1:500",
+            "lost to 10.0.0.1:5000, 110.0.0.1:500",
+        ),
+        ("h:1", "items of h:1", "items of it"),
+        ("h:1", "it is lost", "it is lost"),
+    ],
+)
+def test_what_is_said_of_a_server_reads_well_without_its_address(
+    address: str, fault: str, said: str
+) -> None:
+    """gRPC's `ipv4:ADDRESS:` goes; a name that was resolved, and other addresses, stay whole."""
+    assert said_once([(address, fault)]) == [f"{address}: {said}"]
