@@ -65,6 +65,11 @@ def _core(cluster: Cluster, config: ClientConfig | None, model: str | None) -> C
 def _small_of(cluster: str | os.PathLike[str]) -> Path | None:
     small = read_cluster_small(cluster)
     if small is not None and not small.is_dir():
+        if small.exists():
+            raise ConfigError(
+                f"{os.fspath(cluster)} names the small model {small}, which is a file; the folder "
+                "of a shard set is expected, as `dlm shard` makes them"
+            )
         raise ConfigError(
             f"{os.fspath(cluster)} names the small model {small}, and there is no such folder on "
             "this machine; copy it there, write where it is into the file, or give "

@@ -119,12 +119,13 @@ def open_small(directory: Path) -> Core:
     """The small model of a client, its kernels compiled.
 
     Raises
-        ConfigError       there is no such folder
+        ConfigError       there is no such folder, or it is a file
         ShardFormatError  it is damaged
     """
     if not directory.is_dir():
+        found = "is a file" if directory.exists() else "does not exist"
         raise ConfigError(
-            f"the small model {directory} does not exist; the folder of a shard set is expected, "
+            f"the small model {directory} {found}; the folder of a shard set is expected, "
             "as `dlm shard` makes them"
         )
     core = _LocalCore(LocalModel.open(directory), directory, SMALL)

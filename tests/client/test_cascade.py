@@ -267,6 +267,9 @@ def test_a_small_model_that_cannot_be_read_is_refused_at_once(
     """Not when it is needed."""
     with pytest.raises(ConfigError, match="does not exist"):
         connect(cluster, small=tmp_path / "absent")
+    (tmp_path / "demo.arpa").write_text("\\data\\")
+    with pytest.raises(ConfigError, match=r"demo\.arpa is a file; the folder of a shard set"):
+        connect(cluster, small=tmp_path / "demo.arpa")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ShardFormatError):
         connect(cluster, small=tmp_path / "empty")
@@ -293,6 +296,9 @@ def test_a_client_with_partial_takes_the_small_model_that_cluster_toml_names(
     write_cluster_file(path, endpoints, shard_set="00", small=tmp_path / "absent")
     connect(path)
     with pytest.raises(ConfigError, match="no such folder on this machine"):
+        connect(path, partial=True)
+    write_cluster_file(path, endpoints, shard_set="00", small=path)
+    with pytest.raises(ConfigError, match="which is a file; the folder of a shard set"):
         connect(path, partial=True)
 
 
