@@ -66,6 +66,7 @@ class Host(Protocol):
 class ServerHealth:
     """What a client knows of a server.
 
+    ready    whether it can be asked, by its last heartbeat; not while it is down
     delay_s, baseline_s  shortest round trip of the last heartbeats, and what it is compared with;
                          None before any was answered
     """
@@ -83,6 +84,9 @@ class CascadeStatus:
     """How a client stands.
 
     mode      which model new utterances are scored with
+    reason    why it was entered: "failures", "delay" or "recovered"; "" where the client, or the
+              parent it was forked from, began in it
+    small     whether there is a small model to go over to
     for_s     seconds since it was entered
     messages  logical messages in the window of the failure rate; failed: those of them that did
     switches  times that each mode was entered, and why: (mode, reason) -> times
@@ -95,6 +99,8 @@ class CascadeStatus:
     failed: int
     switches: dict[tuple[Mode, str], int]
     servers: tuple[ServerHealth, ...]
+    reason: str = ""
+    small: bool = False
 
 
 class Watch:
@@ -147,6 +153,7 @@ class Watch:
         self._canaries: deque[tuple[int, bool, float]] = deque()
         self._lock = threading.Lock()
         self._ended = self._failed = 0
+        self._slow: list[int] = []  # shards that only slow servers answer for
         self._looked = self._ticked = now
         self._blameless_until = now
         self.mode = self._cascade.mode
@@ -192,7 +199,7 @@ class Watch:
                 address,
                 self._shards.get(address, -1),
                 member.health,
-                member.ready,
+                member.ready and member.health is not Health.DOWN,
                 member.delay_s if member.beats else None,
                 member.baseline_s if member.beats else None,
             )
@@ -205,6 +212,8 @@ class Watch:
             failed,
             dict(self.switches),
             tuple(sorted(servers, key=lambda one: (one.shard, one.address))),
+            cascade.reason,
+            self._may_switch,
         )
 
     # -- the thread ---------------------------------------------------------------------------
@@ -240,6 +249,12 @@ class Watch:
             self._member(host, topology, address, event, at)
         for address in self._shards:
             self._member(host, topology, address, membership.Tick(self._chance()), now)
+        self._slow = [
+            shard
+            for shard, addresses in sorted(replicas.items())
+            if (usable := [a for a in addresses if self._members[a].usable])
+            and all(self._members[a].is_slow(self._beating) for a in usable)
+        ]
         with self._lock:
             ended, failed, self._ended, self._failed = self._ended, self._failed, 0, 0
         if ended and now >= self._blameless_until:
@@ -254,15 +269,7 @@ class Watch:
         )
         # Of a model of order 2 or less the client has all, and asks nobody.
         asks = topology is not None and topology.manifest.order > 2
-        slow = (
-            asks
-            and self._may_switch
-            and any(
-                all(self._members[a].is_slow(self._beating) for a in usable)
-                for addresses in replicas.values()
-                if (usable := [a for a in addresses if self._members[a].usable])
-            )
-        )
+        slow = bool(asks and self._may_switch and self._slow)
         self._switch(host, modes.Tick(reachable, slow), now)
         self._publish(topology)
         well = reachable and not slow and self.mode is Mode.FULL
@@ -358,7 +365,13 @@ class Watch:
                 self.mode = action.to
                 self._entered = now
                 self.switches[action.to, action.reason] += 1
-                fields = {"to": str(action.to), "reason": action.reason}
+                fields = {
+                    "to": str(action.to),
+                    "reason": action.reason,
+                    "messages": action.messages,
+                    "failed": action.failed,
+                    "slow_shards": self._slow,
+                }
                 if action.to is Mode.FULL:
                     log.info("client.mode.changed", extra=fields)
                 else:

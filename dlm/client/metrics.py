@@ -57,6 +57,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "dlm_client_mode": ("mode",),
     "dlm_client_mode_switches_total": ("mode", "reason"),
     "dlm_client_canaries_total": ("result",),
+    "dlm_client_small_model": (),
     "dlm_client_cache_bytes": (),
     "dlm_client_info": ("version",),
 }
@@ -190,6 +191,11 @@ class ClientCollector(Collector):
                 gauge.add_metric((str(shard),), numbers[place])
             yield gauge
         yield from _cascade(core.watch())
+        small = GaugeMetricFamily(
+            "dlm_client_small_model", "1 with a small model to go over to, 0 without."
+        )
+        small.add_metric((), int(self._small is not None))
+        yield small
         cache = GaugeMetricFamily(
             "dlm_client_cache_bytes", "Vocabulary and low orders of the model in use."
         )

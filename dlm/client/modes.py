@@ -149,10 +149,14 @@ class Switch:
     """Action: new utterances go to this model from now on.
 
     reason  "failures", "delay" or "recovered": a closed set, for logs and metrics
+    messages, failed  in the window that was left with FULL; what comes after begins with an empty
+                      one
     """
 
     to: Mode
     reason: str
+    messages: int = 0
+    failed: int = 0
 
 
 Event: TypeAlias = Messages | Tick | CanaryDone
@@ -170,6 +174,7 @@ class Cascade(NamedTuple):
     passed    canaries answered in a row
     canary    number of the last canary
     until     when the canary that is out has failed; -inf where none is
+    reason    why the mode was entered, as of `Switch`; "" where it is that of the start
     Guarantees
         at most one canary is out, and only in SMALL; messages are counted in FULL alone
     """
@@ -183,6 +188,7 @@ class Cascade(NamedTuple):
     passed: int = 0
     canary: int = 0
     until: float = -inf
+    reason: str = ""
 
     def failing(self) -> tuple[int, int]:
         """Messages in the window, and how many of them failed."""
@@ -230,9 +236,10 @@ def _go_small(
 ) -> tuple[Cascade, list[Action]]:
     stable = now - state.since >= config.stable_s
     wait = config.wait_s if stable else min(2.0 * state.wait_s, config.max_wait_s)
-    return Cascade(Mode.SMALL, since=now, wait_s=wait, due=now + wait, canary=state.canary), [
-        Switch(Mode.SMALL, reason)
-    ]
+    small = Cascade(
+        Mode.SMALL, since=now, wait_s=wait, due=now + wait, canary=state.canary, reason=reason
+    )
+    return small, [Switch(Mode.SMALL, reason, *state.failing())]
 
 
 def _small(
@@ -245,9 +252,9 @@ def _small(
             return _canary_failed(state, now, config), []
         passed = state.passed + 1
         if passed >= config.canaries:
-            return Cascade(since=now, wait_s=state.wait_s, canary=state.canary), [
-                Switch(Mode.FULL, "recovered")
-            ]
+            reason = "recovered"
+            full = Cascade(since=now, wait_s=state.wait_s, canary=state.canary, reason=reason)
+            return full, [Switch(Mode.FULL, reason)]
         return state._replace(passed=passed, due=now + config.canary_s, until=-inf), []
     if isinstance(event, Tick):
         if state.until > -inf:

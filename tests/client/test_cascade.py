@@ -83,7 +83,9 @@ def test_new_utterances_go_to_the_small_model_and_come_back(
     first = client.utterance()
     assert first.family.kind == "full"
     assert ask(client, queries).source is None
+    assert (client.cascade.reason, client.cascade.small) == ("", True)
     fail(client, network, queries)
+    assert client.cascade.reason == "failures"
 
     # What began on the full model ends on its low orders, without any message.
     answers = on(first, queries)
@@ -112,8 +114,11 @@ def test_new_utterances_go_to_the_small_model_and_come_back(
     again = on(first, queries)
     assert again.source is None
     assert client.cascade.switches == {(Mode.SMALL, "failures"): 1, (Mode.FULL, "recovered"): 1}
-    said = [(r.to, r.reason) for r in caplog.records if r.message == "client.mode.changed"]
-    assert said == [("small", "failures"), ("full", "recovered")]
+    assert client.cascade.reason == "recovered"
+    gone, came = [r for r in caplog.records if r.message == "client.mode.changed"]
+    assert (gone.to, gone.reason, gone.slow_shards) == ("small", "failures", [])
+    assert gone.messages >= gone.failed >= 5
+    assert (came.to, came.reason) == ("full", "recovered")
 
 
 @pytest.mark.parametrize(
@@ -235,6 +240,8 @@ def test_servers_that_are_gone_are_known_by_their_heartbeats(connect, files, cap
         port = cluster.ports[1]
         cluster.servers[1].end()
         until(lambda: client.cascade.servers[1].health is Health.DOWN)
+        assert [s.ready for s in client.cascade.servers] == [True, False, True]
+        assert not client.cascade.small
         queries = random_queries(files.oracle, 5, 300)
         before = client.stats
         answers = ask(client, queries)

@@ -78,6 +78,12 @@ def test_the_families_are_those_that_are_declared(cluster, connect, files) -> No
     assert found == {name: set(labels) for name, labels in FAMILIES.items()}
 
 
+def test_whether_there_is_a_small_model_is_shown(cluster, connect, files) -> None:
+    """Of a client without it nothing else tells that it would stay with partial scores."""
+    assert shown(connect(cluster, partial=True))["dlm_client_small_model{}"] == 0
+    assert shown(connect(cluster, small=files.directory))["dlm_client_small_model{}"] == 1
+
+
 def test_a_call_without_a_message_is_a_call(client, files) -> None:
     """Its planning is all that it cost."""
     client.utterance().score([()], [1])

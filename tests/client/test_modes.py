@@ -49,7 +49,7 @@ OUT = {"canary": 3, "until": 103.0, "due": 101.0}
             Messages(4000, 5),
             50.0,
             FULL,
-            [Switch(SMALL, "failures")],
+            [Switch(SMALL, "failures", 4000, 5)],
             id="more-than-a-thousandth",
         ),
         pytest.param(Cascade(), Messages(5000, 5), 50.0, FULL, [], id="a-thousandth-exactly"),
@@ -95,6 +95,7 @@ def test_each_row_of_the_table_holds(
     found, did = step(state, event, at, CONFIG)
     expected = actions[0].to if actions and isinstance(actions[0], Switch) else after
     assert (found.mode, did) == (expected, actions)
+    assert found.reason == (did[0].reason if did and isinstance(did[0], Switch) else "")
 
 
 def test_failures_are_forgotten_with_their_window() -> None:
@@ -138,7 +139,7 @@ def test_the_switch_is_the_one_of_a_plain_count(script) -> None:
         inside = [h for h in history if bucket - h[0] < 10]
         total, bad = sum(h[1] for h in inside), sum(h[2] for h in inside)
         if bad >= 5 and bad > 0.001 * total:
-            assert actions == [Switch(SMALL, "failures")]
+            assert actions == [Switch(SMALL, "failures", total, bad)]
             return
         assert actions == [] and state.failing() == (total, bad)
 

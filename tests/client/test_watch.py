@@ -110,9 +110,10 @@ def test_what_fails_while_the_client_itself_stood_still_sends_nobody_to_the_smal
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_a_model_that_asks_nobody_is_not_left_for_a_slow_network(
-    tmp_path: Path, order: int
+    tmp_path: Path, order: int, caplog
 ) -> None:
-    """Of order 2 and less the client has all; of order 3 the same delay is reason enough."""
+    """Of order 2 and less the client has all; of order 3 the same delay is reason enough, and told
+    with the shard."""
     model = random_model(2, order=order, words=10, per_order=20)
     host = Wired(build(model, tmp_path, 1))
     watch = watching(host)
@@ -121,6 +122,9 @@ def test_a_model_that_asks_nobody_is_not_left_for_a_slow_network(
     host.run(watch, 20.0)
     assert watch.status().servers[0].delay_s == pytest.approx(0.2, abs=0.06)
     assert watch.mode is (Mode.SMALL if order > 2 else Mode.FULL)
+    assert watch.status().reason == ("delay" if order > 2 else "")
+    told = [r for r in caplog.records if r.message == "client.mode.changed"]
+    assert [(r.reason, r.slow_shards, r.failed) for r in told] == [("delay", [0], 0)] * (order > 2)
 
 
 def test_a_server_that_is_far_slower_than_another_of_its_shard_is_known_for_it(files) -> None:
