@@ -97,6 +97,18 @@ class Call:
         answers = partial.score(self._grams, piece.groups)
         return self._fill(piece.at, np.arange(len(piece.at)), answers, PARTIAL)
 
+    def missing_shards(self) -> list[int]:
+        """Shards that have not answered yet; none where there is no partial model."""
+        if self._grams is None:
+            return []
+        with self.lock:
+            missing = self._missing.copy()
+        groups, manifest = router.select(self._groups, missing), self._grams.manifest
+        remote = np.ones(len(groups.word_counts), np.bool_)
+        most = max(len(groups.words), 1)
+        pieces = router.route(groups, remote, manifest.slots, manifest.shards, most)
+        return sorted({piece.shard for piece in pieces})
+
     def give_up(self, error: DlmError) -> int:
         """No time is left: as `miss`, for whatever is still missing."""
         if self._grams is None or not partial.stands_in_for(error):

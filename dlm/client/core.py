@@ -298,7 +298,7 @@ class Core:
                 gone = ShardDown("no message is sent meanwhile")
             if gone is not None:
                 # An utterance that began on the full model ends on its low orders.
-                self._sender.count_partial(call.give_up(gone))
+                self._sender.count_partial(call.give_up(gone), gone, None)
                 runtime.counts.call(OK, time.perf_counter() - begun)
                 return call.future
         planned = time.perf_counter()
@@ -311,7 +311,7 @@ class Core:
     def give_up(self, future: Future[Answers], error: DlmError) -> None:
         """The caller's time is over: ends its call as `_miss` does, whatever is still under way."""
         if isinstance(future, Pending) and (call := future.call) is not None:
-            self._sender.count_partial(call.give_up(error))
+            self._sender.give_up(call, error)
 
 
 def _end_span(call: Call, span: Span, zero_message_share: float, done: Future[Answers]) -> None:

@@ -10,11 +10,41 @@ Paper: DLM 3.4 ("if the message times out, we estimate the probability locally u
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from dlm.client.lowgrams import LowGrams
 from dlm.errors import DlmError, QueryError
 from dlm.ngram.query import Answers, QueryGroups
+
+QUIET_S = 10.0  # without a partial score, after which an answered message ends a spell of them
+
+
+class Spell(NamedTuple):
+    """A time in which partial scores were given; pure, times are the caller's.
+
+    began, last  times of the first and of the latest
+    queries      that the partial model answered
+    """
+
+    began: float
+    last: float
+    queries: int
+
+    @property
+    def seconds(self) -> float:
+        """From the first to the latest."""
+        return self.last - self.began
+
+    def more(self, queries: int, now: float) -> Spell:
+        """The spell with so many more."""
+        return self._replace(last=now, queries=self.queries + queries)
+
+    def is_over(self, now: float) -> bool:
+        """Whether an answered message ends it: while some are answered and some are not, it goes
+        on, so that a log has one line at its begin and one at its end."""
+        return now - self.last >= QUIET_S
 
 
 def stands_in_for(error: DlmError) -> bool:

@@ -17,6 +17,7 @@ from dlm.client.cascade import Watch
 from dlm.client.fork import inside
 from dlm.client.lowgrams import LowGrams
 from dlm.client.metrics import ClientMetrics
+from dlm.client.partial import Spell
 from dlm.client.replicas import RetryBudget
 from dlm.client.topology import Connect, Topology
 from dlm.client.transport import Connection
@@ -108,6 +109,7 @@ class Runtime:
         self.outstanding: Counter[str] = Counter()  # queries in flight, by address
         self.missed: dict[str, float] = {}  # address -> when a message found nobody there
         self.at: dict[tuple[int, int], tuple[str, int]] = {}  # message -> who has it, its queries
+        self.spell: Spell | None = None  # of partial scores that are being given
         self.watch: Watch | None = None
         self.before: Watch | None = None
         self.looking = False  # quietly, on the helper thread

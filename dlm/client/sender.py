@@ -23,7 +23,7 @@ from dlm.client import batcher, router
 from dlm.client.call import Call, Item, deliver
 from dlm.client.config import ClientConfig
 from dlm.client.metrics import result_of
-from dlm.client.partial import stands_in_for
+from dlm.client.partial import Spell, stands_in_for
 from dlm.client.replicas import choose
 from dlm.client.runtime import LOOK_AGAIN_S, Links, Snapshot, closed_error
 from dlm.client.security import Metadata
@@ -168,7 +168,8 @@ class Sender:
         for piece in pieces:
             if piece.shard in refused:
                 # What the other shards answer is of use all the same.
-                self.count_partial(call.miss(piece, refused[piece.shard]))
+                refusal = refused[piece.shard]
+                self.count_partial(call.miss(piece, refusal), refusal, piece.shard)
                 continue
             if at is not None:
                 piece = router.Piece(piece.shard, piece.groups, at[piece.at])
@@ -340,6 +341,10 @@ class Sender:
                     runtime.missed[address] = self._clock()
                 elif error is None:
                     runtime.missed.pop(address, None)
+                spell = runtime.spell
+                over = error is None and spell is not None and spell.is_over(self._clock())
+                if over:
+                    runtime.spell = None
             runtime.counts.message(
                 result_of(error),
                 queries,
@@ -349,6 +354,9 @@ class Sender:
                 came - left,
                 time.perf_counter() - came if data is not None else 0.0,
             )
+            if over and spell is not None:
+                fields = {"seconds": round(spell.seconds, 3), "queries": spell.queries}
+                log.info("client.partial.ended", extra=fields)
             watch = runtime.watch
             if watch is not None and isinstance(error, ShardDown):
                 watch.lost(address)
@@ -470,17 +478,32 @@ class Sender:
     def _miss(self, item: Item, error: DlmError) -> None:
         """An item that is not answered: by the partial model where there is one, else its error."""
         try:
-            self.count_partial(item.call.miss(item.piece, error))
+            self.count_partial(item.call.miss(item.piece, error), error, item.piece.shard)
         except Exception as exc:  # noqa: BLE001 - a caller must never be left waiting
             error.add_note(f"and the partial model failed: {exc!r}")
             item.call.fail(error)
 
-    def count_partial(self, queries: int) -> None:
-        """So many were answered by the partial model."""
-        if queries:
-            runtime = self._links.runtime
-            with runtime.lock:
-                runtime.stats.partial += queries
+    def give_up(self, call: Call, error: DlmError) -> None:
+        """A call's time is over: the partial model answers what is missing, or it fails."""
+        shards = call.missing_shards() if self._links.runtime.spell is None else []
+        self.count_partial(call.give_up(error), error, shards[0] if shards else None)
+
+    def count_partial(self, queries: int, error: DlmError, shard: int | None) -> None:
+        """So many were answered by the partial model; told once, when that begins.
+
+        Args
+            shard  that did not answer; None where none was asked
+        """
+        if not queries:
+            return
+        runtime, now = self._links.runtime, self._clock()
+        with runtime.lock:
+            runtime.stats.partial += queries
+            known = runtime.spell
+            runtime.spell = Spell(now, now, queries) if known is None else known.more(queries, now)
+        if known is None:
+            fields = {"shard": shard, "error": type(error).__name__}
+            log.warning("client.partial.began", extra=fields)
 
 
 def _too_much(shard: int, window: batcher.Window[Item], left_s: float) -> Overloaded:

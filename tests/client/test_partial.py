@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 import numpy as np
@@ -265,6 +266,57 @@ def test_the_partial_model_is_the_reduction_to_order_two(files, connect, cluster
     expected = [files.oracle.score(c[-1:], w).log10_prob for c in contexts for w in range(size)]
     assert np.array_equal(answers.log10_prob, np.array(expected, np.float32))
     assert answers.matched_order.max() <= 2 and answers.ngram_length.max() <= 2
+
+
+def spells(caplog) -> list[tuple[object, ...]]:
+    """What was logged of them."""
+    return [
+        (r.message, r.shard, r.error) if r.message.endswith("began") else (r.message, r.queries)
+        for r in caplog.records
+        if r.message.startswith("client.partial.")
+    ]
+
+
+@pytest.mark.parametrize("how", ["fails", "is silent"])
+def test_partial_scores_are_logged_when_they_begin_and_when_they_end(
+    cluster, connect, files, caplog, monkeypatch, how: str
+) -> None:
+    """Once each, however many there are, with the shard; and while some are answered, they last."""
+    caplog.set_level(logging.INFO, "dlm.client")
+    network = Network()
+    client = connect(cluster.addresses, network, partial=True, heartbeats=False)
+    bad, well = queries_to(files, 1)[:5], queries_to(files, 0)[:5]
+    monkeypatch.setattr(partial, "QUIET_S", 1e9)
+    # The first call of a process may take longer than any deadline: kernels are compiled.
+    assert ask(client, bad + well, deadline_s=WAIT_S).source is None
+    before = client.stats.partial
+    if how == "fails":
+        network.instant = ShardDown("gone")
+        for _ in range(3):
+            ask(client, bad)
+        network.instant = None
+    else:
+        with network.held():
+            for _ in range(3):
+                ask(client, bad, deadline_s=0.1)
+    ask(client, well)
+    error = "ShardDown" if how == "fails" else "DeadlineExceeded"
+    began = ("client.partial.began", 1, error)
+    assert spells(caplog) == [began]
+    monkeypatch.setattr(partial, "QUIET_S", 0.0)
+    given = client.stats.partial - before
+    until(lambda: ask(client, well).source is None and len(spells(caplog)) == 2)
+    assert given >= 15
+    assert spells(caplog) == [began, ("client.partial.ended", given)]
+
+
+def test_a_spell_of_partial_scores_ends_when_none_came_for_a_while() -> None:
+    """It is as long as from the first to the latest, whenever that is noticed."""
+    spell = partial.Spell(5.0, 5.0, 3).more(2, 9.0)
+    assert (spell.seconds, spell.queries) == (4.0, 5)
+    assert not spell.is_over(9.0 + partial.QUIET_S - 0.1)
+    assert spell.is_over(9.0 + partial.QUIET_S)
+    assert spell.more(1, 20.0).seconds == 15.0
 
 
 def test_a_call_that_was_given_up_is_not_ended_twice(cluster, connect, files) -> None:
