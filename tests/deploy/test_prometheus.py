@@ -43,8 +43,10 @@ def panels() -> list[dict[str, Any]]:
 
 
 def expressions() -> list[tuple[str, str]]:
-    """(where it stands, expression) of every query in rules and dashboard."""
+    """(where it stands, expression) of every query in rules, dashboard and runbook."""
     out = [(r.get("alert") or r["record"], r["expr"]) for r in RULES]
+    for block in re.findall(r"```promql\n(.*?)```", texts()["runbook.md"], re.S):
+        out += [("runbook.md", line) for line in block.splitlines()]
     for panel in panels():
         out += [(f"panel {panel['title']}", target["expr"]) for target in panel["targets"]]
     for variable in DASHBOARD["templating"]["list"]:
