@@ -81,9 +81,16 @@ def parse(line: str, servers: int) -> Command:
     verb, *rest = line.split()
     if verb == "list" and not rest:
         return Command(verb)
-    if verb not in VERBS or not rest:
+    if verb not in VERBS:
         raise ConfigError(f"{line.strip()!r} is no command; there are: {HELP}")
     more = VERBS[verb]
+    if not rest:
+        whole = ", or heal all" if verb == "heal" else ""
+        wanted = f"{verb} N {more}".strip()
+        raise ConfigError(
+            f"{line.strip()!r} does not say which server: {wanted}{whole}, with N from 0 to "
+            f"{servers - 1}"
+        )
     place, *values = rest
     if verb == "heal" and place == "all" and not values:
         return Command(verb)
@@ -292,6 +299,10 @@ def chaos(
         write_cluster_file,
     )
 
+    if kill and seed is None:
+        raise ConfigError("--kill is of --random; give --random SEED, or type: kill N")
+    if seed is not None and script is not None:
+        raise ConfigError("--random and --script are two plans; give one of them")
     endpoints = read_cluster_file(cluster)
     if not cluster.read_text(encoding="utf-8").startswith(WRITTEN_BY):
         raise ConfigError(
@@ -306,8 +317,7 @@ def chaos(
     if seed is not None:
         if not 0 < minutes <= 10_000:
             raise ConfigError(f"--minutes {minutes:g}: above 0 is expected, 10000 at most")
-        plan += random_faults(seed, minutes * 60, len(endpoints), kill=kill)
-        plan.sort(key=lambda one: one[0])
+        plan = random_faults(seed, minutes * 60, len(endpoints), kill=kill)
     if through.absolute() == cluster.absolute():
         raise ConfigError(f"--through {through} is the cluster's own file; give another name")
     check_free(through)

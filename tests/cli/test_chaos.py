@@ -43,7 +43,9 @@ def test_a_line_is_a_command(line: str, found: Command) -> None:
     ("line", "says"),
     [
         ("explode 0", "kill N; stop N"),
-        ("kill", "kill N; stop N"),
+        ("kill", "'kill' does not say which server: kill N, with N from 0 to 2"),
+        ("slow", "slow N MS, with N from 0 to 2"),
+        ("heal", "heal N, or heal all, with N from 0 to 2"),
         ("kill 3", "servers are 0 to 2"),
         ("kill -1", "servers are 0 to 2"),
         ("kill all", "servers are 0 to 2"),
@@ -117,6 +119,23 @@ def test_what_is_no_cluster_of_this_machine_is_refused(run: Run, tmp_path: Path)
         assert done.returncode == 1
         assert says in done.stderr
         assert not (tmp_path / "chaos.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--kill"], b"--kill is of --random"),
+        (["--kill", "--script", "plan.txt"], b"--kill is of --random"),
+        (["--random", "1", "--script", "plan.txt"], b"give one of them"),
+    ],
+)
+def test_options_that_say_nothing_together_are_refused(
+    run: Run, tmp_path: Path, options: list[str], says: bytes
+) -> None:
+    """Before anything is read: an option that does nothing would be believed to."""
+    done = run("chaos", "cluster.toml", *options, cwd=tmp_path)
+    assert done.returncode == 1
+    assert says in done.stderr
 
 
 def test_a_cluster_is_broken_and_its_clients_see_it_through_the_other_file(
