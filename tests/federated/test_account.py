@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import functools
+import json
 import math
 from typing import Any
 
