@@ -103,6 +103,8 @@ class Call:
             return []
         with self.lock:
             missing = self._missing.copy()
+        if not missing.any():
+            return []
         groups, manifest = router.select(self._groups, missing), self._grams.manifest
         remote = np.ones(len(groups.word_counts), np.bool_)
         most = max(len(groups.words), 1)
