@@ -1,4 +1,8 @@
-"""`dlm privacy`: what noise costs, what it guarantees, and what to run for a target."""
+"""`dlm privacy`: what noise costs, what it guarantees, and what to run for a target.
+
+One file past 500 lines: three commands that share their options, and how what means nothing is
+refused.
+"""
 
 from __future__ import annotations
 

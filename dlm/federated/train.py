@@ -12,6 +12,8 @@ No key is in any file. A simulation makes its keys again from the seed and goes 
 that is none draws new ones when it goes on: what noise is still to come is independent of what was
 drawn before, and what ties rounds together are the buffers, so that its law stays the same.
 A round counts when its checkpoint is in place. Nothing of a round is told before.
+
+One file past 500 lines: what ties a run's parts together, each of which is a file of its own.
 """
 
 from __future__ import annotations
