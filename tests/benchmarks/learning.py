@@ -230,23 +230,22 @@ def table(work: Path, seeds: int) -> str:
         rows = [
             f"**{title[0].upper()}{title[1:]}**",
             "",
-            f"| run | seeds | top-1 accuracy, % | less *{first}* | perplexity |",
-            "| --- | --- | --- | --- | --- |",
+            f"| run | seeds | top-1 accuracy, % | less *{first}* | perplexity | less *{first}* |",
+            "| --- | --- | --- | --- | --- | --- |",
         ]
         for name, of_seed in found.items():
             if not of_seed:
                 continue
-            accuracy = {seed: 100 * one["top1_in_vocabulary"] for seed, one in of_seed.items()}
-            paired = [
-                value - 100 * found[first][seed]["top1_in_vocabulary"]
-                for seed, value in accuracy.items()
-                if name != first and seed in found[first]
-            ]
-            perplexity = [one["perplexity"] for one in of_seed.values()]
-            rows.append(
-                f"| {name} | {len(of_seed)} | {interval(list(accuracy.values()))} | "
-                f"{interval(paired) if paired else ''} | {interval(perplexity)} |"
-            )
+            cells = [name, str(len(of_seed))]
+            for metric, scale in (("top1_in_vocabulary", 100), ("perplexity", 1)):
+                paired = [
+                    scale * (one[metric] - found[first][seed][metric])
+                    for seed, one in of_seed.items()
+                    if name != first and seed in found[first]
+                ]
+                cells.append(interval([scale * one[metric] for one in of_seed.values()]))
+                cells.append(interval(paired) if paired else "")
+            rows.append(f"| {' | '.join(cells)} |")
         parts.append("\n".join(rows))
     return "\n\n".join(parts)
 
