@@ -16,7 +16,7 @@ from client.questions import random_queries
 from client.scripted import Network
 from client.test_partial import ask, assert_each_is_of_its_model
 from cluster import ROOT, Cluster, ModelFiles, ProcessServer, build, until
-from dlm.client import AsyncClient, Client, ClientConfig
+from dlm.client import AsyncClient, Client, ClientConfig, cascade
 from dlm.client.local import open_small
 from dlm.client.membership import Beating, Health
 from dlm.client.modes import Mode, Switching
@@ -127,14 +127,27 @@ def test_new_utterances_go_to_the_small_model_and_come_back(
     ids=["0.08 %", "0.125 %"],
 )
 def test_more_than_a_thousandth_of_the_messages_is_too_many(
-    every: int, switches: dict[tuple[Mode, str], int], cluster, connect, files, small
+    every: int,
+    switches: dict[tuple[Mode, str], int],
+    cluster,
+    connect,
+    files,
+    small,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The paper's rule (DLM 3.4); until then what fails is partial, message for message."""
+    # On a machine that gives this process no time all messages count all the same, none is late.
+    monkeypatch.setattr(cascade, "STOOD_STILL_S", 1e9)
     network = Network()
     switching = Switching(min_failures=1, window_s=3600.0, wait_s=60.0, max_wait_s=60.0)
     beating = Beating(timeout_s=10.0, slow_floor_s=10.0)
     client = connect(
-        cluster.addresses, network, small=small.directory, switching=switching, beating=beating
+        cluster.addresses,
+        network,
+        small=small.directory,
+        switching=switching,
+        beating=beating,
+        deadline_s=60.0,
     )
     handle = client.utterance()
     queries = random_queries(files.oracle, 5, 300)
