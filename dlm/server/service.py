@@ -283,6 +283,8 @@ class ShardService:
                 except ProtocolError as exc:
                     # It has no number, so no reply can name it; and what follows is as doubtful.
                     self.metrics.refused(Reason.MALFORMED)
+                    for task in list(large):  # before the client is told that it ended
+                        task.cancel()
                     await replies.flush()
                     await self._abort(context, Refusal(Reason.MALFORMED, str(exc)))
                 service = self.find(message.shard_set)

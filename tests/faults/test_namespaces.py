@@ -6,6 +6,7 @@ gone. It needs root and the `ip` command, and skips without.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import shutil
 import subprocess
@@ -29,13 +30,18 @@ def ip(*words: object) -> None:
 
 
 class Elsewhere:
-    """A namespace with one address, and a cable to it from here."""
+    """A namespace with one address, and a cable to it from here.
+
+    Its network is one of four addresses that goes by the process, of those that are set aside for
+    tests (198.18.0.0/15, RFC 2544): a process that was killed leaves its own behind, and two that
+    run at once have two.
+    """
 
     def __init__(self) -> None:
         self.name = f"dlm-{os.getpid()}"
         self.cable = f"dlm{os.getpid()}"[:15]
-        # Of the network that is set aside for tests (RFC 2544).
-        self.here, self.host = "198.18.77.1", "198.18.77.2"
+        network = ipaddress.IPv4Address("198.18.0.0") + 4 * (os.getpid() % 2**15)
+        self.here, self.host = (str(network + i) for i in (1, 2))
 
     def build(self) -> None:
         """The namespace, and both ends of the cable."""

@@ -49,7 +49,7 @@ def test_no_caller_sees_that_one_of_two_replicas_is_killed(files, twice, connect
 
 def test_a_stopped_replica_costs_half_of_the_deadline_and_no_answer(files, twice, connect) -> None:
     """It holds its messages until their share of the time is over; the other answers them."""
-    client = connect([a for c in twice for a in c.addresses], deadline_s=3.0)
+    client = connect([a for c in twice for a in c.addresses], deadline_s=8.0)
     queries = queries_to(files, 0)
     ask(client.utterance(), files.oracle, queries)
     twice[0].servers[0].pause()

@@ -299,6 +299,7 @@ def test_a_secure_round_refuses_what_would_break_its_bound() -> None:
 @pytest.mark.parametrize("bound", [0.01, 1.0, 30.0])
 def test_a_clip_norm_that_changes_is_inflated_by_the_same_factor(bound: float) -> None:
     """What was rounded for a large norm would make an update of a small one far longer."""
+    pytest.importorskip("jax", reason="the training extra is not installed")
     secure = SecureAggregator(1.0, 100.0, 4)
     update = np.full(500, bound / math.sqrt(500), np.float32)
     running = secure.add(secure.zero(update, bound), update[None], KEY)
