@@ -17,6 +17,7 @@ from dlm.cli import (
     inspect,
     merge,
     perplexity,
+    pieces,
     privacy,
     prune,
     reduce,
@@ -73,6 +74,7 @@ app.command("status")(status.status)
 app.command("score")(score.score)
 app.command("token")(token.token)
 app.command("unigrams")(unigrams.unigrams)
+app.command("pieces")(pieces.pieces)
 app.command("federate")(federate.federate)
 app.add_typer(privacy.app, name="privacy")
 

@@ -12,6 +12,7 @@ are collected here, weighted, and handed over.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -127,8 +128,12 @@ class Inventory:
         """
         model = Path(path).read_bytes()
         side = Path(str(path) + SIDECAR_SUFFIX)
+        try:
+            found = cls(model, Provenance.none(NO_RECORD.replace("counts", "wordpieces")))
+        except FormatError as exc:
+            raise FormatError(f"{path}: {exc}") from exc
         if not side.exists():
-            return cls(model, Provenance.none(NO_RECORD.replace("counts", "wordpieces")))
+            return found
         try:
             record = json.loads(side.read_text(encoding="utf-8"))
             digest, body = record["model_sha256"], record["provenance"]
@@ -137,7 +142,7 @@ class Inventory:
         provenance = Provenance.from_dict(body, str(side))
         if digest != file_digest(path):
             raise PrivacyError(f"{path} is not the file that {side.name} is of; build it again")
-        return cls(model, provenance)
+        return dataclasses.replace(found, provenance=provenance)
 
 
 def build_inventory(

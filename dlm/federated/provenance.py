@@ -43,6 +43,19 @@ class Guarantee:
                 f"epsilon {self.epsilon}, delta {self.delta}, rho {self.rho} is no guarantee"
             )
 
+    def statement(self) -> str:
+        """In words, each number rounded up."""
+        text = f"(epsilon = {_up(self.epsilon)}, delta = {self.delta:g})-differential privacy"
+        return text if self.rho is None else f"{text}, {_up(self.rho)}-zCDP"
+
+
+def _up(value: float) -> str:
+    """Three significant digits, rounded up: a guarantee is never told smaller than it is."""
+    if value == 0:
+        return "0"
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.ceil(value / step - 1e-9) * step:.4g}"
+
 
 @dataclass(frozen=True)
 class Provenance:
@@ -70,6 +83,30 @@ class Provenance:
     def none(cls, *reasons: str, **fields: Any) -> Provenance:
         """A record that promises nothing, for these reasons."""
         return cls(None, tuple(reasons), **fields)
+
+    @classmethod
+    def public(cls) -> Provenance:
+        """A record of what no user's text is in: whatever is made from it owes them nothing."""
+        return cls(Guarantee(0.0, 0.0, 0.0))
+
+    @property
+    def is_public(self) -> bool:
+        """Whether it touched no user."""
+        return self.guarantee == Guarantee(0.0, 0.0, 0.0) and not self.stages
+
+    def statement(self) -> str:
+        """The guarantee in one or two sentences, or that there is none and why."""
+        if self.is_public:
+            return "Public: no user's text is in it."
+        if self.guarantee is not None:
+            return f"{self.guarantee.statement()} for each {self.unit}."
+        text = "NO GUARANTEE: " + "; ".join(self.reasons) + "."
+        if self.simulated is not None:
+            text += (
+                " Figures of a simulation, which promise nothing to anybody: "
+                f"{self.simulated.statement()}."
+            )
+        return text
 
     def derive(self, step: str) -> Provenance:
         """The record of something made from this without touching users: it inherits all of it."""

@@ -94,16 +94,7 @@ class Report:
 
     def statement(self) -> str:
         """The guarantee in one or two sentences, or that there is none and why."""
-        record = self.provenance
-        if record.guarantee is not None:
-            return f"{_guarantee_text(record.guarantee)} for each {record.unit}."
-        text = "NO GUARANTEE: " + "; ".join(record.reasons) + "."
-        if record.simulated is not None:
-            text += (
-                " Figures of a simulation, which promise nothing to anybody: "
-                f"{_guarantee_text(record.simulated)}."
-            )
-        return text
+        return self.provenance.statement()
 
     def _accesses(self) -> str:
         text = f"{ACCESSES} Public data used: {self.public_data}."
@@ -271,6 +262,8 @@ def build(
         # Of a simulation it is said below, once, and its figures are composed as such.
         if given.guarantee is None and given.simulated is None:
             reasons += given.reasons
+        elif not given.stages and not given.is_public:
+            reasons.append("a record that the run was made with names no stage to compose")
     for record in records:
         name = str(record["stage"])
         if _is_raw(record):
@@ -388,18 +381,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item") and not isinstance(value, str | bytes):
         return _plain(value.item())
     return value
-
-
-def _guarantee_text(guarantee: Guarantee) -> str:
-    text = f"(epsilon = {_up(guarantee.epsilon)}, delta = {guarantee.delta:g})-differential privacy"
-    if guarantee.rho is not None:
-        text += f", {_up(guarantee.rho)}-zCDP"
-    return text
-
-
-def _up(value: float) -> str:
-    """Three significant digits, rounded up: a guarantee is never told smaller than it is."""
-    if value == 0:
-        return "0"
-    step = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return f"{math.ceil(value / step - 1e-9) * step:.4g}"

@@ -3,7 +3,7 @@
 ::
 
     [run]          rounds, seed, checkpoint_every, evaluate_every, stop_after
-    [data]         vocabulary, vocabulary_size, max_tokens, held_out, held_out_tokens
+    [data]         vocabulary, vocabulary_size, tokenizer, max_tokens, held_out, held_out_tokens
     [model]        preset, or the network's own settings
     [local]        what a device does            (`local.LocalConfig`)
     [server]       what the server does          (`rounds.ServerConfig`)
@@ -32,6 +32,8 @@ from dlm.federated.local import LocalConfig
 from dlm.federated.rnn import RnnConfig
 from dlm.federated.rounds import ReleaseConfig, ServerConfig
 from dlm.federated.sampling import Diurnal
+from dlm.federated.users import TOKENIZERS
+from dlm.federated.words import PIECES_SUFFIX
 
 REAL = -1
 # Not DLM alone: a server's own settings are DLM_SERVER_<NAME>.
@@ -86,8 +88,12 @@ class DataSettings:
 
     Fields (unit; bound; default; meaning)
         vocabulary       file; one word a line, from public text, or counts of words of users with
-                         their record (`dlm unigrams`), which accounting takes in; ids from 3 on
+                         their record (`dlm unigrams`), which accounting takes in; ids from 3 on.
+                         Or, where its name ends in .model, wordpieces (`dlm pieces`) with theirs;
+                         accuracy and perplexity are then of pieces
         vocabulary_size  words; >= 0; 0 for all; the first of the file that are taken
+        tokenizer        "whitespace"; or "words" as in `dlm unigrams`: lower case, letters and
+                         apostrophes alone; what words of users' and of public text are
         max_tokens       of a user; >= 1; 1600 (DPF); the rest is never looked at
         held_out         share of users; 0 <= . < 1; 0.1; who never train and only evaluate
         held_out_tokens  >= 1; 100000; how much of their text an evaluation reads
@@ -95,6 +101,7 @@ class DataSettings:
 
     vocabulary: Path
     vocabulary_size: int = 0
+    tokenizer: str = "whitespace"
     max_tokens: int = 1600
     held_out: float = 0.1
     held_out_tokens: int = 100_000
@@ -107,6 +114,20 @@ class DataSettings:
         )
         if self.held_out >= 1:
             raise ConfigError(f"data.held_out is {self.held_out}; somebody must be left to train")
+        if self.tokenizer not in TOKENIZERS:
+            raise ConfigError(
+                f"data.tokenizer is {self.tokenizer}; it must be one of {', '.join(TOKENIZERS)}"
+            )
+        if self.has_pieces and self.vocabulary_size:
+            raise ConfigError(
+                f"data.vocabulary_size is {self.vocabulary_size}, but {self.vocabulary} holds "
+                "wordpieces, all of which are taken; build a smaller inventory with dlm pieces"
+            )
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether the vocabulary is of wordpieces."""
+        return self.vocabulary.suffix == PIECES_SUFFIX
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,8 @@ from dlm.federated.sampling import (
 )
 from dlm.federated.settings import ModelSettings, Settings
 from dlm.federated.tokens import Ids, check_ids
-from dlm.federated.users import UserDataset
-from dlm.federated.words import Encode, Vocabulary, public_text
+from dlm.federated.users import TOKENIZERS, UserDataset
+from dlm.federated.words import Encode, public_text, read_encoder
 
 GENERATOR = "threefry2x32"
 CHECKPOINT = "checkpoint.dlmfed"
@@ -149,14 +149,15 @@ class Training:
         run = settings.run
         if encode is None:
             data = settings.data
-            words = Vocabulary.read(data.vocabulary).first(data.vocabulary_size)
-            encode, vocab_size = words.encoder(), words.size
-            vocabulary_record = words.provenance
+            encode, vocab_size, vocabulary_record = read_encoder(
+                data.vocabulary, data.vocabulary_size
+            )
         elif vocabulary_record is None:  # wordpieces know it themselves
             vocabulary_record = getattr(getattr(encode, "__self__", None), "provenance", None)
         if vocab_size is None:
             raise ConfigError("an encoder needs vocab_size, the number of its ids, beside it")
         self._encode, self._vocabulary_record = encode, vocabulary_record
+        self._split = TOKENIZERS[settings.data.tokenizer]
         self.train_users, self.held_out_users = users.split(settings.data.held_out)
         if not len(self.train_users):
             raise ConfigError(f"of {len(users)} users nobody is left to train; lower data.held_out")
@@ -269,7 +270,7 @@ class Training:
                 cap = min(left, self.settings.data.max_tokens)
                 if cap <= 0:
                     break
-                found = self.held_out_users.tokens(user, self._encode, cap=cap)
+                found = self._tokens(self.held_out_users, user, cap)
                 left -= sum(map(len, found))
                 self._held_out += found
             self._held_out.sort(key=len)
@@ -326,6 +327,8 @@ class Training:
         public = [Path(given.text).name] if given.text else []
         if record is None:
             public.append("the vocabulary, as whoever ran this says")
+        elif record.is_public:
+            public.append("the wordpieces, as whoever built them says")
         return build(
             [self.stage()],
             delta=self.settings.privacy.delta,
@@ -416,7 +419,7 @@ class Training:
         return [self._work(index, int(user)) for user in chosen]
 
     def _work(self, index: int, user: int) -> UserWork:
-        text = self.train_users.tokens(user, self._encode, cap=self.settings.data.max_tokens)
+        text = self._tokens(self.train_users, user, self.settings.data.max_tokens)
         check_ids(text, self.model.vocab_size)
         words = self._root.fold("order", index, user).words(4)
         order = np.random.Generator(np.random.PCG64(np.random.SeedSequence(words.tolist())))
@@ -427,11 +430,14 @@ class Training:
         key: jax.Array = jax.random.wrap_key_data(words, impl=GENERATOR)
         return key
 
+    def _tokens(self, users: UserDataset, user: int, cap: int) -> list[Ids]:
+        return users.tokens(user, self._encode, cap=cap, split=self._split)
+
     def _encoding_digest(self) -> str:
         """A digest of the ids of some fixed text of the users: another vocabulary has another."""
         found = hashlib.sha256()
         for user in range(min(len(self.train_users), 20)):
-            for ids in self.train_users.tokens(user, self._encode, cap=200):
+            for ids in self._tokens(self.train_users, user, 200):
                 found.update(ids.astype("<i4").tobytes())
         return found.hexdigest()[:32]
 
@@ -446,7 +452,7 @@ class Training:
             run_folder.refuse_a_new_run(self.folder)
         given = self.settings.pretrain
         if given.steps:
-            text = public_text(Path(given.text), self._encode)
+            text = public_text(Path(given.text), self._encode, self._split)
             self._tell(f"begins with {given.steps} steps on {len(text):,} public utterances")
             fresh = pretrain(
                 fresh,

@@ -246,12 +246,18 @@ class UserDataset:
         return found
 
     def tokens(
-        self, user: int, encode: Encode, *, cap: int | None = None
+        self,
+        user: int,
+        encode: Encode,
+        *,
+        cap: int | None = None,
+        split: Callable[[str], list[str]] = words_of,
     ) -> list[npt.NDArray[np.int32]]:
         """A user's utterances as token ids, cut so that all of them together are at most `cap`.
 
         Args
             encode   words of an utterance -> token ids, such as `pieces.Inventory.encode`
+            split    an utterance -> its words
         Returns      one array an utterance, empty ones left out
         """
         left = cap
@@ -259,7 +265,7 @@ class UserDataset:
         for utterance in self.utterances(user):
             if left is not None and left <= 0:
                 break
-            ids = np.asarray(encode(words_of(utterance)), np.int32)[:left]
+            ids = np.asarray(encode(split(utterance)), np.int32)[:left]
             if len(ids):
                 found.append(ids)
                 left = None if left is None else left - len(ids)

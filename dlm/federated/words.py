@@ -15,6 +15,7 @@ from dlm.federated.counts_file import read_counts, sidecar
 from dlm.federated.provenance import Provenance
 from dlm.federated.tokens import FIRST_WORD_ID, OOV_ID, Ids
 
+PIECES_SUFFIX = ".model"
 Encode: TypeAlias = Callable[[list[str]], Any]
 
 
@@ -83,7 +84,29 @@ class Vocabulary:
         return encode
 
 
-def public_text(path: Path, encode: Encode) -> list[Ids]:
+def read_encoder(path: Path, size: int = 0) -> tuple[Encode, int, Provenance | None]:
+    """What a run's `data.vocabulary` names: words, or wordpieces where it ends in .model.
+
+    Returns      (words of an utterance -> ids, number of ids, what protects whose text it came
+                 from; None for a plain list, which is public)
+    Raises
+        ConfigError, FormatError, PrivacyError   as `Vocabulary.read` and `pieces.Inventory.load`
+    """
+    if path.suffix != PIECES_SUFFIX:
+        words = Vocabulary.read(path).first(size)
+        return words.encoder(), words.size, words.provenance
+    from dlm.federated.pieces import Inventory
+
+    try:
+        inventory = Inventory.load(path)
+    except OSError as exc:
+        raise ConfigError(f"the wordpieces {path} cannot be read: {exc}") from exc
+    return inventory.encode, inventory.size, inventory.provenance
+
+
+def public_text(
+    path: Path, encode: Encode, split: Callable[[str], list[str]] = str.split
+) -> list[Ids]:
     """Utterances of a text file, an utterance a line; a name in .zst or .gz is decompressed."""
     import pyarrow as pa
 
@@ -93,4 +116,4 @@ def public_text(path: Path, encode: Encode) -> list[Ids]:
             lines = stream.read().decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"the public text {path} cannot be read: {exc}") from exc
-    return [np.asarray(encode(words), np.int32) for words in map(str.split, lines) if words]
+    return [np.asarray(encode(words), np.int32) for words in map(split, lines) if words]

@@ -196,3 +196,50 @@ def test_no_report_of_fewer_rounds_stands_beside_a_model_of_more(
     assert not list((place / "out").glob("privacy.*"))
     assert federate(place, "--stop-after", "1").exit_code == 0
     assert (place / "out" / "privacy.json").exists()
+
+
+def test_a_network_of_wordpieces_inherits_what_they_are_worth(place: Path) -> None:
+    """Words as `dlm unigrams` splits them, in pieces; their record is composed with the rounds."""
+    pytest.importorskip("sentencepiece", reason="pip install dlm[train]")
+    counts = "".join(f"{word}\t{n}\n" for n, word in enumerate(["gamma", "beta", "alpha"], 1))
+    (place / "counts.tsv").write_text(counts)
+    made = [str(place / "counts.tsv"), "--size", "14", "--output", str(place / "pieces.model")]
+    assert CliRunner().invoke(app, ["pieces", *made]).exit_code == 0
+    text = (place / "users.tsv").read_text()
+    (place / "users.tsv").write_text(text.replace("alpha", "Alpha,"))
+    settings = CONFIG.replace('"words.txt"', '"pieces.model"\ntokenizer = "words"')
+    (place / "run.toml").write_text(settings)
+    done = federate(place, "--json")
+    assert done.exit_code == 0, done.exception
+    last = json.loads(done.stdout.splitlines()[-1])
+    # Every character is a piece, and words are in several.
+    held_out = last["held_out"]
+    assert held_out["known"] == held_out["words"] > 5 * held_out["sentences"]
+    facts = json.loads((place / "out" / "privacy.json").read_text())
+    assert "no provenance record stood beside the counts" in facts["provenance"]["reasons"]
+    assert facts["provenance"]["derived"] == ["wordpieces 14"]
+    # Another inventory is another run; and public ones owe nobody anything.
+    assert CliRunner().invoke(app, ["pieces", *made, "--public"]).exit_code == 0
+    assert "vocabulary_record" in str(federate(place).exception)
+    (place / "out" / "checkpoint.dlmfed").unlink()
+    assert federate(place).exit_code == 0
+    report = (place / "out" / "privacy.md").read_text()
+    assert "Public data used: the wordpieces, as whoever built them says." in report
+    assert "no provenance record" not in report
+
+
+def test_wordpieces_that_cannot_be_used_are_refused_by_name(place: Path) -> None:
+    """No file, no model, words asked for by number, no such tokenizer."""
+    for more, message in (
+        ("", "pieces.model cannot be read"),
+        ("\nvocabulary_size = 3", "build a smaller inventory with dlm pieces"),
+        ('\ntokenizer = "letters"', "data.tokenizer is letters; it must be one of words, white"),
+    ):
+        settings = CONFIG.replace('"words.txt"', f'"pieces.model"{more}')
+        (place / "run.toml").write_text(settings)
+        found = federate(place).exception
+        assert isinstance(found, ConfigError)
+        assert message in str(found)
+    (place / "run.toml").write_text(CONFIG.replace('"words.txt"', '"pieces.model"'))
+    (place / "pieces.model").write_bytes(b"no model")
+    assert "pieces.model: this is no SentencePiece model" in str(federate(place).exception)

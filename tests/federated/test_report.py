@@ -12,7 +12,7 @@ import pytest
 from dlm.errors import ConfigError, PrivacyError
 from dlm.federated.keys import Key
 from dlm.federated.ledger import ParticipationLedger
-from dlm.federated.provenance import Provenance, digest_of
+from dlm.federated.provenance import Guarantee, Provenance, digest_of
 from dlm.federated.report import build, check_stage
 from dlm.federated.sampling import FixedGoalSampler, PoissonSampler
 
@@ -214,3 +214,20 @@ def test_the_numbers_of_a_report_are_plain_json(compose: Any) -> None:
     odd = dataclasses.replace(report, numbers={"rho": math.inf, "all": (1, 2.0)})
     assert odd.to_dict()["numbers"] == {"rho": "infinite", "all": [1, 2.0]}
     json.dumps(odd.to_dict(), allow_nan=False)
+
+
+def test_a_guarantee_without_its_stages_is_no_part_of_another() -> None:
+    """It cannot be composed, and leaving it out would tell too small an epsilon; what is public
+    has no stage and owes nobody anything."""
+    pytest.importorskip("dp_accounting", reason="the training extra is not installed")
+
+    def made(*inherited: Provenance) -> Provenance:
+        books = {"network": ledger()}
+        return build([NOISED], delta=1e-6, ledgers=books, inherited=inherited).provenance
+
+    alone = made()
+    assert alone.guarantee is not None
+    assert made(Provenance.public().derive("wordpieces")).guarantee == alone.guarantee
+    bare = made(Provenance(Guarantee(1.0, 1e-6, 0.1)))
+    assert bare.guarantee is None
+    assert "names no stage to compose" in bare.statement()

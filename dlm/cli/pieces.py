@@ -1,0 +1,61 @@
+"""`dlm pieces`: words in pieces, from how often each is used."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def pieces(
+    counts: Annotated[
+        Path, typer.Argument(help="TSV of words and counts, such as dlm unigrams writes.")
+    ],
+    size: Annotated[
+        int, typer.Option(help="Pieces, <unk>, <s> and </s> among them; 4000, 16000, 30000.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The inventory, FILE.model.")],
+    public: Annotated[
+        bool, typer.Option("--public", help="The counts are of public text, of no user.")
+    ] = False,
+    max_length: Annotated[int, typer.Option(help="Characters of a piece at most.")] = 16,
+) -> None:
+    """Build wordpieces from word counts alone.
+
+    Nobody's text is looked at again. Every character of every word is a piece, so that no word is
+    unknown. The inventory is a SentencePiece model; beside it stands the record of what protects
+    those whose words were counted (.provenance.json), which dlm federate composes with its rounds.
+
+    Example: dlm pieces counts.tsv --size 4000 --output pieces.model
+    """
+    from dlm.errors import ConfigError
+    from dlm.federated.counts_file import read_counts, sidecar
+    from dlm.federated.pieces import build_inventory
+    from dlm.federated.provenance import Provenance
+    from dlm.federated.words import PIECES_SUFFIX
+
+    if output.suffix != PIECES_SUFFIX:
+        raise ConfigError(
+            f"--output is {output}; its name must end in {PIECES_SUFFIX}, by which dlm federate "
+            "knows wordpieces"
+        )
+    if max_length < 1:
+        raise ConfigError(f"--max-length is {max_length}; it must be at least 1")
+    if public and sidecar(counts).exists():
+        raise ConfigError(
+            f"--public, but {sidecar(counts)} says that {counts} is of users; leave --public out"
+        )
+    found = read_counts(counts)
+    if public:
+        found = dataclasses.replace(found, provenance=Provenance.public())
+    inventory = build_inventory(found, size, max_piece_length=max_length)
+    inventory.save(output)
+    share = found.probabilities()
+    a_word = sum(
+        p * len(inventory.encode_word(word))
+        for word, p in zip(found.words, share.tolist(), strict=True)
+    )
+    print(f"{inventory.size:,} pieces in {output}, {a_word:.2f} a word")
+    print(inventory.provenance.statement())

@@ -1,0 +1,101 @@
+"""`dlm pieces`: wordpieces from counts, with what protects those who were counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+pytest.importorskip("sentencepiece", reason="the training extra is not installed")
+
+from dlm.cli.main import app
+from dlm.errors import ConfigError, FormatError
+from dlm.federated.counts_file import WordCounts, write_counts
+from dlm.federated.pieces import Inventory
+from dlm.federated.provenance import Guarantee, Provenance
+
+WORDS = [
+    stem + end
+    for stem in ("walk", "talk", "nation", "read")
+    for end in ("", "s", "ed", "ing", "ness")
+]
+GOOD = Provenance(Guarantee(1.0, 1e-6, 0.1), stages=({"stage": "unigrams"},))
+
+
+@pytest.fixture
+def counts(tmp_path: Path) -> Path:
+    """Counts without a record."""
+    path = tmp_path / "counts.tsv"
+    path.write_text("".join(f"{word}\t{100 / (i + 1)}\n" for i, word in enumerate(WORDS)))
+    return path
+
+
+def pieces(counts: Path, *more: str, output: str = "out.model") -> Result:
+    """The command, in this process."""
+    out = str(counts.with_name(output))
+    return CliRunner().invoke(app, ["pieces", str(counts), "--output", out, *more])
+
+
+@pytest.mark.parametrize(
+    ("record", "flags", "said"),
+    [
+        (GOOD, (), "(epsilon = 1, delta = 1e-06)-differential privacy, 0.1-zCDP for each user."),
+        (Provenance.none("no noise"), (), "NO GUARANTEE: no noise."),
+        (None, (), "NO GUARANTEE: no provenance record stood beside the counts."),
+        (None, ("--public",), "Public: no user's text is in it."),
+    ],
+)
+def test_an_inventory_says_what_its_counts_are_worth(
+    counts: Path, record: Provenance | None, flags: tuple[str, ...], said: str
+) -> None:
+    """Noised, raw, unknown and public; every word comes back from its pieces."""
+    if record is not None:
+        values = 100 / np.arange(1.0, len(WORDS) + 1)
+        write_counts(counts, WordCounts(tuple(WORDS), values, record))
+    done = pieces(counts, "--size", "36", *flags)
+    assert done.exit_code == 0, done.exception
+    first, last = done.stdout.splitlines()
+    assert first.startswith("36 pieces in ")
+    assert last == said
+    inventory = Inventory.load(counts.with_name("out.model"))
+    assert inventory.size == 36
+    assert inventory.decode(inventory.encode(WORDS)) == WORDS
+    assert inventory.provenance.statement() == said
+    assert inventory.provenance.derived == ("wordpieces 36",)
+    share = (100 / np.arange(1.0, len(WORDS) + 1)).tolist()
+    a_word = sum(
+        n * len(inventory.encode([word])) for word, n in zip(WORDS, share, strict=True)
+    ) / sum(share)
+    assert first.endswith(f", {a_word:.2f} a word")
+
+
+def test_what_cannot_be_is_refused_with_what_to_do(counts: Path) -> None:
+    """Nothing is written."""
+    for more, kind, message in (
+        (("--size", "36", "--max-length", "0"), ConfigError, "--max-length is 0"),
+        (("--size", "3"), ConfigError, "at least 4"),
+    ):
+        done = pieces(counts, *more)
+        assert isinstance(done.exception, kind)
+        assert message in str(done.exception)
+    done = pieces(counts, "--size", "36", output="out.txt")
+    assert "must end in .model" in str(done.exception)
+    write_counts(counts, WordCounts(tuple(WORDS), np.ones(len(WORDS)), GOOD))
+    done = pieces(counts, "--size", "36", "--public")
+    assert "is of users; leave --public out" in str(done.exception)
+    counts.with_name("counts.tsv.provenance.json").unlink()
+    counts.write_text("no counts\n")
+    done = pieces(counts, "--size", "36")
+    assert isinstance(done.exception, FormatError)
+    assert "line 1" in str(done.exception)
+    assert list(counts.parent.iterdir()) == [counts]
+
+
+def test_a_record_is_one_file_beside_the_model(counts: Path) -> None:
+    """By which a model that was changed is refused."""
+    assert pieces(counts, "--size", "36", "--public").exit_code == 0
+    side = json.loads(counts.with_name("out.model.provenance.json").read_text())
+    assert side["provenance"]["guarantee"] == {"epsilon": 0.0, "delta": 0.0, "rho": 0.0}
