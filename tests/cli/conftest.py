@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.support import command, wait_for
+from cli.support import WAIT_S, command, wait_for
 from models import HAND_MADE
 
 MODEL = HAND_MADE["missing_suffixes"]
@@ -32,7 +32,12 @@ def run(environ: dict[str, str]) -> Run:
         *arguments: object, cwd: Path | None = None, text: bytes = b""
     ) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            command(*arguments), cwd=cwd, env=environ, input=text, capture_output=True, timeout=120
+            command(*arguments),
+            cwd=cwd,
+            env=environ,
+            input=text,
+            capture_output=True,
+            timeout=WAIT_S,
         )
 
     return call
@@ -68,5 +73,5 @@ def cluster(folder: Path, environ: dict[str, str]) -> Iterator[Path]:
         yield folder / "cluster.toml"
     finally:
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(WAIT_S) == 0
     assert not (folder / "cluster.toml").exists()

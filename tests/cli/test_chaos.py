@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Run
-from cli.support import command, wait_for
+from cli.support import WAIT_S, command, wait_for
 from cluster import until
 from dlm.cli.chaos import Command, parse, random_faults, read_script
 from dlm.client.topology import Endpoint, read_cluster_file, read_cluster_small, write_cluster_file
@@ -194,13 +194,13 @@ def test_a_cluster_is_broken_and_its_clients_see_it_through_the_other_file(
         assert scored.stdout == local.stdout, scored.stderr
         refused = run("chaos", "chaos.toml", "--through", "more.toml", cwd=tmp_path)
         assert b"gives no process" in refused.stderr
-        _, errors = chaos.communicate("stop 2\n", timeout=60)
+        _, errors = chaos.communicate("stop 2\n", timeout=WAIT_S)
         assert chaos.returncode == 0
         assert "'explode 2' is no command" in errors
         assert not (tmp_path / "chaos.toml").exists()
         # What was held goes on, so that the cluster ends as ever.
         cluster.terminate()
-        _, errors = cluster.communicate(timeout=60)
+        _, errors = cluster.communicate(timeout=WAIT_S)
         assert cluster.returncode == 0
         assert "ended with status -9; started again" in errors
         assert not (tmp_path / "cluster.toml").exists()

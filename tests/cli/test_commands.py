@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.support import command
+from cli.support import WAIT_S, command
 from dlm.ngram.backoff import DictModel
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
@@ -161,6 +161,7 @@ def test_export_gives_the_model_back(run: Run, folder: Path) -> None:
         (["score", "--cluster", "x", "--local", "shards"], b"one of them"),
     ],
 )
+@pytest.mark.usefixtures("cluster")  # for `dlm score` without a file of its own
 def test_what_cannot_be_done_is_told_in_a_line_with_exit_status_one(
     run: Run, folder: Path, arguments: list[str], says: bytes
 ) -> None:
@@ -185,6 +186,6 @@ def test_a_reader_that_leaves_ends_the_command_quietly(
     )
     assert process.stdout is not None
     process.stdout.close()
-    _, stderr = process.communicate(b"a b c d\n" * 20_000, timeout=120)
+    _, stderr = process.communicate(b"a b c d\n" * 20_000, timeout=WAIT_S)
     assert b"Traceback" not in stderr
     assert process.returncode == 1

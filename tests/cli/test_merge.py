@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.support import command
+from cli.support import WAIT_S, command
 from dlm.cli import perplexity
 from dlm.cli.merge import merge
 from dlm.errors import ArpaError, ConfigError, EstimationError
@@ -111,7 +111,7 @@ def test_a_killed_run_leaves_the_old_output_and_another_succeeds(
     process = subprocess.Popen(words, cwd=home, env=environ, stderr=subprocess.DEVNULL)
     holder = fifo.open("wb")  # returns when the command has opened the other end
     process.send_signal(signal.SIGKILL)
-    assert process.wait(30) == -signal.SIGKILL
+    assert process.wait(WAIT_S) == -signal.SIGKILL
     holder.close()
     assert (home / "m.arpa").read_text() == "old"
     merge([home / "a.arpa", home / "b.arpa"], home / "m.arpa", weights="0.5,0.5")

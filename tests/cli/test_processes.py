@@ -15,7 +15,7 @@ from pathlib import Path
 
 from certificates import Authority
 from cli.conftest import Run
-from cli.support import command, wait_for
+from cli.support import WAIT_S, command, wait_for
 
 
 def _children(pid: int) -> list[int]:
@@ -59,7 +59,7 @@ def test_ctrl_c_stops_every_server_and_removes_the_file(
     servers = _children(process.pid)
     assert len(servers) == 2
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(WAIT_S) == 0
     _wait_gone(servers)
     assert not (tmp_path / "cluster.toml").exists()
 
@@ -71,7 +71,7 @@ def test_a_server_that_dies_stops_the_cluster_with_its_name(
     process = _start(folder, tmp_path, environ)
     servers = _children(process.pid)
     os.kill(servers[1], signal.SIGKILL)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
     assert re.search(rb"the server of shard \d at \S+ ended with status -9", stderr)
     _wait_gone(servers)
@@ -89,7 +89,7 @@ def test_a_second_cluster_does_not_take_the_file_of_the_first(
         cwd=tmp_path,
         env=environ,
         capture_output=True,
-        timeout=120,
+        timeout=WAIT_S,
     )
     assert second.returncode == 1
     assert b"names a cluster that runs" in second.stderr
@@ -104,7 +104,7 @@ def test_a_second_cluster_does_not_take_the_file_of_the_first(
     )
     wait_for(lambda: (tmp_path / "cluster.toml").read_bytes() != written, again)
     again.terminate()
-    assert again.wait(30) == 0
+    assert again.wait(WAIT_S) == 0
 
 
 def test_no_server_outlives_a_cluster_that_was_killed(
@@ -133,7 +133,7 @@ def test_a_port_that_is_taken_is_told(
             cwd=tmp_path,
             env=environ,
             capture_output=True,
-            timeout=120,
+            timeout=WAIT_S,
         )
     if port <= 65_000:
         assert done.returncode == 1
@@ -150,7 +150,7 @@ def test_the_demo_ends_with_every_score_equal(tmp_path: Path, environ: dict[str,
         cwd=tmp_path,
         env=environ,
         capture_output=True,
-        timeout=170,
+        timeout=WAIT_S,
     )
     assert done.returncode == 0, done.stderr
     assert re.search(rb"All [\d,]+ scores equal the ARPA model's, bit for bit", done.stdout)
@@ -186,7 +186,7 @@ def test_a_cluster_of_two_models_answers_as_each(
     finally:
         workers = [pid for server in _children(process.pid) for pid in _children(server)]
         process.terminate()
-        printed, _ = process.communicate(timeout=60)
+        printed, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
     assert printed.count(b"shard set") == 2
     _wait_gone(workers)
@@ -217,7 +217,7 @@ def test_a_cluster_of_replicas_outlives_one_of_each_shard(
             served = run("score", cwd=tmp_path, text=text)
             assert (served.returncode, served.stdout) == (0, local.stdout), served.stderr
         os.kill(servers[2], signal.SIGKILL)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=WAIT_S)
     finally:
         process.kill()
         process.wait()
@@ -267,7 +267,7 @@ def test_a_servers_log_is_json_and_nothing_else(
         while stranger.recv(4096):
             pass
     process.terminate()
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
     events = [json.loads(line) for line in said.splitlines()]
     assert {"server.opened", "server.ready", "server.stopped"} <= {e["event"] for e in events}
@@ -292,7 +292,7 @@ def test_events_keep_their_names_and_name_their_worker(
     )
     wait_for((tmp_path / "ready").exists, process)
     process.terminate()
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
     events = [json.loads(line) for line in said.splitlines()]
     seen = {(event["event"], event.get("worker")) for event in events}

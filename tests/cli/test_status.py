@@ -14,7 +14,7 @@ from dataclasses import fields
 import pytest
 from rich.console import Console
 
-from cli.support import command
+from cli.support import WAIT_S, command
 from dlm.cli.status import COLUMNS, cells_of, duration, problems, shown, size
 from dlm.client.status import Look, Row
 
@@ -192,7 +192,7 @@ def test_watching_without_a_terminal_prints_look_after_look(cluster, environ) ->
         seen += os.read(process.stdout.fileno(), 65536)
     process.send_signal(signal.SIGINT)
     process.stdout.close()
-    assert process.wait(60) in (0, 1)  # 1 where it wrote to the pipe that was closed
+    assert process.wait(WAIT_S) in (0, 1)  # 1 where it wrote to the pipe that was closed
     times = re.findall(rb"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d$", seen, re.M)
     assert len(times) == 3
 
@@ -220,7 +220,7 @@ def test_watching_ends_with_ctrl_c(cluster, environ) -> None:
     assert process.stderr is not None
     errors = process.stderr.read()
     process.stderr.close()
-    assert process.wait(60) == 0, errors
+    assert process.wait(WAIT_S) == 0, errors
     assert errors == b""
     assert b"ready" in seen
 

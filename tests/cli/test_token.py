@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Run
-from cli.support import command, wait_for
+from cli.support import WAIT_S, command, wait_for
 from dlm.client.security import read_cluster_security
 from dlm.server.tokens import read_tokens
 from dlm.wire.secret import digest
@@ -107,4 +107,4 @@ def test_a_cluster_with_tokens_answers_who_has_one(
         assert b"Traceback" not in refused.stderr
     finally:
         os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(WAIT_S) == 0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli.support import command
+from cli.support import WAIT_S, command
 from dlm.cli.main import app
 from dlm.errors import ConfigError, FormatError, PrivacyError
 from dlm.federated.collect import Collection
@@ -57,7 +57,7 @@ def test_every_user_once_gives_the_plain_sum(people: UserDataset, tmp_path: Path
         command(*arguments(people, tmp_path / "counts.tsv", *options)),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=WAIT_S,
     )
     assert done.returncode == 0, done.stderr
     counts = UserCounts(people, WORDS)

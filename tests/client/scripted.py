@@ -223,7 +223,7 @@ class FileServer:
         try:
             while offset < len(data):
                 self.entered.set()
-                assert self.gate.wait(60)
+                assert self.gate.wait(300)
                 if self.breaks_at is not None and offset >= self.breaks_at:
                     if self.fault is None:
                         return

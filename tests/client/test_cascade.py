@@ -399,7 +399,7 @@ def test_a_forked_worker_goes_on_in_its_parents_mode_and_comes_back_by_itself(
             [*line, *cluster.addresses],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr

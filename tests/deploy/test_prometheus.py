@@ -198,7 +198,7 @@ def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:
         cwd=DEPLOY / "prometheus",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

@@ -24,6 +24,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from cluster import WAIT_S
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import Answers, QueryGroups
@@ -36,7 +37,6 @@ from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, reason_of
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_S = 120.0  # far above what anything here takes: only a hang meets it
 
 CHILD = """
 import json, logging, sys
