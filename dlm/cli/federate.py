@@ -66,6 +66,8 @@ def federate(
         tell("a seed is set: this is a simulation, and its model is not private")
     elif settings.privacy.mechanism == "none":
         tell("no noise: this model has no privacy guarantee")
+    if settings.data.has_pieces and settings.run.evaluate_every:
+        tell("accuracy and perplexity are of wordpieces: compare them with no model of words")
     output.mkdir(parents=True, exist_ok=True)
     store = output / STORE
     with contextlib.ExitStack() as stack:

@@ -212,6 +212,7 @@ def test_a_network_of_wordpieces_inherits_what_they_are_worth(place: Path) -> No
     done = federate(place, "--json")
     assert done.exit_code == 0, done.exception
     last = json.loads(done.stdout.splitlines()[-1])
+    assert "are of wordpieces" in done.stderr
     # Every character is a piece, and words are in several.
     held_out = last["held_out"]
     assert held_out["known"] == held_out["words"] > 5 * held_out["sentences"]
