@@ -200,12 +200,33 @@ def folder_of(work: Path, name: str, seed: int) -> Path:
     return work / re.sub(r"[^a-z0-9.]+", "-", name) / str(seed)
 
 
-def interval(values: list[float]) -> str:
-    """Mean and its 95 % interval over seeds."""
+def bounds(values: list[float]) -> tuple[float, float]:
+    """Mean, and half of its 95 % interval over seeds; inf for one."""
     if len(values) < 2:
-        return f"{values[0]:.2f}"
+        return values[0], math.inf
     error = statistics.stdev(values) / math.sqrt(len(values))
-    return f"{statistics.mean(values):.2f} ± {STUDENT.get(len(values) - 1, 2.0) * error:.2f}"
+    return statistics.mean(values), STUDENT.get(len(values) - 1, 2.0) * error
+
+
+def interval(values: list[float]) -> str:
+    """Both, in words."""
+    mean, half = bounds(values)
+    return f"{mean:.2f} ± {half:.2f}" if math.isfinite(half) else f"{mean:.2f}"
+
+
+def resolved(found: dict[str, dict[int, dict[str, Any]]]) -> Iterator[str]:
+    """Pairs of runs that the seeds tell apart, each pair by itself: for so many pairs, one in
+    twenty would be told apart by chance."""
+    for one, other in itertools.combinations(found, 2):
+        for metric, scale, unit in (("top1_in_vocabulary", 100, " %"), ("perplexity", 1, "")):
+            paired = [
+                scale * (found[one][seed][metric] - found[other][seed][metric])
+                for seed in found[one]
+                if seed in found[other]
+            ]
+            if paired and abs(bounds(paired)[0]) > bounds(paired)[1]:
+                name = metric.replace("_in_vocabulary", "")
+                yield f"*{one}* less *{other}*: {name} {interval(paired)}{unit}"
 
 
 def table(work: Path, seeds: int) -> str:
@@ -246,6 +267,7 @@ def table(work: Path, seeds: int) -> str:
                 cells.append(interval([scale * one[metric] for one in of_seed.values()]))
                 cells.append(interval(paired) if paired else "")
             rows.append(f"| {' | '.join(cells)} |")
+        rows += ["", "Told apart, seed by seed: " + ("; ".join(resolved(found)) or "none") + "."]
         parts.append("\n".join(rows))
     return "\n\n".join(parts)
 
