@@ -259,8 +259,10 @@ def build(
     earlier = [dict(stage) for record in inherited for stage in record.stages]
     simulated = simulated or any(r.get("simulated") is True for r in [*earlier, *records])
     for given in inherited:
-        # Of a simulation it is said below, once, and its figures are composed as such.
-        if given.guarantee is None and given.simulated is None:
+        # Of a simulation it is said below, once, and its figures are composed as such; what does
+        # not name the stage that was one could pass for noise that nobody knows.
+        told = given.simulated is not None and any(s.get("simulated") is True for s in given.stages)
+        if given.guarantee is None and not told:
             reasons += given.reasons
         elif not given.stages and not given.is_public:
             reasons.append("a record that the run was made with names no stage to compose")

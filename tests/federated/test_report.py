@@ -231,3 +231,15 @@ def test_a_guarantee_without_its_stages_is_no_part_of_another() -> None:
     bare = made(Provenance(Guarantee(1.0, 1e-6, 0.1)))
     assert bare.guarantee is None
     assert "names no stage to compose" in bare.statement()
+
+
+def test_a_simulation_whose_stages_do_not_say_so_gives_no_guarantee_to_what_is_made_of_it() -> None:
+    """Its figures would be composed as if nobody could take that noise off."""
+    pytest.importorskip("dp_accounting", reason="the training extra is not installed")
+    books = {"network": ledger()}
+    seeded = build([NOISED], delta=1e-6, ledgers=books, simulated=True).provenance
+    assert seeded.simulated is not None
+    for given in (seeded, dataclasses.replace(seeded, stages=())):
+        made = build([NOISED], delta=1e-6, ledgers=books, inherited=[given.derive("x")]).provenance
+        assert made.guarantee is None
+        assert "made from a configured seed" in made.statement()
