@@ -93,17 +93,21 @@ def work_of(utterances: Sequence[Ids], config: LocalConfig, order: np.random.Gen
     Args
         order  draws the order of the text and, for fedsgd, the batch; no secret, but part of what
                makes a run reproducible
-    Raises
-        ConfigError  the user has no text
+    Guarantees
+        text without any token (digits, where words are of letters) is one empty batch, from which
+        a device hands in zeros: whether a round succeeds must not tell what somebody wrote
     """
-    packed = tokens.pack(
-        utterances,
-        batch_size=config.batch_size,
-        unroll=config.unroll,
-        packing=config.packing,
-        max_batches=config.max_batches or None,
-        shuffle=order if config.shuffle else None,
-    )
+    if any(len(ids) for ids in utterances):
+        packed = tokens.pack(
+            utterances,
+            batch_size=config.batch_size,
+            unroll=config.unroll,
+            packing=config.packing,
+            max_batches=config.max_batches or None,
+            shuffle=order if config.shuffle else None,
+        )
+    else:
+        packed = np.full((1, config.batch_size, config.unroll + 1), tokens.PAD, np.int32)
     if config.algorithm == "fedsgd":
         packed = packed[[int(order.integers(len(packed)))]]
     weight = clip.user_weight(tokens.target_count(packed), config.example_cap or None)

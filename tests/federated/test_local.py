@@ -182,6 +182,20 @@ def test_an_empty_cohort_adds_up_to_nothing() -> None:
     assert [float(x) for x in got[1:]] == [0.0] * 7
 
 
+def test_a_user_whose_text_has_no_tokens_hands_in_zeros() -> None:
+    """And the round goes on: whether it does must not tell what somebody wrote."""
+    config = LocalConfig(0.5, batch_size=2, unroll=4, example_cap=9.0)
+    for text in ([], [np.array([], np.int32)] * 2):
+        work = work_of(text, config, np.random.default_rng(1))
+        found = one_update(config, work.batches, 1.0)
+        assert (norm(found.update), bool(found.finite), float(found.targets)) == (0.0, True, 0.0)
+        assert work.weight == 0.0
+    for changed in ({"algorithm": "fedsgd"}, {"packing": "stream"}, {"example_cap": 0.0}):
+        other = work_of([], dataclasses.replace(config, **changed), np.random.default_rng(1))
+        np.testing.assert_array_equal(other.batches, np.full((1, 2, 5), -1))
+        assert other.weight == (1.0 if "example_cap" in changed else 0.0)
+
+
 def test_the_count_below_the_tracked_norm_is_centred() -> None:
     """Sum of b - 1/2: filled-up places count for nothing, users that were refused as above it."""
     users = cohort(BASE)
