@@ -33,8 +33,8 @@ class WordCounts:
 
     def probabilities(self) -> npt.NDArray[np.float64]:
         """Counts over their sum."""
-        shares: npt.NDArray[np.float64] = self.counts / self.counts.sum()
-        return shares
+        shares: npt.NDArray[np.float64] = self.counts / self.counts.max()
+        return shares / shares.sum()
 
 
 def ranked(words: Sequence[str], counts: npt.NDArray[np.float64], least: float) -> WordCounts:
@@ -86,8 +86,9 @@ def read_counts(path: str | Path) -> WordCounts:
     """
     words: list[str] = []
     values: list[float] = []
+    first: dict[str, int] = {}
     try:
-        with Path(path).open(encoding="utf-8", newline="\n") as file:
+        with Path(path).open(encoding="utf-8-sig", newline="\n") as file:
             for number, line in enumerate(file, 1):
                 word, tab, text = line.rstrip("\r\n").partition("\t")
                 try:
@@ -96,16 +97,20 @@ def read_counts(path: str | Path) -> WordCounts:
                     count = math.nan
                 if not tab or word.split() != [word] or not (0 < count < math.inf):
                     raise FormatError(
-                        f"{path}, line {number}: not a word, a tab and a count over 0"
+                        f"{path}, line {number}: {line[:80]!r} is not a word, a tab and a count "
+                        "over 0"
+                    )
+                if first.setdefault(word, number) != number:
+                    raise FormatError(
+                        f"{path}, line {number}: {word[:80]!r} comes twice, first in line "
+                        f"{first[word]}; a word has one count"
                     )
                 words.append(word)
                 values.append(count)
     except UnicodeDecodeError as exc:
         raise FormatError(f"{path} is not UTF-8: {exc}") from exc
     if not words:
-        raise FormatError(f"{path} holds no counts")
-    if len(set(words)) != len(words):
-        raise FormatError(f"{path} holds a word twice")
+        raise FormatError(f"{path} is empty; it must hold a word, a tab and a count a line")
     side = sidecar(path)
     if not side.exists():
         return WordCounts(tuple(words), np.array(values), Provenance.none(NO_RECORD))

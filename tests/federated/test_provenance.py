@@ -128,6 +128,30 @@ def test_counts_that_were_changed_or_whose_record_is_of_others_are_refused(tmp_p
     assert read_counts(path).provenance.reasons == ("no provenance record stood beside the counts",)
 
 
+def test_what_is_wrong_with_counts_is_told_with_its_place(tmp_path: Path) -> None:
+    """The line, and what it holds; but no more of a long one than tells which it is."""
+    path = tmp_path / "c.tsv"
+    for text, message in (
+        ("the\t2\nof\t-1\n", "line 2: 'of\\\\t-1\\\\n' is not a word, a tab and a count over 0"),
+        ("the\t2\nof\t1\nthe\t1\n", "line 3: 'the' comes twice, first in line 1"),
+        ("", "is empty"),
+    ):
+        path.write_text(text)
+        with pytest.raises(FormatError, match=message):
+            read_counts(path)
+    path.write_text("long" * 100_000 + "\n")
+    with pytest.raises(FormatError) as found:
+        read_counts(path)
+    assert len(str(found.value)) < 300 + len(str(path))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_counted_word(tmp_path: Path) -> None:
+    """Nor does it hide a word that comes twice."""
+    path = tmp_path / "c.tsv"
+    path.write_text("\ufeffthe\t2\nof\t1\n", encoding="utf-8")
+    assert read_counts(path).words == ("the", "of")
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "the\n", "the\tmany\n", "the\t0\n", "the\tinf\n", "a b\t1\n", "a\t1\na\t2\n", "\t1\n"],
