@@ -13,6 +13,7 @@ are collected here, weighted, and handed over.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import json
 import os
@@ -27,13 +28,14 @@ import numpy.typing as npt
 
 from dlm.errors import ConfigError, EstimationError, FormatError, PrivacyError
 from dlm.federated.counts_file import NO_RECORD, SIDECAR_SUFFIX, WordCounts
-from dlm.federated.provenance import Provenance, file_digest
+from dlm.federated.provenance import Provenance
 
 SIZES = {"4k": 4_000, "16k": 16_000, "30k": 30_000}  # FNG Table 2: S_e / N_e
 UNKNOWN, BEGIN, END = 0, 1, 2  # ids of <unk>, <s>, </s>
 SPACE = "▁"  # U+2581: where a word begins
 # The first is SentencePiece's mark of a word, the others what it uses inside.
-FORBIDDEN = (SPACE, "\u2585", "\u2047", "\0")
+# The last it cuts out of words, whose characters would then be no pieces.
+FORBIDDEN = (SPACE, "\u2585", "\u2047", "\0", "<unk>", "<s>", "</s>")
 MAX_PIECE_LENGTH = 16  # characters, SentencePiece's default
 SEEDS_PER_PIECE = 24  # substrings to choose from for each piece that is kept
 MAX_SEEDS = 1_000_000
@@ -105,18 +107,25 @@ class Inventory:
     def save(self, path: str | Path) -> None:
         """Writes the model and, beside it, the record of what protects it."""
         target = Path(path)
-        partial = target.with_name(target.name + ".partial")
-        with partial.open("wb") as file:
-            file.write(self.model)
-            file.flush()
-            os.fsync(file.fileno())
         side = Path(str(target) + SIDECAR_SUFFIX)
-        record = {"model_sha256": file_digest(partial), "provenance": self.provenance.to_dict()}
-        side.unlink(missing_ok=True)
-        partial.replace(target)
-        partial = side.with_name(side.name + ".partial")
-        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        partial.replace(side)
+        digest = hashlib.sha256(self.model).hexdigest()
+        record = {"model_sha256": digest, "provenance": self.provenance.to_dict()}
+        text = json.dumps(record, indent=1) + "\n"
+        partials = [place.with_name(place.name + ".partial") for place in (target, side)]
+        try:
+            # Both, before what was there is touched: a disk may be full.
+            for partial, content in zip(partials, (self.model, text.encode()), strict=True):
+                with partial.open("wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+            side.unlink(missing_ok=True)  # a model without a record promises nothing
+            partials[0].replace(target)
+            partials[1].replace(side)
+        except BaseException:
+            for partial in partials:
+                partial.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def load(cls, path: str | Path) -> Inventory:
@@ -140,8 +149,11 @@ class Inventory:
         except (ValueError, KeyError, TypeError) as exc:
             raise FormatError(f"{side} is no record of wordpieces: {exc!r}") from exc
         provenance = Provenance.from_dict(body, str(side))
-        if digest != file_digest(path):
-            raise PrivacyError(f"{path} is not the file that {side.name} is of; build it again")
+        if digest != hashlib.sha256(model).hexdigest():
+            raise PrivacyError(
+                f"{path} is not the file that {side.name} is of; nothing can be claimed of it. "
+                "Build it again, or remove the record to go on without any guarantee"
+            )
         return dataclasses.replace(found, provenance=provenance)
 
 
@@ -158,7 +170,7 @@ def build_inventory(
         every character of every word is a piece, so that no word is partly unknown; words come back
         from their pieces as they were, since nothing is normalised
     Raises
-        ConfigError       a word that could not come back: with white space, U+2581 or U+2585
+        ConfigError       a word that could not come back: with white space or a mark of wordpieces
         EstimationError   the words do not give so many pieces, or have more characters than that
     Paper
         FNG 6: inventories of 4K, 16K, 30K with 100 % character coverage; Kudo 2018
@@ -170,7 +182,8 @@ def build_inventory(
     for word in counts.words:
         if word.split() != [word] or any(mark in word for mark in FORBIDDEN):
             raise ConfigError(
-                f"{word!r} holds white space or a mark of wordpieces; leave it out of the list"
+                f"{word!r} holds white space or a mark of wordpieces ({', '.join(FORBIDDEN[4:])}, "
+                "U+2581, U+2585, U+2047, NUL); leave it out of the list"
             )
     weights = scaled(counts.counts)
     characters = {c for word in counts.words for c in word} | {SPACE}
@@ -212,7 +225,8 @@ def build_inventory(
                 pad_id=-1,
                 minloglevel=2,
             )
-        except (RuntimeError, OSError) as exc:
+        # A size that is no int of 32 bits is a ValueError.
+        except (RuntimeError, OSError, ValueError) as exc:
             raise EstimationError(
                 f"SentencePiece gives no inventory of {size} pieces from {len(counts.words)} "
                 f"words: {exc}. Ask for fewer, or count more words"
@@ -288,7 +302,8 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
 
 def scaled(counts: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """Counts as whole numbers, at least 1, that sum to about `TOTAL`."""
-    whole: npt.NDArray[np.int64] = np.rint(counts * (TOTAL / counts.sum())).astype(np.int64)
+    shares = counts / counts.max()  # whose sum is finite, whatever the counts are
+    whole: npt.NDArray[np.int64] = np.rint(shares * (TOTAL / shares.sum())).astype(np.int64)
     return np.maximum(whole, 1)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,6 +162,14 @@ def test_fractional_counts_keep_their_ratios() -> None:
     assert whole.tolist() == [round(TOTAL * 2 / 3), round(TOTAL / 3), 1]
 
 
+def test_counts_near_the_ends_of_floating_point_keep_their_ratios() -> None:
+    """Their sum is infinite, or what it is multiplied by."""
+    for tiny_or_huge in (1.5e308, 1e-320):
+        values = np.array([tiny_or_huge, tiny_or_huge])
+        assert scaled(values).tolist() == [TOTAL // 2, TOTAL // 2]
+        assert WordCounts(("a", "b"), values, GOOD).probabilities().tolist() == [0.5, 0.5]
+
+
 def test_an_inventory_inherits_what_protects_its_counts(tmp_path: Path) -> None:
     """A guarantee or none, through the file too; a model under another's record is refused."""
     raw = build_inventory(distribution(Provenance.none("without noise")), 60)
@@ -190,7 +201,9 @@ def test_the_same_counts_give_the_same_inventory() -> None:
     assert b"words.tsv" not in model and b"seeds.tsv" not in model
 
 
-@pytest.mark.parametrize("word", ["a b", "a▁b", "\u2585", "", "tab\there", "nul\0"])
+@pytest.mark.parametrize(
+    "word", ["a b", "a▁b", "\u2585", "", "tab\there", "nul\0", "<s>", "</s>", "x<unk>"]
+)
 def test_a_word_that_could_not_come_back_is_refused(word: str) -> None:
     """Before anything is estimated."""
     counts = WordCounts(("good", word), np.array([2.0, 1.0]), GOOD)
@@ -204,8 +217,65 @@ def test_sizes_that_the_words_do_not_give_are_refused() -> None:
         build_inventory(distribution(), 5000)
     with pytest.raises(EstimationError, match="characters, which"):
         build_inventory(distribution(), 20)
+    with pytest.raises(EstimationError, match="no inventory of 2147483648"):
+        build_inventory(distribution(), 1 << 31)
     with pytest.raises(ConfigError, match="at least 4"):
         build_inventory(distribution(), 3)
+
+
+def test_a_size_of_the_characters_alone_gives_them(inventory: Inventory) -> None:
+    """The least there is: marks, the beginning of a word, and each character once."""
+    letters = {c for word in distribution().words for c in word}
+    least = build_inventory(distribution(), len(letters) + 4)
+    assert sorted(least.pieces()[3:]) == sorted({*letters, SPACE})
+    with pytest.raises(EstimationError, match="do not fit"):
+        build_inventory(distribution(), len(letters) + 3)
+
+
+def test_what_cannot_be_written_leaves_what_was_there(
+    inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full before the record: the model before, with its record, and no more."""
+    before = build_inventory(distribution(), 50)
+    before.save(tmp_path / "x.model")
+    syncs = iter([None, OSError(errno.ENOSPC, "No space left on device")])
+
+    def fsync(handle: int) -> None:
+        if (error := next(syncs)) is not None:
+            raise error
+
+    monkeypatch.setattr("dlm.federated.pieces.os.fsync", fsync)
+    with pytest.raises(OSError, match="No space"):
+        inventory.save(tmp_path / "x.model")
+    assert Inventory.load(tmp_path / "x.model").provenance == before.provenance
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_stop_while_an_inventory_is_written_never_lends_it_anothers_record(
+    inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Killed after so many names were changed: the old with its record, or some without any."""
+    path = tmp_path / "x.model"
+    raw = dataclasses.replace(inventory, provenance=Provenance.none("without noise"))
+    inventory.save(path)
+    done: list[str] = []
+
+    def step(name: str, change: Any) -> Any:
+        def changed(*given: Any, **more: Any) -> Any:
+            if len(done) == steps:
+                raise KeyboardInterrupt
+            done.append(name)
+            return change(*given, **more)
+
+        return changed
+
+    for name in ("unlink", "replace"):
+        monkeypatch.setattr(Path, name, step(name, getattr(Path, name)))
+    with pytest.raises(KeyboardInterrupt):
+        raw.save(path)
+    monkeypatch.undo()
+    assert (Inventory.load(path).provenance.guarantee is not None) == (steps == 0)
 
 
 def test_a_word_longer_than_a_line_of_sentencepiece_is_kept() -> None:
