@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+LONGEST = 512  # SentencePiece's bound on the characters of a piece
+
 
 def pieces(
     counts: Annotated[
@@ -24,28 +26,42 @@ def pieces(
 ) -> None:
     """Build wordpieces from word counts alone.
 
-    Nobody's text is looked at again. Every character of every word is a piece, so that no word is
-    unknown. The inventory is a SentencePiece model; beside it stands the record of what protects
-    those whose words were counted (.provenance.json), which dlm federate composes with its rounds.
+    Nobody's text is looked at again. Every character of every word is a piece, so that no word
+    of these characters is unknown. The inventory is a SentencePiece model; beside it stands the
+    record of what protects those whose words were counted (.provenance.json), which dlm federate
+    composes with its rounds.
 
     Example: dlm pieces counts.tsv --size 4000 --output pieces.model
     """
     from dlm.errors import ConfigError
-    from dlm.federated.counts_file import read_counts, sidecar
+    from dlm.federated.counts_file import SIDECAR_SUFFIX, read_counts
     from dlm.federated.pieces import build_inventory
     from dlm.federated.provenance import Provenance
     from dlm.federated.words import PIECES_SUFFIX
 
+    # What `dlm unigrams` leaves beside counts, the record last: a stop can come before it.
+    of_users = (SIDECAR_SUFFIX, ".ledger.json", ".report.json", ".work")
     if output.suffix != PIECES_SUFFIX:
         raise ConfigError(
             f"--output is {output}; its name must end in {PIECES_SUFFIX}, by which dlm federate "
             "knows wordpieces"
         )
-    if max_length < 1:
-        raise ConfigError(f"--max-length is {max_length}; it must be at least 1")
-    if public and sidecar(counts).exists():
+    if not 1 <= max_length <= LONGEST:
+        raise ConfigError(f"--max-length is {max_length}; it must be from 1 to {LONGEST}")
+    # Before the estimation, which takes long, and before anything of users is replaced.
+    if not output.parent.is_dir():
+        raise ConfigError(f"--output is {output}; its folder must be there, and is not: make it")
+    if output.is_dir():
+        raise ConfigError(f"--output is {output}, which is a folder; name a file in it")
+    if output.exists() and counts.exists() and output.samefile(counts):
         raise ConfigError(
-            f"--public, but {sidecar(counts)} says that {counts} is of users; leave --public out"
+            f"--output is {output}, the counts themselves, which would be lost; give another name"
+        )
+    # Where a link to counts lies, what `dlm unigrams` wrote beside them does not.
+    written = (f"{place}{end}" for place in (counts, counts.resolve()) for end in of_users)
+    if public and (beside := [name for name in written if Path(name).exists()]):
+        raise ConfigError(
+            f"--public, but {beside[0]} says that {counts} is of users; leave --public out"
         )
     found = read_counts(counts)
     if public:

@@ -33,8 +33,9 @@ class WordCounts:
 
     def probabilities(self) -> npt.NDArray[np.float64]:
         """Counts over their sum."""
-        shares: npt.NDArray[np.float64] = self.counts / self.counts.max()
-        return shares / shares.sum()
+        over_most = self.counts / self.counts.max()  # whose sum is finite, whatever the counts are
+        shares: npt.NDArray[np.float64] = over_most / over_most.sum()
+        return shares
 
 
 def ranked(words: Sequence[str], counts: npt.NDArray[np.float64], least: float) -> WordCounts:

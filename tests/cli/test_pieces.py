@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 pytest.importorskip("sentencepiece", reason="the training extra is not installed")
 
 from dlm.cli.main import app
-from dlm.errors import ConfigError, FormatError
-from dlm.federated.counts_file import WordCounts, write_counts
+from dlm.errors import ConfigError, EstimationError, FormatError, PrivacyError
+from dlm.federated.counts_file import WordCounts, read_counts, write_counts
 from dlm.federated.pieces import Inventory
 from dlm.federated.provenance import Guarantee, Provenance
 
@@ -35,7 +35,7 @@ def counts(tmp_path: Path) -> Path:
 
 def pieces(counts: Path, *more: str, output: str = "out.model") -> Result:
     """The command, in this process."""
-    out = str(counts.with_name(output))
+    out = str(counts.parent / output)
     return CliRunner().invoke(app, ["pieces", str(counts), "--output", out, *more])
 
 
@@ -76,6 +76,8 @@ def test_what_cannot_be_is_refused_with_what_to_do(counts: Path) -> None:
     """Nothing is written."""
     for more, kind, message in (
         (("--size", "36", "--max-length", "0"), ConfigError, "--max-length is 0"),
+        (("--size", "36", "--max-length", "513"), ConfigError, "must be from 1 to 512"),
+        (("--size", str(1 << 40)), EstimationError, "Ask for fewer"),
         (("--size", "3"), ConfigError, "at least 4"),
     ):
         done = pieces(counts, *more)
@@ -94,8 +96,50 @@ def test_what_cannot_be_is_refused_with_what_to_do(counts: Path) -> None:
     assert list(counts.parent.iterdir()) == [counts]
 
 
+def test_an_inventory_never_takes_the_place_of_its_counts(counts: Path) -> None:
+    """Nor of a folder; and that none can be put there is found before the work."""
+    (counts.parent / "folder.model").mkdir()
+    released = counts.rename(counts.with_name("counts.model"))
+    write_counts(released, WordCounts(tuple(WORDS), np.ones(len(WORDS)), GOOD))
+    before = released.read_bytes()
+    counts.with_name("link.model").symlink_to(released)
+    for output, message in (
+        ("counts.model", "the counts themselves"),
+        ("link.model", "the counts themselves"),
+        ("folder.model", "is a folder"),
+        ("nowhere/x.model", "its folder must be there"),
+    ):
+        done = pieces(released, "--size", "36", output=output)
+        assert isinstance(done.exception, ConfigError)
+        assert message in str(done.exception)
+    assert released.read_bytes() == before
+    assert read_counts(released).provenance == GOOD
+
+
+@pytest.mark.parametrize("end", [".provenance.json", ".ledger.json", ".report.json", ".work"])
+def test_counts_of_users_are_not_public_even_where_their_record_is_not_there(
+    counts: Path, end: str
+) -> None:
+    """A count that was stopped before its last file, and a link to counts elsewhere."""
+    Path(f"{counts}{end}").write_text("{}")
+    link = counts.with_name("link.tsv")
+    link.symlink_to(counts)
+    for named in (counts, link):
+        done = pieces(named, "--size", "36", "--public")
+        assert isinstance(done.exception, ConfigError)
+        assert f"counts.tsv{end} says that {named} is of users" in str(done.exception)
+
+
 def test_a_record_is_one_file_beside_the_model(counts: Path) -> None:
     """By which a model that was changed is refused."""
     assert pieces(counts, "--size", "36", "--public").exit_code == 0
-    side = json.loads(counts.with_name("out.model.provenance.json").read_text())
-    assert side["provenance"]["guarantee"] == {"epsilon": 0.0, "delta": 0.0, "rho": 0.0}
+    model, side = counts.with_name("out.model"), counts.with_name("out.model.provenance.json")
+    record = json.loads(side.read_text())
+    assert record["provenance"]["guarantee"] == {"epsilon": 0.0, "delta": 0.0, "rho": 0.0}
+    # What is not public takes no record of what is.
+    assert pieces(counts, "--size", "35", output="users.model").exit_code == 0
+    model.write_bytes(counts.with_name("users.model").read_bytes())
+    with pytest.raises(PrivacyError, match="is not the file that"):
+        Inventory.load(model)
+    side.unlink()
+    assert Inventory.load(model).provenance.guarantee is None
