@@ -140,7 +140,10 @@ class Inventory:
         try:
             found = cls(model, Provenance.none(NO_RECORD.replace("counts", "wordpieces")))
         except FormatError as exc:
-            raise FormatError(f"{path}: {exc}") from exc
+            raise FormatError(
+                f"{path}: {exc} (a name in .model is of wordpieces, which dlm pieces builds; a "
+                "list of words has any other)"
+            ) from exc
         if not side.exists():
             return found
         try:

@@ -243,4 +243,6 @@ def test_wordpieces_that_cannot_be_used_are_refused_by_name(place: Path) -> None
         assert message in str(found)
     (place / "run.toml").write_text(CONFIG.replace('"words.txt"', '"pieces.model"'))
     (place / "pieces.model").write_bytes(b"no model")
-    assert "pieces.model: this is no SentencePiece model" in str(federate(place).exception)
+    message = str(federate(place).exception)
+    assert "pieces.model: this is no SentencePiece model" in message
+    assert "dlm pieces builds; a list of words has any other" in message
