@@ -444,6 +444,8 @@ class Settings:
         for name in ("stop_after", "checkpoint_every", "evaluate_every"):
             del found["run"][name]
         del found["data"]["vocabulary"], found["data"]["held_out_tokens"], found["pretrain"]["text"]
+        if self.data.tokenizer == "whitespace":  # as in runs that began before it could be chosen
+            del found["data"]["tokenizer"]
         return found
 
 

@@ -158,6 +158,13 @@ class Training:
             raise ConfigError("an encoder needs vocab_size, the number of its ids, beside it")
         self._encode, self._vocabulary_record = encode, vocabulary_record
         self._split = TOKENIZERS[settings.data.tokenizer]
+        if (
+            vocabulary_record is not None
+            and vocabulary_record.guarantee is None
+            and settings.privacy.mechanism != "none"
+            and not run.simulation
+        ):
+            tell(f"neither will this model have a guarantee: {vocabulary_record.statement()}")
         self.train_users, self.held_out_users = users.split(settings.data.held_out)
         if not len(self.train_users):
             raise ConfigError(f"of {len(users)} users nobody is left to train; lower data.held_out")
@@ -434,8 +441,8 @@ class Training:
         return users.tokens(user, self._encode, cap=cap, split=self._split)
 
     def _encoding_digest(self) -> str:
-        """A digest of the ids of some fixed text of the users: another vocabulary has another."""
-        found = hashlib.sha256()
+        """A digest of the ids of some text of the users, and of wordpieces: others have others."""
+        found = hashlib.sha256(getattr(getattr(self._encode, "__self__", None), "model", b""))
         for user in range(min(len(self.train_users), 20)):
             for ids in self._tokens(self.train_users, user, 200):
                 found.update(ids.astype("<i4").tobytes())

@@ -149,3 +149,10 @@ def test_what_binds_a_run_leaves_out_where_files_lie_and_when_it_stops(tmp_path:
     one, other = read(tmp_path), read(tmp_path, flags={"run": {"stop_after": 3}})
     assert one.binding() == other.binding()
     assert read(tmp_path, flags={"server": {"momentum": 0.8}}).binding() != one.binding()
+
+
+def test_a_run_of_before_tokenizers_goes_on_at_white_space_alone(tmp_path: Path) -> None:
+    """Its checkpoint has no such setting, and its words stood between white space."""
+    default, spoken = read(tmp_path), read(tmp_path, flags={"data": {"tokenizer": "words"}})
+    assert "tokenizer" not in default.binding()["data"]
+    assert spoken.binding()["data"]["tokenizer"] == "words"

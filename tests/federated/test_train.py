@@ -410,9 +410,13 @@ def test_a_vocabulary_of_users_words_costs_what_counting_them_cost(
         else:
             words = counts_file.WordCounts(tuple(WORDS), np.arange(5.0, 0.0, -1), record)
             counts_file.write_counts(file, words)
-        with Training(real, users, tmp_path / name) as training:
+        told: list[str] = []
+        with Training(real, users, tmp_path / name, tell=told.append) as training:
             list(training.run())
             found[name] = training.report().provenance
+        # Before the rounds, for they are what takes long.
+        warned = [line for line in told if "neither will this model have a guarantee" in line]
+        assert bool(warned) == (name == "raw")
     assert found["raw"].guarantee is None
     assert found["raw"].reasons == ("counted without noise",)
     alone, both = found["public"].guarantee, found["noised"].guarantee
@@ -426,6 +430,55 @@ def test_a_vocabulary_of_users_words_costs_what_counting_them_cost(
     # What went in is bound to the run: a record that is gone does not make it better.
     with pytest.raises(ConfigError, match="vocabulary_record was"):
         Training(real, users, tmp_path / "raw")
+
+
+def test_wordpieces_of_noised_counts_are_composed_and_stay_the_same(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """Others are refused, even where they have the record of these and cut this text alike."""
+    pieces = pytest.importorskip("dlm.federated.pieces", reason="pip install dlm[train]")
+    pytest.importorskip("sentencepiece", reason="pip install dlm[train]")
+    stage = StageRecord("unigrams", "gaussian", 2.0, 4, sampling="timer")
+    noised = Provenance(Guarantee(1.0, 1e-6, stage.rho), stages=(stage.to_json(),))
+    text = FILE.replace("words.txt", "some.model").replace("seed = 3", "stop_after = 1")
+    (tmp_path / "run.toml").write_text(text)
+    run = settings(tmp_path)
+    assert not run.run.simulation
+    made = []
+    for ratio in (1.0, 1.001):
+        counts = counts_file.WordCounts(("alp", "pal", "lap"), np.array([3.0, 2.0, ratio]), noised)
+        made.append(pieces.build_inventory(counts, len(WORDS) + 3))
+    one, other = made
+    said = [u.split() for user in range(len(users)) for u in users.utterances(user)]
+    assert all(np.array_equal(one.encode(words), other.encode(words)) for words in said)
+    assert one.provenance == other.provenance
+    assert one.model != other.model
+    one.save(tmp_path / "some.model")
+    with Training(run, users, tmp_path / "out") as training:
+        list(training.run())
+        found, alone = training.report().provenance, training.stage()
+    assert found.guarantee is not None
+    assert found.guarantee.rho == pytest.approx(alone.rho + stage.rho)
+    assert found.derived == (f"wordpieces {len(WORDS) + 3}",)
+    other.save(tmp_path / "some.model")
+    with pytest.raises(ConfigError, match="encoding was"):
+        Training(run, users, tmp_path / "out")
+    one.save(tmp_path / "some.model")
+    with Training(run, users, tmp_path / "out") as training:
+        assert training.rounds_done == 1
+
+
+def test_users_who_wrote_no_word_take_part_with_nothing(folder: Path, tmp_path: Path) -> None:
+    """Digits alone, where words are of letters: a round of them is as any other."""
+    rows = ["user_id\tutterance", "user0\talpha beta", *(f"user{n}\t123 4!" for n in range(1, 20))]
+    (tmp_path / "users.tsv").write_text("\n".join(rows) + "\n")
+    few = UserDataset.open(tmp_path / "users.tsv", store=tmp_path / "store")
+    run = settings(folder, data={"tokenizer": "words", "held_out": 0.0}, run={"stop_after": 1})
+    with Training(run, few, tmp_path / "out") as training:
+        (done,) = training.run()
+    raw = done.diagnostics.raw
+    assert raw is not None
+    assert raw.users == 6
 
 
 def test_a_poisson_cohort_of_any_size_fits_into_secure_aggregation(
