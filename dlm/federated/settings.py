@@ -93,7 +93,8 @@ class DataSettings:
                          accuracy and perplexity are then of pieces
         vocabulary_size  words; >= 0; 0 for all; the first of the file that are taken
         tokenizer        "whitespace"; or "words" as in `dlm unigrams`: lower case, letters and
-                         apostrophes alone; what words of users' and of public text are
+                         apostrophes alone; what words of users' and of public text are: as those
+                         of the vocabulary were counted, or they are not met
         max_tokens       of a user; >= 1; 1600 (DPF); the rest is never looked at
         held_out         share of users; 0 <= . < 1; 0.1; who never train and only evaluate
         held_out_tokens  >= 1; 100000; how much of their text an evaluation reads
