@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.support import WAIT_S, command, wait_for
+from cli.support import command, wait_for
+from cluster import WAIT_S
 from models import HAND_MADE
 
 MODEL = HAND_MADE["missing_suffixes"]

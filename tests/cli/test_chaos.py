@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Run
-from cli.support import WAIT_S, command, wait_for
-from cluster import until
+from cli.support import command, wait_for
+from cluster import WAIT_S, until
 from dlm.cli.chaos import Command, parse, random_faults, read_script
 from dlm.client.topology import Endpoint, read_cluster_file, read_cluster_small, write_cluster_file
 from dlm.errors import ConfigError

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.support import WAIT_S, command
+from cli.support import command
+from cluster import WAIT_S
 from dlm.ngram.backoff import DictModel
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.support import WAIT_S, command
+from cli.support import command
+from cluster import WAIT_S
 from dlm.cli import perplexity
 from dlm.cli.merge import merge
 from dlm.errors import ArpaError, ConfigError, EstimationError

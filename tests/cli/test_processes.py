@@ -15,7 +15,8 @@ from pathlib import Path
 
 from certificates import Authority
 from cli.conftest import Run
-from cli.support import WAIT_S, command, wait_for
+from cli.support import command, wait_for
+from cluster import WAIT_S
 
 
 def _children(pid: int) -> list[int]:

@@ -14,7 +14,8 @@ from dataclasses import fields
 import pytest
 from rich.console import Console
 
-from cli.support import WAIT_S, command
+from cli.support import command
+from cluster import WAIT_S
 from dlm.cli.status import COLUMNS, cells_of, duration, problems, shown, size
 from dlm.client.status import Look, Row
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Run
-from cli.support import WAIT_S, command, wait_for
+from cli.support import command, wait_for
+from cluster import WAIT_S
 from dlm.client.security import read_cluster_security
 from dlm.server.tokens import read_tokens
 from dlm.wire.secret import digest

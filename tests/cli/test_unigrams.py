@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli.support import WAIT_S, command
+from cli.support import command
+from cluster import WAIT_S
 from dlm.cli.main import app
 from dlm.errors import ConfigError, FormatError, PrivacyError
 from dlm.federated.collect import Collection
