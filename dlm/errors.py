@@ -7,8 +7,9 @@
     ├── FormatError            a file is not what it should be
     │   ├── ArpaError          ... an ARPA file
     │   ├── ShardFormatError   ... a shard set, its manifest or one of its files
+    │   ├── TextError          ... text: a faulty line, or a stream that does not decompress
     │   └── SpillError         ... a sorted run, which a sort writes where memory is short
-    ├── EstimationError        a model cannot be estimated from these counts
+    ├── EstimationError        a model cannot be estimated from these counts, or from this text
     ├── PrivacyError           a privacy guarantee cannot be given
     ├── QueryError             the caller asked something that has no answer
     │   └── FamilyMismatch     a state of one model was given to another
@@ -86,7 +87,11 @@ class SpillError(FormatError):
 
 
 class EstimationError(DlmError):
-    """A model cannot be estimated from these counts."""
+    """A model cannot be estimated from these counts, or from this text."""
+
+
+class TextError(FormatError, EstimationError):
+    """Text has a line that is not a sentence, or is no text, or does not decompress."""
 
 
 class PrivacyError(DlmError):

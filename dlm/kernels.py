@@ -11,13 +11,14 @@ out as *segments*: consecutive bits of one column.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from dlm.jit import kernel
 
 INSERTION = 24  # rows up to which insertion is the fastest sort
 SMALL = 512  # rows up to which a sort here beats a return to the caller and numpy's sort
 
 
-@njit(cache=True, nogil=True)
+@kernel("uint32[:, :], out uint32[:], out uint32[:]")
 def column_range(rows, low, high):  # type: ignore[no-untyped-def]
     """Smallest and largest value of each of the first len(low) columns.
 
@@ -38,7 +39,7 @@ def column_range(rows, low, high):  # type: ignore[no-untyped-def]
                 high[j] = value
 
 
-@njit(cache=True, nogil=True)
+@kernel("uint32[:, :], out uint64[:], int64, int64, bool, int64, int64[:], int64[:, :], int64")
 def pack(rows, packed, begin, end, first, level, level_begin, segments, place_bits):  # type: ignore[no-untyped-def]
     """Packs one level of the keys of the rows whose places are in packed[begin:end].
 
@@ -72,7 +73,7 @@ def pack(rows, packed, begin, end, first, level, level_begin, segments, place_bi
     return ascending
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _sort_small(packed, begin, end):  # type: ignore[no-untyped-def]
     """Sorts packed[begin:end] in place."""
     if end - begin > INSERTION:
@@ -87,7 +88,7 @@ def _sort_small(packed, begin, end):  # type: ignore[no-untyped-def]
         packed[j] = number
 
 
-@njit(cache=True, nogil=True)
+@kernel("uint32[:, :], out uint64[:], out int64[:, :], int64, int64[:], int64[:, :], int64")
 def refine(rows, packed, frames, depth, level_begin, segments, place_bits):  # type: ignore[no-untyped-def]
     """Sorts rows whose first levels are equal by the levels after; stops where a sort is large.
 
@@ -128,7 +129,7 @@ def refine(rows, packed, frames, depth, level_begin, segments, place_bits):  # t
     return np.int64(-1), np.int64(-1), np.int64(-1)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def group_end(packed, at, place_bits):  # type: ignore[no-untyped-def]
     """The first place from `at` on where a group of equal packed keys begins.
 
@@ -140,7 +141,7 @@ def group_end(packed, at, place_bits):  # type: ignore[no-untyped-def]
     return at
 
 
-@njit(cache=True, nogil=True)
+@kernel("uint32[:, :], uint64[:], int64, out uint32[:, :]")
 def gather(rows, packed, place_bits, out):  # type: ignore[no-untyped-def]
     """Copies the rows at the places in `packed` to `out`, in that order.
 
@@ -156,7 +157,7 @@ def gather(rows, packed, place_bits, out):  # type: ignore[no-untyped-def]
             out[i, j] = rows[row, j]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _head(rows, row, key):  # type: ignore[no-untyped-def]
     """The first two columns of a key in one number."""
     head = np.uint64(rows[row, 0]) << np.uint64(32)
@@ -165,7 +166,7 @@ def _head(rows, row, key):  # type: ignore[no-untyped-def]
     return head
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _tie_before(rows, key, run_a, row_a, run_b, row_b):  # type: ignore[no-untyped-def]
     """Whether a row comes before one of the same head; of equal keys, that of the earlier run."""
     for j in range(2, key):
@@ -176,7 +177,7 @@ def _tie_before(rows, key, run_a, row_a, run_b, row_b):  # type: ignore[no-untyp
     return run_a < run_b
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def merge(rows, place, end, key, head, tree, out, filled):  # type: ignore[no-untyped-def]
     """Merges sorted runs until `out` is full or the buffer of one run is empty.
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dlm.errors import ConfigError
+from dlm.extras import packages_of, pip_install
 
 Metadata = tuple[tuple[str, str], ...]
 Number = int | float | str
@@ -32,8 +33,8 @@ class Tracer:
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as exc:
             raise ConfigError(
-                "trace is on, and OpenTelemetry is not installed: pip install 'dlm[trace]', or "
-                "leave trace off"
+                "trace is on, and OpenTelemetry is not installed; leave trace off, or run\n"
+                f"  {pip_install(packages_of('trace'))}"
             ) from exc
         self._api = trace
         self._tracer = trace.get_tracer("dlm", version)

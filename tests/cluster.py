@@ -28,7 +28,7 @@ from dlm.client.topology import Endpoint, write_cluster_file
 from dlm.client.transport import GrpcConnection
 from dlm.index.build import build_shard_set
 from dlm.index.layout import Manifest, read_manifest
-from dlm.index.shard import Shard
+from dlm.index.search.shard import Shard
 from dlm.ngram.backoff import DictModel
 from dlm.server.app import ShardServer
 from dlm.server.config import ServerConfig

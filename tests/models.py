@@ -208,6 +208,19 @@ HAND_MADE: dict[str, PlainModel] = {
 }
 
 
+# Not among the hand-made: no shard set holds it as it stands.
+MISSING_PREFIX = PlainModel(
+    4,
+    {
+        **{(k,): v for k, v in BASE.items()},
+        ("a", "b"): (-0.5, -0.125),
+        ("b", "c"): (-0.625, -0.25),
+        ("a", "b", "c", "d"): (-0.1875, None),
+        ("d", "c", "b"): (-0.21875, None),
+    },
+)
+
+
 # ------------------------------------------------- shard sets, read back and changed on purpose
 
 # Manifest content and files by name. `changed` gives the files unpacked: the low orders as the
@@ -230,9 +243,10 @@ def changed(source: Path, target: Path, change: Change) -> Path:
     only the change itself can be told.
     """
     from dlm.index.coding import coding_of_set
-    from dlm.index.decode import ShardSet
-    from dlm.index.packed.low import LowPlain, ids_of, key_bits_of, pack_low
-    from dlm.index.packed.tree import LevelPlain, pack_tree
+    from dlm.index.packed.low import LowPlain, ids_of, key_bits_of
+    from dlm.index.packed.tree import LevelPlain
+    from dlm.index.search.shard import ShardSet
+    from index.oracle import pack_low, pack_tree
 
     opened = ShardSet.open(source)
     content = json.loads(opened.manifest.text)
@@ -294,12 +308,12 @@ def _writable(plain: Any) -> dict[str, Any]:
 
 
 def _write_set(target: Path, content: dict[str, Any], files: dict[str, Any]) -> Path:
-    from dlm.index import layout
+    from index.oracle import write_columns
 
     target.mkdir()
     for entry in content["files"]:
         arrays = files[entry["name"]]
-        size, digest = layout.write_columns(target / entry["name"], entry["kind"], arrays)
+        size, digest = write_columns(target / entry["name"], entry["kind"], arrays)
         entry |= {"bytes": size, "xxh3_128": digest}
     seal(target, content)
     return target

@@ -69,7 +69,9 @@ def served(
 @pytest.fixture(scope="module")
 def kenlm_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """The package and its model of the same ARPA file, which it reads only when plain."""
-    kenlm = pytest.importorskip("kenlm", reason="kenlm is not installed (pip install 'dlm[peers]')")
+    kenlm = pytest.importorskip(
+        "kenlm", reason="kenlm is not installed (pip install -e '.[peers]')"
+    )
     plain = tmp_path_factory.mktemp("plain") / "books5.arpa"
     with pa.CompressedInputStream(pa.OSFile(str(ARPA)), "zstd") as stream, plain.open("wb") as out:
         while block := stream.read(1 << 20):

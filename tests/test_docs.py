@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -54,12 +56,66 @@ def test_every_option_that_the_readme_uses_exists() -> None:
         assert used <= options, line
 
 
+# Commands of the README that this test does not run, by what stands in them, and why.
+ELSEWHERE = {
+    "cluster": "runs until Ctrl-C; see the test of the page's Python",
+    "serve": "names another host",
+    "status": "needs servers",
+    "chaos": "needs servers",
+    "spark": "needs Java",
+    "hdfs": "needs Hadoop",
+    "--model": "needs servers",
+    "| dlm score\n": "needs servers",
+    "dlm score --words": "needs servers",
+    "unigrams": "reads the reader's own users",
+    "pieces": "reads the reader's own counts",
+    "federate": "reads the reader's own users",
+    "privacy": "needs the extra train",
+}
+
+
+def test_the_commands_of_the_readme_run_in_their_order_and_print_what_stands_below(
+    tmp_path: Path,
+) -> None:
+    """All that need no servers and none of the reader's files; lines with times are left out."""
+    (tmp_path / "dlm").mkdir()
+    (tmp_path / "dlm/data").symlink_to(ROOT / "dlm/data")
+    command = tmp_path / "bin/dlm"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m dlm "$@"\n')
+    command.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"}
+    ran = 0
+    for block in re.findall(r"```console\n(.*?)```", README, re.S):
+        for line, below in re.findall(r"^\$ (.*\n)((?:[^$].*\n)*)", block, re.M):
+            if any(mark in line for mark in ELSEWHERE):
+                continue
+            done = subprocess.run(
+                line, shell=True, cwd=tmp_path, env=environ, capture_output=True, text=True
+            )
+            assert done.returncode == 0, line + done.stderr
+            printed = done.stdout.splitlines()
+            for expected in below.splitlines():
+                if expected != "..." and not expected.startswith("["):
+                    assert expected in printed, line + done.stdout
+            ran += 1
+    assert ran > 10
+
+
 def test_the_first_two_blocks_are_the_two_commands() -> None:
     """What .ci/run takes from the README: one line each."""
     first, second = re.findall(r"```sh\n(.*?)\n```", README, re.S)[:2]
     assert "\n" not in first + second
     assert first.endswith("dlm demo")
     assert " -m pytest" in second
+
+
+def test_one_line_says_which_extras_turn_skipped_tests_on() -> None:
+    """All but those that the test command itself installs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].keys() - {"test", "trace"}
+    (line,) = [line for line in README.splitlines() if line.startswith("Extras turn them on")]
+    assert set(re.findall(r"`(\w+)`", line)) == extras
 
 
 @pytest.mark.parametrize(
@@ -78,15 +134,17 @@ def test_every_file_of_a_package_that_its_readme_names_exists(name: str) -> None
         assert any(place.exists() for place in places), f"{name}/README.md names {path}"
 
 
-def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
-    """As written, beside a cluster.toml."""
+@pytest.mark.parametrize("page", ["README.md", "dlm/client/README.md"])
+def test_the_python_of_the_page_runs(tmp_path: Path, page: str) -> None:
+    """As written, beside a cluster.toml and the shards."""
     words = ["the", "a", "there", "man", "is", "went", "to", "house", "<s>", "</s>", "<unk>"]
     ngrams: dict[tuple[str, ...], tuple[float, float | None]] = {(w,): (-1.0, -0.5) for w in words}
     ngrams |= {("<s>", "the"): (-0.5, -0.25), ("<s>", "the", "man"): (-0.25, None)}
     PlainModel(3, ngrams).write(tmp_path / "model.arpa")
     manifest = build_shard_set(tmp_path / "model.arpa", tmp_path / "shards/model", 2)
     build_shard_set(tmp_path / "model.arpa", tmp_path / "shards/small", 1)
-    code = "\n".join(re.findall(r"```python\n(.*?)```", README, re.S))
+    text = (ROOT / page).read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
     with running_servers([tmp_path / "shards/model"]) as servers:
         write_cluster_file(
             tmp_path / "cluster.toml", [s.endpoint for s in servers], shard_set=manifest.shard_set
@@ -96,4 +154,4 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
             [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
         )
     assert done.returncode == 0, done.stderr
-    assert "Stats(queries=" in done.stdout
+    assert ("Stats(queries=" if page == "README.md" else "State(family=") in done.stdout

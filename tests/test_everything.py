@@ -23,8 +23,8 @@ from client.questions import random_queries
 from cluster import WAIT_S, Cluster, ModelFiles
 from dlm.client import Client, ClientConfig
 from dlm.index.build import build_shard_set
-from dlm.index.decode import export_arpa
-from dlm.index.local import LocalModel
+from dlm.index.check.decode import export_arpa
+from dlm.index.search.local import LocalModel
 from dlm.ngram.backoff import DictModel, Score
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import Answers, QueryGroups

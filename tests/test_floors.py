@@ -15,22 +15,37 @@ FLOORS = {
     part: floor
     for floor, parts in enumerate(
         [
-            ["errors", "units", "histogram"],
-            ["config", "extsort", "tracing"],
+            ["errors", "units", "histogram", "extras", "files"],
+            ["jit"],
+            ["config", "extsort", "logs", "resources", "tracing"],
             ["ngram"],
             ["index", "wire", "estimate", "federated"],
             ["server", "client", "distill"],
             ["spark", "asr", "gateway"],
             ["cli"],
+            ["__init__"],  # what `from dlm import` gives, lazily
         ]
     )
     for part in parts
 }
 
 
+# The same inside of a part: what stands on no floor may import whatever does not import it.
+ROOMS = {
+    "index": [
+        ["coding", "residence"],
+        ["layout"],
+        ["packed"],
+        ["ngrams"],
+        ["build", "search", "estimate"],
+        ["check"],
+    ]
+}
+
+
 # Files that belong to a part which is no folder.
 PART_OF = {
-    "__init__": "errors",  # the package itself stands on the ground
+    "__main__": "cli",
     "kernels": "extsort",
     "_extsort_files": "extsort",
     "_extsort_memory": "extsort",
@@ -51,7 +66,9 @@ def is_below(path: Path, *places: str) -> bool:
 def may_import(package: str, path: Path) -> bool:
     """Whether the file at `path`, relative to dlm/, may import this package from outside."""
     if package in ("numba", "llvmlite"):
-        return path.name == "kernels.py"
+        return (
+            path.name == "kernels.py" or path.name.endswith("_kernels.py") or path == Path("jit.py")
+        )
     if package == "grpc_tools":
         return path == Path("wire/generate.py")
     if package.startswith("grpc"):
@@ -142,6 +159,78 @@ def test_imports_point_down_and_packages_stay_confined() -> None:
     assert faults(ROOT / "dlm") == []
 
 
+def modules(package: Path, part: str) -> dict[str, Path]:
+    """The files of a part of dlm/ by dotted name."""
+    found = {}
+    for file in (package / part).rglob("*.py"):
+        names = ["dlm", *file.relative_to(package).with_suffix("").parts]
+        found[".".join(names[:-1] if names[-1] == "__init__" else names)] = file
+    return found
+
+
+def imported(package: Path, part: str) -> dict[str, set[str]]:
+    """What each module of a part imports of the same part, for types too."""
+    files = modules(package, part)
+    out = {}
+    for module, file in files.items():
+        out[module] = set()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                below = [f"{node.module}.{alias.name}" for alias in node.names]
+                names = [name if name in files else str(node.module) for name in below]
+            out[module] |= {name for name in names if name in files} - {module}
+    return out
+
+
+def circles(package: Path, part: str) -> list[str]:
+    """Modules of a part that import themselves by way of others."""
+    graph = imported(package, part)
+    found = []
+    for module in sorted(graph):
+        reached: set[str] = set()
+        waiting = set(graph[module])
+        while waiting:
+            reached |= waiting
+            waiting = {name for one in waiting for name in graph[one]} - reached
+        if module in reached:
+            found.append(module)
+    return found
+
+
+def upward(package: Path, part: str) -> list[str]:
+    """Imports of a part that do not point down its rooms."""
+    floor = {room: i for i, rooms in enumerate(ROOMS[part]) for room in rooms}
+    found = []
+    for module, names in imported(package, part).items():
+        for name in names:
+            room, other = (one.split(".")[2] for one in (f"{module}.", f"{name}."))
+            if room and other and room != other and floor[room] <= floor[other]:
+                found.append(f"{module} imports {name}")
+    return sorted(found)
+
+
+def test_the_rooms_of_index_stand_on_floors_without_a_circle() -> None:
+    """What builds, packs, searches and checks: each room imports those below it."""
+    assert circles(ROOT / "dlm", "index") == []
+    assert upward(ROOT / "dlm", "index") == []
+
+
+def test_a_planted_circle_is_found(tmp_path: Path) -> None:
+    """By way of a third, and for types alone; and an import that points up."""
+    room = tmp_path / "index" / "packed"
+    room.mkdir(parents=True)
+    (room / "__init__.py").write_text("")
+    (room / "a.py").write_text("from dlm.index.packed import b")
+    (room / "b.py").write_text("import dlm.index.packed.c\nimport numpy")
+    (room / "c.py").write_text("if TYPE_CHECKING:\n    from dlm.index.packed.a import x")
+    (tmp_path / "index" / "layout.py").write_text("def f():\n    from dlm.index.packed import d")
+    assert circles(tmp_path, "index") == [f"dlm.index.packed.{x}" for x in "abc"]
+    assert upward(tmp_path, "index") == ["dlm.index.layout imports dlm.index.packed"]
+
+
 @pytest.mark.parametrize(
     ("path", "text", "fault"),
     [
@@ -159,8 +248,10 @@ def test_imports_point_down_and_packages_stay_confined() -> None:
             "index/a.py:3",
         ),
         ("index/a.py", "from numba import njit", "imports numba"),
+        ("index/kernels_a.py", "from numba import njit", "imports numba"),
         ("extsort.py", "from numba import njit", "imports numba"),
         ("config.py", "from dlm import kernels", "imports dlm.kernels"),
+        ("config.py", "import numba", "imports numba"),
         ("units.py", "from dlm._extsort_files import Run", "imports dlm._extsort_files"),
         ("kernels.py", "import dlm.ngram", "imports dlm.ngram"),
         ("index/a.py", "import grpc.aio", "imports grpc"),
@@ -192,6 +283,9 @@ def test_a_planted_violation_is_found(path: str, text: str, fault: str, tmp_path
         ("index/a.py", "from . import build\nfrom .build import x\nfrom dlm import __version__"),
         ("index/kernels.py", "from numba import njit"),
         ("kernels.py", "from numba import njit"),
+        ("jit.py", "import numba"),
+        ("kernels.py", "from dlm.jit import kernel"),
+        ("index/a_kernels.py", "from numba import njit"),
         ("extsort.py", "from dlm import kernels\nfrom dlm._extsort_merge import merged"),
         ("wire/status.py", "import grpc"),
         ("wire/generate.py", "from grpc_tools import protoc"),

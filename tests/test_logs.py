@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import io
+import json
 import logging
 import re
 import socket
@@ -15,9 +17,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from client.questions import queries_to, submit
 from client.scripted import Clients, Network
-from cluster import WAIT_S, Cluster, build
+from cluster import WAIT_S, Cluster, build, until
 from dlm.cli.serve import JsonLines
 from dlm.errors import DlmError, QueryError
+from dlm.logs import EventLog
 from dlm.ngram.query import QueryGroups
 from dlm.server.collector import Served, ServerCollector
 from dlm.wire import codec
@@ -80,6 +83,58 @@ def test_every_event_has_a_name_and_fields(part: str) -> None:
                 wrong.append(f"{place} has no fields")
     assert wrong == []
     assert seen >= 3
+
+
+def test_every_part_logs_events_by_the_one_logger() -> None:
+    """A plain logger would print a name and leave its fields out."""
+    plain = [
+        str(file.relative_to(ROOT))
+        for file in sorted((ROOT / "dlm").rglob("*.py"))
+        if file.name != "logs.py" and "= logging.getLogger(__name__)" in file.read_text()
+    ]
+    assert plain == []
+
+
+def test_an_event_says_its_fields_in_its_line_and_in_its_record() -> None:
+    """By a formatter that shows the message alone, and as JSON; `%` and spaces included."""
+    shown, log = io.StringIO(), EventLog("dlm.client.somewhere")
+    handlers = [logging.StreamHandler(shown), logging.StreamHandler(shown)]
+    handlers[1].setFormatter(JsonLines({"address": "context"}))
+    for handler in handlers:
+        log.logger.addHandler(handler)
+    try:
+        log.error("client.%s.kept", "token", extra={"error": "50% of\nit", "shard": 3, "to": ""})
+    finally:
+        for handler in handlers:
+            log.logger.removeHandler(handler)
+    line, structured = shown.getvalue().splitlines()
+    assert line == 'client.token.kept error="50% of\\nit" shard=3 to=""'
+    told = json.loads(structured)
+    assert (told["event"], told["error"], told["shard"]) == ("client.token.kept", "50% of\nit", 3)
+    assert told["address"] == "context"
+
+
+def test_an_application_with_the_default_format_reads_which_server_is_gone_and_why(
+    files, tmp_path
+) -> None:
+    """`logging.basicConfig()` in a decoder: address, state and reason stand in the line."""
+    shown = io.StringIO()
+    handler = logging.StreamHandler(shown)
+    handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
+    logging.getLogger("dlm.client").addHandler(handler)
+    try:
+        with Cluster(files) as cluster, Clients(tmp_path) as connect:
+            utterance = connect(cluster, partial=True).utterance()
+            address = cluster.addresses[0]
+            cluster.servers[0].end()
+            named = f"WARNING:dlm.client.cascade:client.server.changed address={address} shard=0 "
+            until(lambda: named in shown.getvalue())
+            assert re.search(named + r"before=\w+ after=\w+ reason=(silent|lost)", shown.getvalue())
+            queries = queries_to(files, 0)[:2]
+            submit(utterance, queries, WAIT_S).result(WAIT_S)
+            assert "client.partial.began shard=0 error=ShardDown" in shown.getvalue()
+    finally:
+        logging.getLogger("dlm.client").removeHandler(handler)
 
 
 @pytest.fixture(scope="module")

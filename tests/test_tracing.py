@@ -189,4 +189,4 @@ except Exception as error:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{ConfigError.__name__} trace is on")
-    assert "pip install 'dlm[trace]'" in done.stdout
+    assert f"{sys.executable} -m pip install 'opentelemetry-api>=" in done.stdout

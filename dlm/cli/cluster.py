@@ -80,12 +80,13 @@ def cluster(
 
     Example: dlm cluster shards/model, and in another terminal: dlm score text.txt
     """
+    from dlm.cli.paths import check_reads
     from dlm.cli.processes import Server, running_servers
     from dlm.client.security import ClientSecurity
     from dlm.client.topology import write_cluster_file
     from dlm.errors import ConfigError, ShardDown
     from dlm.index.layout import read_manifest
-    from dlm.index.local import LocalModel
+    from dlm.index.search.local import LocalModel
 
     manifests = [read_manifest(directory) for directory in directories]
     count = replicas * max(manifest.shards for manifest in manifests)
@@ -97,6 +98,10 @@ def cluster(
     check_free(cluster_file)
     if small is not None:
         LocalModel.open(small)  # whole, every checksum right: not found out when it is needed
+    check_reads("--tls-cert, --tokens", tls_cert, tls_key, tls_client_ca, tokens)
+    beside = cluster_file.absolute().parent  # what clients take the paths of cluster.toml to be of
+    for_clients = [beside / file for file in (ca, cert, key, token_file) if file]
+    check_reads("--ca, --token-file", *for_clients)
     security = ClientSecurity(ca=ca, cert=cert, key=key, token_file=token_file)
     given = {
         "--tls-cert": tls_cert,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 from dataclasses import dataclass, field
 from importlib.resources import as_file, files
@@ -49,10 +48,15 @@ def demo(
     """
     from rich.console import Console
 
+    from dlm.cli.compiling import compile_kernels
     from dlm.cli.processes import running_servers
     from dlm.client import Client, ClientConfig
+    from dlm.client.warm import KERNELS as asking
+    from dlm.files import scratch_folder
     from dlm.index.build import build_shard_set
+    from dlm.index.build.shard_set import KERNELS as building
     from dlm.ngram.backoff import DictModel
+    from dlm.server.compiling import KERNELS as serving
 
     console = Console(highlight=False)
     began = time.monotonic()
@@ -62,15 +66,15 @@ def demo(
 
     data = files("dlm") / "data"
     with (
-        tempfile.TemporaryDirectory(prefix="dlm-demo-") as scratch,
+        scratch_folder(None, "dlm-demo") as scratch,
         as_file(data / "books20k.arpa.zst") as arpa,
     ):
-        folder = Path(scratch) / "shards"
+        folder = scratch / "shards"
+        compile_kernels((*serving, *asking, *building))
         tell(f"sharding {arpa.name} in {shards}")
         manifest = build_shard_set(arpa, folder, shards)
         counts = " + ".join(f"{c:,}" for c in manifest.counts)
-        tell(f"{counts} n-grams; starting {shards} servers (the first start compiles the kernels)")
-        _warm(folder)
+        tell(f"{counts} n-grams; starting {shards} servers")
         with running_servers([folder]) as servers:
             addresses = [server.endpoint.address for server in servers]
             tell("serving at " + ", ".join(addresses))
@@ -89,13 +93,6 @@ def demo(
     _table(console, sentences, sentence_stats, rescoring, rescoring_stats, served)
     if sentences.differences + rescoring.differences:
         raise typer.Exit(1)
-
-
-def _warm(folder: Path) -> None:
-    """Compiles the kernels here once; the servers then load them from numba's cache."""
-    from dlm.client.local import LocalClient
-
-    LocalClient.open(folder).utterance().score_sentences(["the first sentence of the demo"])
 
 
 def _sentences(

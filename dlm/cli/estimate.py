@@ -79,7 +79,9 @@ def estimate(
     threads: Annotated[int, typer.Option(help="Threads that sort, add up and write.")] = 2,
     engine: Annotated[
         Engine,
-        typer.Option(help="Where it is done: in this process, or as jobs of Spark (dlm[spark])."),
+        typer.Option(
+            help="Where it is done: in this process, or as jobs of Spark (extra `spark`)."
+        ),
     ] = Engine.LOCAL,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
 ) -> None:
@@ -89,11 +91,12 @@ def estimate(
 
     Example: dlm estimate corpus.txt.zst --order 5 --prune 0,0,1 --output model.arpa.zst
     """
+    from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.errors import ConfigError
     from dlm.estimate.discount import checked_fallback
     from dlm.estimate.pipeline import Settings
     from dlm.estimate.progress import Progress
-    from dlm.index.stream.budget import available_bytes, parse_size
+    from dlm.resources import available_bytes, parse_size
 
     began = time.monotonic()
 
@@ -101,6 +104,13 @@ def estimate(
         if not quiet:
             print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
 
+    check_reads("--vocab", vocab)
+    check_folder("--tmp", tmp)
+    if engine is Engine.LOCAL:
+        check_reads("TEXT", *text)
+        check_writes("--output", output)
+    else:  # a path without a scheme may be of Spark's own file system
+        check_reads("TEXT", *(one for one in text if one.startswith(("/", "./", "../"))))
     settings = Settings(
         order=order,
         prune=_numbers(prune, int, "--prune"),

@@ -47,6 +47,7 @@ def federate(
 
     Example: dlm federate users.parquet --config run.toml --output runs/first
     """
+    from dlm.cli.paths import check_reads, check_writes
     from dlm.errors import ConfigError
     from dlm.federated.settings import Settings
     from dlm.federated.train import CHECKPOINT, Training
@@ -55,7 +56,10 @@ def federate(
     if missing not in MISSING:
         raise ConfigError(f"--missing is {missing}; it must be one of {', '.join(MISSING)}")
 
+    check_reads("USERS", users, folders=True)
+    check_writes("--output", output, folder=True)
     settings = Settings.read(config, flags={"run": {"seed": seed, "stop_after": stop_after}})
+    check_reads("data.vocabulary", settings.data.vocabulary)
     began = time.monotonic()
 
     def tell(line: str) -> None:

@@ -42,6 +42,7 @@ def filter_(
     Example: dlm filter model.arpa.zst --vocab words.txt --output small.arpa.zst
     """
     from dlm import __version__
+    from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.errors import ConfigError
     from dlm.estimate.columns import ModelColumns
     from dlm.estimate.filter import (
@@ -51,8 +52,8 @@ def filter_(
         renormalised,
         renormalised_bytes,
     )
-    from dlm.index.stream.budget import available_bytes, parse_size
     from dlm.ngram.arpa import ArpaReader, write_arpa
+    from dlm.resources import available_bytes, parse_size
 
     began = time.monotonic()
 
@@ -81,6 +82,10 @@ def filter_(
         raise ConfigError(
             "--memory is for --renormalise; without it the words are all that is held"
         )
+    check_reads("MODEL", model, folders=True)
+    check_reads("--vocab", vocab)
+    check_writes("--output", output)
+    check_folder("--tmp", tmp)
     words = read_words(vocab)
     if not renormalise:
         found = filter_arpa(

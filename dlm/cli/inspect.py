@@ -142,8 +142,10 @@ def verify(
 
     Example: dlm verify shards/model --arpa model.arpa.zst
     """
-    from dlm.index.verify import verify as run
+    from dlm.cli.paths import check_reads
+    from dlm.index.check.verify import verify as run
 
+    check_reads("--arpa", arpa, folders=True)
     began = time.monotonic()
 
     def tell(line: str) -> None:
@@ -173,11 +175,13 @@ def export(
 
     Example: dlm export shards/model --output model.arpa.zst
     """
+    from dlm.cli.paths import check_writes
     from dlm.errors import ConfigError
-    from dlm.index.decode import export_arpa
+    from dlm.index.check.decode import export_arpa
 
     if output is not None and output.exists() and not force:
         raise ConfigError(f"{output} exists; give another --output, or --force to replace it")
     if output is not None and output.suffix in (".bz2", ".lz4", ".lzma", ".zip", ".7z", ".Z"):
         raise ConfigError(f"{output}: .gz, .zst and .xz can be written, not {output.suffix}")
+    check_writes("--output", output)
     export_arpa(directory, sys.stdout.buffer if output is None else output)

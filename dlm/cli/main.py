@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
+import importlib
+import signal
 import sys
-from typing import Annotated
+from collections.abc import Iterable
+from types import FrameType
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from dlm import __version__
-from dlm.cli import (
-    chaos,
-    cluster,
-    demo,
-    estimate,
-    federate,
-    inspect,
-    merge,
-    perplexity,
-    pieces,
-    privacy,
-    prune,
-    reduce,
-    score,
-    serve,
-    shard,
-    status,
-    token,
-    unigrams,
-)
-from dlm.cli import filter as filtering
 from dlm.errors import ConfigError, DlmError
+from dlm.extras import packages_of, pip_install
 
-app = typer.Typer(
-    name="dlm",
-    help="Serve n-gram language models too large for one machine, exactly, over gRPC.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+# By name the module of each command in dlm.cli, and what stands for the command there. Only what is
+# run is imported: to import all of them takes as long as to score 100,000 words.
+COMMANDS = {
+    "demo": ("demo", "demo"),
+    "estimate": ("estimate", "estimate"),
+    "prune": ("prune", "prune"),
+    "reduce": ("reduce", "reduce"),
+    "merge": ("merge", "merge"),
+    "filter": ("filter", "filter_"),
+    "perplexity": ("perplexity", "perplexity"),
+    "shard": ("shard", "shard"),
+    "verify": ("inspect", "verify"),
+    "info": ("inspect", "info"),
+    "export": ("inspect", "export"),
+    "serve": ("serve", "serve"),
+    "cluster": ("cluster", "cluster"),
+    "chaos": ("chaos", "chaos"),
+    "status": ("status", "status"),
+    "score": ("score", "score"),
+    "token": ("token", "token"),
+    "unigrams": ("unigrams", "unigrams"),
+    "pieces": ("pieces", "pieces"),
+    "federate": ("federate", "federate"),
+    "privacy": ("privacy", "app"),
+}
 
 
 def _version(wanted: bool) -> None:
@@ -47,7 +48,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
@@ -56,37 +56,64 @@ def options(
     """Serve n-gram language models too large for one machine, exactly, over gRPC."""
 
 
-app.command("demo")(demo.demo)
-app.command("estimate")(estimate.estimate)
-app.command("prune")(prune.prune)
-app.command("reduce")(reduce.reduce)
-app.command("merge")(merge.merge)
-app.command("filter")(filtering.filter_)
-app.command("perplexity")(perplexity.perplexity)
-app.command("shard")(shard.shard)
-app.command("verify")(inspect.verify)
-app.command("info")(inspect.info)
-app.command("export")(inspect.export)
-app.command("serve")(serve.serve)
-app.command("cluster")(cluster.cluster)
-app.command("chaos")(chaos.chaos)
-app.command("status")(status.status)
-app.command("score")(score.score)
-app.command("token")(token.token)
-app.command("unigrams")(unigrams.unigrams)
-app.command("pieces")(pieces.pieces)
-app.command("federate")(federate.federate)
-app.add_typer(privacy.app, name="privacy")
+def program(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """`dlm` with these commands."""
+    out = typer.Typer(
+        name="dlm",
+        help="Serve n-gram language models too large for one machine, exactly, over gRPC.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    out.callback()(options)
+    for name in names:
+        module, attribute = COMMANDS[name]
+        command = getattr(importlib.import_module(f"dlm.cli.{module}"), attribute)
+        if isinstance(command, typer.Typer):
+            out.add_typer(command, name=name)
+        else:
+            out.command(name)(command)
+    return out
+
+
+def __getattr__(name: str) -> Any:
+    """`app`: `dlm` with all of its commands."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals().setdefault("app", program())
 
 
 # Packages of the extra `train`; what needs them imports them when it is run.
 TRAIN = {"dp_accounting", "jax", "optax", "scipy", "sentencepiece"}
 
 
+# What ends a command from outside: a service manager or `timeout`, a terminal that closes.
+END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+def _ended(number: int, _frame: FrameType | None) -> NoReturn:
+    """Ends the command as an error would, so that it removes what it was writing.
+
+    Once: whoever sends the signal twice (`timeout` does) must not interrupt the removal.
+    """
+    for other in END_SIGNALS:
+        signal.signal(other, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def main() -> None:
-    """Runs the command; exit status 1 is an error told on standard error, 2 wrong usage."""
+    """Runs the command.
+
+    Exit status: 1 is an error, shown on standard error; 2 wrong usage; 128 and the number of a
+    signal that ended it.
+    """
+    for number in END_SIGNALS:
+        if signal.getsignal(number) is signal.SIG_DFL:  # not where nohup ignores it
+            signal.signal(number, _ended)
+    wanted = sys.argv[1:2]
     try:
-        app()
+        program(wanted if wanted and wanted[0] in COMMANDS else COMMANDS)()
     except DlmError as exc:
         _complain(exc)
     except OSError as exc:
@@ -95,8 +122,9 @@ def main() -> None:
         missing = (exc.name or "").split(".")[0]
         if missing not in TRAIN:
             raise
+        command = pip_install(packages_of("train"))
         _complain(
-            ConfigError(f"this needs {missing}, which is not there: pip install 'dlm[train]'")
+            ConfigError(f"this command needs {missing}, which is not installed; run\n  {command}")
         )
     except KeyboardInterrupt:
         sys.exit(130)

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlm.cli.scoring import COLUMN, SKIP, open_text
+
 if TYPE_CHECKING:
     from dlm.estimate.merge import Union
+    from dlm.estimate.text import Reader
 
 Tell = Callable[[str], None]
 
@@ -27,8 +30,10 @@ def merge(
     ] = None,
     tune: Annotated[
         Path | None,
-        typer.Option(help="Held-out text that the weights are found on, a sentence a line."),
+        typer.Option(help="Held-out text that the weights are found on, one sentence per line."),
     ] = None,
+    skip: Annotated[bool, typer.Option("--skip", help=SKIP)] = False,
+    column: Annotated[str, typer.Option(help=COLUMN)] = "text",
     memory: Annotated[
         str | None, typer.Option(help="Limit, as 800M or 2G; what is free if not given.")
     ] = None,
@@ -45,12 +50,13 @@ def merge(
     Example: dlm merge news.arpa speech.arpa --tune heldout.txt --output mixed.arpa.zst
     """
     from dlm import __version__
+    from dlm.cli.paths import check_reads, check_writes
     from dlm.errors import ConfigError
     from dlm.estimate.columns import ModelColumns, memory_bytes
     from dlm.estimate.merge import check_weights, merge_models, unite
     from dlm.estimate.merge.mixture import needed_bytes
-    from dlm.index.stream.budget import available_bytes, parse_size
     from dlm.ngram.arpa import ArpaReader
+    from dlm.resources import available_bytes, parse_size
 
     began = time.monotonic()
 
@@ -65,6 +71,9 @@ def merge(
         shares = check_weights(_numbers(weights), len(models)).tolist()
     if threads < 1:
         raise ConfigError(f"--threads {threads}: give 1 or more")
+    check_reads("MODEL", *models, folders=True)
+    check_reads("--tune", tune)
+    check_writes("--output", output)
     counts = []
     for model in models:
         with ArpaReader(model) as reader:
@@ -86,7 +95,7 @@ def merge(
     read.clear()
     tuned = None
     if tune is not None:
-        shares, tuned = _tuned(union, tune, models, tell, quiet)
+        shares, tuned = _tuned(union, open_text([tune], skip, column), models, tell, quiet)
     merged = merge_models(union, shares, threads=threads, progress=tell)
     if abs(merged.word_sum - 1) > 1e-6:
         tell(
@@ -114,14 +123,16 @@ def merge(
 
 
 def _tuned(
-    union: Union, text: Path, models: list[Path], tell: Tell, quiet: bool
+    union: Union, text: Reader, models: list[Path], tell: Tell, quiet: bool
 ) -> tuple[Sequence[float], dict[str, object]]:
     """Weights for the text, told in a table; and what the header keeps of it."""
-    from dlm.cli.perplexity import text_blocks
     from dlm.estimate.merge import read_heldout, tune
 
-    tell(f"scoring {text}")
-    heldout = read_heldout(union, text_blocks(text))
+    (name,) = text.sources
+    tell(f"scoring {name}")
+    heldout = read_heldout(union, (block.lines for block in text.read() if block.size))
+    if text.totals.skipped:
+        tell(f"lines left out: {text.totals.left_out()}")
     tuned = tune(heldout)
     fits = [heldout.of_model(i) for i in range(len(models))]
     mixture = heldout.of_mixture(tuned.weights)
@@ -137,7 +148,7 @@ def _tuned(
             f"the mixture, {tuned.iterations} iterations, {heldout.tokens} tokens"
         )
     return tuned.weights, {
-        "text": text.name,
+        "text": Path(name).name,
         "tokens": heldout.tokens,
         "iterations": tuned.iterations,
         "perplexity_without_oovs": round(mixture.perplexity_without_oovs, 6),

@@ -34,9 +34,10 @@ def pieces(
     Example: dlm pieces counts.tsv --size 4000 --output pieces.model
     """
     from dlm.errors import ConfigError
-    from dlm.federated.counts_file import SIDECAR_SUFFIX, read_counts
+    from dlm.federated.counts_file import read_counts
     from dlm.federated.pieces import build_inventory
     from dlm.federated.provenance import Provenance
+    from dlm.federated.recorded import SIDECAR_SUFFIX
     from dlm.federated.words import PIECES_SUFFIX
 
     # What `dlm unigrams` leaves beside counts, the record last: a stop can come before it.

@@ -530,6 +530,7 @@ def _check_plot(path: Path | None) -> None:
 def _figure() -> Any:
     """pyplot, drawing to files alone."""
     from dlm.errors import ConfigError
+    from dlm.extras import pip_install
 
     try:
         import matplotlib
@@ -537,7 +538,8 @@ def _figure() -> Any:
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError as exc:
-        raise ConfigError("a plot needs matplotlib: pip install matplotlib") from exc
+        command = pip_install(["matplotlib"])
+        raise ConfigError(f"a plot needs matplotlib; run\n  {command}") from exc
     return pyplot
 
 

@@ -7,17 +7,18 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import dlm
+from dlm.cli.compiling import compile_kernels
 from dlm.client.topology import Endpoint
 from dlm.errors import ConfigError, ShardDown
+from dlm.files import scratch_folder
 from dlm.index.layout import Manifest, read_manifest
+from dlm.server.compiling import KERNELS
 from dlm.server.parent import end_with_parent
 
 START_S = 120.0  # the first start compiles the kernels: seconds, more on a busy machine
@@ -47,13 +48,6 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
         start_new_session=True,  # Ctrl-C reaches the parent, which stops them
         preexec_fn=partial(end_with_parent, os.getpid()),
     )
-
-
-def compiled() -> bool:
-    """Whether a server ever warmed up from this installation: numba keeps the kernels of it."""
-    home = os.environ.get("NUMBA_CACHE_DIR")
-    place = Path(home) if home else Path(dlm.__file__).parent / "server" / "__pycache__"
-    return any(place.rglob("kernels.count_orders-*.nbi"))
 
 
 def holders(manifests: Sequence[Manifest]) -> list[list[int]]:
@@ -91,16 +85,18 @@ def running_servers(
     Raises
         ShardDown, ConfigError  a server did not start; what it said is on standard error
     """
+    compile_kernels(KERNELS)  # all servers at once would compile the same, each for itself
     held = holders([read_manifest(directory) for directory in directories])
     shards = len(held)
-    with tempfile.TemporaryDirectory(prefix="dlm-") as scratch:
-        ready = [Path(scratch) / f"server-{index}.json" for index in range(shards * replicas)]
+    with scratch_folder(None, "dlm-servers") as scratch:
+        ready = [scratch / f"server-{index}.json" for index in range(shards * replicas)]
         commands: list[list[str]] = []
         processes: list[subprocess.Popen[bytes]] = []
         servers: list[Server] = []
         try:
             for index, sets in enumerate(held * replicas):
-                command = [sys.executable, "-m", "dlm.cli.main", "serve"]
+                # -P: what lies in the current folder, a queue.py say, is not part of a server.
+                command = [sys.executable, "-P", "-m", "dlm.cli.main", "serve"]
                 command += [os.fspath(directories[at]) for at in sets]
                 command += [
                     "--workers",
@@ -116,9 +112,6 @@ def running_servers(
                 command += ["--host", "127.0.0.1", "--log-level", log_level, *options]
                 commands.append(command)
                 processes.append(_start(command))
-                if index == 0 and not compiled():
-                    # All at once would compile the same, each for itself, on the same cores.
-                    _wait_ready(processes, ready[:1], shards)
             endpoints = _wait_ready(processes, ready, shards)
             servers = [Server(*one) for one in zip(processes, endpoints, commands, strict=True)]
             yield servers

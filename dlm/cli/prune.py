@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlm.cli.scoring import COLUMN, SKIP, open_text
+
 if TYPE_CHECKING:
-    from dlm.estimate.prune import Pruned
+    from dlm.estimate.prune import Measured, Pruned
 
 
 def prune(
@@ -20,7 +22,7 @@ def prune(
     ],
     threshold: Annotated[
         float | None,
-        typer.Option(help="Drop n-grams whose loss raises perplexity by less, such as 1e-8."),
+        typer.Option(help="Drop n-grams of a lower score than this, such as 1e-8."),
     ] = None,
     ngrams: Annotated[
         str | None,
@@ -36,6 +38,12 @@ def prune(
     keep_suffixes: Annotated[
         bool, typer.Option("--keep-suffixes", help="Keep the suffixes of what stays, too.")
     ] = False,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Text, one sentence per line, to measure what pruning costs."),
+    ] = None,
+    skip: Annotated[bool, typer.Option("--skip", help=SKIP)] = False,
+    column: Annotated[str, typer.Option(help=COLUMN)] = "text",
     memory: Annotated[
         str | None, typer.Option(help="Limit, as 800M or 4G; what is free if not given.")
     ] = None,
@@ -48,7 +56,9 @@ def prune(
     """Prune an ARPA model by relative entropy.
 
     Give one of --threshold, --ngrams and --bytes. Words stay, and so does every n-gram that a
-    longer one which stays begins with; back-off weights are computed anew.
+    longer one which stays begins with; back-off weights are computed anew. The score of an n-gram
+    is e^D - 1, D being the relative entropy, in nats per word, of the model without it alone.
+    With --text, the perplexity of that text before and after is printed.
 
     Example: dlm prune model.arpa.zst --threshold 1e-8 --output small.arpa.zst
     """
@@ -56,11 +66,12 @@ def prune(
     from dataclasses import replace
 
     from dlm import __version__
+    from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.errors import ConfigError
     from dlm.estimate.columns import IN_MEMORY, ModelColumns, Storage
-    from dlm.estimate.prune import Goal, file_bytes, least_bytes, needed_bytes
+    from dlm.estimate.prune import Goal, file_bytes, least_bytes, measure, needed_bytes
     from dlm.estimate.prune import prune as prune_columns
-    from dlm.index.stream.budget import available_bytes, check_disk, parse_size
+    from dlm.resources import available_bytes, check_disk, parse_size
 
     began = time.monotonic()
 
@@ -70,6 +81,11 @@ def prune(
 
     if threads < 1:
         raise ConfigError(f"--threads {threads}; give 1 or more")
+    check_reads("MODEL", model, folders=True)
+    check_reads("--history", history, folders=True)
+    check_writes("--output", output)
+    check_folder("--tmp", tmp)
+    reader = None if text is None else open_text([text], skip, column)
     by_order = _numbers(ngrams)
     goal = Goal(
         threshold=threshold,
@@ -119,8 +135,15 @@ def prune(
     )
     tell(f"writing {output}")
     result.model.write(output)
+    measured = None
+    if reader is not None:
+        tell(f"scoring {text}")
+        blocks = (block.lines for block in reader.read() if block.size)
+        measured = measure(columns, result.model, blocks)
+        if skip:
+            tell(f"lines left out: {reader.totals.left_out()}")
     if not quiet:
-        _summary(result, time.monotonic() - began)
+        _summary(result, measured, time.monotonic() - began)
 
 
 def _counts(path: Path) -> tuple[int, ...]:
@@ -148,20 +171,28 @@ def _numbers(text: str | None) -> tuple[int | None, ...] | None:
         ) from exc
 
 
-def _summary(result: Pruned, seconds: float) -> None:
+def _summary(result: Pruned, measured: Measured | None, seconds: float) -> None:
     """How many are left, by order, and what it costs."""
-    import math
-
     print(f"{'order':>7} {'n-grams':>15} {'kept':>15}")
     rows = list(zip(result.counts_before, result.counts, strict=True))
     for k, (before, after) in enumerate(rows, 1):
         print(f"{k:>7} {before:>15,} {after:>15,} {after / max(before, 1):>7.1%}")
     before, after = sum(result.counts_before), sum(result.counts)
     print(f"{'all':>7} {before:>15,} {after:>15,} {after / max(before, 1):>7.1%}")
-    print(
-        f"relative entropy about {result.ln_divergence:.4g} nats a word: perplexity "
-        f"{math.expm1(min(result.ln_divergence, 700.0)):+.2%} on text the model is right about"
-    )
+    if measured is None:
+        print(
+            f"criterion, summed over the n-grams that went, each as if it went alone: "
+            f"{result.ln_divergence:.4g} nats per word; --text measures the loss on text"
+        )
+    else:
+        for name, (old, new) in (
+            ("including", measured.with_oovs),
+            ("excluding", measured.without_oovs),
+        ):
+            print(
+                f"perplexity {name} OOVs: {old:.6f} before, {new:.6f} after, {new / old - 1:+.2%}"
+            )
+        print(f"measured on {measured.tokens:,} tokens, {measured.oovs:,} of them OOVs")
     if result.without_mass:
         print(f"{result.without_mass:,} contexts have nothing left for words they do not list")
     print(f"{seconds:.1f} s, {before / max(seconds, 1e-9):,.0f} n-grams a second")

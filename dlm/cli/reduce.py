@@ -29,9 +29,12 @@ def reduce(
     import json
 
     from dlm import __version__
+    from dlm.cli.paths import check_reads, check_writes
     from dlm.estimate.reduce import reduce_arpa
-    from dlm.index.stream.budget import available_bytes, parse_size
+    from dlm.resources import available_bytes, parse_size
 
+    check_reads("MODEL", model, folders=True)
+    check_writes("--output", output)
     about = {
         "made_by": f"dlm {__version__} reduce",
         "method": "lower orders as they are",

@@ -5,66 +5,39 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import islice
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dlm.cli.scoring import (
+    BLOCK_BYTES,
+    COLUMN,
+    SERVED_BYTES,
+    SKIP,
+    Scored,
+    Summary,
+    finite,
+    open_text,
+    print_summary,
+    quick_start,
+    scored_by_servers,
+    scored_here,
+)
+
 if TYPE_CHECKING:
     from dlm.client import SentenceScore
-
-SENTENCES = 512  # sentences in one call: enough to fill messages, little enough to show progress
-
-
-@dataclass
-class Summary:
-    """Totals over sentences; perplexities as KenLM's `query -v summary` defines them.
-
-    With OOVs: 10 ** -(log10 P / tokens). Without: their log10 P and their number are left out of
-    both. Sentence ends are tokens.
-    """
-
-    sentences: int = 0
-    tokens: int = 0
-    oovs: int = 0
-    log10_prob: float = 0.0
-    log10_oovs: float = 0.0
-
-    def add(self, score: SentenceScore) -> None:
-        """Counts one sentence in."""
-        self.sentences += 1
-        self.tokens += score.tokens
-        self.oovs += score.oovs
-        self.log10_prob += score.log10_prob
-        self.log10_oovs += score.log10_oovs
-
-    def facts(self) -> dict[str, Any]:
-        """What the JSON object `summary` holds; a perplexity over no token is null."""
-        return {
-            "sentences": self.sentences,
-            "tokens": self.tokens,
-            "oovs": self.oovs,
-            "log10_prob": _finite(self.log10_prob),
-            "perplexity": self.perplexity(self.log10_prob, self.tokens),
-            "perplexity_without_oovs": self.perplexity(
-                self.log10_prob - self.log10_oovs, self.tokens - self.oovs
-            ),
-        }
-
-    @staticmethod
-    def perplexity(log10_total: float, tokens: int) -> float | None:
-        """None where there is no token or a probability of zero."""
-        from dlm.units import perplexity
-
-        return perplexity(log10_total, tokens) if tokens and log10_total > -1e308 else None
+    from dlm.estimate.text import Block, Fault
 
 
 def score(
     file: Annotated[
-        Path | None, typer.Argument(help="Text, a sentence a line; standard input without it.")
+        Path | None,
+        typer.Argument(
+            help="Text, one sentence per line: plain, .gz, .zst, .xz, .bz2 or parquet; standard "
+            "input without it."
+        ),
     ] = None,
     cluster: Annotated[
         Path | None, typer.Option(help="cluster.toml of the servers to ask.")
@@ -82,6 +55,9 @@ def score(
     as_json: Annotated[
         bool, typer.Option("--json", help="One object a sentence, then one object `summary`.")
     ] = False,
+    skip: Annotated[bool, typer.Option("--skip", help=SKIP)] = False,
+    column: Annotated[str, typer.Option(help=COLUMN)] = "text",
+    threads: Annotated[int, typer.Option(help="Threads that score with --local.")] = 2,
     deadline: Annotated[float, typer.Option(help="Seconds a batch of sentences may take.")] = 30.0,
     ca: Annotated[
         str, typer.Option(help="PEM file: who signs the servers' certificates; turns TLS on.")
@@ -93,29 +69,50 @@ def score(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Send the token to other machines without TLS.")
     ] = False,
+    use_proxy: Annotated[
+        bool, typer.Option("--use-proxy", help="Use the environment's proxy; needs TLS.")
+    ] = False,
 ) -> None:
     """Score text: log10 P, tokens and OOVs; then perplexities.
+
+    Each line is answered as it comes, also from a pipe. A line that --skip leaves out has a row of
+    its own: nan and no tokens, or null and "skipped" with --json.
 
     Without --cluster or --local, cluster.toml in this folder is used; what it says of TLS and
     tokens yields to --ca, --cert, --key, --server-name and --token-file.
     Example: dlm score --cluster cluster.toml text.txt
     """
-    from dlm.client import Client, ClientConfig
-    from dlm.client.local import LocalClient
-    from dlm.client.utterance import split_words
+    from dlm.cli.compiling import compile_kernels
     from dlm.errors import ConfigError
 
     if cluster is not None and local is not None:
         raise ConfigError("--cluster and --local were both given; one of them is expected")
     if model is not None and local is not None:
         raise ConfigError("--model chooses among what servers hold; --local names a folder")
+    if threads < 1:
+        raise ConfigError(f"--threads {threads}: give 1 or more")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # words are bytes
-    with _input(file) as stream:
-        client: Any
+    texts = [] if file is None else [file]
+    with quick_start():
+        reader = open_text(texts, skip, column, BLOCK_BYTES if local is not None else SERVED_BYTES)
         if local is not None:
-            client = LocalClient.open(local)
+            from dlm.index.search.local import LocalModel
+            from dlm.index.search.shard import OPENING
+            from dlm.index.search.text.score import KERNELS
+
+            compile_kernels((*KERNELS, *OPENING))
+            opened = LocalModel.open(local)
+            _ = opened.word_table
+    summary = Summary()
+    with ExitStack() as stack:
+        if local is not None:
+            scored = scored_here(opened, reader.read(), threads)
         else:
+            from dlm.client import Client, ClientConfig
+            from dlm.client.warm import KERNELS as ASKING
+
+            compile_kernels(ASKING)
             config = ClientConfig(
                 deadline_s=deadline,
                 ca=ca,
@@ -124,38 +121,50 @@ def score(
                 server_name=server_name,
                 token_file=token_file,
                 insecure=insecure,
+                use_proxy=use_proxy,
             )
             client = Client.connect(cluster or Path("cluster.toml"), config, model=model)
-        utterance = client.utterance()
-        summary = Summary()
+            utterance = stack.enter_context(client).utterance()
+            scored = scored_by_servers(utterance, reader.read())
         if not as_json and not words:
             print("log10_prob\ttokens\toovs")
-        source = _lines(stream)
-        while lines := list(islice(source, SENTENCES)):
-            sentences = [split_words(line) for line in lines]
-            for sentence, result in zip(
-                sentences, utterance.score_sentences(sentences), strict=True
-            ):
-                summary.add(result)
-                _print(sentence, result, words=words, as_json=as_json)
+        for block, found in scored:
+            found.add_to(summary)
+            print(_answers(block, found, words=words, as_json=as_json), end="", flush=True)
     if as_json:
-        print(json.dumps({"summary": summary.facts()}))
+        facts = summary.facts()
+        if skip:
+            facts["skipped"] = reader.totals.skipped
+        print(json.dumps({"summary": facts}))
     else:
-        print_summary(summary)
+        print_summary(summary, reader, skip)
 
 
-def _finite(value: float) -> float | None:
-    """JSON has no infinity: a probability of zero is null."""
-    return value if value > -1e308 else None
+def _answers(block: Block, found: Scored, *, words: bool, as_json: bool) -> str:
+    """The rows of the lines of a block, those that were left out among them."""
+    if not words and not as_json:
+        rows = found.rows()
+        if not block.left_out:
+            return rows
+        texts = rows.splitlines(keepends=True)
+    else:
+        texts = [
+            _sentence(line, score, words=words, as_json=as_json)
+            for line, score in found.sentences(block)
+        ]
+    out: list[str] = []
+    done = 0
+    for after, fault in block.left_out:
+        out += [*texts[done:after], _gap(fault, words=words, as_json=as_json)]
+        done = after
+    return "".join([*out, *texts[done:]])
 
 
-def _input(file: Path | None) -> BinaryIO:
-    return sys.stdin.buffer if file is None or str(file) == "-" else file.open("rb")
-
-
-def _lines(stream: BinaryIO) -> Iterator[bytes]:
-    for line in stream:
-        yield line.rstrip(b"\r\n")
+def _gap(fault: Fault, *, words: bool, as_json: bool) -> str:
+    """What stands in the place of a line that was left out."""
+    if as_json:
+        return json.dumps({"log10_prob": None, "tokens": 0, "oovs": 0, "skipped": fault}) + "\n"
+    return "= nan\t0\t0\n\n" if words else "nan\t0\t0\n"
 
 
 def _tokens(sentence: list[bytes], count: int) -> list[str]:
@@ -164,13 +173,13 @@ def _tokens(sentence: list[bytes], count: int) -> list[str]:
     return [*map(as_text, sentence), END_SENTENCE.decode()][:count]
 
 
-def _print(sentence: list[bytes], result: SentenceScore, *, words: bool, as_json: bool) -> None:
+def _sentence(line: list[bytes], score: SentenceScore, *, words: bool, as_json: bool) -> str:
     tokens = (
         zip(
-            _tokens(sentence, result.tokens),
-            result.token_matched_order.tolist(),
-            result.token_log10_prob.tolist(),
-            result.token_oov.tolist(),
+            _tokens(line, score.tokens),
+            score.token_matched_order.tolist(),
+            score.token_log10_prob.tolist(),
+            score.token_oov.tolist(),
             strict=True,
         )
         if words
@@ -178,31 +187,19 @@ def _print(sentence: list[bytes], result: SentenceScore, *, words: bool, as_json
     )
     if as_json:
         facts: dict[str, Any] = {
-            "log10_prob": _finite(result.log10_prob),
-            "tokens": result.tokens,
-            "oovs": result.oovs,
+            "log10_prob": finite(score.log10_prob),
+            "tokens": score.tokens,
+            "oovs": score.oovs,
         }
         if words:
             facts["words"] = [
-                {"word": word, "matched_order": order, "log10_prob": _finite(prob), "oov": oov}
+                {"word": word, "matched_order": order, "log10_prob": finite(prob), "oov": oov}
                 for word, order, prob, oov in tokens
             ]
-        print(json.dumps(facts))
-        return
-    for word, order, prob, oov in tokens:
-        print(f"{word}\t{order}\t{prob:.6f}" + ("\tOOV" if oov else ""))
-    total = f"{result.log10_prob:.6f}\t{result.tokens}\t{result.oovs}"
-    print(f"= {total}\n" if words else total)
-
-
-def print_summary(summary: Summary) -> None:
-    facts = summary.facts()
-
-    def number(value: float | None) -> str:
-        return "undefined" if value is None else f"{value:.6f}"
-
-    print(f"Perplexity including OOVs:\t{number(facts['perplexity'])}")
-    print(f"Perplexity excluding OOVs:\t{number(facts['perplexity_without_oovs'])}")
-    print(f"OOVs:\t{summary.oovs}")
-    print(f"Tokens:\t{summary.tokens}")
-    print(f"Sentences:\t{summary.sentences}")
+        return json.dumps(facts) + "\n"
+    rows = [
+        f"{word}\t{order}\t{prob:.6f}" + ("\tOOV\n" if oov else "\n")
+        for word, order, prob, oov in tokens
+    ]
+    total = f"{score.log10_prob:.6f}\t{score.tokens}\t{score.oovs}\n"
+    return "".join([*rows, f"= {total}\n"])

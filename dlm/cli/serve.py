@@ -35,7 +35,7 @@ class JsonLines(logging.Formatter):
         fields: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).strftime(_RFC_3339),
             "level": record.levelname.lower(),
-            "event": record.getMessage(),
+            "event": getattr(record, "event", None) or record.getMessage(),
         }
         fields |= self._context
         fields |= {k: v for k, v in vars(record).items() if k not in _STANDARD}
@@ -109,6 +109,7 @@ def serve(
     # gRPC reads it when it is imported. Its own lines are no JSON, and tell of strangers alone.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
+    from dlm.cli.paths import check_reads, check_writes
     from dlm.config import resolve
     from dlm.errors import ConfigError
     from dlm.server.app import serve as run
@@ -121,6 +122,8 @@ def serve(
             "--allow-remote is gone: give --tls-cert and --tls-key with --tls-client-ca or "
             "--tokens, or --insecure on a network where every machine may read the model"
         )
+    check_reads("DIR", *directories, folders=True)
+    check_writes("--ready-file", ready_file)
     flags = {
         "port": port,
         "host": host,

@@ -48,19 +48,25 @@ def shard(
     if estimate:
         _estimate(model, shards, bits)
         return
+    from dlm.cli.compiling import compile_kernels
     from dlm.cli.inspect import summary
+    from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.errors import ConfigError
-    from dlm.index.build import build_shard_set
-    from dlm.index.stream.budget import parse_size
+    from dlm.index.build.shard_set import KERNELS, build_shard_set
+    from dlm.resources import parse_size
 
     if output is None:
         raise ConfigError("give --output DIR, the folder to make (or --estimate to build nothing)")
+    check_reads("MODEL", model, folders=True)
+    check_writes("--output", output, folder=True)
+    check_folder("--tmp", None if tmp is None else tmp.absolute(), made=True)
     began = time.monotonic()
 
     def tell(line: str) -> None:
         if not quiet:
             print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
 
+    compile_kernels(KERNELS)
     manifest = build_shard_set(
         model,
         output,
@@ -79,17 +85,30 @@ def shard(
 
 
 def _estimate(model: Path, shards: int, bits: int | None) -> None:
-    """Prints a line for each encoding."""
+    """Prints a line for each encoding: on disk, and in memory by shard, server and client."""
+    from dlm.cli.inspect import PROCESS_MIB
+    from dlm.cli.status import size
     from dlm.index.coding import DEFAULT_BITS, LOSSLESS_BITS
-    from dlm.index.estimate import estimate_bytes, measure
+    from dlm.index.estimate import estimate_sizes, measure
 
     found = measure(model)
     ngrams = max(sum(found.counts), 1)
     asked = DEFAULT_BITS if bits is None else bits
     print(f"{ngrams:,} n-grams of order {len(found.counts)} in {shards} shards, within 10 %:")
+    columns = ("a shard's file", "memory of a server", "memory of a client")
+    print(f"  {'':18} {'on disk':>21} {'':17}" + "".join(f"{name:>20}" for name in columns))
     for name, encoding, width in (
         ("exact", "exact", None),
         *((f"compact --bits {b}", "compact", b) for b in sorted({asked, LOSSLESS_BITS})),
     ):
-        size = estimate_bytes(found, shards, encoding, width)
-        print(f"  {name:18} {size:>15,} bytes  {size / ngrams:5.2f} an n-gram")
+        sizes = estimate_sizes(found, shards, encoding, width)
+        total = sizes.disk
+        print(
+            f"  {name:18} {total:>15,} bytes  {total / ngrams:5.2f} an n-gram"
+            + "".join(f"{size(n):>20}" for n in (sizes.shard, sizes.server, sizes.client))
+        )
+    print(
+        f"A server maps that once, whatever its workers; beside it each process takes up to "
+        f"{PROCESS_MIB} MiB: the workers,\nand one above them where there are several. "
+        "A client's low orders are mapped and shared on its host; its words are in each process."
+    )

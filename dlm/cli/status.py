@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,6 +37,7 @@ COLUMNS = (
 DROPPED = (
     *("model", "uptime", "memory", "messages/s", "refused", "delay", "failing", "in flight"),
 )
+WAIT_LOOK_S = 0.5
 _COLOURS = {"ready": "green", "warming": "yellow", "draining": "yellow"}
 
 
@@ -49,6 +51,9 @@ def status(
         float, typer.Option(help="Seconds between two heartbeats, which rates are taken from.")
     ] = 1.0,
     timeout: Annotated[float, typer.Option(help="Seconds that a server has to answer.")] = 2.0,
+    wait: Annotated[
+        float, typer.Option(help="Seconds to wait until every listed server is ready; 0: none.")
+    ] = 0.0,
     ca: Annotated[
         str, typer.Option(help="PEM file: who signs the servers' certificates; turns TLS on.")
     ] = "",
@@ -59,10 +64,14 @@ def status(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Send the token to other machines without TLS.")
     ] = False,
+    use_proxy: Annotated[
+        bool, typer.Option("--use-proxy", help="Use the environment's proxy; needs TLS.")
+    ] = False,
 ) -> None:
     """Ask every server how it is.
 
-    Exit status 1 where a shard has no server that is ready, or where a server does not let us ask.
+    Exit status 1 where a shard has no server that is ready, or where a server does not let us ask;
+    with --wait, where not every server that cluster.toml lists is ready in time.
     What cluster.toml says of TLS and tokens yields to the options.
     Example: dlm status --cluster cluster.toml --watch
     """
@@ -79,14 +88,24 @@ def status(
     for name, value in (("interval", interval), ("timeout", timeout)):
         if not 0 < value <= 3600:
             raise ConfigError(f"--{name} {value:g}: seconds above 0 are expected, 3600 at most")
+    if not 0 <= wait <= 86_400:
+        raise ConfigError(f"--wait {wait:g}: seconds from 0 to 86,400 are expected")
+    if wait and watch:
+        raise ConfigError("--wait and --watch were both given; one of them is expected")
     endpoints = read_cluster_file(cluster)
-    given = ClientSecurity(ca, cert, key, server_name, token_file, insecure=insecure)
+    given = ClientSecurity(
+        ca, cert, key, server_name, token_file, insecure=insecure, use_proxy=use_proxy
+    )
     security = given.over(read_cluster_security(cluster))
     connect = partial(GrpcConnection, security=security)
     servers = ClusterStatus(endpoints, connect, timeout)
     pause = threading.Event()  # never set: waiting for it ends at once where a signal comes
     try:
-        servers.look()
+        end = time.monotonic() + wait
+        look = servers.look()
+        while wait and not look.whole and time.monotonic() < end:
+            pause.wait(min(interval, WAIT_LOOK_S))
+            look = servers.look()
         if watch:
             _watch(servers, pause, interval)
             return
@@ -98,7 +117,7 @@ def status(
         print(json.dumps({**look.facts(), "interval_s": interval}, indent=1))
     else:
         _print(look)
-    if look.missing or look.refused or look.down:
+    if look.missing or look.refused or look.down or (wait and not look.whole):
         raise typer.Exit(1)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +22,7 @@ def token(
     Without --tokens or --token-file that line is printed instead.
     Example: dlm token decoder-1 --tokens tokens --token-file decoder-1.token
     """
+    from dlm.cli.paths import check_writes
     from dlm.errors import ConfigError
     from dlm.server.tokens import is_name, read_tokens
     from dlm.wire.secret import digest, new_token, read_secret
@@ -35,6 +34,8 @@ def token(
         )
     if token_file is not None and token_file.exists():
         raise ConfigError(f"{token_file} exists; give another --token-file, or remove it first")
+    check_writes("--token-file", token_file)
+    check_writes("--tokens", tokens)
     present = b""
     if tokens is not None and tokens.exists():
         read_tokens(tokens)  # a file that servers refuse is not made longer
@@ -55,20 +56,8 @@ def token(
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Puts a file of mode 600 in place, whole or not at all; owner and group stay."""
-    path = path.resolve()  # where a link stands, it stays
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            if path.exists():
-                found = path.stat()
-                os.fchown(file.fileno(), found.st_uid, found.st_gid)
-                os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode))
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    """Puts a file of mode 600 in place, whole or not at all; owner, group and mode stay."""
+    from dlm.files import write_whole
+
+    # Where a link stands, it stays.
+    write_whole(path.resolve(), content, mode=0o600, keep_owner=True)

@@ -86,6 +86,7 @@ def unigrams(
     Example: dlm unigrams users.parquet --whitelist words.txt --lambda 100 --rounds 20
     --max-part 1 --noise-multiplier 1.0 --delta 1e-6 --output counts.tsv
     """
+    from dlm.cli.paths import check_reads, check_writes
     from dlm.errors import ConfigError
     from dlm.federated.collect import Collection
     from dlm.federated.keys import Key
@@ -98,7 +99,7 @@ def unigrams(
     )
     from dlm.federated.unigrams import UnigramConfig, read_whitelist
     from dlm.federated.users import TOKENIZERS, UserDataset
-    from dlm.index.stream.budget import parse_size
+    from dlm.resources import parse_size
 
     if (noise_multiplier is None) != (delta is None):
         raise ConfigError("--noise-multiplier and --delta are given together, or neither")
@@ -125,6 +126,9 @@ def unigrams(
         bound = float(clip)
     except ValueError as exc:
         raise ConfigError(f"--lambda is a number over 0 or inf; found {clip}") from exc
+    check_reads("USERS", users, folders=True)
+    check_reads("--whitelist", whitelist)
+    check_writes("--output", output)
     config = UnigramConfig(bound, rounds, noise_multiplier, cap_words)
     split = TOKENIZERS[tokenizer]
     began = time.monotonic()
@@ -250,8 +254,8 @@ def _refuse_to_replace(output: Path, *, released: bool) -> None:
         released   whether what this run writes is a release itself: noised, and not simulated
     """
     from dlm.errors import ConfigError, DlmError
-    from dlm.federated.counts_file import sidecar
     from dlm.federated.provenance import Provenance
+    from dlm.federated.recorded import sidecar
 
     there = [
         path

@@ -146,6 +146,11 @@ class Window(NamedTuple, Generic[T]):
         """Queries in flight, or waiting."""
         return self.queued + sum(lease.queries for lease in self.leases)
 
+    def without(self, message: int) -> Window[T]:
+        """The window without that message, and with nothing that waits."""
+        leases = tuple(lease for lease in self.leases if lease.message != message)
+        return self._replace(leases=leases, waiting=(), queued=0, earliest=inf)
+
     def refuses(self, queries: int, deadline: float, now: float) -> bool:
         """Whether new work would be refused, unless something came back or ran out meanwhile."""
         leases = self.leases

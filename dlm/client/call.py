@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dlm.client import kernels, partial, router
 from dlm.client.lowgrams import LowGrams
-from dlm.errors import DlmError
+from dlm.errors import DlmError, StaleShardSet
 from dlm.ngram.query import FULL, PARTIAL, Answers, QueryGroups
 from dlm.tracing import Span
 
@@ -41,11 +41,12 @@ class Call:
     Attributes
         messages  messages that carried a part of it
         span      where it is traced
+        moves_on  its handle can go over to another model, so that its own being gone is an error
     """
 
     __slots__ = (
         *("_closed", "_grams", "_groups", "_left", "_missing", "_source", "answers", "deadline"),
-        *("future", "lock", "messages", "model", "place", "span"),
+        *("future", "lock", "messages", "model", "moves_on", "place", "span"),
     )
 
     def __init__(
@@ -66,6 +67,7 @@ class Call:
         self.lock = threading.Lock()
         self.messages = 0
         self.span: Span | None = None
+        self.moves_on = False
         self._groups = groups
         self._missing = np.repeat(remote, groups.word_counts)
         self._left = int(np.count_nonzero(self._missing))
@@ -91,7 +93,8 @@ class Call:
 
         Returns  queries that the partial model answered
         """
-        if self._grams is None or not partial.stands_in_for(error):
+        moves_on = self.moves_on and isinstance(error, StaleShardSet)
+        if self._grams is None or moves_on or not partial.stands_in_for(error):
             self.fail(error)
             return 0
         answers = partial.score(self._grams, piece.groups)
@@ -150,10 +153,16 @@ class Call:
 
     def succeed(self) -> None:
         """Ends the call with its answers."""
-        result = Answers.empty(len(self.place))
-        _copy(np.arange(len(self.place)), self.place, self.answers, result)
-        if self._source is not None:
-            result = replace(result, source=self._source[self.place])
+        try:
+            result = Answers.empty(len(self.place))
+            _copy(np.arange(len(self.place)), self.place, self.answers, result)
+            if self._source is not None:
+                result = replace(result, source=self._source[self.place])
+        except Exception as exc:  # noqa: BLE001 - a caller must never be left waiting
+            error = DlmError(f"the answers to a call could not be put together: {exc!r}")
+            error.__cause__ = exc
+            self.fail(error)
+            return
         with contextlib.suppress(InvalidStateError):  # given up by its caller, or failed already
             self.future.set_result(result)
         self.future.call = None

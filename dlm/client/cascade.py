@@ -12,7 +12,6 @@ notice that things hang must not hang with them.
 from __future__ import annotations
 
 import contextlib
-import logging
 import random
 import threading
 import time
@@ -28,9 +27,10 @@ from dlm.client.modes import Cascade, Mode, Switching
 from dlm.client.topology import Topology
 from dlm.client.transport import Connection
 from dlm.errors import DlmError
+from dlm.logs import EventLog
 from dlm.wire._pb import shard_pb2 as pb
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 TICK_S = 0.05
 # Between ticks while all is well and nothing is awaited: each takes the interpreter from threads
@@ -40,7 +40,14 @@ CALM_S = 0.2
 # or gave its cores to others): what is late then, and for as long after it, is not the servers'
 # fault. Seconds.
 STOOD_STILL_S = 0.25
+# A server that said so long ago that it drains or warms up is still on its way back: longer than a
+# start takes whose kernels are compiled already. Seconds.
+MOVING_S = 30.0
 LOOK_AGAIN_S = 1.0  # while a shard has nobody to ask, the servers are looked for this often
+
+
+# Why a server's health changed, as the log has it: a closed set.
+_REASONS = {membership.Beat: "answered", membership.Tick: "silent", membership.Lost: "lost"}
 
 
 class Host(Protocol):
@@ -155,11 +162,13 @@ class Watch:
         self._ended = self._failed = 0
         self._slow: list[int] = []  # shards that only slow servers answer for
         self._looked = self._ticked = now
+        self._outdated: Topology | None = None  # of before a server was started anew
         self._blameless_until = now
         self.mode = self._cascade.mode
         self.avoided: frozenset[str] = frozenset()
         self.slow: frozenset[str] = frozenset()  # beside another server of their shard
         self.gone: frozenset[int] = frozenset()
+        self.moving: frozenset[str] = frozenset()  # drained or warmed up when last heard of
         self.switches: Counter[tuple[Mode, str]] = Counter()
         self.canaries: Counter[bool] = Counter()
         self.pause_s = TICK_S
@@ -272,10 +281,18 @@ class Watch:
         slow = bool(asks and self._may_switch and self._slow)
         self._switch(host, modes.Tick(reachable, slow), now)
         self._publish(topology)
+        moving = frozenset(
+            a
+            for a, m in self._members.items()
+            if m.beats and not m.ready and now - m.measured < MOVING_S
+        )
+        if moving != self.moving:
+            self.moving = moving
         well = reachable and not slow and self.mode is Mode.FULL
         self.pause_s = CALM_S if well and self._is_calm(now) else TICK_S
         self._ticked = self._clock()  # what a tick itself takes is no standing still
-        if not reachable and now - self._looked >= LOOK_AGAIN_S:
+        outdated = topology is not None and topology is self._outdated
+        if (outdated or not reachable) and now - self._looked >= LOOK_AGAIN_S:
             # They may have come back elsewhere, and while the small model answers no message asks.
             self._looked = now
             host.look_again()
@@ -328,6 +345,8 @@ class Watch:
                 host.renew(address)
             elif isinstance(action, membership.Restarted):
                 log.info("client.server.restarted", extra={"address": address})
+                # It may hold other models, or name another default; until the look succeeds.
+                self._outdated, self._looked = topology, now
                 host.look_again()
             else:
                 fields = {
@@ -335,6 +354,7 @@ class Watch:
                     "shard": self._shards.get(address),
                     "before": str(action.before),
                     "after": str(action.after),
+                    "reason": _REASONS[type(event)],
                 }
                 if action.after is Health.UP:
                     log.info("client.server.changed", extra=fields)

@@ -10,34 +10,35 @@ Clients pickle (a copy connects by itself), survive fork, and may be used from a
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Coroutine, Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from dlm.client.cascade import CascadeStatus
 from dlm.client.config import ClientConfig
 from dlm.client.core import Core
-from dlm.client.local import open_small
+from dlm.client.local import open_local, open_small
 from dlm.client.metrics import ClientCollector
 from dlm.client.modes import Mode
-from dlm.client.runtime import Snapshot, Stats
+from dlm.client.runtime import Stats
 from dlm.client.security import read_cluster_security
 from dlm.client.topology import ClusterFile, Endpoint, FixedEndpoints, read_cluster_small
 from dlm.client.transport import GrpcConnection
-from dlm.client.utterance import FINISH, FULL_KIND, SMALL_KIND, AsyncUtterance, Utterance
+from dlm.client.utterance import FINISH, FULL_KIND, SMALL_KIND, AsyncUtterance, Opened, Utterance
 from dlm.errors import ConfigError, UnavailableError
 from dlm.index.layout import Manifest
+from dlm.logs import EventLog
 from dlm.ngram.vocab import Vocabulary
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 Cluster: TypeAlias = str | os.PathLike[str] | Sequence[str]
-_Opened: TypeAlias = tuple[Core, Snapshot, float | None, str, str]
+_ADDRESS = re.compile(r"[^\s/]+:\d+")
 
 
 def _core(cluster: Cluster, config: ClientConfig | None, model: str | None) -> Core:
@@ -45,21 +46,46 @@ def _core(cluster: Cluster, config: ClientConfig | None, model: str | None) -> C
     security = config.security
     endpoints: ClusterFile | FixedEndpoints
     if isinstance(cluster, (str, os.PathLike)):
+        _check_path(cluster)
         endpoints = ClusterFile(cluster)
         endpoints()  # says what to do where there is no such file
         security = security.over(read_cluster_security(cluster))
         if config.partial and config.small is None and config.heartbeats is not False:
             config = replace(config, small=_small_of(cluster))
     else:
-        for address in cluster:
-            if not isinstance(address, str) or ":" not in address:
-                raise ConfigError(
-                    f'{address!r} is no address of a server; "host:port" is expected, or the path '
-                    "of a cluster.toml in place of the list"
-                )
+        _check_addresses(cluster)
         endpoints = FixedEndpoints([Endpoint(address) for address in cluster])
     connect = partial(GrpcConnection, streams=config.connections, security=security)
     return Core(endpoints, config, connect=connect, model=model)
+
+
+def _check_path(cluster: str | os.PathLike[str]) -> None:
+    """Raises `ConfigError`, which says what to write, where `cluster` is not the path of a file."""
+    path = Path(cluster)
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is a folder; the path of a cluster.toml is expected. Client.local(DIR) opens "
+            "a shard set of this machine"
+        )
+    if isinstance(cluster, str) and _ADDRESS.fullmatch(cluster) and not path.exists():
+        raise ConfigError(
+            f"{cluster!r} is one address; the path of a cluster.toml or a list of addresses is "
+            f"expected: write connect([{cluster!r}])"
+        )
+
+
+def _check_addresses(cluster: Any) -> None:
+    if isinstance(cluster, bytes) or not isinstance(cluster, Sequence):
+        raise ConfigError(
+            f'found {cluster!r} in place of servers; expected a list of "host:port", or the path '
+            "of a cluster.toml"
+        )
+    for address in cluster:
+        if not isinstance(address, str) or ":" not in address:
+            raise ConfigError(
+                f'{address!r} is not a server address; expected "host:port", or the path '
+                "of a cluster.toml in place of the list"
+            )
 
 
 def _small_of(cluster: str | os.PathLike[str]) -> Path | None:
@@ -82,6 +108,12 @@ class _Face:
     """What both faces share."""
 
     def __init__(self, core: Core) -> None:
+        if not isinstance(core, Core):
+            name = type(self).__name__
+            raise TypeError(
+                f"{name}({core!r}) opens nothing; write {name}.connect({core!r}) to ask servers, "
+                f"or {name}.local(DIR) for a shard set of this machine"
+            )
         self._core = core
         small = core.config.small
         self._small = None if small is None else open_small(small)
@@ -102,14 +134,23 @@ class _Face:
         if not self._core.begun:
             self._connect()
 
-    def _open(self, deadline_s: float | None, on_switch: str) -> _Opened:
-        """What a new handle is made of."""
+    def _open(self, deadline_s: float | None, on_switch: str, wait_s: float) -> Opened:
+        """What a new handle is made of.
+
+        Args
+            wait_s  for the model that takes the place of one that servers do not hold any more
+        """
         core, small = self._core, self._small
         core.check_open()
         self._connect_copy()
         if small is not None and core.mode() is Mode.SMALL:
-            return small, small.snapshot(), deadline_s, SMALL_KIND, on_switch
-        return core, core.snapshot(), deadline_s, FULL_KIND, on_switch
+            limit_s = core.config.deadline_s if deadline_s is None else deadline_s
+            return small, small.snapshot(), limit_s, SMALL_KIND, on_switch
+        return core, core.current(wait_s), deadline_s, FULL_KIND, on_switch
+
+    def _connect_now(self) -> None:
+        """For properties."""
+        self._connect_copy()
 
     @property
     def cascade(self) -> CascadeStatus:
@@ -117,17 +158,19 @@ class _Face:
 
         Raises  ConfigError  this client sends no heartbeats, see `ClientConfig.heartbeats`
         """
-        self._connect_copy()
+        self._connect_now()
         return self._core.cascade()
 
     @property
     def manifest(self) -> Manifest:
         """The shard set in use."""
+        self._connect_now()
         return self._core.snapshot().topology.manifest
 
     @property
     def vocabulary(self) -> Vocabulary:
         """Words and ids of the model in use."""
+        self._connect_now()
         return self._core.snapshot().grams.vocabulary
 
     @property
@@ -162,8 +205,8 @@ class Client(_Face):
         Args
             cluster  path of a cluster.toml, or a list of addresses "host:port"
             model    of the models that they hold, the one whose id, or the id of whose shard set,
-                     begins so: 6 hex digits or more, as `dlm info` prints them. Without it, the
-                     shard set of which they hold most shards
+                     begins so: 6 hex digits or more, as `dlm info` prints them. Without it, the one
+                     that cluster.toml names, else the servers' default; new handles follow these
         Raises
             ConfigError       no such file, a cache that cannot be written, certificates or a token
                               that cannot be read; or the servers hold no such model, or several
@@ -175,6 +218,21 @@ class Client(_Face):
         client = cls(_core(cluster, config, model))
         client._connect()
         return client
+
+    @classmethod
+    def local(cls, directory: str | os.PathLike[str], *, verify: bool = True) -> Client:
+        """Answers from the shard set in `directory`, in this process: no server, no message.
+
+        Handles, states, scores and errors are those of `connect`; calls end with their answer,
+        whatever their deadline.
+
+        Args
+            verify  whether every checksum is compared first
+        Raises
+            ConfigError       there is no such folder
+            ShardFormatError  it is damaged
+        """
+        return cls(open_local(Path(directory), verify=verify))
 
     def utterance(self, *, deadline_s: float | None = None, on_switch: str = FINISH) -> Utterance:
         """A new handle, pinned to the model in use: the full one, or the small one while the
@@ -188,7 +246,7 @@ class Client(_Face):
         Raises
             ShardDown  the client is closed
         """
-        return Utterance(*self._open(deadline_s, on_switch))
+        return Utterance(*self._open(deadline_s, on_switch, self._core.config.connect_s))
 
     def close(self) -> None:
         """Lets go of every connection."""
@@ -206,24 +264,88 @@ class Client(_Face):
         self.close()
 
 
+class Opening(Coroutine[Any, Any, "AsyncClient"]):
+    """A client being opened: `client = await ...`, or `async with ... as client`, which closes it.
+
+    A coroutine, so that tasks and asyncio.run take it.
+    """
+
+    def __init__(self, opening: Coroutine[Any, Any, AsyncClient]) -> None:
+        self._opening = opening
+        self._client: AsyncClient | None = None
+
+    def __await__(self) -> Generator[Any, Any, AsyncClient]:
+        return self._opening.__await__()
+
+    def send(self, value: Any) -> Any:
+        """See `Coroutine.send`."""
+        return self._opening.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """See `Coroutine.throw`."""
+        return self._opening.throw(*error)
+
+    def close(self) -> None:
+        """See `Coroutine.close`."""
+        self._opening.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        self._client = await self._opening
+        return self._client
+
+    async def __aexit__(self, *error: object) -> None:
+        assert self._client is not None
+        await self._client.close()
+
+
 class AsyncClient(_Face):
     """The asyncio face: the same methods, awaited."""
 
     @classmethod
-    async def connect(
+    def connect(
         cls, cluster: Cluster, config: ClientConfig | None = None, *, model: str | None = None
-    ) -> AsyncClient:
-        """See `Client.connect`."""
-        core = _core(cluster, config, model)
-        client = await asyncio.to_thread(cls, core)
-        await asyncio.to_thread(client._connect)
-        return client
+    ) -> Opening:
+        """See `Client.connect`; for `await` or `async with`."""
+
+        async def connect() -> AsyncClient:
+            client = await asyncio.to_thread(lambda: cls(_core(cluster, config, model)))
+            await asyncio.to_thread(client._connect)
+            return client
+
+        return Opening(connect())
+
+    @classmethod
+    def local(cls, directory: str | os.PathLike[str], *, verify: bool = True) -> Opening:
+        """See `Client.local`; for `await` or `async with`. Calls answer in the loop's thread."""
+
+        async def local() -> AsyncClient:
+            return cls(await asyncio.to_thread(open_local, Path(directory), verify=verify))
+
+        return Opening(local())
 
     def utterance(
         self, *, deadline_s: float | None = None, on_switch: str = FINISH
     ) -> AsyncUtterance:
-        """See `Client.utterance`."""
-        return AsyncUtterance(*self._open(deadline_s, on_switch))
+        """See `Client.utterance`.
+
+        An unpickled copy of a client has not connected yet, and an event loop cannot stand still
+        for that. So either await its first handle, ``await client.utterance()``, or have the
+        handle's first call connect, within the call's deadline; before, the handle knows no states
+        and no words. A handle of a connected client may be awaited, too.
+        """
+        self._core.check_open()
+        if self._core.begun:
+            return AsyncUtterance(*self._open(deadline_s, on_switch, 0.0))
+        opened = partial(self._open, deadline_s, on_switch, self._core.config.connect_s)
+        return AsyncUtterance.later(opened, self._core, deadline_s)
+
+    def _connect_now(self) -> None:
+        if not self._core.begun:
+            self._core.check_open()
+            raise ConfigError(
+                "this copy of a client has not connected yet, and a property cannot wait for that; "
+                "use `await client.utterance()` first"
+            )
 
     async def close(self) -> None:
         """Lets go of every connection."""

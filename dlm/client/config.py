@@ -26,8 +26,9 @@ class ClientConfig:
 
     deadline_s     seconds, > 0; a call that has no answer by then raises. 2 suits a decoder that
                    has a second of audio in hand; each call may give its own.
-    connect_s      seconds, > 0; for what happens once: finding the servers, fetching low orders in
-                   pieces (each piece may take this long). 10.
+    connect_s      seconds, > 0; for finding the servers, and as long again for fetching the low
+                   orders. What came of them by then is kept, and connecting again goes on from
+                   there. 10; more where they are larger than the network carries in that time.
     window         messages in flight a shard, >= 1. More than one, so that a stall does not block
                    every utterance; few, so that concurrent queries gather into one message. 4.
     connections    connections a server, >= 1; the second is opened when the first is busy. Workers
@@ -50,8 +51,9 @@ class ClientConfig:
     cache_dir      folder for low orders, shared by processes.
     trace          make an OpenTelemetry span of each call; needs the extra `trace`.
 
-    ca, cert, key, server_name, token_file, token, insecure: whom to trust and what to show, see
-    `ClientSecurity`. Each stands before what cluster.toml says; without any, calls are plaintext.
+    ca, cert, key, server_name, token_file, token, insecure, use_proxy: whom to trust, what to show,
+    and whether the environment's proxy is used, see `ClientSecurity`. Each stands before what
+    cluster.toml says; without any, calls are plaintext.
     """
 
     deadline_s: float = 2.0
@@ -73,6 +75,7 @@ class ClientConfig:
     token_file: str = ""
     token: str = field(default="", repr=False)
     insecure: bool = False
+    use_proxy: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cache_dir", Path(self.cache_dir))

@@ -8,7 +8,7 @@ is made anew after a fork; what does not (low orders, settings) is shared with t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -27,12 +27,15 @@ from dlm.client.modes import Mode
 from dlm.client.runtime import Links, Runtime, Snapshot, Stats
 from dlm.client.sender import Sender, begin_turn, other_model
 from dlm.client.table import Table
-from dlm.client.topology import Connect, Endpoint, Topology
+from dlm.client.topology import Connect, Servers, Topology
 from dlm.client.transport import Connection, GrpcConnection
 from dlm.client.warm import canary_queries
 from dlm.errors import ConfigError, DlmError, ShardDown
+from dlm.logs import EventLog
 from dlm.ngram.query import Answers
 from dlm.tracing import Span, Tracer
+
+log = EventLog(__name__)
 
 Clock = Callable[[], float]
 SURELY_EVERYWHERE = 8  # contexts a shard: so many in a call will hardly miss any of the shards
@@ -42,15 +45,19 @@ class Core:
     """Scores batches of ids against a cluster.
 
     Args
-        endpoints  returns the servers there are; asked again whenever the table is stale
+        endpoints  says where the servers are; asked again whenever the table is stale
         model      which of the models they hold; see `topology.discover`
         connect    makes a connection to an address
         clock      seconds, monotonic
+    Attributes
+        timed  whether its calls end by their deadlines
     """
+
+    timed = True
 
     def __init__(
         self,
-        endpoints: Callable[[], Sequence[Endpoint]],
+        endpoints: Servers,
         config: ClientConfig,
         *,
         model: str | None = None,
@@ -89,7 +96,11 @@ class Core:
         """Of each shard asked so far: messages in flight, and pieces that wait for one."""
         runtime = self._runtime
         with runtime.lock:
-            return {s: (w.in_flight, len(w.waiting)) for s, w in runtime.windows.items()}
+            found: dict[int, tuple[int, int]] = {}
+            for (_, shard), window in runtime.windows.items():  # of every model that is in use
+                in_flight, waiting = found.get(shard, (0, 0))
+                found[shard] = in_flight + window.in_flight, waiting + len(window.waiting)
+            return found
 
     def cache_bytes(self) -> int:
         """Bytes of the files in the cache that are in use; 0 before the first snapshot."""
@@ -105,6 +116,10 @@ class Core:
         Raises  UnavailableError, ProtocolError, ConfigError
         """
         return self.table.snapshot()
+
+    def current(self, timeout_s: float, unlike: str | None = None) -> Snapshot:
+        """What a new handle is opened on; see `Table.current`."""
+        return self.table.current(timeout_s, unlike)
 
     def connection(self, address: str) -> Connection:
         """The connection to `address`, made when first asked for."""
@@ -137,14 +152,18 @@ class Core:
         runtime, config = self._runtime, self.config
         with runtime.lock:
             if runtime.watch is None and not self._links.closed:
-                runtime.watch = Watch(
+                watch = Watch(
                     self,
                     config.beating,
                     config.switching,
                     may_switch=config.small is not None,
                     before=runtime.before,
                     mode=mode,
-                ).start()
+                )
+                try:
+                    runtime.watch = watch.start()
+                except RuntimeError as exc:  # no thread can be started; the next call tries again
+                    log.warning("client.watch.failed", extra={"error": str(exc)})
 
     def mode(self) -> Mode:
         """Which model new utterances are scored with."""
@@ -194,7 +213,7 @@ class Core:
         if queries == 0:
             call.succeed()
             return
-        self._sender.dispatch(snapshot, call, groups, everything, None, 0, canary=True)
+        self._sender.dispatch(snapshot, call, groups, everything, None, 0, let_in=True)
 
     def close(self) -> None:
         """Lets go of every connection; calls under way fail with `ShardDown`."""
@@ -228,37 +247,48 @@ class Core:
         words: NDArray[np.uint32],
         deadline_s: float | None = None,
         held: Snapshot | None = None,
+        *,
+        moves_on: bool = False,
+        more: bool = False,
+        ahead: int = 0,
     ) -> Future[Answers]:
         """Starts a call; its future has the answers, in the order of the queries.
 
         Args
             model  the model that the ids belong to
-            held   what the caller opened its handle on: where the servers hold another model now,
-                   its low orders answer, if there is to be a partial model
+            held   what the caller opened its handle on: where no server holds that model any more,
+                   its low orders answer, if there is to be a partial model.
+            moves_on  whether the handle can go over to the next model instead
+            more   these belong to a call of which a part was let in, and are not refused
+            ahead  queries that this call will ask after these
         Shapes
             contexts (K, order - 1) uint32 most recent last, right-aligned; lengths (K,) uint8;
             counts (K,) uint32, words asked of each context; words (Q,) uint32, Q = sum(counts)
         Raises
             QueryError     at once, for what can have no answer
-            StaleShardSet  at once, where the servers hold another model now
+            StaleShardSet  at once, where no server holds the model any more
             in the future: UnavailableError, ProtocolError
         """
         begun = time.perf_counter()
         self._links.check_open()
         begin_turn()
-        snapshot = self.snapshot()
+        current = self.snapshot()
+        found = self.table.of(model)
         gone: DlmError | None = None
-        if snapshot.model != model:
-            gone = other_model(snapshot.model, model)
-            if held is None or not self.config.partial:
+        if found is None:
+            gone = other_model(current.model, model)
+            if held is None or moves_on or not self.config.partial:
                 raise gone
-            snapshot = held
+            found = held
+        snapshot = found
         manifest = snapshot.topology.manifest
         check_queries(manifest.order, manifest.vocabulary_size, contexts, lengths, counts, words)
         deadline = self._clock() + (self.config.deadline_s if deadline_s is None else deadline_s)
-        if len(counts) >= SURELY_EVERYWHERE * manifest.shards:
-            each = -(-len(words) // manifest.shards)
-            refusal = self._sender.overload(dict.fromkeys(range(manifest.shards), each), deadline)
+        if len(counts) >= SURELY_EVERYWHERE * manifest.shards and not more:
+            each = -(-(len(words) + ahead) // manifest.shards)
+            refusal = self._sender.overload(
+                snapshot, dict.fromkeys(range(manifest.shards), each), deadline
+            )
             if refusal is not None and not self.config.partial:
                 refused: Future[Answers] = Future()
                 refused.set_exception(refusal)
@@ -273,6 +303,7 @@ class Core:
         )
         answers, remote = snapshot.grams.score(grouped.groups)
         call = Call(model, answers, grouped.groups, remote, grouped.place, deadline)
+        call.moves_on = moves_on
         if self._tracer is not None:
             call.span = self._tracer.begin("dlm.call", queries=len(words))
         unique_remote = asked_remotely = call.left
@@ -305,7 +336,7 @@ class Core:
         call.future.add_done_callback(
             lambda done: runtime.counts.call(_result_of(done), planned - begun)
         )
-        self._sender.dispatch(snapshot, call, grouped.groups, remote, None, 0)
+        self._sender.dispatch(snapshot, call, grouped.groups, remote, None, 0, let_in=more)
         return call.future
 
     def give_up(self, future: Future[Answers], error: DlmError) -> None:

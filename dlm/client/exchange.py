@@ -7,7 +7,6 @@ gives for nothing is done here: which reply belongs to which request, and when t
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections import deque
@@ -20,6 +19,7 @@ import grpc
 
 from dlm.client.loop import LoopThread
 from dlm.errors import AuthenticationError, DeadlineExceeded, DlmError, ProtocolError, ShardDown
+from dlm.logs import EventLog
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, error_from_refusal, error_from_rpc, reason_of
@@ -34,7 +34,7 @@ SILENT_S = 5.0
 MAX_SILENT = 2
 FROM_CORE = "Internal error from Core"  # gRPC's own words, of its asyncio face
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 Reply: TypeAlias = Callable[[bytes | None, DlmError | None], None]
 
@@ -150,7 +150,12 @@ class Exchange:
             self._outgoing.clear()
         refused = by_server and isinstance(error, (AuthenticationError, ShardDown))
         for sent in pending.values():
-            if not (refused and self._again(self.mark, sent, lost)):
+            try:
+                again = refused and self._again(self.mark, sent, lost)
+            except Exception as exc:  # noqa: BLE001 - the others must be ended, too
+                log.error("client.again.failed", extra={"error": type(exc).__name__})
+                again = False
+            if not again:
                 tell(sent.reply, None, error)
 
     def retire(self) -> None:
@@ -196,6 +201,7 @@ class Exchange:
         if self._looks != planned:
             return  # an earlier look was planned since, and plans the next
         now = time.monotonic()
+        self._looks = inf  # whatever happens here, the next message plans a look
         with self._lock:
             late = [n for n, sent in self.pending.items() if sent.deadline <= now]
             replies = [self.pending.pop(n).reply for n in late]
@@ -290,6 +296,10 @@ class Exchange:
             # idea. What is in flight on this one is still answered.
             with self._lock:
                 self.ended = True  # before the caller is told, who may send the next at once
+        if message.reason == Reason.DRAINING:
+            # Behind an address with several servers a new connection meets another.
+            with self._lock:
+                self.ended = True
         tell(sent.reply, None, error)
 
     def _close_if_done(self) -> None:

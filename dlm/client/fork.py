@@ -16,7 +16,6 @@ compiles or loads it. A child would wait for it for ever, so a fork waits until 
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import weakref
@@ -25,8 +24,9 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from dlm.client import kernels, loop
+from dlm.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 _GATE_S = 5.0
 _gate = threading.RLock()
@@ -41,6 +41,9 @@ class Streams(Protocol):
 
     def resume(self) -> None:
         """In the parent, after the fork: sends it again."""
+
+    def give_up(self, cause: Exception) -> None:
+        """No loop can be started: fails what waits for it."""
 
 
 _open: weakref.WeakSet[Streams] = weakref.WeakSet()
@@ -60,6 +63,14 @@ def inside() -> Iterator[None]:
 def add(streams: Streams) -> None:
     """Makes forks suspend `streams`; call it inside the gate, where the first is opened."""
     _open.add(streams)
+
+
+def wake(streams: Streams) -> None:
+    """Starts the loop, and then resumes `streams`; once the gate is free, which is not waited for.
+
+    Raises  RuntimeError  no thread can be started
+    """
+    threading.Thread(target=_resume, args=([streams],), name="dlm-resume", daemon=True).start()
 
 
 def _before_fork() -> None:
@@ -84,10 +95,23 @@ def _after_fork_in_parent() -> None:
         gate.release()
     if found:
         # In a thread of its own: whoever forks may hold locks that this needs.
-        threading.Thread(target=_resume, args=(found,), name="dlm-resume", daemon=True).start()
+        resuming = threading.Thread(target=_resume, args=(found,), name="dlm-resume", daemon=True)
+        try:
+            resuming.start()
+        except RuntimeError as exc:  # the next message to each starts the loop
+            log.error("client.resume.failed", extra={"error": type(exc).__name__})
 
 
 def _resume(found: list[Streams]) -> None:
+    try:
+        with inside():
+            for streams in found:
+                add(streams)  # the next fork may come before they are opened
+            loop.running()
+    except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
+        for streams in found:
+            streams.give_up(exc)
+        return
     for streams in found:
         try:
             streams.resume()

@@ -7,9 +7,9 @@ Arrays in, arrays out, no Python object, no GIL; called once each for a whole ba
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numba.core.compiler_lock import global_compiler_lock
 
+from dlm.jit import kernel
 from dlm.ngram.kernels import slot_of
 
 # Held by whoever runs a kernel for the first time in this process; `fork` must not leave it so.
@@ -18,7 +18,7 @@ COMPILER = global_compiler_lock
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
-@njit(cache=True, nogil=True)
+@kernel("uint32[:, :], uint8[:], uint32[:], uint32[:]")
 def group_queries(contexts, lengths, counts, words):  # type: ignore[no-untyped-def]
     """Groups queries by context and drops repeats, in the order of first appearance.
 
@@ -137,7 +137,7 @@ def group_queries(contexts, lengths, counts, words):  # type: ignore[no-untyped-
     return context_lengths, context_words, word_counts[:groups].copy(), asked, place
 
 
-@njit(cache=True, nogil=True)
+@kernel("uint8[:], uint32[:], uint32[:], uint32[:], bool[:], uint16[:], int64")
 def route_groups(  # type: ignore[no-untyped-def]
     context_lengths, context_words, word_counts, words, remote, slots, shards
 ):
@@ -198,7 +198,10 @@ def route_groups(  # type: ignore[no-untyped-def]
     return edges, out_lengths, out_context, out_counts, out_words, at
 
 
-@njit(cache=True, nogil=True)
+@kernel(
+    "int64[:], int64[:], float32[:], uint8[:], uint8[:], uint8[:], out float32[:], out "
+    "uint8[:], out uint8[:], out uint8[:]"
+)
 def copy_answers(  # type: ignore[no-untyped-def]
     to, of, prob, matched, ngram, state, out_prob, out_matched, out_ngram, out_state
 ):
@@ -216,7 +219,7 @@ def copy_answers(  # type: ignore[no-untyped-def]
         out_state[k] = state[j]
 
 
-@njit(cache=True, nogil=True)
+@kernel("uint32[:, :], uint32[:], uint32[:], uint8[:]")
 def next_states(contexts, counts, words, state_length):  # type: ignore[no-untyped-def]
     """What still matters after each query's word.
 

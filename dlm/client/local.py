@@ -1,12 +1,11 @@
 """The same handles over a shard set in this process: no server, no message.
 
-`LocalClient.open(DIR).utterance()` is a `Utterance` like any other, for tools that score a model on
-disk and for a model small enough to stand by locally.
+`Client.local(DIR)` is a client like any other, so that a decoder is written and tested offline; the
+small model of a client that falls back on one is opened the same way.
 """
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.client.cascade import CascadeStatus
 from dlm.client.config import ClientConfig
 from dlm.client.core import Core
 from dlm.client.lowgrams import LowGrams, check_queries
 from dlm.client.runtime import Snapshot
-from dlm.client.topology import Topology
+from dlm.client.topology import FixedEndpoints, Topology
 from dlm.client.utterance import Utterance
 from dlm.errors import ConfigError, DlmError
-from dlm.index.layout import Manifest
-from dlm.index.local import LocalModel
+from dlm.index.search.local import LocalModel
 from dlm.ngram.query import FULL, SMALL, Answers, QueryGroups
-from dlm.ngram.vocab import Vocabulary
 
 
 class _LocalCore(Core):
@@ -36,11 +34,16 @@ class _LocalCore(Core):
     """
 
     def __init__(self, model: LocalModel, directory: Path, source: int = FULL) -> None:
-        super().__init__(list, ClientConfig())
+        super().__init__(FixedEndpoints([]), ClientConfig())
+        self.timed = source == SMALL  # which answers within the deadlines of a client of servers
         self.model = model
         self.source = source
         grams = LowGrams(directory, model.manifest, model.low, model.vocabulary)
         self.table.known = Snapshot(Topology(model.manifest, {}, {}), grams)
+
+    def current(self, timeout_s: float, unlike: str | None = None) -> Snapshot:
+        """See `Core.current`; it is the only one."""
+        return self.snapshot()
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -61,8 +64,13 @@ class _LocalCore(Core):
         words: NDArray[np.uint32],
         deadline_s: float | None = None,
         held: Snapshot | None = None,
+        *,
+        moves_on: bool = False,
+        more: bool = False,
+        ahead: int = 0,
     ) -> Future[Answers]:
         """See `Core.submit`; the future is done."""
+        self.check_open()
         manifest = self.model.manifest
         check_queries(manifest.order, manifest.vocabulary_size, contexts, lengths, counts, words)
         runtime = self._runtime
@@ -88,46 +96,34 @@ class _LocalCore(Core):
             future.set_exception(exc)
         return future
 
-
-class LocalClient:
-    """A shard set, all of it, in this process."""
-
-    def __init__(self, core: _LocalCore) -> None:
-        self._core = core
-
-    @classmethod
-    def open(cls, directory: str | os.PathLike[str], *, verify: bool = True) -> LocalClient:
-        """Maps the shard set in `directory`; raises `ShardFormatError` where it is damaged."""
-        return cls(_LocalCore(LocalModel.open(Path(directory), verify=verify), Path(directory)))
-
-    @property
-    def manifest(self) -> Manifest:
-        """The shard set."""
-        return self._core.model.manifest
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """Words and ids."""
-        return self._core.model.vocabulary
-
-    def utterance(self) -> Utterance:
-        """A handle on the model."""
-        return Utterance(self._core, self._core.snapshot(), None)
+    def cascade(self) -> CascadeStatus:
+        """See `Core.cascade`; there is none."""
+        raise ConfigError("this client asks a shard set in its own process; it has no servers")
 
 
-def open_small(directory: Path) -> Core:
-    """The small model of a client, its kernels compiled.
+def open_local(directory: Path, *, verify: bool = True) -> Core:
+    """What answers from the shard set in `directory`.
 
     Raises
         ConfigError       there is no such folder, or it is a file
         ShardFormatError  it is damaged
     """
-    if not directory.is_dir():
-        found = "is a file" if directory.exists() else "does not exist"
-        raise ConfigError(
-            f"the small model {directory} {found}; the folder of a shard set is expected, "
-            "as `dlm shard` makes them"
-        )
+    _check_folder("the shard set", directory)
+    return _LocalCore(LocalModel.open(directory, verify=verify), directory)
+
+
+def open_small(directory: Path) -> Core:
+    """The small model of a client, its kernels compiled; raises as `open_local` does."""
+    _check_folder("the small model", directory)
     core = _LocalCore(LocalModel.open(directory), directory, SMALL)
     Utterance(core, core.snapshot(), None).score_sentences([b"", b"<unk> <unk>"])
     return core
+
+
+def _check_folder(what: str, directory: Path) -> None:
+    if not directory.is_dir():
+        found = "is a file" if directory.exists() else "does not exist"
+        raise ConfigError(
+            f"{what} {directory} {found}; the folder of a shard set is expected, "
+            "as `dlm shard` makes them"
+        )

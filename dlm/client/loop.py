@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import os
 import threading
 from collections import deque
@@ -18,7 +17,9 @@ from typing import Any
 
 import uvloop
 
-log = logging.getLogger(__name__)
+from dlm.logs import EventLog
+
+log = EventLog(__name__)
 
 STOP_S = 5.0
 POLLER_S = 0.2
@@ -91,6 +92,7 @@ class LoopThread:
             # Those of gRPC too, which end with ours; they hold what `stop` wants gone.
             if others := asyncio.all_tasks() - {asyncio.current_task()}:
                 await asyncio.wait(others, timeout=STOP_S)
+            self._run_posted()  # what was posted just before the end
             self._loop.stop()
 
         def begin() -> None:
@@ -122,6 +124,12 @@ def running() -> LoopThread:
         if _running is None or not _running.thread.is_alive():
             _running = LoopThread()
         return _running
+
+
+def post(call: Callable[[], None]) -> bool:
+    """Has `call` run on the loop; waits for nothing. False where no loop runs, or it ends."""
+    home = _running
+    return home is not None and home.thread.is_alive() and home.post(call)
 
 
 def is_here() -> bool:

@@ -9,6 +9,8 @@ Paper: DLM 3.1 (caching). The bit that saves messages beyond it: shards/FORMAT.m
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import random
@@ -16,9 +18,9 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,7 @@ from numpy.typing import NDArray
 from dlm.client.transport import Connection
 from dlm.errors import (
     ConfigError,
+    DeadlineExceeded,
     DlmError,
     Overloaded,
     ProtocolError,
@@ -34,13 +37,15 @@ from dlm.errors import (
     ShardFormatError,
     UnavailableError,
 )
+from dlm.files import scratch_folder, sync_folder, try_lock
 from dlm.index import layout
 from dlm.index.layout import Manifest
-from dlm.index.shard import LowOrders, open_vocabulary, run_kernel
+from dlm.index.search.shard import LowOrders, open_vocabulary, run_kernel
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.ngram.vocab import Vocabulary
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.status import plain
 
 FILES = {
     "vocabulary": pb.DOWNLOAD_FILE_VOCABULARY,
@@ -48,8 +53,13 @@ FILES = {
 }
 
 Source: TypeAlias = tuple[int, Connection]
+Clock: TypeAlias = Callable[[], float]
 
 LOCK_POLL_S = 0.05
+PUT_TRIES = 20  # each fails only where another process moved a copy there or away meanwhile
+LEAST_S = 1.0  # of the time that is left, that one of many servers gets
+LEFT_S = 24 * 3600.0  # after so long, what was begun of another shard set is not gone on with
+KEEP_FREE_BYTES = 64 << 20  # of the disk, for others
 RETRY_S = 0.1  # seconds before all servers are tried again; doubled each time, up to 2
 
 
@@ -113,7 +123,7 @@ def fetch(
     cache_dir: Path,
     timeout_s: float,
     *,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Clock = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
     shuffle: Callable[[list[Source]], None] = random.shuffle,
 ) -> LowGrams:
@@ -122,10 +132,10 @@ def fetch(
     Args
         sources    (shard, connection) of each server; `shuffle` puts them in the order in which
                    they are asked, so that clients that start together do not all ask one
-        timeout_s  for a turn of the lock, and for a server that has time: after that, and a second
-                   for every megabyte, the last error is raised
+        timeout_s  for all of it; half of that at most goes to waiting for another process that
+                   fetches the same. What came by then is kept, and the next try goes on from there
     Raises
-        ConfigError       the cache folder cannot be written
+        ConfigError       the cache folder cannot be written, or its disk is too full
         UnavailableError  no server gave them in time
         ProtocolError     what they gave is not what the manifest says
     """
@@ -140,19 +150,27 @@ def fetch(
             pass  # not there, or damaged: fetched below, under the lock
         cache_dir.mkdir(parents=True, exist_ok=True)
         with (cache_dir / f"{manifest.shard_set}.lock").open("w") as lock:
-            while not (locked := _try_lock(lock)) and clock() < until:
+            while not (locked := try_lock(lock.fileno())) and clock() < until - timeout_s / 2:
                 sleep(LOCK_POLL_S)
-            # A process that holds the lock and does nothing keeps nobody out: this one then
-            # fetches into a folder of its own.
-            part = home.with_name(home.name + (".part" if locked else f".part-{os.getpid()}"))
+            if not locked:
+                # A process that holds the lock and does nothing keeps nobody out: this one then
+                # fetches into a folder of its own.
+                with scratch_folder(cache_dir, home.name) as own:
+                    part = own / "part"
+                    return _fetch_into(
+                        part, manifest, sources, home, timeout_s, until, clock, sleep
+                    )
+            part = home.with_name(home.name + ".part")  # what is in it is not fetched again
             try:
-                return _fetch_into(part, manifest, sources, home, timeout_s, clock, sleep)
+                return _fetch_into(part, manifest, sources, home, timeout_s, until, clock, sleep)
+            except UnavailableError:
+                raise  # what came by now may be gone on with
+            except BaseException:
+                shutil.rmtree(part, ignore_errors=True)
+                raise
             finally:
-                if locked:
-                    # Closing is not enough: a child forked meanwhile holds the same open file.
-                    fcntl.flock(lock, fcntl.LOCK_UN)
-                else:
-                    shutil.rmtree(part, ignore_errors=True)
+                # Closing is not enough: a child forked meanwhile holds the same open file.
+                fcntl.flock(lock, fcntl.LOCK_UN)
     except OSError as exc:
         raise ConfigError(
             f"the low orders cannot be kept in {cache_dir}: {exc}. Make room there, "
@@ -160,12 +178,34 @@ def fetch(
         ) from exc
 
 
-def _try_lock(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _make_room(cache_dir: Path, part: Path, manifest: Manifest) -> None:
+    """Removes what was begun of other shard sets and left, if it is old or its room is needed.
+
+    Raises  OSError  there is too little room even so
+    """
+    entries = [manifest.file(kind) for kind in FILES]
+    begun = sum(f.stat().st_size for f in part.glob("*.arrow") if f.is_file())
+    needed = sum(entry.bytes for entry in entries) - begun + KEEP_FREE_BYTES
+    for age_s in (LEFT_S, 0.0):
+        for other in cache_dir.glob("*.part"):
+            with contextlib.suppress(OSError):
+                if other != part and other.stat().st_mtime <= time.time() - age_s:
+                    _remove_left(other)
+        free = shutil.disk_usage(cache_dir).free
+        if free >= needed:
+            return
+    raise OSError(
+        errno.ENOSPC,
+        f"{needed} bytes are needed for shard set {manifest.shard_set}, "
+        f"{KEEP_FREE_BYTES} of them to spare, and {free} are free",
+    )
+
+
+def _remove_left(part: Path) -> None:
+    """Removes a part that no process is filling."""
+    with part.with_suffix(".lock").open("w") as lock:
+        if try_lock(lock.fileno()):
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def _fetch_into(
@@ -174,39 +214,90 @@ def _fetch_into(
     sources: Sequence[Source],
     home: Path,
     timeout_s: float,
-    clock: Callable[[], float],
+    until: float,
+    clock: Clock,
     sleep: Callable[[float], None],
 ) -> LowGrams:
     try:
         return LowGrams.open(home, manifest)  # another process was faster
     except ShardFormatError:
-        shutil.rmtree(home, ignore_errors=True)
+        pass  # a damaged one stays until there is a whole one to put there
+    _make_room(home.parent, part, manifest)
     part.mkdir(exist_ok=True)
-    until = clock() + timeout_s
     for kind in FILES:
-        until += manifest.file(kind).bytes / 1e6
         pause_s = RETRY_S
         while True:
             try:
-                _fetch_file(manifest, kind, sources, part, max(until - clock(), 0.1))
+                _fetch_file(manifest, kind, sources, part, until, clock)
                 break
             except UnavailableError as exc:
                 # Servers let few clients download at once, and say so: come again.
-                if not exc.retryable or clock() + pause_s >= until:
-                    raise
-                sleep(pause_s * (0.5 + random.random()))
-                pause_s = min(2 * pause_s, 2.0)
+                rest_s = pause_s * (0.5 + random.random())
+                if exc.retryable and clock() + rest_s < until:
+                    sleep(rest_s)
+                    pause_s = min(2 * pause_s, 2.0)
+                    continue
+                exc.add_note(_progress(manifest, kind, part, timeout_s))
+                raise
     with (part / layout.MANIFEST).open("wb") as out:
         out.write(manifest.text)
         out.flush()
         os.fsync(out.fileno())
-    layout.sync_directory(part)
+    sync_folder(part)
+    # Mapped before it is moved: whatever others do to the name, this process has its copy.
     try:
-        part.rename(home)
-    except OSError:
-        if not home.exists():
-            raise  # else another process put its copy there meanwhile
-    return LowGrams.open(home, manifest)
+        grams = LowGrams.open(part, manifest)
+    except ShardFormatError as exc:
+        # Whole by their checksums: who made the manifest made them so.
+        raise ProtocolError(
+            f"the servers of shard set {manifest.shard_set} sent low orders that are none: "
+            f"{plain(str(exc))}"
+        ) from exc
+    _put(part, home, manifest)
+    return replace(grams, directory=home)
+
+
+def _put(part: Path, home: Path, manifest: Manifest) -> None:
+    """Gives a whole copy its name, unless a whole one has it already.
+
+    Others may do the same at any moment, with the lock or without, so nothing is removed by that
+    name: what seems damaged is moved aside first, and looked at again where nobody else is.
+    """
+    for tries_left in reversed(range(PUT_TRIES)):
+        try:
+            part.rename(home)
+            sync_folder(home.parent)
+            return
+        except OSError:
+            if not tries_left:
+                raise
+        if _is_whole_copy(home, manifest):
+            return
+        with scratch_folder(home.parent, home.name) as aside:
+            try:
+                home.rename(aside / "damaged")
+            except FileNotFoundError:
+                continue  # another process was faster
+            if _is_whole_copy(aside / "damaged", manifest):  # and had mended it
+                with contextlib.suppress(OSError):
+                    (aside / "damaged").rename(home)
+
+
+def _is_whole_copy(folder: Path, manifest: Manifest) -> bool:
+    try:
+        LowGrams.open(folder, manifest)
+    except ShardFormatError:
+        return False
+    return True
+
+
+def _progress(manifest: Manifest, kind: str, part: Path, timeout_s: float) -> str:
+    entry, path = manifest.file(kind), part / manifest.file(kind).name
+    have = path.stat().st_size if path.exists() else 0
+    return (
+        f"{have} of {entry.bytes} bytes of {entry.name} came in {timeout_s:g} s (connect_s); "
+        "connecting again goes on from there"
+    )
 
 
 def _fetch_file(
@@ -214,23 +305,35 @@ def _fetch_file(
     kind: str,
     sources: Sequence[Source],
     part: Path,
-    timeout_s: float,
+    until: float,
+    clock: Clock,
 ) -> None:
-    """Fetches one file, from where an earlier try stopped; a server that fails is passed over."""
+    """Fetches one file, from where an earlier try stopped; a server that fails is passed over.
+
+    None of several servers may take all the time that is left.
+    """
     entry = manifest.file(kind)
     path = part / entry.name
-    last: DlmError = ShardDown(f"no server of shard set {manifest.shard_set} is known")
+    last: DlmError = (
+        DeadlineExceeded(f"no time was left to fetch {entry.name}")
+        if sources
+        else ShardDown(f"no server of shard set {manifest.shard_set} is known")
+    )
     if path.exists() and _is_whole(path, entry):
         return
     # Each server twice: a stream that breaks goes on where it stopped, and where the beginning that
     # another left turns out to be wrong, the same server is asked for all of it.
-    for shard, connection in sources:
+    for place, (shard, connection) in enumerate(sources):
         for _ in range(2):
+            left_s = until - clock()
+            if left_s <= 0:
+                raise last
+            share_s = max(left_s / (len(sources) - place), min(left_s, LEAST_S))
             if path.exists() and path.stat().st_size > entry.bytes:
                 path.unlink()
             resumed = path.exists() and path.stat().st_size > 0
             try:
-                _receive(manifest, kind, shard, connection, path, timeout_s)
+                _receive(manifest, kind, shard, connection, path, share_s, clock)
             except DlmError as exc:
                 # One that may do better later decides: whether to come again depends on it.
                 if not (isinstance(last, Overloaded) and isinstance(exc, UnavailableError)):
@@ -259,8 +362,10 @@ def _receive(
     connection: Connection,
     path: Path,
     timeout_s: float,
+    clock: Clock,
 ) -> None:
-    """Appends to `path` what it lacks of the file."""
+    """Appends to `path` what it lacks of the file, or what comes of it in time."""
+    until = clock() + timeout_s
     entry = manifest.file(kind)
     with path.open("ab") as out:
         offset = out.tell()
@@ -278,6 +383,11 @@ def _receive(
                 )
                 out.write(data)
                 offset += len(data)
+                if clock() >= until and offset < entry.bytes:
+                    raise DeadlineExceeded(
+                        f"{connection.address} sent {offset} of {entry.bytes} bytes of "
+                        f"{entry.name} in time"
+                    )
         if offset != entry.bytes:
             raise ProtocolError(
                 f"{connection.address} stopped at byte {offset} of {entry.bytes} of {entry.name}"

@@ -23,6 +23,9 @@ def choose(
     avoided: frozenset[str],
     chance: Chance,
     slow: frozenset[str] = frozenset(),
+    *,
+    missed: frozenset[str] = frozenset(),
+    tried: frozenset[str] = frozenset(),
 ) -> str | None:
     """The server to ask: of two drawn at random the one with less to do (power of two choices).
 
@@ -31,14 +34,18 @@ def choose(
         outstanding  queries in flight to each
         avoided      not to be asked while there is any other
         slow         not to be asked while there is any other that is not avoided either
+        missed       of the avoided, those where nobody was found lately: not to be asked even
+                     while there is another avoided one, which may drain and still answer
+        tried        by this message already: not to be asked while there is any other at all
     Returns
         None where there are none at all
     Paper
         Mitzenmacher 2001: two choices instead of one take the longest queue from logarithmic to
         doubly logarithmic, and need no agreement among clients
     """
-    wanted = [address for address in replicas if address not in avoided] or list(replicas)
-    wanted = [address for address in wanted if address not in slow] or wanted
+    wanted = list(replicas)
+    for worse in (tried, missed, avoided, slow):  # the strongest reason first
+        wanted = [address for address in wanted if address not in worse] or wanted
     if len(wanted) <= 1:
         return wanted[0] if wanted else None
     first, second = chance.sample(wanted, 2)

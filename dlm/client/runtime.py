@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import threading
+import weakref
 from collections import Counter
+from collections.abc import Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeAlias
 
-from dlm.client import batcher
+from dlm.client import batcher, loop
 from dlm.client.call import Item
 from dlm.client.cascade import Watch
-from dlm.client.fork import inside
 from dlm.client.lowgrams import LowGrams
 from dlm.client.metrics import ClientMetrics
 from dlm.client.partial import Spell
@@ -22,11 +23,13 @@ from dlm.client.replicas import RetryBudget
 from dlm.client.topology import Connect, Topology
 from dlm.client.transport import Connection
 from dlm.errors import ShardDown
+from dlm.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 LOOK_AGAIN_S = 1.0  # while a shard is down, the servers are looked for this often, in seconds
 CLOSED = "this client is closed"
+Place: TypeAlias = tuple[str, int]  # a shard set and one of its shards
 
 
 @dataclass
@@ -98,23 +101,51 @@ class Runtime:
         self.pid = os.getpid()
         self.lock = threading.RLock()
         self.connections: dict[str, Connection] = {}
-        self.windows: dict[int, batcher.Window[Item]] = {}
+        self.windows: dict[Place, batcher.Window[Item]] = {}
         self.helper = ThreadPoolExecutor(1, thread_name_prefix="dlm-refresh")
         self.refreshing: Future[Snapshot] | None = None
+        self.queued: Future[Snapshot] | None = None  # the last look that many may share
         self.looked = -LOOK_AGAIN_S
+        self.fetcher = ThreadPoolExecutor(1, thread_name_prefix="dlm-fetch")
+        self.fetching: Future[None] | None = None  # low orders of the model that comes next
+        self.fetched: dict[str, LowGrams] = {}  # these, until they are in use
         self.stats = Stats()
         self.counts = ClientMetrics()
         self.chance = random.Random()
         self.budget = RetryBudget()
         self.outstanding: Counter[str] = Counter()  # queries in flight, by address
         self.missed: dict[str, float] = {}  # address -> when a message found nobody there
-        self.at: dict[tuple[int, int], tuple[str, int]] = {}  # message -> who has it, its queries
+        self.moving: dict[str, float] = {}  # address -> when it last refused to drain or warm up
+        self.at: dict[tuple[Place, int], tuple[str, int]] = {}  # message -> who has it, its queries
         self.spell: Spell | None = None  # of partial scores that are being given
         self.watch: Watch | None = None
         self.before: Watch | None = None
         self.looking = False  # quietly, on the helper thread
+        self.ended = False
 
-    def left(self, message: tuple[int, int]) -> str | None:
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to let go of: it never began, or has ended."""
+        return not self.connections and (self.watch is None or self.ended)
+
+    def end(self) -> None:
+        """Lets go of everything; may wait for gRPC."""
+        with self.lock:
+            self.ended = True
+            if self.watch is not None:
+                self.watch.stop()
+            connections = list(self.connections.values())
+            self.connections.clear()
+            waiting = [work for w in self.windows.values() for work in w.waiting]
+            self.windows.clear()
+        for work in waiting:
+            work.item.call.fail(closed_error())
+        for connection in connections:
+            connection.close()
+        self.helper.shutdown(wait=False)
+        self.fetcher.shutdown(wait=False)
+
+    def left(self, message: tuple[Place, int]) -> str | None:
         """Nobody has it any more, answered or lost; who had it. Inside the lock, and once."""
         address, queries = self.at.pop(message, (None, 0))
         if address is not None:
@@ -126,15 +157,34 @@ class Runtime:
 # closing their channels would wait for threads that a fork does not copy.
 _INHERITED: list[Runtime] = []
 _ABANDONED: list[Connection] = []  # likewise, by `Links.abandon`
+_DROPPED: list[Runtime] = []  # of clients that nobody closed, while no loop ran
 _making = threading.Lock()
 
 
 def _after_fork() -> None:
     global _making
     _making = threading.Lock()
+    _INHERITED.extend(_DROPPED)
+    _DROPPED.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _let_go(runtime: Runtime) -> None:
+    """Nobody can use it any more. A collector may come here in any thread, with any lock held, so
+    nothing is waited for, and the thread that ends it is started by the loop."""
+    if runtime.pid != os.getpid():
+        _INHERITED.append(runtime)
+    elif not runtime.is_idle and not loop.post(lambda: _end_later(runtime)):
+        _DROPPED.append(runtime)
+
+
+def _end_later(runtime: Runtime) -> None:
+    try:
+        threading.Thread(target=runtime.end, name="dlm-close", daemon=True).start()
+    except RuntimeError:  # no thread can be started now
+        _DROPPED.append(runtime)
 
 
 class Links:
@@ -147,7 +197,16 @@ class Links:
     def __init__(self, connect: Connect) -> None:
         self.closed = False
         self._connect = connect
-        self._runtime = Runtime()
+        self._runtime = self._begin()
+        dropped, _DROPPED[:] = list(_DROPPED), []
+        for old in dropped:
+            _let_go(old)
+
+    def _begin(self) -> Runtime:
+        """One that ends when these links are gone, though nobody closed them."""
+        runtime = Runtime()
+        weakref.finalize(self, _let_go, runtime).atexit = False
+        return runtime
 
     @property
     def runtime(self) -> Runtime:
@@ -157,7 +216,7 @@ class Links:
             with _making:
                 if self._runtime is runtime:
                     _INHERITED.append(runtime)
-                    fresh = Runtime()
+                    fresh = self._begin()
                     fresh.before = runtime.watch or runtime.before
                     self._runtime = fresh
                 runtime = self._runtime
@@ -179,16 +238,15 @@ class Links:
         runtime = self.runtime
         with runtime.lock:
             self.check_open()
-            known = runtime.connections.get(address)
-        if known is not None:
-            return known
-        # The gate comes first: a fork that holds it waits for a loop that may want the lock.
-        with inside(), runtime.lock:
-            self.check_open()
             found = runtime.connections.get(address)
-            if found is None:
-                found = runtime.connections[address] = self._connect(address)
+        if found is not None:
             return found
+        # Outside the lock, which every message takes: it may resolve a name, for seconds. Where
+        # another thread was faster, its own is used: this one has opened nothing yet.
+        made = self._connect(address)
+        with runtime.lock:
+            self.check_open()
+            return runtime.connections.setdefault(address, made)
 
     def abandon(self, address: str | None) -> None:
         """Forgets a connection that lost a message; the next message makes a new one.
@@ -211,19 +269,18 @@ class Links:
         if found is not None:
             found.close()
 
+    def forget_windows(self, shard_sets: Set[str]) -> None:
+        """Forgets the idle windows of all other shard sets. Inside the lock."""
+        runtime = self.runtime
+        runtime.windows = {
+            place: window
+            for place, window in runtime.windows.items()
+            if place[0] in shard_sets or window.in_flight or window.waiting
+        }
+
     def close(self) -> None:
         """Lets go of every connection; what waits to be sent fails, as what is under way does."""
         runtime = self.runtime
         with runtime.lock:
             self.closed = True
-            if runtime.watch is not None:
-                runtime.watch.stop()
-            connections = list(runtime.connections.values())
-            runtime.connections.clear()
-            waiting = [work for w in runtime.windows.values() for work in w.waiting]
-            runtime.windows.clear()
-        for work in waiting:
-            work.item.call.fail(closed_error())
-        for connection in connections:
-            connection.close()
-        runtime.helper.shutdown(wait=False)
+        runtime.end()

@@ -1,23 +1,30 @@
 """How a client shows who it is, and makes sure of whom it talks to: TLS and tokens.
 
-A token goes into the metadata of each call, here and nowhere else: over TLS, or to this machine.
+A token goes into the metadata of each call, here and nowhere else: over TLS, or to an address of
+this machine. No channel goes through a proxy unless a setting says so, and then over TLS alone.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import logging
 import os
+import re
+import socket
+import threading
 import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
 from dlm.config import nearest
 from dlm.errors import ConfigError
+from dlm.logs import EventLog
 from dlm.wire.secret import (
     AUTHORIZATION,
     SCHEME,
@@ -28,9 +35,11 @@ from dlm.wire.secret import (
     signature,
 )
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
-TLS_KEYS = ("ca", "cert", "key", "server_name")  # of the table [tls] of a cluster.toml
+# Of the table [tls] of a cluster.toml.
+TLS_KEYS = ("ca", "cert", "key", "server_name", "use_proxy")
+RESOLVE_S = 5.0  # a name that takes longer to resolve is not one of this machine
 Metadata = tuple[tuple[str, str], ...]
 Token = Callable[[], Metadata]  # what a call must carry, as the file of the token has it now
 
@@ -46,6 +55,9 @@ class ClientSecurity:
                  changes
     token        the token itself; never shown, but pickled with the client
     insecure     send the token to other machines without TLS
+    use_proxy    connect through the proxy that the environment names (grpc_proxy, https_proxy or
+                 http_proxy, but for hosts in no_grpc_proxy or no_proxy); needs TLS. Without it
+                 these variables change nothing
     """
 
     ca: str = ""
@@ -55,6 +67,7 @@ class ClientSecurity:
     token_file: str = ""
     token: str = field(default="", repr=False)
     insecure: bool = False
+    use_proxy: bool = False
 
     def __post_init__(self) -> None:
         for name in ("ca", "cert", "key", "token_file"):
@@ -85,17 +98,31 @@ class ClientSecurity:
             values |= {"cert": self.cert, "key": self.key}
         return ClientSecurity(**values)
 
-    def check(self, address: str) -> None:
-        """Refuses to send a token where others may read it.
+    def target(self, address: str) -> str:
+        """What gRPC is to connect to for `address`.
 
-        Raises  ConfigError
+        That is `address`, unless a token would travel without TLS: then it is the loopback
+        addresses that `address` resolves to, so that what was judged is what is used.
+
+        Raises  ConfigError  the token could be read on its way, or a proxy is wanted without TLS
         """
-        if (self.token or self.token_file) and not (self.ca or self.insecure or _is_local(address)):
+        if self.use_proxy and not self.ca:
             raise ConfigError(
-                f"{address} is another machine, and without TLS the token could be read on the "
-                "way. Give ca (the authority of the servers' certificates), or insecure on a "
-                "network where nobody listens"
+                "client.use_proxy is set without TLS, and a proxy would read all that is sent. "
+                "Give client.ca (the authority of the servers' certificates), or leave use_proxy "
+                "out"
             )
+        if self.ca or self.insecure or not (self.token or self.token_file):
+            return address
+        local = _local_target(address)
+        if local is None:
+            raise ConfigError(
+                f"{address} is not an address of this machine (a loopback address, a name that "
+                "resolves to nothing else, or unix:PATH), and without TLS the token could be read "
+                "on its way to another machine. Give ca (the authority of the servers' "
+                "certificates), or insecure on a network where nobody listens"
+            )
+        return local
 
 
 PLAIN = ClientSecurity()
@@ -130,12 +157,13 @@ def _open(
     kind: Any, address: str, options: Sequence[tuple[str, Any]], security: ClientSecurity
 ) -> Any:
     """A channel of gRPC's, by the functions of its module `kind`."""
-    security.check(address)
+    target = security.target(address)
+    options = (*options, ("grpc.enable_http_proxy", int(security.use_proxy)))
     if not security.ca:
-        return kind.insecure_channel(address, options=options)
+        return kind.insecure_channel(target, options=options)
     if security.server_name:
         options = (*options, ("grpc.ssl_target_name_override", security.server_name))
-    return kind.secure_channel(address, _credentials(security), options=options)
+    return kind.secure_channel(target, _credentials(security), options=options)
 
 
 def read_cluster_security(path: str | os.PathLike[str]) -> ClientSecurity:
@@ -144,7 +172,7 @@ def read_cluster_security(path: str | os.PathLike[str]) -> ClientSecurity:
     Paths in it are relative to its folder. It holds no token itself, since it is no secret.
 
     Raises
-        ConfigError  a setting it cannot have, or one that is no string
+        ConfigError  a setting it cannot have, or one of the wrong type
     """
     path = Path(path)
     try:
@@ -164,9 +192,10 @@ def read_cluster_security(path: str | os.PathLike[str]) -> ClientSecurity:
         if name not in (*TLS_KEYS, "token_file"):
             advice = nearest(name, TLS_KEYS) or f"; there are {', '.join(TLS_KEYS)}"
             raise ConfigError(f"{path}: [tls] has no setting named {name}{advice}")
-        if not isinstance(value, str):
-            raise ConfigError(f"{path}: {name} must be a string, found {value!r}")
-        if value and name != "server_name":
+        kind, what = (bool, "true or false") if name == "use_proxy" else (str, "a string")
+        if not isinstance(value, kind):
+            raise ConfigError(f"{path}: {name} must be {what}, found {value!r}")
+        if value and isinstance(value, str) and name != "server_name":
             values[name] = str(path.absolute().parent / value)
     try:
         return ClientSecurity(**values)
@@ -175,22 +204,57 @@ def read_cluster_security(path: str | os.PathLike[str]) -> ClientSecurity:
         raise
 
 
-def _is_local(address: str) -> bool:
-    """Whether what is sent to a gRPC target stays on this machine."""
+# A bare "host:port" of any other form may be read by gRPC as a scheme that nobody meant.
+_HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+
+
+def _local_target(address: str) -> str | None:
+    """The gRPC target of the loopback addresses that `address` stands for, or None.
+
+    None too where any of them is of another machine, where another DNS server is to be asked, and
+    for schemes whose addresses come from elsewhere (xds).
+    """
     if address.startswith(("unix:", "unix-abstract:")):
-        return True
-    # "ipv4:1.2.3.4:5", "dns:///name:5", "name:5", "[::1]:5"; a list is local if all of it is.
-    for one in address.removeprefix("ipv4:").removeprefix("ipv6:").split(","):
-        host = one.rpartition("/")[2].rpartition(":")[0].strip("[]").replace("%5B", "")
-        host = host.replace("%5D", "")
-        if host == "localhost":
-            continue
-        try:
-            if not ipaddress.ip_address(host).is_loopback:
-                return False
-        except ValueError:
-            return False
-    return True
+        return address
+    # "ipv4:1.2.3.4:5,1.2.3.5:5", "ipv6:[::1]:5", "dns:///name:5", "name:5"
+    text = unquote(address)
+    for scheme in ("ipv4:", "ipv6:", "dns:///", "dns:"):
+        if text.startswith(scheme):
+            text = text.removeprefix(scheme)
+            break
+    found: dict[tuple[IPv4Address | IPv6Address, str], None] = {}
+    for one in text.split(","):
+        match = _HOST_PORT.fullmatch(one)
+        resolved = _resolve(match["host"].strip("[]")) if match else ()
+        if match is None or not resolved or not all(map(_is_loopback, resolved)):
+            return None
+        found |= dict.fromkeys((ip, match["port"]) for ip in resolved)
+    if all(ip.version == 4 for ip, _ in found):
+        return "ipv4:" + ",".join(f"{ip}:{port}" for ip, port in found)
+    # One target holds addresses of one family; an IPv4 address has a form in the other.
+    pairs = ((ip if ip.version == 6 else f"::ffff:{ip}", port) for ip, port in found)
+    return "ipv6:" + ",".join(f"[{ip}]:{port}" for ip, port in pairs)
+
+
+def _is_loopback(ip: IPv4Address | IPv6Address) -> bool:
+    mapped = ip.ipv4_mapped if isinstance(ip, IPv6Address) else None
+    return (mapped or ip).is_loopback
+
+
+def _resolve(host: str) -> tuple[IPv4Address | IPv6Address, ...]:
+    """The addresses of `host` as this machine resolves it; none where it does not in time."""
+    with suppress(ValueError):
+        return (ipaddress.ip_address(host),)
+    found: list[str] = []
+
+    def look() -> None:
+        with suppress(OSError, UnicodeError):
+            found.extend(str(i[4][0]) for i in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM))
+
+    thread = threading.Thread(target=look, name="dlm-resolve", daemon=True)
+    thread.start()
+    thread.join(RESOLVE_S)  # getaddrinfo has no timeout of its own
+    return tuple(dict.fromkeys(ipaddress.ip_address(one.split("%")[0]) for one in tuple(found)))
 
 
 def _credentials(security: ClientSecurity) -> grpc.ChannelCredentials:

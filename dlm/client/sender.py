@@ -6,7 +6,6 @@ place in a window back exactly once, and that is seen only with all of them in o
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -21,14 +20,16 @@ from numpy.typing import NDArray
 
 from dlm.client import batcher, router
 from dlm.client.call import Call, Item, deliver
+from dlm.client.cascade import MOVING_S
 from dlm.client.config import ClientConfig
 from dlm.client.metrics import result_of
+from dlm.client.pace import PATIENCE
 from dlm.client.partial import Spell, stands_in_for
 from dlm.client.replicas import choose
-from dlm.client.runtime import LOOK_AGAIN_S, Links, Snapshot, closed_error
+from dlm.client.runtime import LOOK_AGAIN_S, Links, Place, Snapshot, closed_error
 from dlm.client.security import Metadata
 from dlm.client.table import Table
-from dlm.client.topology import Topology, said_once
+from dlm.client.topology import said_once
 from dlm.errors import (
     DeadlineExceeded,
     DlmError,
@@ -38,17 +39,21 @@ from dlm.errors import (
     StaleShardSet,
     UnavailableError,
 )
+from dlm.logs import EventLog
 from dlm.ngram.query import QueryGroups
 from dlm.tracing import Tracer
 from dlm.wire import codec
+from dlm.wire.status import MOVING_REASONS
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
 
 MAX_REROUTES = 2  # a table that is stale twice in one call is not going to settle within it
 # What may wait for a shard: a few messages' worth, and however small these are, some queries.
 MAX_WAITING_MESSAGES = 4
 MIN_WAITING = 4096
 FIRST_TRY = 0.5  # part of the time left that one replica gets where another could be asked
+# Between two rounds of a message that waits for a replica which is about to be there.
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
 AVOID_S = 1.0  # for so long, a server where a message found nobody is asked after all others
 
 
@@ -57,6 +62,7 @@ class _Message:
     """Items that share message `number` of a window.
 
     tried    addresses that it was sent to; the last is the one that has it now
+    rounds   times that all of them were tried in vain, and were waited for
     """
 
     snapshot: Snapshot
@@ -65,6 +71,12 @@ class _Message:
     merged: router.Grouped
     number: int
     tried: tuple[str, ...] = ()
+    rounds: int = 0
+
+    @property
+    def place(self) -> Place:
+        """The window that it has a place of."""
+        return self.snapshot.shard_set, self.shard
 
 
 _Event: TypeAlias = "batcher.Submit[Item] | batcher.Done"
@@ -73,7 +85,7 @@ _Event: TypeAlias = "batcher.Submit[Item] | batcher.Done"
 class _Turn(threading.local):
     """Events that this thread has still to feed to windows; None while it feeds none."""
 
-    events: deque[tuple[Sender, int, _Event]] | None = None
+    events: deque[tuple[Sender, Place, _Event]] | None = None
 
 
 _turn = _Turn()
@@ -110,20 +122,22 @@ class Sender:
         self._clock = clock
         self._tracer = tracer
 
-    def overload(self, asked: Mapping[int, int], deadline: float) -> Overloaded | None:
+    def overload(
+        self, snapshot: Snapshot, asked: Mapping[int, int], deadline: float
+    ) -> Overloaded | None:
         """What a call is told at once where a shard that it asks has too much to do already.
 
         Before any work, or before any of it is sent: whoever refuses many calls must have time left
         for those it answers, and what one shard answers is of no use where another refuses.
 
         Args
-            asked  queries of each shard
+            asked  queries of each shard of `snapshot`
         """
         runtime = self._links.runtime
         now = self._clock()
         with runtime.lock:
             for shard, queries in asked.items():
-                window = runtime.windows.get(shard)
+                window = runtime.windows.get((snapshot.shard_set, shard))
                 if (
                     window is not None
                     and window.refuses(queries, deadline, now)
@@ -131,7 +145,7 @@ class Sender:
                     and window.earliest > now
                     and all(lease.until > now for lease in window.leases)
                 ):
-                    return _too_much(shard, window, deadline - now)
+                    return _too_much(shard, window, queries, deadline - now)
         return None
 
     def dispatch(
@@ -142,13 +156,35 @@ class Sender:
         remote: NDArray[np.bool_],
         at: NDArray[np.int64] | None,
         reroutes: int,
-        canary: bool = False,
+        let_in: bool = False,
     ) -> None:
         """Queues the remote part of `groups`, whose words stand at `at` in the call (None: at
         their own places).
 
         What has a place of its own in a call was let in before, and is not refused any more.
+
+        Args
+            let_in  this is not refused either
         """
+        try:
+            self._dispatch(snapshot, call, groups, remote, at, reroutes, let_in)
+        except Exception as exc:  # noqa: BLE001 - a caller must never be left waiting
+            error = _as_dlm_error(exc)
+            try:
+                self.give_up(call, error)
+            finally:
+                call.fail(error)  # unless the partial model has ended it
+
+    def _dispatch(
+        self,
+        snapshot: Snapshot,
+        call: Call,
+        groups: QueryGroups,
+        remote: NDArray[np.bool_],
+        at: NDArray[np.int64] | None,
+        reroutes: int,
+        let_in: bool,
+    ) -> None:
         limit, now = self._max_queries(snapshot), time.perf_counter()
         manifest = snapshot.topology.manifest
         pieces = list(router.route(groups, remote, manifest.slots, manifest.shards, limit))
@@ -156,15 +192,16 @@ class Sender:
         for piece in pieces:
             asked[piece.shard] += len(piece.groups.words)
         refused: dict[int, Overloaded] = {}
-        if at is None and not canary:
+        let_in = let_in or at is not None
+        if not let_in:
             for shard, queries in asked.items():
-                refusal = self.overload({shard: queries}, call.deadline)
+                refusal = self.overload(snapshot, {shard: queries}, call.deadline)
                 if refusal is not None and not self._config.partial:
                     call.fail(refusal)
                     return
                 if refusal is not None:
                     refused[shard] = refusal
-        let_in = set()
+        begun = set()
         for piece in pieces:
             if piece.shard in refused:
                 # What the other shards answer is of use all the same.
@@ -174,10 +211,10 @@ class Sender:
             if at is not None:
                 piece = router.Piece(piece.shard, piece.groups, at[piece.at])
             item = Item(call, piece, snapshot.shard_set, reroutes, now)
-            more = at is not None or canary or piece.shard in let_in
-            let_in.add(piece.shard)
+            more = let_in or piece.shard in begun
+            begun.add(piece.shard)
             work = batcher.Work(item, len(piece.groups.words), call.deadline, more)
-            self._step(piece.shard, batcher.Submit(work))
+            self._step((snapshot.shard_set, piece.shard), batcher.Submit(work))
 
     def _dispatch_again(self, snapshot: Snapshot, item: Item, reroutes: int) -> None:
         """Queues an item where it belongs by the table of `snapshot`."""
@@ -188,74 +225,111 @@ class Sender:
     def _max_queries(self, snapshot: Snapshot) -> int:
         return min(self._config.max_queries, snapshot.topology.max_queries)
 
-    def _step(self, shard: int, event: _Event) -> None:
-        """Feeds an event to the shard's window and does what follows.
+    def _step(self, place: Place, event: _Event) -> None:
+        """Feeds an event to the window of a shard and does what follows.
 
         Events that follow at once (a message that fails while it is sent) wait until this one is
         through: however many there are, they take no stack.
         """
         if _turn.events is not None:
-            _turn.events.append((self, shard, event))
+            _turn.events.append((self, place, event))
             return
-        events = _turn.events = deque([(self, shard, event)])
+        events = _turn.events = deque([(self, place, event)])
         try:
             while events:
-                sender, shard, event = events.popleft()
-                sender._step_one(shard, event)
+                sender, place, event = events.popleft()
+                try:
+                    sender._step_one(place, event)
+                except Exception as exc:  # noqa: BLE001 - the other events must not be lost
+                    sender._step_failed(place, event, _as_dlm_error(exc, place[1]))
         finally:
             _turn.events = None
 
-    def _step_one(self, shard: int, event: _Event) -> None:
+    def _step_failed(self, place: Place, event: _Event, error: DlmError) -> None:
+        """The window could not take an event, and is as it was: what the event and those that wait
+        stand for ends, and a message gives its place back."""
+        if isinstance(event, batcher.Submit):
+            self._miss(event.work.item, error)
+            return
         runtime = self._links.runtime
-        snapshot = self._table.snapshot()
+        waiting: tuple[batcher.Work[Item], ...] = ()
+        with runtime.lock:
+            window = runtime.windows.get(place)
+            if window is not None:
+                waiting = window.waiting
+                runtime.windows[place] = window.without(event.message)
+        for work in waiting:
+            self._miss(work.item, error)
+
+    def _step_one(self, place: Place, event: _Event) -> None:
+        runtime, shard = self._links.runtime, place[1]
+        snapshot = self._table.of_set(place[0]) or self._table.snapshot()
         with runtime.lock:
             limit = self._max_queries(snapshot)
-            window = runtime.windows.get(shard) or batcher.Window(self._config.window, 0)
+            window = runtime.windows.get(place) or batcher.Window(self._config.window, 0)
             if window.max_queries != limit:
                 most = max(MAX_WAITING_MESSAGES * limit, MIN_WAITING)
                 window = window._replace(max_queries=limit, max_waiting=most)
             if self._links.closed:
                 actions: list[batcher.Action[Item]] = []
             else:
-                runtime.windows[shard], actions = batcher.step(window, event, self._clock())
+                runtime.windows[place], actions = batcher.step(window, event, self._clock())
         if self._links.closed and isinstance(event, batcher.Submit):
             event.work.item.call.fail(closed_error())
         for action in actions:
-            if isinstance(action, batcher.Expire):
-                self._count_failed(DeadlineExceeded(), [action.work.item])
-                self._miss(
-                    action.work.item,
-                    DeadlineExceeded(f"shard {shard}: the deadline passed before the message left"),
-                )
-            elif isinstance(action, batcher.Lost):
-                with runtime.lock:
-                    address = runtime.left((shard, action.message))
-                self._links.abandon(address)
-            elif isinstance(action, batcher.Refuse):
-                self._miss(
-                    action.work.item,
-                    _too_much(shard, window, action.work.deadline - self._clock()),
-                )
-            else:
-                self._send(shard, [work.item for work in action.works], action.message)
+            try:
+                self._act(place, window, action)
+            except Exception as exc:  # noqa: BLE001 - the other actions must be carried out
+                error = _as_dlm_error(exc, shard)
+                if isinstance(action, batcher.Send):
+                    for work in action.works:
+                        self._miss(work.item, error)
+                    self._step(place, batcher.Done(action.message, answered=False))
+                elif not isinstance(action, batcher.Lost):
+                    self._miss(action.work.item, error)
 
-    def _send(self, shard: int, items: list[Item], number: int) -> None:
-        """One message for all of `items` that still want it."""
-        snapshot = self._table.snapshot()
+    def _act(
+        self, place: Place, window: batcher.Window[Item], action: batcher.Action[Item]
+    ) -> None:
+        shard = place[1]
+        if isinstance(action, batcher.Expire):
+            self._count_failed(DeadlineExceeded(), [action.work.item])
+            self._miss(
+                action.work.item,
+                DeadlineExceeded(f"shard {shard}: the deadline passed before the message left"),
+            )
+        elif isinstance(action, batcher.Lost):
+            runtime = self._links.runtime
+            with runtime.lock:
+                address = runtime.left((place, action.message))
+            self._links.abandon(address)
+        elif isinstance(action, batcher.Refuse):
+            self._miss(
+                action.work.item,
+                _too_much(shard, window, action.work.queries, action.work.deadline - self._clock()),
+            )
+        else:
+            self._send(place, [work.item for work in action.works], action.message)
+
+    def _send(self, place: Place, items: list[Item], number: int) -> None:
+        """One message for all of `items` that still want it; all of one shard set, so of one
+        model."""
+        shard_set, shard = place
+        snapshot = self._table.of(items[0].call.model)
         wanted = []
         for item in items:
             if item.call.future.done():
                 continue  # its caller gave up, or another part of it failed
             # Ids of one model must never reach the servers of another, which would answer
             # plausibly.
-            if item.call.model != snapshot.model:
-                self._miss(item, other_model(snapshot.model, item.call.model))
-            elif item.shard_set != snapshot.shard_set:
+            if snapshot is None:
+                self._miss(item, other_model(self._table.snapshot().model, item.call.model))
+            elif shard_set != snapshot.shard_set:
                 self._dispatch_again(snapshot, item, item.reroutes)  # the table changed meanwhile
             else:
                 wanted.append(item)
-        if not wanted:
-            self._step(shard, batcher.Done(number, answered=False))
+        if not wanted or snapshot is None:
+            self._step(place, batcher.Done(number, answered=False))
             return
         message = _Message(
             snapshot,
@@ -266,7 +340,8 @@ class Sender:
         )
         self._links.runtime.budget.earn()
         watch = self._links.runtime.watch
-        if watch is not None and shard in watch.gone and self._config.partial:
+        watched = watch is not None and self._table.known is snapshot
+        if watch is not None and watched and shard in watch.gone and self._config.partial:
             # Their deadlines are better spent on what comes next.
             self._end(message, ShardDown(f"no server of shard {shard} answers heartbeats"))
             return
@@ -284,13 +359,20 @@ class Sender:
         now = self._clock()
         with runtime.lock:
             replicas = snapshot.topology.addresses.get(shard, ())
-            missed = {a for a, at in runtime.missed.items() if now - at < AVOID_S}
+            missed = frozenset(a for a, at in runtime.missed.items() if now - at < AVOID_S)
+            avoided, slow = missed, frozenset[str]()
             if runtime.watch is not None:
-                missed |= runtime.watch.avoided
-            avoided = frozenset(missed.union(message.tried))
-            slow = frozenset() if runtime.watch is None else runtime.watch.slow
-            address = choose(replicas, runtime.outstanding, avoided, runtime.chance, slow)
-            others = set(replicas).difference(avoided, (address,))
+                avoided, slow = avoided | runtime.watch.avoided, runtime.watch.slow
+            address = choose(
+                replicas,
+                runtime.outstanding,
+                avoided,
+                runtime.chance,
+                slow,
+                missed=missed,
+                tried=frozenset(message.tried),
+            )
+            others = set(replicas).difference(avoided, message.tried, (address,))
             again = bool(others) and not message.tried and runtime.budget.allows
         if address is None:
             known = "; ".join(said_once(snapshot.topology.faults.items()))
@@ -312,13 +394,21 @@ class Sender:
             runtime.stats.duplicates += len(merged.place) - queries
             runtime.stats.bytes_sent += len(request)
             runtime.outstanding[address] += queries
-            runtime.at[shard, message.number] = address, queries
+            runtime.at[message.place, message.number] = address, queries
 
         replies = count()
 
         def reply(data: bytes | None, error: DlmError | None) -> None:
             if next(replies):
                 return  # an error that was raised after a reply was given
+            try:
+                take(data, error)
+            except Exception as exc:  # noqa: BLE001 - a place in the window must never be lost
+                with runtime.lock:
+                    runtime.left((message.place, message.number))
+                self._end(message, _as_dlm_error(exc, shard))
+
+        def take(data: bytes | None, error: DlmError | None) -> None:
             came = time.perf_counter()
             try:
                 if error is None:
@@ -329,6 +419,7 @@ class Sender:
                         queries=queries,
                         request_checksum=checksum,
                     )
+                    codec.check_answers(answers, merged.groups, manifest.order)
                     deliver(message.items, message.merged, answers)
             except Exception as exc:  # noqa: BLE001 - a place in the window must never be lost
                 error = _as_dlm_error(exc, shard)
@@ -336,9 +427,11 @@ class Sender:
             with runtime.lock:
                 runtime.stats.bytes_received += len(data or b"")
                 runtime.stats.failed += error is not None
-                runtime.left((shard, message.number))
+                runtime.left((message.place, message.number))
                 if isinstance(error, ShardDown):
                     runtime.missed[address] = self._clock()
+                    if is_moving(error):
+                        runtime.moving[address] = self._clock()
                 elif error is None:
                     runtime.missed.pop(address, None)
                 spell = runtime.spell
@@ -363,7 +456,7 @@ class Sender:
             if error is None:
                 if watch is not None:
                     watch.count(failed=False)
-                self._step(shard, batcher.Done(message.number))
+                self._step(message.place, batcher.Done(message.number))
             else:
                 self._settle(message, error)
 
@@ -388,7 +481,7 @@ class Sender:
         """Ends a message that failed: by a fresh table and another try where that can help."""
         runtime, now = self._links.runtime, self._clock()
         due = now - runtime.looked >= LOOK_AGAIN_S
-        if self._ask_another(message, error, now):
+        if self._ask_another(message, error, now) or self._ask_later(message, error, now):
             return
         try:
             self._links.check_open()
@@ -406,6 +499,8 @@ class Sender:
     def _ask_another(self, message: _Message, error: DlmError, now: float) -> bool:
         """Sends a message that failed to another replica, once; whether it did.
 
+        Where the server said that it drains or warms up, to one after the other, and at no cost of
+        the budget: that is no failure, and there are only so many.
         Also where what came was damaged: its host, or the way to it, may be what is wrong. Its
         place in the window stays its own. A Score changes nothing, so that it does no harm where
         the first is answered after all.
@@ -415,14 +510,14 @@ class Sender:
         runtime = self._links.runtime
         if (
             not isinstance(error, (UnavailableError, ProtocolError))
-            or len(message.tried) != 1
+            or (len(message.tried) != 1 and not is_moving(error))
             or not set(replicas).difference(message.tried)
             or now >= deadline
             or self._links.closed
         ):
             return False
         with runtime.lock:
-            if not runtime.budget.spend():
+            if not is_moving(error) and not runtime.budget.spend():
                 return False
             runtime.stats.retries += 1
         try:
@@ -431,11 +526,59 @@ class Sender:
             self._end(message, _as_dlm_error(exc, message.shard))
         return True
 
+    def _ask_later(self, message: _Message, error: DlmError, now: float) -> bool:
+        """Has a message that no server takes asked again in a moment, while there is time; whether
+        it does.
+
+        Only where a server of the shard drains or warms up, or did so lately: somebody rolls them,
+        and one that has just become ready is not known to be so yet. Where servers are gone without
+        a word, callers learn it at once.
+        """
+        runtime = self._links.runtime
+        pause = min(FIRST_PAUSE_S * 2.0**message.rounds, MAX_PAUSE_S)
+        deadline = max(item.call.deadline for item in message.items)
+        if not isinstance(error, ShardDown) or now + pause >= deadline or self._links.closed:
+            return False
+        with runtime.lock:
+            moving = {a for a, at in runtime.moving.items() if now - at < MOVING_S}
+        if runtime.watch is not None:
+            moving |= runtime.watch.moving
+        if moving.isdisjoint(message.snapshot.topology.addresses.get(message.shard, ())):
+            return False
+        later = replace(message, tried=(), rounds=message.rounds + 1)
+        # A thread of its own: the loop, and what was to happen on it, ends with every fork.
+        timer = threading.Timer(pause, self._ask_now, (later, error))
+        timer.daemon = True
+        try:
+            timer.start()
+        except RuntimeError:  # no thread can be started
+            return False
+        return True
+
+    def _ask_now(self, message: _Message, error: DlmError) -> None:
+        """After a pause: sends a message again, by the table of now."""
+        try:
+            runtime = self._links.runtime
+            if self._clock() - runtime.looked >= LOOK_AGAIN_S:
+                self._table.look_again()
+            if self._links.closed or all(item.call.future.done() for item in message.items):
+                self._end(message, error)
+                return
+            fresh = self._table.of(message.snapshot.model)
+            if fresh is None or fresh.shard_set != message.snapshot.shard_set:
+                self._move(message, error)
+            else:
+                with runtime.lock:
+                    runtime.stats.retries += 1
+                self._transmit(replace(message, snapshot=fresh))
+        except Exception as exc:  # noqa: BLE001 - a place in the window must never be lost
+            self._end(message, _as_dlm_error(exc, message.shard))
+
     def _end(self, message: _Message, error: DlmError) -> None:
         self._count_failed(error, message.items)
         for item in message.items:
             self._miss(item, error)
-        self._step(message.shard, batcher.Done(message.number, answered=False))
+        self._step(message.place, batcher.Done(message.number, answered=False))
 
     def _count_failed(self, error: DlmError, items: list[Item]) -> None:
         """Tells the cascade of a message that nobody answered; not of one that had no time."""
@@ -448,32 +591,33 @@ class Sender:
 
     def _reroute(self, message: _Message, error: DlmError) -> None:
         """On the helper thread: fetches the table and sends the items where they belong now."""
-
-        def found(topology: Topology) -> None:
-            # What is fetched of another model may take longer than these callers wait.
-            for item in message.items:
-                if item.call.model != topology.manifest.model:
-                    self._miss(item, other_model(topology.manifest.model, item.call.model))
-
         try:
-            if self._table.known is message.snapshot:
+            if self._table.of(message.snapshot.model) is message.snapshot:
                 # Half of the time that is left, so that the other half is there for asking again.
                 deadline = max(item.call.deadline for item in message.items)
                 allowed = max((deadline - self._clock()) / 2, 0.05)
-                self._table.look(message.snapshot, min(allowed, self._config.connect_s), found)
-            fresh = self._table.snapshot()
+                self._table.look(message.snapshot, min(allowed, self._config.connect_s))
         except Exception as exc:  # noqa: BLE001 - a helper thread must never leave a caller waiting
             error.add_note(f"and no fresh table could be had: {exc}")
             self._end(message, error)
             return
-        self._step(message.shard, batcher.Done(message.number, answered=False))
+        self._move(message, error)
+
+    def _move(self, message: _Message, error: DlmError) -> None:
+        """Gives the place of a message back, and sends its items where they belong by the table of
+        now."""
+        self._step(message.place, batcher.Done(message.number, answered=False))
+        fresh = self._table.of(message.snapshot.model)
         for item in message.items:
-            if item.call.model != fresh.model:
-                self._miss(item, other_model(fresh.model, item.call.model))
-            elif item.reroutes >= MAX_REROUTES:
-                self._miss(item, error)
-            else:
-                self._dispatch_again(fresh, item, item.reroutes + 1)
+            try:
+                if fresh is None:
+                    self._miss(item, other_model(self._table.snapshot().model, item.call.model))
+                elif item.reroutes >= MAX_REROUTES:
+                    self._miss(item, error)
+                else:
+                    self._dispatch_again(fresh, item, item.reroutes + 1)
+            except Exception as exc:  # noqa: BLE001 - the other items must end, too
+                self._miss(item, _as_dlm_error(exc, message.shard))
 
     def _miss(self, item: Item, error: DlmError) -> None:
         """An item that is not answered: by the partial model where there is one, else its error."""
@@ -506,31 +650,37 @@ class Sender:
             log.warning("client.partial.began", extra=fields)
 
 
-def _too_much(shard: int, window: batcher.Window[Item], left_s: float) -> Overloaded:
+def is_moving(error: DlmError) -> bool:
+    """Whether a server refused because it is being stopped or started."""
+    return getattr(error, "reason", None) in MOVING_REASONS
+
+
+def _too_much(shard: int, window: batcher.Window[Item], queries: int, left_s: float) -> Overloaded:
     work_s = window.pace.seconds(window.ahead)
+    asked_s = window.pace.seconds(window.ahead + queries)
+    left_s = max(left_s, 0.0)
     error = Overloaded(
         f"shard {shard}: {window.in_flight} messages are in flight and {len(window.waiting)} wait, "
-        f"with {window.ahead} queries in them, some {work_s:.3g} s of "
-        f"work; a call that has {max(left_s, 0.0):.3g} s left would come too late. Ask less at "
-        "once, or later"
+        f"with {window.ahead} queries; with the {queries} of this call that is {asked_s:.3g} s of "
+        f"work at the present pace, and a call with {left_s:.3g} s left may find "
+        f"{PATIENCE * left_s:.3g} s. Ask less at once, or later"
     )
     error.retry_after_s = work_s or None
     return error
 
 
-def _as_dlm_error(error: Exception, shard: int) -> DlmError:
+def _as_dlm_error(error: Exception, shard: int | None = None) -> DlmError:
     if isinstance(error, DlmError):
         return error
     # Where a partial model answers instead, nobody else is told.
     log.error("client.message.failed", extra={"shard": shard, "error": type(error).__name__})
-    wrapped = DlmError(f"shard {shard}: a message could not be made or read: {error!r}")
+    where = "" if shard is None else f"shard {shard}: "
+    wrapped = DlmError(f"{where}a message could not be made or read: {error!r}")
     wrapped.__cause__ = error
     return wrapped
 
 
 def other_model(found: str, expected: str) -> StaleShardSet:
     """What a handle on a model that the servers do not hold any more gets."""
-    return StaleShardSet(
-        f"this handle was opened on model {expected}; the servers hold {found} now. "
-        "Open a new utterance"
-    )
+    now = "no server holds it any more" if found == expected else f"the servers hold {found} now"
+    return StaleShardSet(f"this handle was opened on model {expected}; {now}. Open a new utterance")

@@ -1,40 +1,53 @@
 """Which shard set a client uses, where its shards are, and its low orders: found, and found anew.
 
 All looks at the servers are taken on one thread, so that many calls which find the table stale at
-once have it read once.
+once have it read once. The low orders of another model are fetched on a second one: meanwhile calls
+go on with what is there.
+
+A handle is pinned to its model. So a table may hold several: the one that new handles get, and
+those that handles were opened on, for as long as servers hold them.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 
 from dlm.client.call import own_copy
 from dlm.client.config import ClientConfig
-from dlm.client.lowgrams import fetch
+from dlm.client.lowgrams import LowGrams, fetch
 from dlm.client.runtime import Links, Snapshot
-from dlm.client.topology import Endpoint, Topology, check_model, discover
+from dlm.client.topology import Census, Endpoint, Servers, Topology, check_model, take_census
 from dlm.client.warm import warm_up
-from dlm.errors import DlmError
+from dlm.errors import DlmError, ProtocolError, StaleShardSet
+from dlm.index.layout import Manifest
+from dlm.logs import EventLog
 
-log = logging.getLogger(__name__)
+log = EventLog(__name__)
+
+# New handles have the file that names the servers looked at so often; and where no heartbeats
+# notice that a listed server was started, the servers asked.
+STAMP_S = 1.0
+FOLLOW_S = 10.0
 
 
 class Table:
-    """The snapshot in use.
+    """The snapshots in use.
 
     Args
-        endpoints  returns the servers there are; asked again whenever the table is stale
-        model      which of the models they hold; see `topology.discover`
+        endpoints  says where the servers are, and which model is the default; asked again whenever
+                   the table is stale
+        model      which of the models they hold, whatever the default; see `topology.Census`
         clock      seconds, monotonic
     Attributes
-        known      None before any was found
+        known      what new handles get; None before any was found
     """
 
     def __init__(
         self,
-        endpoints: Callable[[], Sequence[Endpoint]],
+        endpoints: Servers,
         model: str | None,
         config: ClientConfig,
         links: Links,
@@ -43,6 +56,11 @@ class Table:
         self.endpoints = endpoints
         self.model = check_model(model)
         self.known: Snapshot | None = None
+        self._others: Mapping[str, Snapshot] = {}  # by model; replaced whole
+        self._gone = False  # no server holds what is known
+        self._unread = ""  # why the last look failed
+        self._stamp = endpoints.stamp()
+        self._stamp_seen = self._read_at = clock()
         self._config = config
         self._links = links
         self._clock = clock
@@ -54,6 +72,76 @@ class Table:
         """
         known = self.known
         return self._refresh() if known is None else known
+
+    def of(self, model: str) -> Snapshot | None:
+        """Where a model is that handles were opened on; None where no server holds it any more."""
+        known = self.known
+        if known is None or known.model != model:
+            return self._others.get(model)
+        return None if self._gone else known
+
+    def of_set(self, shard_set: str) -> Snapshot | None:
+        """The snapshot of a shard set, if it is in use."""
+        known = self.known
+        if known is not None and known.shard_set == shard_set:
+            return known
+        return next((s for s in self._others.values() if s.shard_set == shard_set), None)
+
+    def current(self, timeout_s: float, unlike: str | None = None) -> Snapshot:
+        """For a new handle: as `snapshot`; where servers no longer hold it, what takes its
+        place, once that is fetched.
+
+        Args
+            unlike  a model that servers refused by now
+        Raises
+            StaleShardSet  it is not there in time; else as `snapshot`
+        """
+        self._follow()
+        known = self.snapshot()
+        if (not self._gone and known.model != unlike) or timeout_s <= 0.0:
+            return known
+        runtime, end = self._links.runtime, self._clock() + timeout_s
+        try:
+            self._look_soon(known).result(timeout_s)
+            fetching = runtime.fetching
+            if fetching is not None:
+                fetching.result(max(end - self._clock(), 0.0))
+        except (FutureTimeout, CancelledError, RuntimeError) as exc:
+            raise StaleShardSet(
+                f"no server holds model {known.model} any more, and what takes its place was not "
+                f"there within {timeout_s:.3g} s; ask again"
+            ) from exc
+        except DlmError as exc:
+            raise own_copy(exc) from exc
+        except Exception as exc:
+            raise _unread(exc) from exc
+        return self.snapshot()
+
+    def _look_soon(self, known: Snapshot) -> Future[Snapshot]:
+        """A look that has not begun yet; whoever wants one before it begins shares it."""
+        runtime = self._links.runtime
+        with runtime.lock:
+            queued = runtime.queued
+            if queued is None or queued.running() or queued.done():
+                queued = runtime.queued = runtime.helper.submit(self.look, known)
+            return queued
+
+    def _follow(self) -> None:
+        """Has the servers looked at where the default may be another by now."""
+        known = self.known
+        if known is None:
+            return
+        now, runtime = self._clock(), self._links.runtime
+        if now - self._stamp_seen >= STAMP_S:
+            self._stamp_seen = now
+            if self.endpoints.stamp() != self._stamp:  # until a look has read it
+                self.look_again()
+                return
+        # Heartbeats go to the servers in use alone, not to others that are listed.
+        watched = runtime.watch is not None and not known.topology.faults
+        if not watched and now - self._read_at >= FOLLOW_S:
+            self._read_at = now
+            self.look_again()
 
     def look_again(self) -> None:
         """Has the servers asked what they hold, in the background, where nobody does so already."""
@@ -75,61 +163,122 @@ class Table:
             if self.known is not None:
                 return self.known
             running = runtime.refreshing
-            if running is None:
-                running = runtime.refreshing = runtime.helper.submit(self.look, None)
+            try:
+                if running is None:
+                    running = runtime.refreshing = runtime.helper.submit(self.look, None)
+            except RuntimeError as exc:
+                self._links.check_open()  # closed meanwhile; or no thread can be started
+                raise _unread(exc) from exc
         try:
             return running.result()
         except DlmError as exc:
             raise own_copy(exc) from exc
+        except Exception as exc:
+            raise _unread(exc) from exc
         finally:
             with runtime.lock:
                 if runtime.refreshing is running:
                     runtime.refreshing = None
 
-    def look(
-        self,
-        stale: Snapshot | None,
-        timeout_s: float | None = None,
-        found: Callable[[Topology], None] = lambda topology: None,
-    ) -> Snapshot:
-        """On the helper thread: finds the servers, and fetches what is new.
+    def look(self, stale: Snapshot | None, timeout_s: float | None = None) -> Snapshot:
+        """On the helper thread: finds the servers and what they hold. What has to be fetched for
+        that is, the first time; later in the background, and then taken into use.
 
         Args
             timeout_s  for finding the servers; connect_s where not given
-            found      told what was found, before anything is fetched
         """
+        runtime, known = self._links.runtime, self.known
+        stamp = self.endpoints.stamp()  # before what it stands for is read
         try:
-            topology = discover(
-                self._endpoints_known(stale),
+            census = take_census(
+                self._endpoints_known(known),
                 self._links.connection,
                 self._config.connect_s if timeout_s is None else timeout_s,
-                prefer=None if stale is None else stale.shard_set,
-                model=self.model,
+            )
+            topology = census.choose(
+                None if known is None else known.shard_set, self.model, self.endpoints.model()
             )
         finally:
-            self._links.runtime.looked = self._clock()
-        found(topology)
+            runtime.looked = self._read_at = self._clock()
+        self._stamp = stamp
         manifest = topology.manifest
-        if stale is not None and stale.model == manifest.model:
-            grams = stale.grams  # another sharding of the same model: words and low orders stand
+        grams = self._grams(manifest.model)
+        if known is None:
+            grams = grams or self._fetch(topology)
+            warm_up(grams)
+        if known is not None and grams is None:
+            self._fetch_behind(topology)
+            found = census.of(known.model, known.shard_set)
+            self._gone = found is None
+            snapshot = known if found is None else _with(found, known.grams)
         else:
-            sources = [
-                (shard, self._links.connection(address))
-                for shard, addresses in sorted(topology.addresses.items())
-                for address in addresses
-            ]
-            grams = fetch(manifest, sources, self._config.cache_dir, self._config.connect_s)
-            if stale is None:
-                warm_up(grams)
-        runtime = self._links.runtime
+            assert grams is not None
+            snapshot = _with(topology, grams)
+            self._gone = False
         with runtime.lock:
             runtime.stats.refreshes += stale is not None
-            snapshot = self.known = Snapshot(topology, grams)
+            self._others = self._still_held(census, snapshot)
+            self.known = snapshot
+            self._links.forget_windows({s.shard_set for s in (snapshot, *self._others.values())})
+        if known is not None and known.model != snapshot.model:
+            fields = {"before": known.model, "after": snapshot.model}
+            log.warning("client.model.changed", extra=fields)
+        self._unread = ""
         log.info(
             "client.table.read",
-            extra={"shard_set": manifest.shard_set, "shards_known": len(topology.addresses)},
+            extra={
+                "shard_set": snapshot.shard_set,
+                "shards_known": len(snapshot.topology.addresses),
+            },
         )
         return snapshot
+
+    def _still_held(self, census: Census, now: Snapshot) -> dict[str, Snapshot]:
+        """Of the models that were in use before, where those are that servers hold still."""
+        before = dict(self._others)
+        if self.known is not None:
+            before[self.known.model] = self.known
+        found = {
+            model: (census.of(model, snapshot.shard_set), snapshot.grams)
+            for model, snapshot in before.items()
+            if model != now.model
+        }
+        return {m: _with(t, grams) for m, (t, grams) in found.items() if t is not None}
+
+    def _grams(self, model: str) -> LowGrams | None:
+        """The low orders of a model, if they are here already."""
+        snapshot = self.of(model)
+        return self._links.runtime.fetched.get(model) if snapshot is None else snapshot.grams
+
+    def _fetch(self, topology: Topology) -> LowGrams:
+        sources = [
+            (shard, self._links.connection(address))
+            for shard, addresses in sorted(topology.addresses.items())
+            for address in addresses
+        ]
+        config = self._config
+        return fetch(topology.manifest, sources, config.cache_dir, config.connect_s)
+
+    def _fetch_behind(self, topology: Topology) -> None:
+        """Fetches the low orders of another model while calls go on, and then looks again."""
+        runtime, model = self._links.runtime, topology.manifest.model
+
+        def get() -> None:
+            try:
+                grams = self._fetch(topology)
+                runtime.fetched = {model: grams}
+                runtime.helper.submit(self.look, self.known).result()
+            except Exception as exc:
+                fields = {"model": model, "error": str(exc) or repr(exc)}
+                log.warning("client.model.unread", extra=fields)
+                raise
+            finally:
+                runtime.fetched = {}
+                runtime.fetching = None
+
+        with runtime.lock:
+            if runtime.fetching is None:
+                runtime.fetching = runtime.fetcher.submit(get)
 
     def _endpoints_known(self, stale: Snapshot | None) -> list[Endpoint]:
         """The endpoints, and what each held when it last said so, for those that stay silent."""
@@ -145,9 +294,35 @@ class Table:
     def look_quietly(self, snapshot: Snapshot | None) -> None:
         """As `look`, where `snapshot` is in use still; what goes wrong is logged."""
         try:
-            if self.known is snapshot:
+            # What no server holds any more is in use, too, until what follows it was fetched.
+            if snapshot is self.known or snapshot is None or self.of(snapshot.model) is snapshot:
                 self.look(snapshot, self._config.deadline_s)
-        except DlmError as exc:
-            log.info("client.table.unread", extra={"error": str(exc)})
+        except Exception as exc:  # noqa: BLE001 - nobody waits for it
+            error = str(exc) or repr(exc)
+            if error != self._unread:  # once, not with each look
+                self._unread = error
+                log.warning("client.table.unread", extra={"error": error})
         finally:
             self._links.runtime.looking = False
+
+
+def _with(topology: Topology, grams: LowGrams) -> Snapshot:
+    """A shard set with low orders that may be of another sharding of its model."""
+    _check_same(grams.manifest, topology.manifest)
+    return Snapshot(topology, grams)
+
+
+def _check_same(known: Manifest, found: Manifest) -> None:
+    """Raises `ProtocolError` unless both are of one model: the low orders of `known` are to answer
+    with what `found` says."""
+    for name in ("order", "counts", "blanks", "unk_in_model"):
+        if getattr(known, name) != getattr(found, name):
+            raise ProtocolError(
+                f"shard set {found.shard_set} says that it is of model {found.model}, as "
+                f"{known.shard_set}, with {name} {getattr(found, name)}; "
+                f"{getattr(known, name)} is expected"
+            )
+
+
+def _unread(cause: Exception) -> DlmError:
+    return DlmError(f"this process could not ask the servers what they hold: {cause!r}")

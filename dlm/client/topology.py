@@ -1,16 +1,20 @@
-"""Where the servers are: cluster.toml, and asking each what it holds."""
+"""Where the servers are: cluster.toml, and asking each what it holds.
+
+One file past 500 lines: what a server says is checked beside the choice that is made of it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import time
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from dlm.client.security import PLAIN, TLS_KEYS, ClientSecurity
 from dlm.client.transport import Connection
@@ -18,20 +22,28 @@ from dlm.config import nearest
 from dlm.errors import (
     AuthenticationError,
     ConfigError,
+    DeadlineExceeded,
     DlmError,
     ProtocolError,
     ShardDown,
     ShardFormatError,
 )
+from dlm.files import write_whole
 from dlm.index.layout import Manifest, parse_manifest
 from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.secret import signature
+from dlm.wire.status import plain
 
 Connect = Callable[[str], Connection]
+Clock = Callable[[], float]
 NO_LIMIT = 1 << 32
 MAX_SHARD_SETS = 64  # of one server that are asked for; a server with more is not of this kind
+MAX_ASKED = 256  # servers asked at once; each that is silent takes its whole timeout
+# Of a manifest on the wire: to parse it takes longer than to send it.
+MAX_MANIFEST_BYTES = 4 << 20
 WRITTEN_BY = "# Written by dlm cluster"
 # What a cluster.toml may say, beside what `security` reads of [tls].
-TOP_KEYS = ("small", "token_file", "tls", "server")
+TOP_KEYS = ("model", "small", "token_file", "tls", "server")
 SERVER_KEYS = ("address", "shard", "pid")
 
 
@@ -107,6 +119,23 @@ def read_cluster_small(path: str | os.PathLike[str]) -> Path | None:
     return path.absolute().parent / small
 
 
+def read_cluster_model(path: str | os.PathLike[str]) -> str | None:
+    """The default model that a cluster.toml names; None for none.
+
+    Raises
+        ConfigError  the file cannot be read, or ``model`` is not the beginning of an id
+    """
+    path = Path(path)
+    model = _content(path).get("model")
+    if model is not None and not isinstance(model, str):
+        raise ConfigError(f"{path}: model must be the beginning of an id, found {model!r}")
+    try:
+        return check_model(model)
+    except ConfigError as exc:
+        exc.add_note(f"in {path}")
+        raise
+
+
 def _content(path: Path) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -156,6 +185,19 @@ def _endpoint(path: Path, server: Any) -> Endpoint:
     return Endpoint(address, server.get("shard"), server.get("pid"))
 
 
+class Servers(Protocol):
+    """Says where the servers are; asked again whenever the table is stale. Picklable."""
+
+    def __call__(self) -> Sequence[Endpoint]:
+        """The servers there are."""
+
+    def model(self) -> str | None:
+        """The default model that the operator names; None leaves it to the servers."""
+
+    def stamp(self) -> object:
+        """Differs from the last one where the servers or the model may have changed."""
+
+
 class ClusterFile:
     """Reads the servers from a cluster.toml, anew each time; picklable."""
 
@@ -164,6 +206,14 @@ class ClusterFile:
 
     def __call__(self) -> list[Endpoint]:
         return read_cluster_file(self.path)
+
+    def model(self) -> str | None:
+        """See `Servers`."""
+        return read_cluster_model(self.path)
+
+    def stamp(self) -> object:
+        """See `Servers`."""
+        return signature(self.path)
 
 
 class FixedEndpoints:
@@ -174,6 +224,14 @@ class FixedEndpoints:
 
     def __call__(self) -> list[Endpoint]:
         return self.endpoints
+
+    def model(self) -> str | None:
+        """See `Servers`."""
+        return None
+
+    def stamp(self) -> object:
+        """See `Servers`."""
+        return None
 
 
 def write_cluster_file(
@@ -199,9 +257,7 @@ def write_cluster_file(
             lines.append(f"shard = {endpoint.shard}")
         if endpoint.pid is not None:
             lines.append(f"pid = {endpoint.pid}")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, ("\n".join(lines) + "\n").encode())
 
 
 def check_model(model: str | None) -> str | None:
@@ -230,8 +286,53 @@ class _Held:
     defaults: int = 0
     max_queries: list[int] = field(default_factory=list)
 
+    def is_whole(self, more: Collection[int] = ()) -> bool:
+        """Whether every shard has a server, those in `more` counted too."""
+        return len({*self.addresses, *more}) >= self.manifest.shards
 
-class _Census:
+    @property
+    def is_named(self) -> bool:
+        """Whether every server that holds it means it where a call names none."""
+        return 0 < self.defaults == len(self.holders)
+
+
+class FalseDescription(ProtocolError):
+    """A server describes what cannot be: a manifest that is none, or that contradicts itself or the
+    rest of the description."""
+
+
+def read_description(
+    address: str, reply: pb.DescribeReply, asked: bytes = b"", known: Manifest | None = None
+) -> Manifest:
+    """The manifest in what a server says of a shard set.
+
+    Args
+        asked  the shard set that was asked for; empty for the server's default
+        known  what these bytes of the manifest gave before
+    Raises
+        FalseDescription
+    """
+    if len(reply.manifest) > MAX_MANIFEST_BYTES:
+        raise FalseDescription(
+            f"{address} sent a manifest of {len(reply.manifest)} bytes; at most "
+            f"{MAX_MANIFEST_BYTES} are expected"
+        )
+    try:
+        manifest = known or parse_manifest(reply.manifest, f"the manifest of {address}")
+    except ShardFormatError as exc:
+        raise FalseDescription(plain(str(exc))) from exc
+    named = reply.shard_set.hex()
+    if reply.shard_set != manifest.shard_set_bytes or reply.shard >= manifest.shards:
+        raise FalseDescription(
+            f"{address} says that it holds shard {reply.shard} of shard set {named}; its manifest "
+            f"is of {manifest.shard_set}, with shards 0 to {manifest.shards - 1}"
+        )
+    if asked and asked != reply.shard_set:
+        raise FalseDescription(f"{address} described shard set {named}; {asked.hex()} was expected")
+    return manifest
+
+
+class Census:
     """What the servers say of themselves, put together."""
 
     def __init__(self) -> None:
@@ -240,7 +341,13 @@ class _Census:
         self.faults: dict[str, str] = {}
         self.errors: list[DlmError] = []
         self.silent: list[Endpoint] = []
-        self._parsed: dict[bytes, Manifest] = {}
+        self._read: dict[bytes, Manifest] = {}
+
+    def read(self, address: str, reply: pb.DescribeReply, asked: bytes = b"") -> Manifest:
+        """As `read_description`, each manifest once; from any thread."""
+        found = read_description(address, reply, asked, self._read.get(reply.manifest))
+        self._read[reply.manifest] = found
+        return found
 
     def add(self, endpoint: Endpoint, reply: pb.DescribeReply | DlmError, place: int) -> None:
         """One description; `place` 0 is of the server's default."""
@@ -248,17 +355,10 @@ class _Census:
         self.asked += place == 0
         if isinstance(reply, DlmError):
             self._blame(address, reply)
-            if place == 0:
+            if place == 0 and not isinstance(reply, FalseDescription):
                 self.silent.append(endpoint)
             return
-        try:
-            manifest = self._parsed.get(reply.manifest) or parse_manifest(
-                reply.manifest, f"the manifest of {address}"
-            )
-        except ShardFormatError as exc:
-            self._blame(address, exc)
-            return
-        self._parsed[reply.manifest] = manifest
+        manifest = self.read(address, reply)
         held = self.held.setdefault(manifest.shard_set, _Held(manifest))
         known = held.addresses.get(reply.shard, ())
         if address not in known:
@@ -271,30 +371,83 @@ class _Census:
         self.faults[address] = str(error)
         self.errors.append(error)
 
-    def choose(self, prefer: str | None, model: str | None) -> _Held:
-        """The shard set to use; raises as `discover`."""
+    def choose(
+        self, prefer: str | None, model: str | None = None, default: str | None = None
+    ) -> Topology:
+        """The shard set to use, by the rules of proto/README.md, "Which model"; see `discover`.
+
+        Args
+            prefer   the one that is in use
+            model    that the client was given: no other will do
+            default  that the operator names: a client in use waits until all its shards answer
+        """
+        wanted = self._beginning(model)
+        if default is not None and model is None:
+            wanted = self._beginning(default)
+            if prefer in self.held and not any(held.is_whole() for held in wanted.values()):
+                wanted = {prefer: self.held[prefer]}
+        if not wanted:
+            self._miss(model or default)
+        # A server that is silent for a moment holds what it held: no reason to leave a set.
+        silent = {e.shard for e in self.silent if e.shard is not None}
+
+        def is_whole(name: str) -> bool:
+            return wanted[name].is_whole(silent if name == prefer else ())
+
+        named = [name for name, held in wanted.items() if held.is_named and is_whole(name)]
+        if len(named) == 1:
+            return self._topology(wanted[named[0]])
+        return self._topology(
+            max(
+                wanted.items(),
+                key=lambda one: (
+                    one[0] == prefer and is_whole(one[0]),
+                    len(one[1].addresses),
+                    one[0] == prefer,
+                    one[1].defaults,
+                    one[0],
+                ),
+            )[1]
+        )
+
+    def of(self, snapshot_model: str, prefer: str) -> Topology | None:
+        """Where a model that handles are open on is served; None where it is not any more."""
+        if not any(held.manifest.model == snapshot_model for held in self.held.values()):
+            return None
+        return self.choose(prefer, snapshot_model)
+
+    def _beginning(self, model: str | None) -> dict[str, _Held]:
+        """The shard sets whose id, or the id of whose model, begins so; all where None is given.
+
+        Raises  ConfigError  they are of several models
+        """
         wanted = {
             name: held
             for name, held in self.held.items()
             if model is None or name.startswith(model) or held.manifest.model.startswith(model)
         }
-        if not wanted:
-            self._miss(model)
         models = sorted({held.manifest.model for held in wanted.values()})
         if model is not None and len(models) > 1:
             raise ConfigError(
                 f"{model} begins the ids of several models that the servers hold: "
                 f"{', '.join(models)}. Give more digits"
             )
-        return max(
-            wanted.items(),
-            key=lambda one: (
-                len(one[1].addresses),
-                one[0] == prefer,
-                one[1].defaults,
-                one[0],
-            ),
-        )[1]
+        return wanted
+
+    def _topology(self, chosen: _Held) -> Topology:
+        """A shard set, with its silent servers behind those that answer."""
+        manifest, faults = chosen.manifest, dict(self.faults)
+        for shard_set, held in self.held.items():
+            for address in held.holders - chosen.holders:
+                faults.setdefault(address, f"holds shard set {shard_set}, not {manifest.shard_set}")
+        addresses = dict(chosen.addresses)
+        for endpoint in self.silent:
+            if endpoint.shard is not None and endpoint.shard < manifest.shards:
+                known = addresses.get(endpoint.shard, ())
+                if endpoint.address not in known:
+                    addresses[endpoint.shard] = (*known, endpoint.address)
+        limit = min(chosen.max_queries, default=NO_LIMIT)
+        return Topology(manifest, addresses, faults, limit)
 
     def _miss(self, model: str | None) -> NoReturn:
         faults = "; ".join(said_once(self.faults.items()))
@@ -315,24 +468,58 @@ class _Census:
 
 
 def _describe(
-    endpoint: Endpoint, connect: Connect, timeout_s: float
+    endpoint: Endpoint, connect: Connect, timeout_s: float, census: Census, clock: Clock
 ) -> list[pb.DescribeReply | DlmError]:
-    """What a server says of its default shard set, then of each other one."""
-    try:
-        connection = connect(endpoint.address)
-        first = connection.describe(timeout_s)
-    except ConfigError:
-        raise  # not the server's fault, and the same for each
-    except DlmError as exc:
-        return [exc]
-    replies: list[pb.DescribeReply | DlmError] = [first]
-    others = [one for one in dict.fromkeys(first.shard_sets) if one != first.shard_set]
-    for shard_set in others[:MAX_SHARD_SETS]:
+    """What a server says of its default shard set, then of each other one, in `timeout_s` in all.
+
+    Manifests are read here, so that what that takes is part of the time.
+    """
+    until = clock() + timeout_s
+    replies: list[pb.DescribeReply | DlmError] = []
+    wanted = [b""]
+    for shard_set in wanted:
+        left_s = until - clock() if replies else timeout_s
+        if left_s <= 0:
+            what = f"described {len(replies)} of its {len(wanted)} shard sets in {timeout_s:g} s"
+            return [*replies, DeadlineExceeded(f"{endpoint.address} {what}")]
         try:
-            replies.append(connection.describe(timeout_s, shard_set))
+            reply = connect(endpoint.address).describe(left_s, shard_set)
+            if not replies:
+                others = [one for one in dict.fromkeys(reply.shard_sets) if one != reply.shard_set]
+                wanted += others[:MAX_SHARD_SETS]
+            census.read(endpoint.address, reply, shard_set)
+        except ConfigError:
+            raise  # not the server's fault, and the same for each
         except DlmError as exc:
             replies.append(exc)
+        else:
+            replies.append(reply)
     return replies
+
+
+def take_census(
+    endpoints: Sequence[Endpoint],
+    connect: Connect,
+    timeout_s: float,
+    *,
+    clock: Clock = time.monotonic,
+) -> Census:
+    """Asks every server what it holds.
+
+    Args
+        timeout_s  for all that one server describes
+    Raises
+        ConfigError  what the client is to show of itself cannot be read
+    """
+    census = Census()
+    with ThreadPoolExecutor(max_workers=min(len(endpoints), MAX_ASKED) or 1) as pool:
+        replies = list(
+            pool.map(lambda e: _describe(e, connect, timeout_s, census, clock), endpoints)
+        )
+    for endpoint, said in zip(endpoints, replies, strict=True):
+        for place, reply in enumerate(said):
+            census.add(endpoint, reply, place)
+    return census
 
 
 def discover(
@@ -342,17 +529,19 @@ def discover(
     *,
     prefer: str | None = None,
     model: str | None = None,
+    default: str | None = None,
+    clock: Clock = time.monotonic,
 ) -> Topology:
-    """Asks every server what it holds.
+    """Asks every server what it holds, and chooses.
 
     Args
-        timeout_s  for each description
-        prefer     shard set to choose where servers disagree, if any of them holds it
-        model      only shard sets whose id, or the id of whose model, begins so; see `check_model`
+        timeout_s  for all that one server describes
+        prefer, model, default  see `Census.choose`; for the ids, `check_model`
     Returns
-        the shard set of which most shards answer, and among equals the one that is the default of
-        most servers; a server that is silent stands behind those that answer for the shard that
-        the endpoints give for it, so that asking it fails and later works
+        the one complete shard set that all its servers name as their default. Where there is none,
+        or several: the one in use if it is complete, else the one of which most shards answer, and
+        among equals the default of most servers. A server that is silent stands behind those that
+        answer for the shard that the endpoints give for it, so that asking it fails and later works
     Raises
         ShardDown      no server answers, or none that does holds `model` while others are silent
         ProtocolError  servers answer, and none with a description that can be read
@@ -360,30 +549,7 @@ def discover(
                        what the client is to show of itself cannot be read
         AuthenticationError  every server refuses this client
     """
-    with ThreadPoolExecutor(max_workers=min(len(endpoints), 16) or 1) as pool:
-        replies = list(pool.map(lambda e: _describe(e, connect, timeout_s), endpoints))
-    census = _Census()
-    for endpoint, said in zip(endpoints, replies, strict=True):
-        for place, reply in enumerate(said):
-            census.add(endpoint, reply, place)
-    chosen = census.choose(prefer, model)
-    manifest, addresses = chosen.manifest, chosen.addresses
-    _blame_others(census, chosen)
-    for endpoint in census.silent:
-        if endpoint.shard is not None and endpoint.shard < manifest.shards:
-            known = addresses.get(endpoint.shard, ())
-            if endpoint.address not in known:
-                addresses[endpoint.shard] = (*known, endpoint.address)
-    return Topology(manifest, addresses, census.faults, min(chosen.max_queries, default=NO_LIMIT))
-
-
-def _blame_others(census: _Census, chosen: _Held) -> None:
-    """Names the servers that hold other shard sets only."""
-    for shard_set, held in census.held.items():
-        for address in held.holders - chosen.holders:
-            census.faults.setdefault(
-                address, f"holds shard set {shard_set}, not {chosen.manifest.shard_set}"
-            )
+    return take_census(endpoints, connect, timeout_s, clock=clock).choose(prefer, model, default)
 
 
 def _max_queries(reply: pb.DescribeReply, manifest: Manifest) -> int:

@@ -2,6 +2,9 @@
 
 Scores travel on streams that stay open (`exchange`), on an event loop in a thread; what is rare
 goes over gRPC's synchronous stack. Both survive forks (`fork`).
+
+Whoever sends a score never waits here: it does not enter gRPC, whose gate others may hold for long
+(a fork, say). A stream that is not open yet is opened on the loop, and the message waits for it.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from dlm.client.security import (
     open_channel,
     read_token,
 )
-from dlm.errors import DlmError, ProtocolError, ShardDown
+from dlm.errors import DeadlineExceeded, DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.secret import digest
@@ -37,6 +40,8 @@ PAUSE_S = 0.1
 PAUSE_BESIDE_S = 2.0
 # The file of the token is looked at so often while messages are sent; a look costs microseconds.
 TOKEN_LOOK_S = 0.25
+# After its deadline, a call that gRPC has not ended is taken for lost.
+END_S = 5.0
 # A new token is used for new streams at once, but open ones stay so long: servers read their own
 # files within a second, and one that does not know it yet still knows the old one.
 TOKEN_SETTLE_S = 2.0
@@ -113,7 +118,8 @@ class GrpcConnection:
 
     def __init__(self, address: str, streams: int = 1, *, security: ClientSecurity = PLAIN) -> None:
         self.address = address
-        security.check(address)
+        # Judged once: a name that resolves to another machine later is not looked up again.
+        self._target = security.target(address)
         self._security = security
         self._token = read_token(security)
         self._most = streams
@@ -123,27 +129,38 @@ class GrpcConnection:
         self._retired: list[Exchange] = []  # of a token that is not the file's any more
         self._mark_seen = self._mark()
         self._token_looked = self._token_changed = time.monotonic()
-        self._held: deque[Sent] = deque()  # in flight when the process forked
-        self._channel = self._open()
-        self._score = self._channel.unary_unary(f"/{SERVICE}/Score")
-        self._describe = self._channel.unary_unary(
-            f"/{SERVICE}/Describe",
-            request_serializer=pb.DescribeRequest.SerializeToString,
-        )
-        self._download = self._channel.unary_stream(
-            f"/{SERVICE}/Download",
-            request_serializer=pb.DownloadRequest.SerializeToString,
-        )
-        self._heartbeat = self._channel.unary_unary(
-            f"/{SERVICE}/Heartbeat",
-            request_serializer=pb.HeartbeatRequest.SerializeToString,
-        )
+        self._held: deque[Sent] = deque()  # to be sent once there is a stream
+        self._waking = False  # whether a thread is about to start the loop for them
+        self._opening = threading.RLock()
+        self._channel: grpc.Channel | None = None
+        self._methods: dict[str, Callable[..., Any]] = {}
 
-    def _open(self) -> grpc.Channel:
-        with inside():
-            channel = open_channel(self.address, OPTIONS, self._security, self._token)
-            fork.register()
-        return channel
+    def _open(self) -> dict[str, Callable[..., Any]]:
+        """What starts the calls that are rare, by name; their channel is opened for the first.
+
+        Call it inside the gate.
+        """
+        with self._opening:
+            if self._closed:
+                raise self._closed_error()
+            if not self._methods:
+                channel = open_channel(self._target, OPTIONS, self._security, self._token)
+                self._channel = channel
+                fork.register()
+                loop.running()
+                describe, download, beat = (
+                    kind.SerializeToString
+                    for kind in (pb.DescribeRequest, pb.DownloadRequest, pb.HeartbeatRequest)
+                )
+                at = f"/{SERVICE}"
+                # As futures: gRPC's blocking form would wait inside gRPC.
+                self._methods = {
+                    "Score": channel.unary_unary(f"{at}/Score").future,
+                    "Describe": channel.unary_unary(f"{at}/Describe", describe).future,
+                    "Download": channel.unary_stream(f"{at}/Download", download),
+                    "Heartbeat": channel.unary_unary(f"{at}/Heartbeat", beat).future,
+                }
+            return self._methods
 
     def score(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
@@ -153,14 +170,49 @@ class GrpcConnection:
             arguments = (request, timeout_s, reply, metadata)
             threading.Thread(target=self._score_alone, args=arguments, daemon=True).start()
             return
-        while True:
-            stream = self._stream()
-            if stream is None:
-                # The process is about to fork, and this is the loop that ends for it.
-                self._held.append(Sent(request, time.monotonic() + timeout_s, reply))
+        sent = Sent(request, time.monotonic() + timeout_s, reply)
+        if self._send(sent):
+            return
+        self._held.append(sent)
+        if not loop.post(self._send_held):
+            self._wake()
+
+    def _send(self, sent: Sent) -> bool:
+        """Over an open stream. False where one must be opened first, and this is not the loop, or
+        the loop ends for a fork."""
+        while (stream := self._stream()) is not None:
+            if stream.send(sent.request, sent.deadline - time.monotonic(), sent.reply):
+                return True  # else that stream ended meanwhile
+        return False
+
+    def _send_held(self) -> None:
+        """On the loop."""
+        while self._held:
+            sent = self._held.popleft()
+            try:
+                if not self._send(sent):
+                    self._held.appendleft(sent)  # until after the fork
+                    return
+            except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
+                tell(sent.reply, None, self._unsent(exc))
+
+    def _wake(self) -> None:
+        """No loop runs: one is started, once the gate is free, and sends what is held."""
+        with self._lock:
+            if self._waking:
                 return
-            if stream.send(request, timeout_s, reply):
-                return  # else that stream ended meanwhile; the next is a new one
+            self._waking = True
+        try:
+            fork.wake(self)
+        except RuntimeError as exc:  # no thread can be started
+            self.give_up(exc)
+
+    def _unsent(self, cause: Exception) -> DlmError:
+        if isinstance(cause, DlmError):
+            return cause
+        error = DlmError(f"{self.address}: a message could not be sent: {cause!r}")
+        error.__cause__ = cause
+        return error
 
     def _score_alone(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata
@@ -170,14 +222,15 @@ class GrpcConnection:
         For the few messages whose trace is sampled: it costs three times a message of a stream.
         """
         try:
-            data = self._call(self._score, request, timeout_s, metadata)
-        except DlmError as exc:
-            reply(None, exc)
+            data = self._call("Score", request, timeout_s, metadata)
+        except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
+            reply(None, self._unsent(exc))
         else:
             reply(data, None)
 
     def _stream(self) -> Exchange | None:
-        """The stream with the least load, or a new one; None on a loop that ends."""
+        """The stream with the least load; where that is to be a new one, None unless this is the
+        loop, which does not end."""
         with self._lock:
             if self._closed:
                 raise self._closed_error()
@@ -206,17 +259,19 @@ class GrpcConnection:
             found = self._streams[best]
             if found is not None and not found.ended:
                 return found
-        # Whoever is inside the gate may want the lock, so the gate comes first.
-        with inside(), self._lock:
+        if not loop.is_here():
+            return None
+        self._open()  # gRPC's own part in forks comes before ours
+        with self._lock:
             found = self._streams[best]
             if found is None or found.ended:
                 if self._closed:
                     raise self._closed_error()
                 fork.add(self)
                 home = loop.running()
-                if home.ending and loop.is_here():
+                if home.ending:
                     return None
-                if found is not None and found.pending:  # it takes no more, and still answers
+                if found is not None and found.pending:  # takes nothing new, and still answers
                     self._retired = [old for old in self._retired if old.pending]
                     self._retired.append(found)
                 token = self._token() if self._token else ()
@@ -231,7 +286,7 @@ class GrpcConnection:
             return found
 
     def _open_for_loop(self, token: Metadata) -> tuple[grpc.aio.Channel, Metadata]:
-        return open_aio_channel(self.address, OPTIONS, self._security), token
+        return open_aio_channel(self._target, OPTIONS, self._security), token
 
     def _retire_old(self, now: float) -> None:
         """Streams that were opened with another token than its file holds by now take nothing new:
@@ -279,31 +334,30 @@ class GrpcConnection:
 
     def resume(self) -> None:
         """See `fork.Streams`: sends again what was in flight."""
-        while True:
+        self._waking = False
+        loop.post(self._send_held)  # else the loop ends already for another fork
+
+    def give_up(self, cause: Exception) -> None:
+        """See `fork.Streams`."""
+        self._waking = False
+        while self._held:
             try:
                 sent = self._held.popleft()
-            except IndexError:  # no more, or two forks are being recovered from at once
+            except IndexError:  # another thread was quicker
                 return
-            try:
-                self.score(sent.request, sent.deadline - time.monotonic(), sent.reply)
-            except DlmError as exc:
-                tell(sent.reply, None, exc)
-            except Exception as exc:  # noqa: BLE001 - whoever waits must be told
-                error = DlmError(f"{self.address}: a message could not be sent again: {exc!r}")
-                error.__cause__ = exc
-                tell(sent.reply, None, error)
+            tell(sent.reply, None, self._unsent(cause))
 
     def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
         """See `Connection.describe`."""
         request = pb.DescribeRequest(shard_set=shard_set)
-        message = codec.parse(pb.DescribeReply(), self._call(self._describe, request, timeout_s))
+        message = codec.parse(pb.DescribeReply(), self._call("Describe", request, timeout_s))
         if message.checksum != codec.describe_checksum(message):
             raise ProtocolError(f"{self.address}: the description was damaged on the way")
         return message
 
     def download(self, request: pb.DownloadRequest, timeout_s: float) -> Chunks:
         """See `Connection.download`."""
-        call = self._start(self._download, request, timeout_s)
+        call = self._start("Download", request, timeout_s)
         try:
             for data in call:
                 yield codec.parse(pb.DownloadChunk(), data)
@@ -315,7 +369,7 @@ class GrpcConnection:
 
     def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
         """See `Connection.heartbeat`."""
-        return self._read_beat(request, self._call(self._heartbeat, request, timeout_s))
+        return self._read_beat(request, self._call("Heartbeat", request, timeout_s))
 
     def heartbeat_later(
         self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
@@ -334,7 +388,7 @@ class GrpcConnection:
             else:
                 reply(found, None)
 
-        self._start(self._heartbeat.future, request, timeout_s).add_done_callback(done)
+        self._start("Heartbeat", request, timeout_s).add_done_callback(done)
 
     def _read_beat(self, request: pb.HeartbeatRequest, data: bytes) -> pb.HeartbeatReply:
         message = codec.parse(pb.HeartbeatReply(), data)
@@ -349,14 +403,16 @@ class GrpcConnection:
         with self._lock:
             self._closed = True
             streams = self._all_streams()
-        with inside():
-            self._channel.close()
+        with inside(), self._opening:
+            if self._channel is not None:
+                self._channel.close()
         for stream in streams:
             stream.close(self._closed_error())
+        self.give_up(self._closed_error())
 
     def _start(
         self,
-        method: Callable[..., Any],
+        method: str,
         request: object,
         timeout_s: float,
         metadata: Metadata = (),
@@ -364,21 +420,30 @@ class GrpcConnection:
         """The call, under way."""
         try:
             with inside():
-                return method(request, timeout=timeout_s, metadata=metadata or None)
+                return self._open()[method](request, timeout=timeout_s, metadata=metadata or None)
         except ValueError as exc:
             raise self._closed_error() from exc
+        except RuntimeError as exc:
+            # No thread can be started. gRPC would not notice what comes over this channel any more.
+            with self._opening:
+                self._methods = {}
+            raise self._unsent(exc) from exc
 
     def _call(
         self,
-        method: grpc.UnaryUnaryMultiCallable,
+        method: str,
         request: object,
         timeout_s: float,
         metadata: Metadata = (),
     ) -> bytes:
-        # As a future: gRPC's blocking form would wait inside gRPC.
-        call = self._start(method.future, request, timeout_s, metadata)
+        call = self._start(method, request, timeout_s, metadata)
         try:
-            return self._bytes(call.result())
+            # Ends by itself at its deadline, unless gRPC's thread for it is gone.
+            return self._bytes(call.result(timeout_s + END_S))
+        except grpc.FutureTimeoutError as exc:
+            with inside():
+                call.cancel()
+            raise DeadlineExceeded(f"{self.address} gave no answer before the deadline") from exc
         except grpc.RpcError as exc:
             raise self._error(exc) from exc
         except grpc.FutureCancelledError as exc:

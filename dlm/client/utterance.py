@@ -4,8 +4,9 @@ A handle is pinned to a model family and its states carry that family, so that s
 can never meet in one sentence: giving a state to another handle is a type error.
 
 Both faces share everything but the waiting: `_Handle` prepares arrays and shapes answers, and the
-two subclasses say how a future is waited for. That, and the states and answers that pass through a
-handle, is one file past 500 lines: a decoder's whole vocabulary.
+two subclasses say how a future is waited for. A call's time begins here (`_Asking`), and a large
+call is planned and sent in parts, with a look at the clock in between. All this, and the states and
+answers that pass through a handle, is one file past 500 lines: a decoder's whole vocabulary.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from __future__ import annotations
 import asyncio
 import operator
 import re
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,12 +31,22 @@ from dlm.client import kernels
 from dlm.client.core import Core
 from dlm.client.modes import Mode
 from dlm.client.runtime import Snapshot
-from dlm.errors import DeadlineExceeded, FamilyMismatch, ModelSwitched, QueryError
+from dlm.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    DlmError,
+    FamilyMismatch,
+    ModelSwitched,
+    QueryError,
+    StaleShardSet,
+)
 from dlm.ngram.query import Answers
 from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes
 
 Word: TypeAlias = str | bytes | int
-Sentence: TypeAlias = str | bytes | Sequence[str | bytes]
+Sentence: TypeAlias = str | bytes | Sequence[Word]
+# What a handle is made of, see `_Handle`.
+Opened: TypeAlias = tuple[Core, Snapshot, float | None, str, str]
 
 # As in ARPA files, words are split at spaces and tabs; a line end cannot be part of a word either.
 _SPACES = re.compile(rb"[ \t\r\n]+")
@@ -40,8 +54,20 @@ _SPACES = re.compile(rb"[ \t\r\n]+")
 # A caller's wait ends this long after the deadline at the latest, in seconds: the transport ends
 # calls at the deadline by itself, and its own error says more. Not so where there is a partial
 # model, whose answers are the same whatever went wrong.
-GRACE_S = 0.25
+GRACE_S = 0.02
 MAX_DEADLINE_S = 1e6
+
+# Queries that are planned at a time; a larger call looks at the clock in between. A few
+# milliseconds, and for words of text some ten.
+PART = 4096
+# Bytes of a sentence that are split at a time.
+SPLIT_BYTES = 1 << 16
+# Sentences between two looks at the clock, when scores are made of answers.
+SHAPED = 512
+_NO_WORDS = np.zeros(0, np.uint32)
+# Partial answers to a large call, and its results, are made before its deadline: as long before as
+# half of its planning took, and this part of its time, up to so many seconds.
+SHAPE_SHARE, SHAPE_S = 0.05, 0.1
 
 FULL_KIND, SMALL_KIND = "full", "small"
 # What becomes of an utterance on the full model when its client goes over to the small one.
@@ -170,11 +196,130 @@ class _Queries:
     words: NDArray[np.uint32]
 
 
-def split_words(sentence: Sentence) -> list[bytes]:
-    """The words of a sentence; a string is split at spaces, tabs and line ends, nowhere else."""
-    if isinstance(sentence, (str, bytes)):
-        return [w for w in _SPACES.split(as_bytes(sentence)) if w]
-    return [as_bytes(w) for w in sentence]
+def split_words(sentence: str | bytes) -> list[bytes]:
+    """The words of a sentence, split at spaces, tabs and line ends, nowhere else."""
+    return [word for some in _split(sentence) for word in some]
+
+
+def _split(sentence: str | bytes) -> Iterator[list[bytes]]:
+    """The same, some words at a time."""
+    text = as_bytes(sentence)
+    begin = 0
+    while begin < len(text):
+        cut = _SPACES.search(text, begin + SPLIT_BYTES) if len(text) - begin > SPLIT_BYTES else None
+        end = len(text) if cut is None else cut.end()
+        yield [w for w in _SPACES.split(text[begin:end]) if w]
+        begin = end
+
+
+def _check_sequence(value: Any, name: str, expected: str) -> None:
+    """Raises `QueryError` unless `value` can be counted and indexed, and is not one string."""
+    if type(value) in (list, tuple):
+        return
+    if isinstance(value, (str, bytes, bytearray, memoryview)):
+        found = "one string"
+    elif isinstance(value, np.ndarray) and value.ndim == 0:
+        found = "an array without dimensions"
+    elif (
+        not hasattr(value, "__len__")
+        or not hasattr(value, "__getitem__")
+        or isinstance(value, Mapping)
+    ):
+        found = "None" if value is None else f"of type {type(value).__name__}"
+    else:
+        return
+    raise QueryError(f"{name} is {found}; {expected} is expected")
+
+
+@contextmanager
+def _typed() -> Iterator[None]:
+    """Whoever asks gets errors of dlm, even where this process has no memory left."""
+    try:
+        yield
+    except MemoryError as exc:
+        raise DlmError(
+            f"this process has no memory for the call ({exc!r}); ask less at once"
+        ) from exc
+
+
+class _Asking:
+    """One call on its way, in parts, and its time, which begins with this.
+
+    Args
+        handle      whose call it is
+        deadline_s  seconds; the handle's own where not given
+    """
+
+    def __init__(self, handle: _Handle, deadline_s: float | None) -> None:
+        self._begun = time.monotonic()
+        self._handle = handle
+        limit_s = handle._limit(deadline_s)
+        self._limit_s = limit_s if handle._core.timed else MAX_DEADLINE_S
+        self._parts: list[tuple[_Queries, Future[Answers]]] = []
+        self._planned_s = 0.0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return max(self._limit_s - (time.monotonic() - self._begun), 0.0)
+
+    def submit(self, queries: _Queries, ahead: int = 0) -> None:
+        """Plans and sends a part.
+
+        Args
+            ahead  queries that the parts after it will have, as far as that is known
+        Raises
+            DeadlineExceeded  the time is over; the first part is planned in any case, since low
+                              orders may answer all of it
+        """
+        if self._parts:
+            if self.left_s <= 0.0:
+                raise self._too_large()
+            last = self._parts[-1][1]
+            if last.done():
+                last.result()  # the rest of a failed call is not sent
+        future = self._handle._submit(queries, self.left_s, more=bool(self._parts), ahead=ahead)
+        self._parts.append((queries, future))
+        self._planned_s = time.monotonic() - self._begun
+
+    def check(self) -> None:
+        """Raises `DeadlineExceeded` where results of a call in several parts come too late; not
+        where a partial model stands by, since whoever has one wants no error."""
+        if len(self._parts) > 1 and not self._handle.partial and self.left_s <= 0.0:
+            raise self._too_large()
+
+    def _too_large(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"no answer within {self._limit_s:g} s, which is less than this process needs for so "
+            "large a call; ask less at once, or give it more time"
+        )
+
+    def waits(self) -> Iterator[tuple[Future[Answers], float]]:
+        """Each part's future, and the seconds to wait for it."""
+        for number, (_, future) in enumerate(self._parts):
+            left_s = self.left_s
+            if len(self._parts) > 1 and self._handle.partial:
+                # What is still to do by then: partial answers, and results made of all answers.
+                to_do_s = self._planned_s / 2 * (1.0 - number / len(self._parts))
+                left_s -= to_do_s + min(SHAPE_SHARE * self._limit_s, SHAPE_S)
+            yield future, max(left_s, 0.0) + self._handle._grace_s
+
+    def end_late(self, future: Future[Answers]) -> None:
+        """Nobody answered in time."""
+        self._handle._end_late(future, self._limit_s)
+
+    def restart(self) -> None:
+        """Begins anew, in the time that is left: what was planned was for another model."""
+        self._parts = []
+
+    def answers(self) -> list[tuple[_Queries, Answers]]:
+        """Of each part, once all have been waited for."""
+        return [(queries, future.result()) for queries, future in self._parts]
+
+    def cancel(self) -> None:
+        """Gives up whatever is still under way."""
+        for _, future in self._parts:
+            future.cancel()
 
 
 class _Handle:
@@ -191,29 +336,91 @@ class _Handle:
         if on_switch not in (FINISH, RESCORE):
             raise QueryError(f"on_switch is {on_switch!r}; {FINISH!r} or {RESCORE!r} is expected")
         self._core = core
-        self._snapshot = snapshot
         self._deadline_s = deadline_s
         self._rescores = on_switch == RESCORE
-        manifest = snapshot.topology.manifest
-        self.order = manifest.order
-        self.vocabulary_size = manifest.vocabulary_size
-        self.family = Family(kind, manifest.model, manifest.shard_set)
-        self._width = max(manifest.order - 1, 0)
-        self._grace_s = 0.0 if core.config.partial else GRACE_S
+        self._lock = threading.Lock()
+        self._calls = 0  # under way
+        self._settled = kind == SMALL_KIND  # on its model, for good
+        self._before: tuple[Family, int] | None = None  # which it left, and that one's <s>
+        self._pin(snapshot, kind)
+        self.partial = core.config.partial
+        self._grace_s = 0.0 if self.partial else GRACE_S
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(order={self.order}, model={self.family.model})"
 
+    def _pin(self, snapshot: Snapshot, kind: str) -> None:
+        manifest = snapshot.topology.manifest
+        self._snapshot = snapshot
+        self.order = manifest.order
+        self.vocabulary_size = manifest.vocabulary_size
+        self.family = Family(kind, manifest.model, manifest.shard_set)
+        self._width = max(manifest.order - 1, 0)
+
+    @property
+    def _words(self) -> Vocabulary:
+        return self._snapshot.grams.vocabulary
+
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words of the handle's family."""
-        return self._snapshot.grams.vocabulary
+        """The words of the handle's family, on which it stays from then on."""
+        self._settled = True  # whoever looks up an id means this model
+        return self._words
+
+    # -- a new handle whose model was taken away ----------------------------------------------
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        with self._lock:
+            self._calls += 1
+        try:
+            yield
+            self._settled = True
+        finally:
+            with self._lock:
+                self._calls -= 1
+
+    def _left(self, error: StaleShardSet, asking: _Asking) -> float:
+        """Seconds that a call has for another model; raises `error` where there are none, or where
+        its handle must stay: something was answered by it already, asked by id, or looked up."""
+        left_s = asking.left_s
+        with self._lock:
+            if self._settled or self._calls > 1 or left_s <= 0.0:
+                raise error
+        return left_s
+
+    def _move(self, error: StaleShardSet, fresh: Snapshot) -> None:
+        """Goes over to the model that took the place of its own."""
+        with self._lock:
+            if self._settled or self._calls > 1:
+                raise error
+            self._before = self.family, self._words.begin_id
+            self._pin(fresh, self.family.kind)
+
+    def _moved(self, state: State) -> State:
+        """A state from before the handle went over to another model: its `begin` or `null`."""
+        family, begin_id = self._before or (None, -1)
+        if state.family == family and state._words in ((), (begin_id,)):
+            return self.begin() if state._words else self.null()
+        raise _mismatch(state.family, self.family)
+
+    def _again(
+        self, error: StaleShardSet, asking: _Asking, make: Callable[[], Iterator[None]]
+    ) -> Iterator[None]:
+        """The parts of a call once more; what fails now is told as it is."""
+        self._left(error, asking)
+        self._settled = True
+        asking.restart()
+        try:
+            yield from make()
+        except FamilyMismatch:  # states that another handle gave
+            raise error from None
 
     def begin(self) -> State:
         """The state at the beginning of a sentence."""
         if self.order == 1:
             return State(self.family, ())
-        return State(self.family, (self.vocabulary.begin_id,))
+        return State(self.family, (self._words.begin_id,))
 
     def null(self) -> State:
         """The state that knows nothing of the past."""
@@ -223,7 +430,8 @@ class _Handle:
 
     def _id(self, word: Word) -> int:
         if isinstance(word, (str, bytes)):
-            return self.vocabulary.id_of(word)
+            return self._words.id_of(word)
+        self._settled = True
         try:
             number = operator.index(word)
         except TypeError as exc:
@@ -234,14 +442,14 @@ class _Handle:
             raise QueryError(f"word id {number}; ids are 0 to {self.vocabulary_size - 1}")
         return number
 
-    def _ids(self, words: Sequence[Word] | NDArray[Any]) -> NDArray[np.uint32]:
-        if isinstance(words, (str, bytes)):
-            raise QueryError("a sequence of words is expected, not one string")
+    def _ids(self, words: Sequence[Word] | NDArray[Any], name: str = "words") -> NDArray[np.uint32]:
+        _check_sequence(words, name, "a sequence of words")
         if isinstance(words, np.ndarray) and words.ndim != 1:
             raise QueryError(
                 f"an array of words has shape {words.shape}; one dimension is expected"
             )
         if isinstance(words, np.ndarray) and words.dtype.kind in "iu":
+            self._settled = True
             if words.size and (int(words.min()) < 0 or int(words.max()) >= self.vocabulary_size):
                 raise QueryError(
                     f"word ids from {words.min()} to {words.max()}; "
@@ -251,23 +459,44 @@ class _Handle:
         return np.fromiter((self._id(w) for w in words), np.uint32, len(words))
 
     def _contexts(
-        self, contexts: Sequence[Sequence[Word]]
+        self, contexts: Sequence[Sequence[Word]], first: int
     ) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
         dense = np.zeros((len(contexts), self._width), np.uint32)
         lengths = np.zeros(len(contexts), np.uint8)
         for row, context in enumerate(contexts):
-            kept = self._ids(context[max(len(context) - self._width, 0) :] if self._width else ())
+            name = f"contexts[{first + row}]"
+            _check_sequence(context, name, "a sequence of words")
+            last = context[max(len(context) - self._width, 0) :] if self._width else ()
+            kept = self._ids(last, name)
             dense[row, self._width - len(kept) :] = kept
             lengths[row] = len(kept)
         return dense, lengths
 
-    def _score_queries(self, contexts: Sequence[Sequence[Word]], words: Sequence[Word]) -> _Queries:
+    def _score_queries(
+        self, contexts: Sequence[Sequence[Word]], words: Sequence[Word], first: int = 0
+    ) -> _Queries:
+        dense, lengths = self._contexts(contexts, first)
+        return _Queries(dense, lengths, np.ones(len(words), np.uint32), self._ids(words))
+
+    def _score_parts(
+        self, asking: _Asking, contexts: Sequence[Sequence[Word]], words: Sequence[Word]
+    ) -> Iterator[None]:
+        """Submits the parts of a call, one at each step."""
+        _check_sequence(contexts, "contexts", "a sequence of contexts, each a sequence of words,")
+        _check_sequence(words, "words", "a sequence of words")
         if len(contexts) != len(words):
             raise QueryError(
                 f"{len(contexts)} contexts and {len(words)} words; one each is expected"
             )
-        dense, lengths = self._contexts(contexts)
-        return _Queries(dense, lengths, np.ones(len(words), np.uint32), self._ids(words))
+        if len(words) <= PART:
+            asking.submit(self._score_queries(contexts, words))
+            yield
+            return
+        for begin in range(0, len(words), PART):
+            part = slice(begin, begin + PART)
+            ahead = max(len(words) - begin - PART, 0)
+            asking.submit(self._score_queries(contexts[part], words[part], begin), ahead)
+            yield
 
     def _gather(self, states: States | Sequence[State]) -> States:
         """Any sequence of states as one flat array, their family checked."""
@@ -277,13 +506,14 @@ class _Handle:
             return states.reshape(-1)
         if isinstance(states, State):
             raise QueryError("a sequence of states is expected, not one State; give [state]")
+        _check_states(states)
         dense = np.zeros((len(states), self._width), np.uint32)
         lengths = np.zeros(len(states), np.uint8)
         for row, state in enumerate(states):
             if not isinstance(state, State):
                 raise FamilyMismatch(f"a State is expected, not {type(state).__name__}")
             if state.family != self.family:
-                raise _mismatch(state.family, self.family)
+                state = self._moved(state)
             count = len(state._words)
             dense[row, self._width - count :] = state._words
             lengths[row] = count
@@ -298,96 +528,166 @@ class _Handle:
             *kernels.next_states(*(np.require(a, requirements=["C", "W"]) for a in given)),
         )
 
-    def _extend_queries(
-        self, states: States | Sequence[State], words: Any
-    ) -> tuple[_Queries, tuple[int, int]]:
-        flat = self._gather(states)
-        count = len(flat)
-        nested = isinstance(words, np.ndarray) and words.ndim == 2
-        if not nested and not isinstance(words, np.ndarray) and len(words):
-            nested = isinstance(words[0], (Sequence, np.ndarray))
-            nested = nested and not isinstance(words[0], (str, bytes))
-        if nested:
-            if isinstance(words, np.ndarray):
-                shape = (len(words), words.shape[1])
-                ids = self._ids(words.reshape(-1))
-            else:
-                rows = [self._ids(row) for row in words]
-                widths = {len(row) for row in rows}
-                if len(widths) > 1:
-                    raise QueryError(
-                        f"words for {len(rows)} states, {sorted(widths)} each; as many for each "
-                        f"of {count} states are expected"
-                    )
-                shape = (len(rows), max(widths, default=0))
-                ids = np.concatenate(rows) if rows else np.zeros(0, np.uint32)
-            if shape[0] != count:
-                raise QueryError(
-                    f"words for {shape[0]} states, {shape[1]} each; as many for each of {count} "
-                    "states are expected"
-                )
+    def _extend_shape(self, states: States | Sequence[State], words: Any) -> tuple[int, int, bool]:
+        """How many states, how many words for each, and whether each has words of its own."""
+        if isinstance(states, State):
+            raise QueryError("a sequence of states is expected, not one State; give [state]")
+        if not isinstance(states, States):
+            _check_states(states)
+        _check_sequence(words, "words", "a sequence of words, or one for each state,")
+        count = states._lengths.size if isinstance(states, States) else len(states)
+        if isinstance(words, np.ndarray):
+            if words.ndim != 2:
+                return count, len(words if words.ndim == 1 else self._ids(words)), False
+            rows, widths = len(words), {words.shape[1]}
+        elif len(words) and (
+            isinstance(words[0], (Sequence, np.ndarray)) and not isinstance(words[0], (str, bytes))
+        ):
+            for at, row in enumerate(words):
+                _check_sequence(row, f"words[{at}]", "a sequence of words")
+            rows, widths = len(words), {len(row) for row in words}
         else:
-            ids = self._ids(words)
-            shape = (count, len(ids))
-            ids = np.tile(ids, count)
-        counts = np.full(count, shape[1], np.uint32)
-        return _Queries(flat._contexts, flat._lengths, counts, ids), shape
+            return count, len(words), False
+        if len(widths) > 1 or rows != count:
+            each = max(widths, default=0) if len(widths) == 1 else sorted(widths)
+            raise QueryError(
+                f"words for {rows} states, {each} each; as many for each of {count} states are "
+                "expected"
+            )
+        return count, max(widths), True
 
-    def _extension(self, queries: _Queries, shape: tuple[int, int], answers: Answers) -> Extension:
+    def _extend_parts(
+        self, asking: _Asking, states: States | Sequence[State], words: Any
+    ) -> Iterator[None]:
+        """As `_score_parts`."""
+        count, width, nested = self._extend_shape(states, words)
+        if isinstance(states, States):
+            states = self._gather(states)
+        ids = None if nested else self._ids(words)
+        rows, columns = max(PART // max(width, 1), 1), max(min(width, PART), 1)
+        for first in range(0, count or 1, rows):
+            flat = self._gather(states[first : first + rows])
+            some = () if ids is not None else words[first : first + rows]
+            for begin in range(0, width or 1, columns):
+                part = slice(begin, begin + columns)
+                if ids is not None:
+                    asked = np.tile(ids[part], len(flat))
+                elif isinstance(some, np.ndarray):
+                    asked = self._ids(some[:, part].reshape(-1))
+                else:
+                    named = [(row[part], f"words[{at}]") for at, row in enumerate(some, first)]
+                    asked = np.concatenate([_NO_WORDS, *(self._ids(*one) for one in named)])
+                counts = np.full(len(flat), min(columns, width - begin), np.uint32)
+                ahead = count * width - first * width - len(flat) * begin - len(asked)
+                asking.submit(_Queries(flat._contexts, flat._lengths, counts, asked), ahead)
+                yield
+
+    def _extension(
+        self, asking: _Asking, states: States | Sequence[State], words: Any
+    ) -> Extension:
+        count, width, _ = self._extend_shape(states, words)
+        shape = (count, width)
+        parts, after = asking.answers(), []
+        for queries, answers in parts:
+            after.append(self._after(queries, answers))
+            asking.check()
+        answers = _joined(parts)
+        contexts = np.concatenate([part._contexts for part in after])
+        lengths = np.concatenate([part._lengths for part in after])
         return Extension(
             answers.log10_prob.reshape(shape),
             answers.matched_order.reshape(shape),
             answers.ngram_length.reshape(shape),
-            self._after(queries, answers).reshape(*shape),
+            States(self.family, contexts, lengths).reshape(*shape),
             _source(answers).reshape(shape),
         )
 
-    def _sentence_queries(
-        self, sentences: Sequence[Sentence], bos: bool, eos: bool
-    ) -> tuple[_Queries, list[int]]:
+    def _sentence_parts(
+        self,
+        asking: _Asking,
+        sentences: Sequence[Sentence],
+        bos: bool,
+        eos: bool,
+        counts: list[int],
+    ) -> Iterator[None]:
+        """As `_score_parts`; adds the tokens of each sentence to `counts`."""
+        counts.clear()
         if isinstance(sentences, (str, bytes)):
             raise QueryError(
                 "a sequence of sentences is expected, not one string, whose characters would be "
                 "scored; give [sentence]"
             )
-        vocabulary = self.vocabulary
-        stream: list[int] = []
-        lengths: list[int] = []
-        context_lengths: list[int] = []
-        counts = []
-        head = [vocabulary.begin_id] * bos
-        for sentence in sentences:
-            ids = [vocabulary.ids.get(w, UNK_ID) for w in split_words(sentence)]
+        _check_sequence(sentences, "sentences", "a sequence of sentences")
+        begin, end = self._words.begin_id, self._words.end_id
+        segments: list[tuple[list[int], list[int]]] = []  # what stands before, and the tokens
+        tokens = total = 0
+        for row, sentence in enumerate(sentences):
+            before, count = [begin] * bos, 0
+            for ids in self._sentence_ids(sentence, f"sentences[{row}]"):
+                segments.append((before, ids))
+                # A sentence that is cut goes on after its own last words.
+                before = [*before, *ids][-self._width :] if self._width else []
+                count += len(ids)
+                tokens += len(ids)
+                if tokens >= PART:
+                    total += tokens
+                    ahead = (len(sentences) - row - 1) * total // (row + 1)
+                    asking.submit(self._sentence_queries(segments), ahead)
+                    segments, tokens = [], 0
+                    yield
             if eos:
-                ids.append(vocabulary.end_id)
-            counts.append(len(ids))
-            stream += head
+                segments.append((before, [end]))
+                tokens += 1
+            counts.append(count + eos)
+        if segments or not total:
+            asking.submit(self._sentence_queries(segments))
+            yield
+
+    def _sentence_ids(self, sentence: Sentence, name: str) -> Iterator[list[int]]:
+        """The ids of its words, some at a time."""
+        known = self._words.ids
+        if isinstance(sentence, (str, bytes)):
+            for words in _split(sentence):
+                yield [known.get(word, UNK_ID) for word in words]
+            return
+        _check_sequence(sentence, name, "a string or a sequence of words")
+        if isinstance(sentence, np.ndarray):
+            sentence = self._ids(sentence, name).tolist()
+        given = iter(sentence)
+        while some := list(islice(given, PART)):
+            yield [known.get(w, UNK_ID) if type(w) is bytes else self._id(w) for w in some]
+
+    def _sentence_queries(self, segments: list[tuple[list[int], list[int]]]) -> _Queries:
+        """A query for each token of the segments, after what stands before it."""
+        stream: list[int] = []
+        at: list[int] = []
+        context_lengths: list[int] = []
+        for before, ids in segments:
+            stream += before
+            at += range(len(stream), len(stream) + len(ids))
+            context_lengths += range(len(before), len(before) + len(ids))
             stream += ids
-            lengths.append(len(ids) + len(head))
-            context_lengths += range(len(head), len(ids) + len(head))
         flat = np.array(stream, np.uint32)
-        begins = np.cumsum([0, *lengths])[:-1]
-        at = np.concatenate(
-            [np.arange(b + len(head), b + n) for b, n in zip(begins, lengths, strict=True)]
-            or [np.zeros(0, np.int64)]
-        ).astype(np.int64)
+        places = np.array(at, np.int64)
         kept = np.minimum(np.array(context_lengths, np.int64), self._width).reshape(len(at))
         back = np.arange(self._width, 0, -1)[None, :]
         used = back <= kept[:, None]
-        contexts = np.where(used, flat[np.where(used, at[:, None] - back, 0)], 0).astype(np.uint32)
+        before_each = np.where(used, places[:, None] - back, 0)
+        contexts = np.where(used, flat[before_each] if len(flat) else 0, 0).astype(np.uint32)
         ones = np.ones(len(at), np.uint32)
-        return _Queries(contexts, kept.astype(np.uint8), ones, flat[at]), counts
+        return _Queries(contexts, kept.astype(np.uint8), ones, flat[places])
 
-    def _sentence_scores(
-        self, queries: _Queries, counts: list[int], answers: Answers
-    ) -> list[SentenceScore]:
+    def _sentence_scores(self, asking: _Asking, counts: list[int]) -> list[SentenceScore]:
+        parts = asking.answers()
+        answers = _joined(parts)
+        words = np.concatenate([queries.words for queries, _ in parts])
         out = []
         begin = 0
         source = _source(answers)
-        for count in counts:
+        for number, count in enumerate(counts, 1):
             part = slice(begin, begin + count)
             prob = answers.log10_prob[part]
-            oov = queries.words[part] == UNK_ID
+            oov = words[part] == UNK_ID
             out.append(
                 SentenceScore(
                     float(prob.sum(dtype=np.float64)),
@@ -401,46 +701,68 @@ class _Handle:
                 )
             )
             begin += count
+            if number % SHAPED == 0:
+                asking.check()
         return out
 
-    def _next_words_queries(self, state: State, k: int) -> _Queries:
-        if k < 1:
-            raise QueryError(f"{k} next words were asked for; at least 1 is expected")
+    def _next_words_parts(self, asking: _Asking, state: State, k: int) -> Iterator[None]:
+        """As `_score_parts`."""
+        if not isinstance(k, (int, np.integer)) or k < 1:
+            raise QueryError(f"{k!r} next words were asked for; a number from 1 is expected")
         flat = self._gather([state])
         words = np.arange(self.vocabulary_size, dtype=np.uint32)
-        begin = self.vocabulary.begin_id
+        begin = self._words.begin_id
         if begin != UNK_ID:  # <s> follows nothing, whatever probability the file gives it
             words = np.delete(words, begin)
-        return _Queries(flat._contexts, flat._lengths, np.array([len(words)], np.uint32), words)
+        for first in range(0, len(words) or 1, PART):
+            some = words[first : first + PART]
+            count = np.array([len(some)], np.uint32)
+            ahead = len(words) - first - len(some)
+            asking.submit(_Queries(flat._contexts, flat._lengths, count, some), ahead)
+            yield
 
     @staticmethod
-    def _top(queries: _Queries, answers: Answers, k: int) -> list[tuple[int, np.float32]]:
-        order = np.argsort(-answers.log10_prob, kind="stable")[:k]
-        return [(int(queries.words[i]), answers.log10_prob[i]) for i in order]
+    def _top(asking: _Asking, k: int) -> list[tuple[int, np.float32]]:
+        """The best of each part, and of these the best; among equals the first."""
+        words, probs = [], []
+        for queries, answers in asking.answers():
+            best = np.argsort(-answers.log10_prob, kind="stable")[:k]
+            words.append(queries.words[best])
+            probs.append(answers.log10_prob[best])
+        found, prob = np.concatenate(words), np.concatenate(probs)
+        return [(int(found[i]), prob[i]) for i in np.argsort(-prob, kind="stable")[:k]]
 
-    def _submit(self, queries: _Queries, deadline_s: float | None) -> tuple[Future[Answers], float]:
-        """The call's future, and the seconds it has."""
-        if self._rescores and self._core.mode() is Mode.SMALL:
-            raise ModelSwitched(
-                "the servers fail, and new utterances go to the small model; open a new utterance "
-                "and score this one from its start"
-            )
+    def _limit(self, deadline_s: float | None) -> float:
+        """Seconds that a call has."""
         limit = self._deadline_s if deadline_s is None else deadline_s
         limit = self._core.config.deadline_s if limit is None else limit
         if not isinstance(limit, (int, float)) or not 0 < limit < MAX_DEADLINE_S:
             raise QueryError(
                 f"a deadline of {limit!r}; seconds above 0, below {MAX_DEADLINE_S:g}, are expected"
             )
-        future = self._core.submit(
+        return limit
+
+    def _submit(
+        self, queries: _Queries, limit_s: float, *, more: bool = False, ahead: int = 0
+    ) -> Future[Answers]:
+        """See `Core.submit`."""
+        if self._rescores and self._core.mode() is Mode.SMALL:
+            raise ModelSwitched(
+                "the servers fail, and new utterances go to the small model; open a new utterance "
+                "and score this one from its start"
+            )
+        return self._core.submit(
             self.family.model,
             queries.contexts,
             queries.lengths,
             queries.counts,
             queries.words,
-            limit,
+            limit_s,
             None if self._rescores else self._snapshot,
+            moves_on=not self._settled,
+            more=more,
+            ahead=ahead,
         )
-        return future, limit
 
     def _end_late(self, future: Future[Answers], limit_s: float) -> None:
         """Ends a call whose time is over, for its caller and for whoever counts calls alike: one
@@ -451,12 +773,32 @@ class _Handle:
             future.set_exception(late)
 
 
+def _check_states(states: Any) -> None:
+    _check_sequence(states, "states", "a sequence of states, as begin() and extend() give them,")
+
+
 def _mismatch(found: Family, expected: Family) -> FamilyMismatch:
     return FamilyMismatch(
         f"a state of the {found.kind} model {found.model} (shard set {found.shard_set}) was given "
         f"to a handle of the {expected.kind} model {expected.model} "
         f"(shard set {expected.shard_set}); scores of two models do not mix in a sentence"
     )
+
+
+def _joined(parts: list[tuple[_Queries, Answers]]) -> Answers:
+    """The answers to all parts, one after another."""
+    every = [answers for _, answers in parts]
+    if len(every) == 1:
+        return every[0]
+    joined = Answers(
+        np.concatenate([a.log10_prob for a in every]),
+        np.concatenate([a.matched_order for a in every]),
+        np.concatenate([a.ngram_length for a in every]),
+        np.concatenate([a.state_length for a in every]),
+    )
+    if all(a.source is None for a in every):
+        return joined
+    return replace(joined, source=np.concatenate([_source(a) for a in every]))
 
 
 def _source(answers: Answers) -> NDArray[np.uint8]:
@@ -466,13 +808,30 @@ def _source(answers: Answers) -> NDArray[np.uint8]:
 class Utterance(_Handle):
     """A synchronous handle; made by `Client.utterance`. Any thread may use it."""
 
-    def _wait(self, queries: _Queries, deadline_s: float | None) -> Answers:
-        future, limit_s = self._submit(queries, deadline_s)
+    def _ask(self, asking: _Asking, make: Callable[[], Iterator[None]]) -> None:
+        """Submits all parts that `make` gives, and waits until each has ended; of a new handle
+        whose model was taken away, on the one that took its place."""
+        with self._call():
+            try:
+                self._wait(asking, make())
+            except StaleShardSet as error:
+                left_s = self._left(error, asking)
+                with suppress(DlmError):  # where nothing did: what low orders say, if they may
+                    self._move(error, self._core.current(left_s, self.family.model))
+                self._wait(asking, self._again(error, asking, make))
+
+    def _wait(self, asking: _Asking, parts: Iterator[None]) -> None:
         try:
-            return future.result(limit_s + self._grace_s)
-        except FutureTimeout:
-            self._end_late(future, limit_s)
-        return future.result()
+            for _ in parts:
+                pass
+            for future, wait_s in asking.waits():
+                try:
+                    future.result(wait_s)
+                except FutureTimeout:
+                    asking.end_late(future)
+                    future.result()
+        finally:
+            asking.cancel()
 
     def score(
         self,
@@ -490,7 +849,10 @@ class Utterance(_Handle):
         Raises
             QueryError, UnavailableError, ProtocolError
         """
-        return self._wait(self._score_queries(contexts, words), deadline_s)
+        with _typed():
+            asking = _Asking(self, deadline_s)
+            self._ask(asking, lambda: self._score_parts(asking, contexts, words))
+            return _joined(asking.answers())
 
     def extend(
         self,
@@ -506,8 +868,10 @@ class Utterance(_Handle):
         Raises
             FamilyMismatch (a TypeError), QueryError, UnavailableError, ProtocolError
         """
-        queries, shape = self._extend_queries(states, words)
-        return self._extension(queries, shape, self._wait(queries, deadline_s))
+        with _typed():
+            asking = _Asking(self, deadline_s)
+            self._ask(asking, lambda: self._extend_parts(asking, states, words))
+            return self._extension(asking, states, words)
 
     def score_sentences(
         self,
@@ -520,13 +884,16 @@ class Utterance(_Handle):
         """Scores whole sentences; all their queries travel together.
 
         Args
-            sentences  each a string, split at spaces, tabs and line ends, or a sequence of words
+            sentences  each a string, split at spaces, tabs and line ends, or a sequence of words,
+                       ids or strings
             bos, eos   whether a sentence begins after <s>, and whether its end is scored
         Raises
             QueryError (one string in place of several), UnavailableError, ProtocolError
         """
-        queries, counts = self._sentence_queries(sentences, bos, eos)
-        return self._sentence_scores(queries, counts, self._wait(queries, deadline_s))
+        with _typed():
+            asking, counts = _Asking(self, deadline_s), list[int]()
+            self._ask(asking, lambda: self._sentence_parts(asking, sentences, bos, eos, counts))
+            return self._sentence_scores(asking, counts)
 
     def next_words(
         self, state: State, k: int, *, deadline_s: float | None = None
@@ -539,24 +906,91 @@ class Utterance(_Handle):
 
         Cost  a query for every word of the vocabulary, in one message per `max_queries`
         """
-        queries = self._next_words_queries(state, k)
-        return self._top(queries, self._wait(queries, deadline_s), k)
+        with _typed():
+            asking = _Asking(self, deadline_s)
+            self._ask(asking, lambda: self._next_words_parts(asking, state, k))
+            return self._top(asking, k)
 
 
 class AsyncUtterance(_Handle):
-    """An asynchronous handle; made by `AsyncClient.utterance`. The methods are `Utterance`'s."""
+    """An asynchronous handle; made by `AsyncClient.utterance`. The methods are `Utterance`'s.
 
-    async def _wait(self, queries: _Queries, deadline_s: float | None) -> Answers:
-        future, limit_s = self._submit(queries, deadline_s)
-        wrapped = asyncio.wrap_future(future)
+    It can be awaited, which gives itself: where its client has not connected yet, connected.
+    """
+
+    _open_later: Callable[[], Opened] | None = None
+    _opening: asyncio.Task[None] | None = None
+
+    @classmethod
+    def later(
+        cls, opened: Callable[[], Opened], core: Core, deadline_s: float | None
+    ) -> AsyncUtterance:
+        """A handle of `core` whose first call gets, in a thread, what `opened` returns."""
+        handle = cls.__new__(cls)
+        handle._core, handle._deadline_s = core, deadline_s
+        handle._open_later = opened
+        return handle
+
+    def __repr__(self) -> str:
+        return super().__repr__() if self._open_later is None else "AsyncUtterance(not connected)"
+
+    def __await__(self) -> Generator[Any, None, AsyncUtterance]:
+        return self._connected(None).__await__()
+
+    async def _connected(self, asking: _Asking | None) -> AsyncUtterance:
+        """Itself, once its client has connected."""
+        if self._open_later is not None:
+            if self._opening is None or self._opening.done():
+                self._opening = asyncio.create_task(self._connect(self._open_later))
+                # Whoever waited may have gone by the time that it fails.
+                self._opening.add_done_callback(lambda done: done.cancelled() or done.exception())
+            opening = self._opening
+            # Others may wait for it as well, and the next call finds it further.
+            await asyncio.wait([opening], timeout=None if asking is None else asking.left_s)
+            if not opening.done():
+                raise DeadlineExceeded("the client had not connected by the deadline of this call")
+            opening.result()
+        return self
+
+    async def _connect(self, opened: Callable[[], Opened]) -> None:
+        self.__init__(*await asyncio.to_thread(opened))  # type: ignore[misc]
+        self._open_later = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._open_later is None or name.startswith("__"):
+            raise AttributeError(name)
+        raise ConfigError(
+            f"{name} is not known before the client has connected; open this handle with "
+            "`await client.utterance()`"
+        )
+
+    async def _ask(self, asking: _Asking, make: Callable[[], Iterator[None]]) -> None:
+        """See `Utterance._ask`."""
+        await self._connected(asking)
+        with self._call():
+            try:
+                await self._wait(asking, make())
+            except StaleShardSet as error:
+                left_s, model = self._left(error, asking), self.family.model
+                with suppress(DlmError):
+                    fresh = await asyncio.to_thread(self._core.current, left_s, model)
+                    self._move(error, fresh)
+                await self._wait(asking, self._again(error, asking, make))
+
+    async def _wait(self, asking: _Asking, parts: Iterator[None]) -> None:
+        """Between two parts the loop goes on."""
         try:
-            done, _ = await asyncio.wait([wrapped], timeout=limit_s + self._grace_s)
-        except asyncio.CancelledError:
-            wrapped.cancel()  # and `future` with it
-            raise
-        if not done:
-            self._end_late(future, limit_s)
-        return await wrapped
+            for number, _ in enumerate(parts):
+                if number:
+                    await asyncio.sleep(0)
+            for future, wait_s in asking.waits():
+                wrapped = asyncio.wrap_future(future)
+                done, _ = await asyncio.wait([wrapped], timeout=wait_s)
+                if not done:
+                    asking.end_late(future)
+                await wrapped
+        finally:
+            asking.cancel()
 
     async def score(
         self,
@@ -566,7 +1000,10 @@ class AsyncUtterance(_Handle):
         deadline_s: float | None = None,
     ) -> Answers:
         """See `Utterance.score`."""
-        return await self._wait(self._score_queries(contexts, words), deadline_s)
+        with _typed():
+            asking = _Asking(self, deadline_s)
+            await self._ask(asking, lambda: self._score_parts(asking, contexts, words))
+            return _joined(asking.answers())
 
     async def extend(
         self,
@@ -576,8 +1013,10 @@ class AsyncUtterance(_Handle):
         deadline_s: float | None = None,
     ) -> Extension:
         """See `Utterance.extend`."""
-        queries, shape = self._extend_queries(states, words)
-        return self._extension(queries, shape, await self._wait(queries, deadline_s))
+        with _typed():
+            asking = _Asking(self, deadline_s)
+            await self._ask(asking, lambda: self._extend_parts(asking, states, words))
+            return self._extension(asking, states, words)
 
     async def score_sentences(
         self,
@@ -588,12 +1027,18 @@ class AsyncUtterance(_Handle):
         deadline_s: float | None = None,
     ) -> list[SentenceScore]:
         """See `Utterance.score_sentences`."""
-        queries, counts = self._sentence_queries(sentences, bos, eos)
-        return self._sentence_scores(queries, counts, await self._wait(queries, deadline_s))
+        with _typed():
+            asking, counts = _Asking(self, deadline_s), list[int]()
+            await self._ask(
+                asking, lambda: self._sentence_parts(asking, sentences, bos, eos, counts)
+            )
+            return self._sentence_scores(asking, counts)
 
     async def next_words(
         self, state: State, k: int, *, deadline_s: float | None = None
     ) -> list[tuple[int, np.float32]]:
         """See `Utterance.next_words`."""
-        queries = self._next_words_queries(state, k)
-        return self._top(queries, await self._wait(queries, deadline_s), k)
+        with _typed():
+            asking = _Asking(self, deadline_s)
+            await self._ask(asking, lambda: self._next_words_parts(asking, state, k))
+            return self._top(asking, k)

@@ -15,11 +15,26 @@ from dlm.client import kernels, router
 from dlm.client.call import Call, Item, deliver
 from dlm.client.lowgrams import LowGrams
 from dlm.index.layout import Manifest
+from dlm.index.search import shard
+from dlm.ngram import kernels as text
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.wire import codec
+from dlm.wire import kernels as checks
 
 CONTEXTS = 3
+
+# What a client runs, with servers or without; see jit.compile_ahead.
+KERNELS = (
+    *shard.KERNELS,
+    kernels.group_queries,
+    kernels.route_groups,
+    kernels.next_states,
+    kernels.copy_answers,
+    text.enter_words,
+    text.find_words,
+    checks.out_of_range,
+)
 
 
 def warm_up(grams: LowGrams) -> None:
@@ -48,7 +63,8 @@ def warm_up(grams: LowGrams) -> None:
         data, checksum = codec.encode_score_request(manifest.shard_set_bytes, 0, merged.groups)
         queries = len(merged.groups.words)
         request = codec.decode_score_request(data, max_queries=queries)
-        reply = codec.encode_score_reply(request, Answers.empty(queries))
+        zeros, ones = np.zeros(queries, np.float32), np.ones(queries, np.uint8)
+        reply = codec.encode_score_reply(request, Answers(zeros, ones, ones, ones))
         received = codec.decode_score_reply(
             reply,
             shard_set=manifest.shard_set_bytes,
@@ -56,6 +72,7 @@ def warm_up(grams: LowGrams) -> None:
             queries=queries,
             request_checksum=checksum,
         )
+        codec.check_answers(received, merged.groups, manifest.order)
         deliver(items, merged, received)
     else:
         call.succeed()

@@ -9,9 +9,9 @@ what is left instead: the model then says P(word | context, the word is in the v
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns, memory_bytes
 from dlm.estimate.merge.union import Walk, unite
+from dlm.files import scratch_folder
 from dlm.ngram.arpa import ArpaReader, NgramBatch, write_arpa
 from dlm.ngram.vocab import Vocabulary
 
@@ -86,10 +87,13 @@ def filter_arpa(
         raise ConfigError(f"{folder} is no folder; make it, or give another with --tmp")
     say(f"reading {os.fspath(model)}")
     with (
-        tempfile.TemporaryDirectory(prefix=".dlm-filter-", dir=folder) as scratch,
+        scratch_folder(folder, "dlm-filter") as scratch,
         ArpaReader(model) as reader,
+        ExitStack() as opened,
     ):
-        files = [Path(scratch) / f"{k}" for k in range(1, reader.order + 1)]
+        files = [
+            opened.enter_context((scratch / f"{k}").open("wb")) for k in range(1, reader.order + 1)
+        ]
         unigrams: list[NgramBatch] = []
         kept: _Kept | None = None
         for batch in reader.batches():
@@ -121,7 +125,7 @@ class _Kept:
         reader: ArpaReader,
         words: Collection[bytes],
         contexts: bool,
-        files: list[Path],
+        files: Sequence[IO[bytes]],
         unigrams: Iterable[NgramBatch],
     ) -> None:
         self._contexts = contexts
@@ -132,8 +136,7 @@ class _Kept:
             [w for w, stay in zip(reader.vocabulary.words, stays.tolist(), strict=True) if stay],
             unk_in_model=reader.vocabulary.unk_in_model,
         )
-        self._paths = files
-        self._files: list[IO[bytes]] = [path.open("wb") for path in files]
+        self._files = files
         for batch in unigrams:
             self.add(batch)
 
@@ -150,11 +153,11 @@ class _Kept:
     def sections(self) -> list[tuple[NDArray[np.uint32], NDArray[np.float32], Any]]:
         """What `write_arpa` takes, mapped from the files."""
         out: list[tuple[NDArray[np.uint32], NDArray[np.float32], Any]] = []
-        for k, (file, path) in enumerate(zip(self._files, self._paths, strict=True), 1):
+        for k, file in enumerate(self._files, 1):
             file.close()
             rows = np.zeros((0, k + 2), U32)
-            if path.stat().st_size:
-                rows = np.memmap(path, U32, "r").reshape(-1, k + 2)
+            if Path(file.name).stat().st_size:
+                rows = np.memmap(file.name, U32, "r").reshape(-1, k + 2)
             values = rows[:, k:].view(F32)
             top = k == len(self._files)
             out.append((rows[:, :k], values[:, 0], None if top else values[:, 1]))

@@ -37,6 +37,7 @@ from dlm.estimate.progress import Progress
 from dlm.estimate.provenance import provenance
 from dlm.estimate.store import Column, Memory
 from dlm.estimate.text import DELIMITERS, Reader, Totals
+from dlm.files import scratch_folder
 from dlm.ngram.wordtable import WordTable
 
 MIB = 1 << 20
@@ -454,8 +455,8 @@ def _workspace(settings: Settings) -> int:
 
 def _load_code(threads: int) -> None:
     """Has all compiled code in memory before it is measured how much is left."""
-    with tempfile.TemporaryDirectory() as folder:
-        text = Path(folder) / "text"
+    with scratch_folder(None, "dlm-first-run") as folder:
+        text = folder / "text"
         text.write_bytes(b"a b\n" * 30 + b"b a c\n" * 30)
         # Small blocks, so that runs are merged too.
         settings = Settings(

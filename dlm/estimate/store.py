@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import weakref
 from pathlib import Path
 from typing import IO, Any
 
@@ -124,6 +125,7 @@ class Column:
             return
         array = self._array[: self._length]
         self._file = tempfile.TemporaryFile(dir=self._memory.folder)  # noqa: SIM115
+        weakref.finalize(self, self._file.close)  # whoever fails lets go of it unclosed
         self._array = None
         self._put(0, array)
         self._memory.give_back(array.nbytes)

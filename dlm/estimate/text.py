@@ -1,34 +1,31 @@
 """Text in files, compressed files, parquet files or a pipe, as clean blocks of whole lines.
 
-A line is a sentence. What can be no sentence (see `Fault`) is an error that says where it is, or it
-is left out and counted. Nothing else is left out.
+Every command that takes text reads it here. A line is a sentence. What can be no sentence (see
+`Fault`) is an error that says where it is, or it is left out and counted. Nothing else is left out.
 """
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import io
-import lzma
-import sys
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from dlm.errors import ConfigError, EstimationError
+from dlm.errors import ConfigError, TextError
 from dlm.estimate.counts import kernels
+from dlm.ngram._arpa_open import TEXT_COMPRESSIONS, DamagedStream, TextSource, compression_of
 from dlm.ngram.wordtable import PADDING
 
 BLOCK_BYTES = 4 << 20
 MAX_LINE_BYTES = 1 << 20
 # Eight of them stand in a row of ARPA, which has at most 1 MiB.
 MAX_WORD_BYTES = 100_000
+
+PARQUET_MAGIC = b"PAR1"
 
 SPACES = b" \t\r"
 RESERVED = (b"<s>", b"</s>", b"<unk>", b"<UNK>")
@@ -47,6 +44,10 @@ class Fault(StrEnum):
     LONG_WORD = "word too long"
     NULL_ROW = "null row"
 
+
+# Faults of text that is counted, and none of text that is scored: a word is its bytes then, as in
+# KenLM, `<unk>` is the unknown word, and nothing is written that must be read again.
+SCORED_ANYWAY = frozenset({Fault.NOT_UTF8, Fault.RESERVED, Fault.LONG_WORD})
 
 _ADVICE = {
     Fault.NOT_UTF8: "convert the file (iconv -t UTF-8)",
@@ -83,24 +84,49 @@ class Totals:
         parts = [f"{self.words:,} words", f"{self.lines:,} lines"]
         kind = "left out" if skip else "each a sentence without words"
         parts.append(f"{self.empty:,} empty lines" + (f" ({kind})" if self.empty else ""))
-        parts.append(f"{sum(self.skipped.values()):,} faulty lines left out")
-        text = ", ".join(parts)
-        if self.skipped:
-            detail = ", ".join(f"{fault}: {count:,}" for fault, count in self.skipped.items())
-            text += f" ({detail})"
-        return text
+        number, *why = self.left_out().split(" ", 1)
+        return " ".join([", ".join(parts) + f", {number} faulty lines left out", *why])
+
+    def left_out(self) -> str:
+        """How many lines were left out, and why."""
+        why = ", ".join(f"{fault}: {count:,}" for fault, count in self.skipped.items())
+        return f"{sum(self.skipped.values()):,}" + (f" ({why})" if why else "")
+
+
+class Block(NamedTuple):
+    """Some lines of a text.
+
+    Attributes
+        text      whole lines without a fault, then PADDING
+        size      bytes of the lines
+        left_out  faulty lines: after how many of the lines above each stood, and what was wrong
+        waits     whether the next block may have to wait for whoever writes the text
+    """
+
+    text: bytes
+    size: int
+    left_out: list[tuple[int, Fault]]
+    waits: bool
+
+    @property
+    def lines(self) -> bytes:
+        """The lines, joined by newlines; a block without any has none (`size` is 0)."""
+        return self.text[: self.size - 1]
 
 
 class Reader:
-    """Blocks of text that can be counted.
+    """Blocks of text that can be counted or scored.
 
     Args
         sources  paths, `-` for standard input
         skip     leave faulty lines out and count them, instead of raising
         column   of parquet files
+        scored   the text is scored and not counted: reserved words are words like others, bytes
+                 that are not UTF-8 too unless `skip` leaves such lines out, and blocks of a pipe
+                 end where it would have to be waited for
     Raises
-        ConfigError      a parquet file without the column
-        EstimationError  a faulty line, or a compressed file that is damaged
+        ConfigError  a parquet file without the column, or in a pipe
+        TextError    a faulty line, what is no text, or a compressed file that is damaged
         OSError
     """
 
@@ -110,52 +136,69 @@ class Reader:
         *,
         skip: bool = False,
         column: str = "text",
+        scored: bool = False,
         block_bytes: int = BLOCK_BYTES,
         max_line_bytes: int = MAX_LINE_BYTES,
     ) -> None:
         if not sources:
             raise ConfigError("give at least one text, or - for standard input")
-        self._sources = sources
+        self.sources = sources
         self._skip = skip
         self._column = column
+        self._prompt = scored
+        self._accepted = frozenset[Fault]()
+        if scored:
+            self._accepted = SCORED_ANYWAY - ({Fault.NOT_UTF8} if skip else set())
         self._block_bytes = block_bytes
         self._max_line_bytes = max_line_bytes
         self.totals = Totals()
         self._files = [Path(s).stat() for s in sources if s != "-"]
         self._before = 0
-        self._open: BinaryIO | None = None
+        self._open: TextSource | None = None
+        self._left_out: list[tuple[int, Fault]] = []
 
     def progress(self) -> tuple[int, int]:
         """Bytes read of the files as they are, and of all of them; the second 0 if not known."""
         total = sum(status.st_size for status in self._files)
-        if len(self._files) < len(self._sources):
+        if len(self._files) < len(self.sources):
             total = 0
         try:
-            return self._before + (0 if self._open is None else self._open.tell()), total
+            return self._before + (0 if self._open is None else self._open.position()), total
         except (OSError, ValueError):
             return self._before, total
 
     def blocks(self) -> Iterator[tuple[bytes, int]]:
-        """(text, its length): whole lines, then PADDING. Lines have no fault."""
-        for source in self._sources:
+        """(text, its length) of each block that has lines."""
+        return ((block.text, block.size) for block in self.read() if block.size)
+
+    def read(self) -> Iterator[Block]:
+        """The text, in blocks of whole lines."""
+        for source in self.sources:
             self.totals.sources += 1
             place = _Place(source)
-            for block in self._whole_lines(source, place):
+            for block, waits in self._whole_lines(source, place):
                 clean = self._checked(block, place)
                 self.totals.bytes += len(block)
                 place.bytes += len(block)
                 place.lines += block.count(b"\n")
-                if clean:
-                    yield clean + PADDING, len(clean)
+                left_out, self._left_out = self._left_out, []
+                if clean or left_out:
+                    yield Block(clean + PADDING, len(clean), left_out, waits)
+            if self._left_out:
+                left_out, self._left_out = self._left_out, []
+                yield Block(PADDING, 0, left_out, False)
 
     # ----------------------------------------------------------------------------- lines
 
-    def _whole_lines(self, source: str, place: _Place) -> Iterator[bytes]:
-        """Blocks that end with a newline; the last line gets one if it has none."""
+    def _whole_lines(self, source: str, place: _Place) -> Iterator[tuple[bytes, bool]]:
+        """Blocks that end with a newline, and whether the next may have to be waited for.
+
+        The last line gets a newline if it has none.
+        """
         rest: list[bytes] = []
         held = 0
         dropping = False
-        for chunk in self._chunks(source, place):
+        for chunk, waits in self._chunks(source, place):
             end = chunk.rfind(b"\n") + 1
             if dropping:
                 first = chunk.find(b"\n") + 1
@@ -168,7 +211,7 @@ class Reader:
                 dropping = False
                 chunk, end = chunk[first:], end - first
             if end:
-                yield b"".join([*rest, chunk[:end]])
+                yield b"".join([*rest, chunk[:end]]), waits
                 rest, held = [], 0
             if end < len(chunk):
                 rest.append(chunk[end:])
@@ -179,123 +222,128 @@ class Reader:
                 self.totals.bytes += held
                 rest, held, dropping = [], 0, True
         if rest:
-            yield b"".join([*rest, b"\n"])
+            yield b"".join([*rest, b"\n"]), False
 
     def _checked(self, block: bytes, place: _Place) -> bytes:
         """The block without the lines that have a fault."""
-        if not may_have_fault(block, self._max_line_bytes):
+        if not may_have_fault(block, self._max_line_bytes, self._accepted):
             return block
-        clean = []
+        clean: list[bytes] = []
         at = place.bytes
         for number, line in enumerate(block[:-1].split(b"\n"), place.lines + 1):
-            fault = fault_of(line, self._max_line_bytes)
+            fault = fault_of(line, self._max_line_bytes, self._accepted)
             if fault is None:
                 clean.append(line)
             else:
-                self._fault(fault, place, number, at)
+                self._fault(fault, place, number, at, len(clean))
             at += len(line) + 1
         return b"\n".join([*clean, b""])
 
-    def _fault(self, fault: Fault, place: _Place, line: int, byte: int) -> None:
+    def _fault(self, fault: Fault, place: _Place, line: int, byte: int, after: int = 0) -> None:
+        """Raises, or leaves the line out that stands after so many lines of the next block."""
         if not self._skip:
-            where = f"{place.source}, line {line:,} (from byte {byte:,} on)"
-            raise EstimationError(complaint(fault, where, self._max_line_bytes))
+            where = f"{place.name}, line {line:,} (from byte {byte:,} on)"
+            raise TextError(complaint(fault, where, self._max_line_bytes))
         self.totals.skipped[fault] = self.totals.skipped.get(fault, 0) + 1
+        self._left_out.append((after, fault))
 
     # --------------------------------------------------------------------------- sources
 
-    def _chunks(self, source: str, place: _Place) -> Iterator[bytes]:
-        """The bytes of a source, decompressed."""
-        if source == "-":
-            yield from self._stream(sys.stdin.buffer, "standard input")
-            return
-        with Path(source).open("rb") as file:
-            self._open = file
-            if file.seekable() and file.peek(4)[:4] == b"PAR1":
-                yield from self._parquet(source, place)
-            else:
-                yield from self._stream(file, source)
-            self._open = None
-        self._before += Path(source).stat().st_size
+    def _chunks(self, source: str, place: _Place) -> Iterator[tuple[bytes, bool]]:
+        """The bytes of a source, decompressed, and whether the next ones may have to be waited for.
 
-    def _stream(self, file: Any, name: str) -> Iterator[bytes]:
-        head = file.read(8)  # a pipe may give fewer at once to who only peeks
-        if file.seekable():
-            file.seek(-len(head), io.SEEK_CUR)
-        else:
-            file = io.BufferedReader(_Headed(head, file), self._block_bytes)
-        stream: BinaryIO | Any = file
-        if head.startswith(b"\x1f\x8b"):
-            stream = gzip.GzipFile(fileobj=file, mode="rb")
-        elif head.startswith(b"\x28\xb5\x2f\xfd"):
-            stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")
-        elif head.startswith(b"\xfd7zXZ\x00"):
-            stream = lzma.LZMAFile(file, "rb")  # noqa: SIM115
-        elif head.startswith(b"BZh"):
-            stream = bz2.BZ2File(file, "rb")
+        Raises  TextError  it is no text, or damaged
+        """
+        opened = self._open = TextSource(source, TEXT_COMPRESSIONS)
         try:
-            while True:
-                chunk = stream.read(self._block_bytes)
-                if not chunk:
-                    return
-                yield bytes(chunk)
-        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, ValueError) as exc:
-            raise EstimationError(
-                f"{name} does not decompress: {exc}; it is damaged or cut short"
+            if opened.head.startswith(PARQUET_MAGIC):
+                yield from ((text, False) for text in self._parquet(source, place))
+            else:
+                yield from self._stream(opened, place)
+        finally:
+            self._open = None
+            opened.close()
+        if source != "-":
+            self._before += Path(source).stat().st_size
+
+    def _stream(self, opened: TextSource, place: _Place) -> Iterator[tuple[bytes, bool]]:
+        """Chunks of about a block; of a pipe that is scored, what is there."""
+        held: list[bytes] = []
+        size = 0
+        begun = False
+        try:
+            while piece := opened.read(self._block_bytes - size):
+                if not begun:
+                    _refuse_packed(piece, place, opened.compression)
+                    begun = True
+                held.append(piece)
+                size += len(piece)
+                waits = self._prompt and opened.waits()
+                if waits or size >= self._block_bytes:
+                    yield b"".join(held), waits
+                    held, size = [], 0
+        except DamagedStream as exc:
+            raise TextError(
+                f"{place.name} does not decompress: the {opened.compression} stream is cut short "
+                f"or damaged ({exc}). Copy the file again from where it was made"
             ) from exc
-        except OSError as exc:
-            if stream is file or exc.errno is not None:
-                raise
-            raise EstimationError(
-                f"{name} does not decompress: {exc}; it is damaged or cut short"
-            ) from exc
+        if held:
+            yield b"".join(held), False
 
     def _parquet(self, source: str, place: _Place) -> Iterator[bytes]:
         """Each row is one line, or several where it has newlines."""
         import pyarrow.parquet as pq
 
-        with pq.ParquetFile(source) as file:
-            names = file.schema_arrow.names
-            if self._column not in names:
-                raise ConfigError(
-                    f"{source} has no column {self._column!r}; it has {', '.join(names)}: "
-                    "name one with --column"
-                )
-            kind = file.schema_arrow.field(self._column).type
-            if not any(
-                test(kind)
-                for test in (
-                    pa.types.is_string, pa.types.is_large_string, pa.types.is_binary,
-                    pa.types.is_large_binary,
-                )
-            ):  # fmt: skip
-                raise ConfigError(f"{source}: column {self._column!r} is {kind}, not text")
-            for batch in file.iter_batches(batch_size=1 << 13, columns=[self._column]):
-                column = batch.column(0)
-                if column.null_count:
-                    for _ in range(column.null_count):
-                        self._fault(Fault.NULL_ROW, place, place.lines + 1, place.bytes)
-                    column = column.drop_null()
-                if not len(column):
-                    continue
-                yield lines_of(column)
+        if source == "-" or not Path(source).is_file():
+            raise ConfigError(
+                f"{place.name} is a parquet file in a pipe, which cannot be read from its end; "
+                "give the path of the file"
+            )
+        try:
+            with pq.ParquetFile(source) as file:
+                names = file.schema_arrow.names
+                if self._column not in names:
+                    raise ConfigError(
+                        f"{source} has no column {self._column!r}; it has {', '.join(names)}: "
+                        "name one with --column"
+                    )
+                kind = file.schema_arrow.field(self._column).type
+                if not any(
+                    test(kind)
+                    for test in (
+                        pa.types.is_string, pa.types.is_large_string, pa.types.is_binary,
+                        pa.types.is_large_binary,
+                    )
+                ):  # fmt: skip
+                    raise ConfigError(f"{source}: column {self._column!r} is {kind}, not text")
+                for batch in file.iter_batches(batch_size=1 << 13, columns=[self._column]):
+                    column = batch.column(0)
+                    begin = 0
+                    nulls = np.flatnonzero(column.is_null()) if column.null_count else ()
+                    for row in (*nulls, len(column)):
+                        if row > begin:
+                            yield lines_of(column.slice(begin, row - begin))
+                        if row < len(column):
+                            self._fault(Fault.NULL_ROW, place, place.lines + 1, place.bytes)
+                            place.lines += 1
+                        begin = row + 1
+        except (pa.ArrowException, OSError) as exc:
+            if isinstance(exc, OSError) and exc.errno is not None:
+                raise
+            raise TextError(
+                f"{source} begins as a parquet file and cannot be read as one: {exc}. Copy the "
+                "file again from where it was made"
+            ) from exc
 
 
-class _Headed(io.RawIOBase):
-    """A stream that cannot go back, with the bytes that were read of it before its rest."""
-
-    def __init__(self, head: bytes, rest: BinaryIO) -> None:
-        self._head = head
-        self._rest = rest
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        some = self._head[: len(buffer)] or self._rest.read1(len(buffer))  # type: ignore[attr-defined]
-        self._head = self._head[len(buffer) :]
-        buffer[: len(some)] = some
-        return len(some)
+def _refuse_packed(head: bytes, place: _Place, compression: str) -> None:
+    """Raises `TextError` where text begins as a compressed file does."""
+    inner = compression_of(head)
+    if inner != "plain":
+        what = f"compressed twice, with {compression} over {inner}"
+        if compression == "plain":
+            what = f"compressed with {inner}, which is not read here"
+        raise TextError(f"{place.name} is {what}: decompress it (`{inner} -dc`) and give the text")
 
 
 @dataclass
@@ -305,6 +353,11 @@ class _Place:
     source: str
     bytes: int = 0
     lines: int = 0
+
+    @property
+    def name(self) -> str:
+        """As messages have it."""
+        return "standard input" if self.source == "-" else self.source
 
 
 def lines_of(column: Any) -> bytes:
@@ -322,17 +375,32 @@ def lines_of(column: Any) -> bytes:
     return bytes(joined.buffers()[2].slice(int(ends[0]), int(ends[-1] - ends[0])).to_pybytes())
 
 
-def may_have_fault(block: bytes, max_line_bytes: int = MAX_LINE_BYTES) -> bool:
-    """Whether whole lines must be looked at one by one; where not, none has a fault."""
+def may_have_fault(
+    block: bytes,
+    max_line_bytes: int = MAX_LINE_BYTES,
+    accepted: Collection[Fault] = frozenset(),
+) -> bool:
+    """Whether whole lines must be looked at one by one; where not, none has a fault.
+
+    Args  accepted  faults that are none here
+    """
+    if {Fault.RESERVED, Fault.LONG_WORD} <= set(accepted):
+        # What is left is found without looking at each byte here.
+        return (
+            b"\0" in block
+            or _has_long_line(block, max_line_bytes)
+            or (Fault.NOT_UTF8 not in accepted and not _is_utf8(block))
+        )
     facts = np.zeros(kernels.FACTS, np.int64)
     kernels.inspect(np.frombuffer(block, np.uint8), len(block), DELIMITERS, facts)
-    return bool(
-        facts[kernels.NUL] > 0
-        or facts[kernels.LONGEST_LINE] > max_line_bytes
-        or facts[kernels.LONGEST_WORD] > MAX_WORD_BYTES
-        or (facts[kernels.HIGH] > 0 and not _is_utf8(block))
-        or (facts[kernels.LESS_THAN] > 0 and any(word in block for word in RESERVED))
-    )
+    found = {
+        Fault.NUL: facts[kernels.NUL] > 0,
+        Fault.LONG_LINE: facts[kernels.LONGEST_LINE] > max_line_bytes,
+        Fault.LONG_WORD: facts[kernels.LONGEST_WORD] > MAX_WORD_BYTES,
+        Fault.NOT_UTF8: facts[kernels.HIGH] > 0 and not _is_utf8(block),
+        Fault.RESERVED: facts[kernels.LESS_THAN] > 0 and any(word in block for word in RESERVED),
+    }
+    return any(holds and fault not in accepted for fault, holds in found.items())
 
 
 def complaint(fault: Fault, where: str, max_line_bytes: int = MAX_LINE_BYTES) -> str:
@@ -351,23 +419,40 @@ def complaint(fault: Fault, where: str, max_line_bytes: int = MAX_LINE_BYTES) ->
     )
 
 
-def fault_of(line: bytes, max_line_bytes: int = MAX_LINE_BYTES) -> Fault | None:
-    """What is wrong with a line, if anything."""
+def fault_of(
+    line: bytes,
+    max_line_bytes: int = MAX_LINE_BYTES,
+    accepted: Collection[Fault] = frozenset(),
+) -> Fault | None:
+    """What is wrong with a line, if anything; faults of `accepted` are none."""
     if len(line) > max_line_bytes:
         return Fault.LONG_LINE
     if b"\0" in line:
         return Fault.NUL
-    if not _is_utf8(line):
+    if Fault.NOT_UTF8 not in accepted and not _is_utf8(line):
         return Fault.NOT_UTF8
     words = line.replace(b"\t", b" ").replace(b"\r", b" ").split(b" ")
-    if any(word in RESERVED for word in words):
+    if Fault.RESERVED not in accepted and any(word in RESERVED for word in words):
         return Fault.RESERVED
-    if max(map(len, words)) > MAX_WORD_BYTES:
+    if Fault.LONG_WORD not in accepted and max(map(len, words)) > MAX_WORD_BYTES:
         return Fault.LONG_WORD
     return None
 
 
+def _has_long_line(block: bytes, most: int) -> bool:
+    """Whether a line of whole lines has more than `most` bytes."""
+    at = 0
+    while len(block) - at > most + 1:
+        end = block.rfind(b"\n", at, at + most + 1)
+        if end < 0:
+            return True
+        at = end + 1
+    return False
+
+
 def _is_utf8(text: bytes) -> bool:
+    if text.isascii():
+        return True
     try:
         text.decode("utf-8")
     except UnicodeDecodeError:

@@ -13,11 +13,9 @@ checksum of all that follows it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dlm.errors import ConfigError, FormatError
+from dlm.files import write_whole
 
 MAGIC = b"dlm federated checkpoint 1\n"
 ALIGNMENT = 64
@@ -64,30 +63,6 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
             found += differences(old.get(key), new.get(key), place)
         return found
     return [] if old == new else [f"{name} was {old!r} and is {new!r}"]
-
-
-def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """The file at `path` with this content, or what was there before; nothing between.
-
-    Guarantees   on return the file and its name are on disk; it never has a wider mode than `mode`
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            beside.unlink()
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def save(
@@ -128,7 +103,7 @@ def save(
     text = json.dumps(header, sort_keys=True).encode()
     seal = len(text).to_bytes(8, "little") + hashlib.sha256(text).digest()
     content = MAGIC + seal + text + bytes(body)
-    write_atomically(path, content, mode)
+    write_whole(path, content, mode=mode)
 
 
 def load(path: Path, template: Any, settings: Mapping[str, Any] | None) -> Any:

@@ -37,6 +37,7 @@ from dlm.federated.unigrams import (
     seen_threshold,
 )
 from dlm.federated.users import UserDataset, words_of
+from dlm.files import replacing
 
 CHECKPOINT_VERSION = 2  # 2: rounds' sizes, and not their squares alone
 
@@ -225,14 +226,9 @@ class Collection:
             **{f"snapshot{k}": np.stack(kept[:3]) for k, kept in state.snapshots.items()},
             **{f"sampler_{name}": value for name, value in self.sampler.state().items()},
         }
-        partial = self._path.with_name(self._path.name + ".partial")
         # The ledger is in it: for the owner alone.
-        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(handle, "wb") as file:
+        with replacing(self._path, mode=0o600) as file:
             np.savez(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self._path)
         self._held = self._on_disk()
 
     def _load(self) -> None:

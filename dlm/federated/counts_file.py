@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import io
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dlm.errors import FormatError, PrivacyError
-from dlm.federated.provenance import Provenance, file_digest
+from dlm.errors import FormatError
+from dlm.federated.provenance import Provenance
+from dlm.federated.recorded import read_record, write_recorded
 
-SIDECAR_SUFFIX = ".provenance.json"
-NO_RECORD = "no provenance record stood beside the counts"
+DIGEST = "counts_sha256"  # in the record
 
 
 @dataclass(frozen=True)
@@ -49,33 +48,18 @@ def ranked(words: Sequence[str], counts: npt.NDArray[np.float64], least: float) 
     )
 
 
-def sidecar(path: str | Path) -> Path:
-    """Where the record of a counts file stands."""
-    return Path(str(path) + SIDECAR_SUFFIX)
-
-
 def write_counts(path: str | Path, counts: WordCounts) -> None:
     """Writes counts and their record; the record names the digest of the counts.
 
     Raises
         FormatError   a word with white space, which the file could not hold
     """
-    target = Path(path)
-    partial = target.with_name(target.name + ".partial")
-    with partial.open("w", encoding="utf-8", newline="\n") as file:
-        for word, count in zip(counts.words, counts.counts.tolist(), strict=True):
-            if not word or word.split() != [word]:
-                raise FormatError(f"{word!r} holds white space, or nothing; it is no word of a TSV")
-            file.write(f"{word}\t{count:.9g}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    record = {"counts_sha256": file_digest(partial), "provenance": counts.provenance.to_dict()}
-    side = sidecar(target)
-    side.unlink(missing_ok=True)  # counts without a record promise nothing; the reverse would lie
-    partial.replace(target)
-    partial = side.with_name(side.name + ".partial")
-    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    partial.replace(side)
+    lines = []
+    for word, count in zip(counts.words, counts.counts.tolist(), strict=True):
+        if not word or word.split() != [word]:
+            raise FormatError(f"{word!r} holds white space, or nothing; it is no word of a TSV")
+        lines.append(f"{word}\t{count:.9g}\n")
+    write_recorded(path, "".join(lines).encode(), counts.provenance, digest_name=DIGEST)
 
 
 def read_counts(path: str | Path) -> WordCounts:
@@ -88,8 +72,9 @@ def read_counts(path: str | Path) -> WordCounts:
     words: list[str] = []
     values: list[float] = []
     first: dict[str, int] = {}
+    content = Path(path).read_bytes()
     try:
-        with Path(path).open(encoding="utf-8-sig", newline="\n") as file:
+        with io.StringIO(content.decode("utf-8-sig"), newline="\n") as file:
             for number, line in enumerate(file, 1):
                 word, tab, text = line.rstrip("\r\n").partition("\t")
                 try:
@@ -112,18 +97,5 @@ def read_counts(path: str | Path) -> WordCounts:
         raise FormatError(f"{path} is not UTF-8: {exc}") from exc
     if not words:
         raise FormatError(f"{path} is empty; it must hold a word, a tab and a count a line")
-    side = sidecar(path)
-    if not side.exists():
-        return WordCounts(tuple(words), np.array(values), Provenance.none(NO_RECORD))
-    try:
-        record = json.loads(side.read_text(encoding="utf-8"))
-        digest, body = record["counts_sha256"], record["provenance"]
-    except (ValueError, KeyError, TypeError) as exc:
-        raise FormatError(f"{side} is no record of counts: {exc!r}") from exc
-    provenance = Provenance.from_dict(body, str(side))
-    if digest != file_digest(path):
-        raise PrivacyError(
-            f"{path} is not the file that {side.name} is of; nothing can be claimed of it. Count "
-            "again, or remove the record to go on without any guarantee"
-        )
+    provenance = read_record(path, content, digest_name=DIGEST, kind="counts")
     return WordCounts(tuple(words), np.array(values), provenance)

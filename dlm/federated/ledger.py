@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlm.errors import ConfigError, FormatError, PrivacyError
+from dlm.files import write_whole
 
 FORMAT_NAME = "dlm participation ledger"
 FORMAT_VERSION = 1
@@ -299,15 +300,8 @@ class ParticipationLedger:
 
     def save(self, path: str | Path, *, key: bytes | None = None) -> None:
         """Writes the ledger, whole or not at all, of mode 0600; `key` as in `to_bytes`."""
-        target = Path(path)
-        partial = target.with_name(target.name + ".partial")
         # Salted hashes of ids can be found out by whoever guesses ids: for the owner alone.
-        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(self.to_bytes(key=key))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
+        write_whole(Path(path), self.to_bytes(key=key), mode=0o600)
 
     @classmethod
     def load(cls, path: str | Path, *, expect: str | None = None, key: bytes | None = None) -> Self:

@@ -1,7 +1,6 @@
 """What a user's device does in a round: some steps of SGD from the model it was given.
 
-`user_update` is the fast form, compiled once for a shape; `plain.user_update` is the same in loops
-and is its oracle.
+`user_update` is compiled once per shape; its oracle, plain loops, lies beside its tests.
 """
 
 from __future__ import annotations

@@ -13,11 +13,7 @@ are collected here, weighted, and handed over.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import io
-import json
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +22,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dlm.errors import ConfigError, EstimationError, FormatError, PrivacyError
-from dlm.federated.counts_file import NO_RECORD, SIDECAR_SUFFIX, WordCounts
+from dlm.errors import ConfigError, EstimationError, FormatError
+from dlm.federated.counts_file import WordCounts
 from dlm.federated.provenance import Provenance
+from dlm.federated.recorded import read_record, write_recorded
+from dlm.files import scratch_folder
 
 SIZES = {"4k": 4_000, "16k": 16_000, "30k": 30_000}  # FNG Table 2: S_e / N_e
+DIGEST = "model_sha256"  # in the record
 UNKNOWN, BEGIN, END = 0, 1, 2  # ids of <unk>, <s>, </s>
 SPACE = "▁"  # U+2581: where a word begins
 # The first is SentencePiece's mark of a word, the others what it uses inside.
@@ -106,26 +105,7 @@ class Inventory:
 
     def save(self, path: str | Path) -> None:
         """Writes the model and, beside it, the record of what protects it."""
-        target = Path(path)
-        side = Path(str(target) + SIDECAR_SUFFIX)
-        digest = hashlib.sha256(self.model).hexdigest()
-        record = {"model_sha256": digest, "provenance": self.provenance.to_dict()}
-        text = json.dumps(record, indent=1) + "\n"
-        partials = [place.with_name(place.name + ".partial") for place in (target, side)]
-        try:
-            # Both, before what was there is touched: a disk may be full.
-            for partial, content in zip(partials, (self.model, text.encode()), strict=True):
-                with partial.open("wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-            side.unlink(missing_ok=True)  # a model without a record promises nothing
-            partials[0].replace(target)
-            partials[1].replace(side)
-        except BaseException:
-            for partial in partials:
-                partial.unlink(missing_ok=True)
-            raise
+        write_recorded(path, self.model, self.provenance, digest_name=DIGEST)
 
     @classmethod
     def load(cls, path: str | Path) -> Inventory:
@@ -136,28 +116,15 @@ class Inventory:
             PrivacyError   the record is of another model, or was changed
         """
         model = Path(path).read_bytes()
-        side = Path(str(path) + SIDECAR_SUFFIX)
         try:
-            found = cls(model, Provenance.none(NO_RECORD.replace("counts", "wordpieces")))
+            found = cls(model, Provenance.none("not said yet"))
         except FormatError as exc:
             raise FormatError(
                 f"{path}: {exc} (a name in .model is of wordpieces, which dlm pieces builds; a "
                 "list of words has any other)"
             ) from exc
-        if not side.exists():
-            return found
-        try:
-            record = json.loads(side.read_text(encoding="utf-8"))
-            digest, body = record["model_sha256"], record["provenance"]
-        except (ValueError, KeyError, TypeError) as exc:
-            raise FormatError(f"{side} is no record of wordpieces: {exc!r}") from exc
-        provenance = Provenance.from_dict(body, str(side))
-        if digest != hashlib.sha256(model).hexdigest():
-            raise PrivacyError(
-                f"{path} is not the file that {side.name} is of; nothing can be claimed of it. "
-                "Build it again, or remove the record to go on without any guarantee"
-            )
-        return dataclasses.replace(found, provenance=provenance)
+        record = read_record(path, model, digest_name=DIGEST, kind="wordpieces")
+        return dataclasses.replace(found, provenance=record)
 
 
 def build_inventory(
@@ -199,7 +166,7 @@ def build_inventory(
         counts.words, weights, min(MAX_SEEDS, SEEDS_PER_PIECE * size), max_piece_length
     )
     model = io.BytesIO()
-    with tempfile.TemporaryDirectory(prefix="dlm-pieces-") as folder:
+    with scratch_folder(None, "dlm-pieces") as folder:
         words_file, seeds_file = Path(folder, "words.tsv"), Path(folder, "seeds.tsv")
         with words_file.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(
@@ -235,7 +202,8 @@ def build_inventory(
                 f"words: {exc}. Ask for fewer, or count more words"
             ) from exc
     return Inventory(
-        _without_paths(model.getvalue(), folder), counts.provenance.derive(f"wordpieces {size}")
+        _without_paths(model.getvalue(), str(folder)),
+        counts.provenance.derive(f"wordpieces {size}"),
     )
 
 

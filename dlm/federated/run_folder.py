@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 
 from dlm.errors import ConfigError, PrivacyError
+from dlm.files import write_whole
 
 METRICS = "metrics.jsonl"
 
@@ -58,9 +59,6 @@ def keep_metrics(folder: Path, done: int, *, simulation: bool) -> None:
     Raises
         PrivacyError  a run that is no simulation told of rounds that its checkpoint lacks
     """
-    # What counts users needs no JAX.
-    from dlm.federated.checkpoint import write_atomically
-
     kept: list[tuple[int, str]] = []
     later: list[tuple[int, str]] = []
     for index, line in _lines(folder / METRICS):
@@ -72,7 +70,7 @@ def keep_metrics(folder: Path, done: int, *, simulation: bool) -> None:
             "again with other noise and users would void the guarantee. Put the latest checkpoint "
             "and its private part back, or begin in another folder and account for both runs"
         )
-    write_atomically(folder / METRICS, "".join(line + "\n" for _, line in kept).encode())
+    write_whole(folder / METRICS, "".join(line + "\n" for _, line in kept).encode())
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:

@@ -27,6 +27,7 @@ import pyarrow as pa
 from dlm.errors import ConfigError, FormatError
 from dlm.federated._user_rows import MISSING, Row, parquet_rows, sorted_rows, tsv_rows
 from dlm.federated.provenance import file_digest
+from dlm.files import scratch_folder
 
 __all__ = [
     "DEFAULT_MEMORY_BYTES",
@@ -196,8 +197,8 @@ class UserDataset:
             if opened is None:
                 # A copy of what users said: nobody else's business, wherever it is put.
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with tempfile.TemporaryDirectory(prefix="sort-", dir=folder) as spill:
-                    ordered = sorted_rows(source, rows(), Path(spill), memory_bytes, missing)
+                with scratch_folder(folder, "sort") as spill:
+                    ordered = sorted_rows(source, rows(), spill, memory_bytes, missing)
                     _write_store(source, ordered, file, made_from, cap_words, missing)
                 opened = _opened(file, made_from)
             assert opened is not None, "a store just written is read back"

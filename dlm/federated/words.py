@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dlm.errors import ConfigError
-from dlm.federated.counts_file import read_counts, sidecar
+from dlm.federated.counts_file import read_counts
 from dlm.federated.provenance import Provenance
+from dlm.federated.recorded import sidecar
 from dlm.federated.tokens import FIRST_WORD_ID, OOV_ID, Ids
 
 PIECES_SUFFIX = ".model"

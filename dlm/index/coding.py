@@ -8,13 +8,12 @@ disappears: states and the tree stay those of the model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.errors import ConfigError
-from dlm.index.ngrams import NgramTables
 
 ANY = 1 << 31  # entries of a table, where only its size counts
 DEFAULT_BITS = 6
@@ -67,37 +66,6 @@ def weight_bits(bits: int) -> int:
     unpruned and a pruned model, 8 and 32 weights an order gave the same perplexity to 0.01 %.
     """
     return max(bits - 3, 2)
-
-
-def quantised(model: NgramTables, bits: int) -> NgramTables:
-    """`model` with at most 2**bits probabilities and 2**weight_bits(bits) weights an
-    order.
-
-    Order 1 stays as it is, as in KenLM: it is small, and every back-off ends there. Its n-grams
-    would share codes by their number, while a few frequent words carry most of the text.
-    """
-    tables = model.tables[:1]
-    for table in model.tables[1:]:
-        prob = table.log10_prob.copy()
-        keep = ~table.blank
-        prob[keep] = quantise(prob[keep], bits)
-        weight = quantise(table.log10_backoff, weight_bits(bits))
-        tables.append(replace(table, log10_prob=prob, log10_backoff=weight))
-    return NgramTables(model.vocabulary, tables)
-
-
-def quantise(values: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
-    """Each value replaced by the nearest of a codebook of at most 2**bits."""
-    out = values.copy()
-    own = ~((values == 0) | ~np.isfinite(values))
-    specials = len(np.unique(values[~own]))
-    distinct, inverse, counts = np.unique(values[own], return_inverse=True, return_counts=True)
-    room = (1 << bits) - specials
-    if len(distinct) <= room:
-        return out
-    book, code = codebook(distinct.astype(np.float64), counts, room)
-    out[own] = book[code][inverse]
-    return out
 
 
 def codebook(

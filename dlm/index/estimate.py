@@ -85,21 +85,61 @@ def measure(arpa: str | os.PathLike[str]) -> Measured:
     )
 
 
-def estimate_bytes(m: Measured, shards: int, encoding: str, bits: int | None = None) -> int:
-    """Bytes of all files of a shard set, about.
+# A word of a client in memory, beside its letters: an object, a place in a list, an entry of a
+# dictionary, and its number.
+WORD_BYTES = 110
 
-    Guarantees  within 10 % on models of sentences of a megabyte and more, pruned or not
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of a shard set on disk, about, and of those that use it in memory.
+
+    vocabulary, low_orders  their files, which every server and every client has
+    shard                   the file of one shard, where all are as large as each other
+    shards                  how many
+    words                   strings of the vocabulary, and how many of them
+    """
+
+    vocabulary: int
+    low_orders: int
+    shard: int
+    shards: int
+    words: tuple[int, int]
+
+    @property
+    def disk(self) -> int:
+        """All files of the set."""
+        return self.vocabulary + self.low_orders + self.shard * self.shards + MANIFEST_BYTES
+
+    @property
+    def server(self) -> int:
+        """What a server maps, once for all its workers; each process has its own beside it."""
+        return self.vocabulary + self.low_orders + self.shard
+
+    @property
+    def client(self) -> int:
+        """What a client has of the model: the low orders, mapped and shared by the processes of a
+        host, and the words, in each process."""
+        strings, words = self.words
+        return self.vocabulary + self.low_orders + strings + WORD_BYTES * words
+
+
+def estimate_sizes(m: Measured, shards: int, encoding: str, bits: int | None = None) -> Sizes:
+    """What a shard set will take.
+
+    Guarantees  `disk` within 10 % on models of sentences of a megabyte and more, pruned or not
     """
     coding = coding_of(encoding, bits)
     words, order = m.counts[0], len(m.counts)
-    total = 8 * (m.word_bytes + 4 * words)
+    strings = m.word_bytes + 4 * words
     weight = _weight_bits(m, coding, 1)
     pairs = m.counts[1] if order > 1 else 0
     offset = pairs.bit_length() + (60 * pairs).bit_length()
-    total += words * (1 + PROB_BITS + offset + weight)
+    low = words * (1 + PROB_BITS + offset + weight)
     if order > 1:
         entry = PAIR_FLAG_BITS + _prob_bits(coding) + _weight_bits(m, coding, 2) + m.key_bits
-        total += int(pairs * entry)
+        low += int(pairs * entry)
+    trees = 0
     previous = m.rank_bits
     for k in range(3, order + 1):
         nodes = min(m.contexts[k - 2], m.counts[k - 1]) if k > 3 else m.contexts[1]
@@ -111,16 +151,22 @@ def estimate_bytes(m: Measured, shards: int, encoding: str, bits: int | None = N
         previous = rank
         head = 1.5 * nodes
         value = _prob_bits(coding) + (k < order)
-        total += int(grams * (value + rank) + head)
+        trees += int(grams * (value + rank) + head)
         span = (value + rank) * max(grams, 1) / max(nodes, 1) * OFFSET_BLOCK
-        total += int(nodes * (2 + np.log2(2 * span + 2)))
+        trees += int(nodes * (2 + np.log2(2 * span + 2)))
         if k > 3:
-            total += nodes * (key_bits_of(words) + _weight_bits(m, coding, k - 1))
+            trees += nodes * (key_bits_of(words) + _weight_bits(m, coding, k - 1))
         else:
-            total += nodes * 8
+            trees += nodes * 8
         if k < order:
-            total += nodes * 6
-    return total // 8 + MANIFEST_BYTES + FILE_BYTES * (2 + shards)
+            trees += nodes * 6
+    return Sizes(
+        strings + FILE_BYTES,
+        low // 8 + FILE_BYTES,
+        trees // 8 // shards + FILE_BYTES,
+        shards,
+        (m.word_bytes, words),
+    )
 
 
 def _prob_bits(coding: Coding) -> int:

@@ -13,8 +13,9 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,6 +35,8 @@ ENCODINGS = frozenset({"exact", "compact"})
 MANIFEST = "manifest.json"
 MAX_ORDER = 15  # DO NOT CHANGE: a state length is four bits on the wire
 MAX_MANIFEST_BYTES = 64 << 20
+MAX_NGRAMS = (1 << 32) - 1  # of one order, blanks counted
+MAX_WORD_BYTES = 1 << 20  # a word is in a line of an ARPA file, which is no longer
 
 U8, U32, U64, F32 = (np.dtype(x) for x in ("<u1", "<u4", "<u8", "<f4"))
 Arrays = dict[str, NDArray[Any]]
@@ -202,7 +205,7 @@ def parse_manifest(text: bytes, where: str = MANIFEST) -> Manifest:
         )
     features = content.get("features")
     unknown = (
-        sorted(str(f) for f in features if not isinstance(f, str) or f not in FEATURES)
+        sorted(repr(f) for f in features if not isinstance(f, str) or f not in FEATURES)
         if isinstance(features, list)
         else ["(not a list)"]
     )
@@ -308,15 +311,42 @@ def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
     return manifest
 
 
+# What the low orders take at most ("Files" in FORMAT.md): headers, padding and spare words of any
+# file; of a word both records, its list's directory and two places in tables; of a 2-gram its key,
+# its value and two places in tables.
+_LAYOUT_BYTES = 1 << 16
+_WORD_BYTES = 4 + 16 + 8 + 8
+_PAIR_BYTES = 4 + 9 + 2 + 8
+
+
 def _check(m: Manifest) -> None:
     """What must hold between the numbers of a manifest; ValueError where it does not."""
     if not len(m.counts) == len(m.blanks) == m.order:
         raise ValueError("counts and blanks must have one number an order")
     if m.vocabulary_size >= 1 << 32:
         raise ValueError(f"{m.vocabulary_size} words; ids have 32 bits")
+    sizes = [count + blanks for count, blanks in zip(m.counts, m.blanks, strict=True)]
+    if max(sizes) > MAX_NGRAMS:
+        raise ValueError(f"{max(sizes)} n-grams of one order; there are {MAX_NGRAMS} at most")
+    for order, (prefixes, ngrams) in enumerate(pairwise(sizes), 2):
+        if ngrams > prefixes * m.vocabulary_size:
+            raise ValueError(
+                f"{ngrams} n-grams of order {order}, blanks counted; {m.vocabulary_size} words "
+                f"after {prefixes} prefixes give {prefixes * m.vocabulary_size} at most"
+            )
     if m.blanks[0] != (0 if m.unk_in_model else 1):
         raise ValueError(f"{m.blanks[0]} blanks among the 1-grams; only <unk> can be one")
     vocabulary, low = m.files[:2]
+    words, pairs = sizes[0], sum(sizes[1:2])
+    for entry, most in (
+        (vocabulary, _LAYOUT_BYTES + words * (8 + MAX_WORD_BYTES)),
+        (low, _LAYOUT_BYTES + words * _WORD_BYTES + pairs * _PAIR_BYTES),
+    ):
+        if entry.bytes > most:
+            raise ValueError(
+                f"{entry.name} has {entry.bytes} bytes; {words} words and {pairs} 2-grams take "
+                f"{most} at most"
+            )
     if (vocabulary.ngrams, vocabulary.blanks, vocabulary.nodes, low.nodes) != (0, 0, 0, 0):
         raise ValueError("the vocabulary holds no n-grams and only shards have nodes")
     for what, by_order, low_count, in_shards in (
@@ -357,31 +387,6 @@ def read_manifest(directory: Path) -> Manifest:
     return parse_manifest(text, str(path))
 
 
-def write_columns(path: Path, kind: str, arrays: Mapping[str, NDArray[Any]]) -> tuple[int, str]:
-    """Writes one file of a shard set and syncs it; returns its size in bytes and its XXH3-128."""
-    columns = COLUMNS[kind]
-    if list(arrays) != list(columns):
-        raise ValueError(f"{kind} needs columns {list(columns)}, got {list(arrays)}")
-    fields, lists = [], []
-    for name, array in arrays.items():
-        if array.dtype not in columns[name]:
-            raise ValueError(f"column {name} of {kind} cannot be {array.dtype}")
-        values = pa.array(np.ascontiguousarray(array), from_pandas=False)
-        offsets = pa.array(np.array([0, len(array)], np.int64))
-        lists.append(pa.LargeListArray.from_arrays(offsets, values))
-        fields.append(pa.field(name, pa.large_list(values.type), nullable=False))
-    schema = pa.schema(
-        [f.with_type(a.type) for f, a in zip(fields, lists, strict=True)],
-        metadata={"dlm.format_version": str(FORMAT_VERSION), "dlm.kind": kind},
-    )
-    with path.open("wb") as out:
-        with pa.ipc.new_file(pa.PythonFile(out, "w"), schema) as writer:
-            writer.write_batch(pa.record_batch(lists, schema=schema))
-        out.flush()
-        os.fsync(out.fileno())
-    return path.stat().st_size, file_checksum(path)
-
-
 def _open_regular(path: Path) -> IO[bytes]:
     """The file at `path`, open for reading.
 
@@ -413,13 +418,55 @@ def file_checksum(path: Path) -> str:
     return str(digest.hexdigest())
 
 
-def sync_directory(path: Path) -> None:
-    """Makes the names in a folder survive a power cut."""
-    fd = os.open(path, os.O_RDONLY)
+def check_file(path: Path, entry: FileEntry, tick: Callable[[], None] = lambda: None) -> None:
+    """Reads a file that may be damaged from its beginning to its end, without mapping it.
+
+    A page of a map that cannot be read ends the process; a read that fails is an error.
+
+    Args
+        tick  called every few megabytes
+    Raises
+        ShardFormatError  it is missing, cannot be read, or has another size or checksum
+    """
+    digest = xxhash.xxh3_128()
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        with _open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != entry.bytes:
+                raise _other_size(path, size, entry)
+            while block := file.read(1 << 22):
+                digest.update(block)
+                tick()
+    except FileNotFoundError as exc:
+        raise _missing(path, entry) from exc
+    except OSError as exc:
+        raise ShardFormatError(
+            f"{path} cannot be read: {exc.strerror}. Its disk may fail (dmesg): fetch the file "
+            "again to another one"
+        ) from exc
+    if digest.hexdigest() != entry.xxh3_128:
+        raise _other_checksum(path, digest.hexdigest(), entry)
+
+
+def _other_size(path: Path, size: int, entry: FileEntry) -> ShardFormatError:
+    return ShardFormatError(
+        f"{path} has {size} bytes, the manifest says {entry.bytes}: it is truncated or "
+        "of another build. Fetch it again, or build the shards again"
+    )
+
+
+def _missing(path: Path, entry: FileEntry) -> ShardFormatError:
+    return ShardFormatError(
+        f"{path} is missing; the manifest beside it lists {entry.bytes} bytes under "
+        "that name. Fetch it again, or build the shards again"
+    )
+
+
+def _other_checksum(path: Path, found: str, entry: FileEntry) -> ShardFormatError:
+    return ShardFormatError(
+        f"{path} has checksum {found}, the manifest says {entry.xxh3_128}: it is damaged. "
+        "Fetch it again, or build the shards again"
+    )
 
 
 def map_columns(
@@ -440,23 +487,14 @@ def map_columns(
         with _open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size != entry.bytes or size == 0:
-                raise ShardFormatError(
-                    f"{path} has {size} bytes, the manifest says {entry.bytes}: it is truncated or "
-                    "of another build. Fetch it again, or build the shards again"
-                )
+                raise _other_size(path, size, entry)
             mapped = hold(file, size, residence)
     except FileNotFoundError as exc:
-        raise ShardFormatError(
-            f"{path} is missing; the manifest beside it lists {entry.bytes} bytes under "
-            "that name. Fetch it again, or build the shards again"
-        ) from exc
+        raise _missing(path, entry) from exc
     if verify:
         found = xxhash.xxh3_128_hexdigest(mapped)
         if found != entry.xxh3_128:
-            raise ShardFormatError(
-                f"{path} has checksum {found}, the manifest says {entry.xxh3_128}: it is damaged. "
-                "Fetch it again, or build the shards again"
-            )
+            raise _other_checksum(path, found, entry)
     try:
         return _columns(pa.py_buffer(mapped), entry.kind)
     except (pa.ArrowException, ValueError, OSError, KeyError, TypeError, IndexError) as exc:

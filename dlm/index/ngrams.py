@@ -7,7 +7,6 @@ under prefixes.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +14,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from dlm.errors import ArpaError
-from dlm.index.layout import MAX_ORDER
 from dlm.index.packed import kernels
 from dlm.index.packed.low import key_bits_of, keys_of
 from dlm.ngram.arpa import ArpaReader
@@ -134,33 +132,11 @@ def find_keys(
     return np.where((keys[clipped] == wanted) & (prefix >= 0), clipped, -1).astype(I64)
 
 
-def read_tables(
-    path: str | os.PathLike[str], *, repair: bool = False
-) -> tuple[NgramTables, ArpaReader]:
-    """The model in an ARPA file, sorted and closed under suffixes; and the reader, consumed.
-
-    Args
-        repair  put in prefixes that are missing, with the probability that back-off gives them and
-                no back-off weight. The score of an n-gram stays the same bit for bit where the
-                prefix's context is asked alone; a longer context may differ in the last bit, since
-                its back-off weights are now added to a sum that was rounded once before
-    Raises
-        ArpaError  malformed; an n-gram that stands twice; a missing prefix without `repair`, or one
-                   to which back-off gives a probability above 1
-    Cost
-        memory: some 90 bytes an n-gram at its peak
-    """
-    with ArpaReader(path) as reader:
-        if reader.order > MAX_ORDER:
-            raise ArpaError(
-                f"the model has order {reader.order}, {MAX_ORDER} is the largest that shards hold",
-                path=reader.path,
-            )
-        raw = read_raw(reader)
-        vocabulary = reader.vocabulary
-    tables = sorted_tables(vocabulary, raw, reader, repair=repair)
-    close_under_suffixes(tables)
-    return tables, reader
+def begins_of(parent: NDArray[np.int64], parents: int) -> NDArray[np.int64]:
+    """Where the children of each parent begin, children sorted by parent, and the end."""
+    begins = np.zeros(parents + 1, I64)
+    np.cumsum(np.bincount(parent, minlength=parents), out=begins[1:])
+    return begins
 
 
 def read_raw(reader: ArpaReader) -> Raw:
@@ -182,10 +158,14 @@ def sorted_tables(
     vocabulary: Vocabulary,
     raw: Raw,
     reader: ArpaReader | None = None,
-    *,
-    repair: bool = False,
 ) -> NgramTables:
-    """Sorts the n-grams of each order; see `read_tables` for what is refused."""
+    """Sorts the n-grams of each order.
+
+    Raises
+        ArpaError  an n-gram that stands twice, or one whose prefix is missing
+    Cost
+        memory: some 90 bytes per n-gram at its peak
+    """
     ids, prob, backoff = raw[0]
     size = len(vocabulary)
     unigrams = OrderTable(
@@ -199,8 +179,6 @@ def sorted_tables(
     unigrams.log10_backoff[ids[:, 0]] = backoff
     unigrams.blank[ids[:, 0]] = False
     tables = NgramTables(vocabulary, [unigrams])
-    if repair:
-        raw = _with_prefixes(vocabulary, raw)
     for k, (ids, prob, backoff) in enumerate(raw[1:], 2):
         if len(ids) > _MOST_NGRAMS:
             raise ArpaError(f"{len(ids)} n-grams; an order holds {_MOST_NGRAMS} at most", order=k)
@@ -239,8 +217,17 @@ def sorted_tables(
     return tables
 
 
-def _with_prefixes(vocabulary: Vocabulary, raw: Raw) -> Raw:
-    """`raw` with the missing prefixes added. Plain code: models that need it are rare."""
+def with_prefixes(vocabulary: Vocabulary, raw: Raw) -> Raw:
+    """`raw` with the prefixes that are missing, after the n-grams of their order.
+
+    A prefix gets the probability that back-off gives it and no back-off weight. The score of an
+    n-gram stays the same bit for bit where the prefix's context is asked alone; a longer context
+    may differ in the last bit, since its back-off weights are now added to a sum that was rounded
+    once before. Plain code: models that need it are rare.
+
+    Raises
+        ArpaError  back-off gives a missing prefix a probability above 1
+    """
     known: dict[Ngram, tuple[np.float32, np.float32]] = {}
     for ids, prob, backoff in raw:
         known.update(zip(map(tuple, ids.tolist()), zip(prob, backoff, strict=True), strict=True))
@@ -267,39 +254,6 @@ def _with_prefixes(vocabulary: Vocabulary, raw: Raw) -> Raw:
             backoff = np.concatenate([backoff, np.zeros(len(new), F32)])
         out.append((ids, prob, backoff))
     return out
-
-
-def close_under_suffixes(model: NgramTables) -> None:
-    """Adds a blank for every suffix of an n-gram that the model lacks, in place.
-
-    Guarantees  closed under prefixes before means closed under prefixes after: the prefix of a
-                suffix is a suffix of the prefix
-    """
-    wanted = np.zeros((0, model.order), U32)
-    blanks: list[NDArray[np.uint32]] = []
-    for k in range(model.order, 2, -1):
-        rows = np.concatenate([model.tables[k - 1].rows[:, 1:], wanted[:, 1:]])
-        missing = rows[model.ranks(rows) < 0]
-        wanted = np.unique(missing, axis=0) if len(missing) else np.zeros((0, k - 1), U32)
-        blanks.append(wanted)
-    if not any(len(rows) for rows in blanks):
-        return
-    for k, rows in enumerate(reversed(blanks), 2):
-        table = model.tables[k - 1]
-        size = len(rows)
-        all_rows = np.concatenate([table.rows, rows])
-        # Ranks one order down may have moved, so the keys are made anew even where nothing came.
-        prefix = model.ranks(all_rows[:, :-1])
-        place = np.argsort(model.sort_keys(prefix, all_rows[:, -1]), kind="stable")
-        model.tables[k - 1] = OrderTable(
-            all_rows[place],
-            np.concatenate([table.log10_prob, np.zeros(size, F32)])[place],
-            np.concatenate([table.log10_backoff, np.zeros(size, F32)])[place],
-            np.concatenate([table.blank, np.ones(size, np.bool_)])[place],
-            prefix[place],
-        )
-    # The top order has no blanks, and the order of its rows stands; only its prefixes moved.
-    model.tables[-1].prefix = model.ranks(model.tables[-1].rows[:, :-1])
 
 
 def _spell(vocabulary: Vocabulary, ids: NDArray[np.uint32]) -> str:

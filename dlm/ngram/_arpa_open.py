@@ -1,19 +1,45 @@
-"""What a file given as ARPA really is: its compression, and what people mistake for ARPA."""
+"""What a file of text really is: its compression, and what people mistake for ARPA."""
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
 import lzma
+import os
+import select
 import shlex
+import stat
+import sys
 import zlib
+from collections.abc import Collection
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
 
 GZIP_MAGIC = b"\x1f\x8b"
 XZ_MAGIC = b"\xfd7zXZ\x00"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+# "BZh" alone may begin a text; then stand the level, and the mark of a block or of an empty end.
+BZIP2_MAGICS = tuple(
+    b"BZh%d" % level + mark
+    for level in range(1, 10)
+    for mark in (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")
+)
+_MAGICS = {
+    "gzip": (GZIP_MAGIC,),
+    # zstd also has frames to skip, which parallel writers put first.
+    "zstd": (ZSTD_MAGIC, *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))),
+    "xz": (XZ_MAGIC,),
+    "bzip2": BZIP2_MAGICS,
+    "lz4": (b"\x04\x22\x4d\x18",),
+    "compress": (b"\x1f\x9d",),
+}
+# What is decompressed here: of ARPA files, and of text.
+ARPA_COMPRESSIONS = ("gzip", "zstd", "xz")
+TEXT_COMPRESSIONS = (*ARPA_COMPRESSIONS, "bzip2")
+_HEAD_BYTES = max(len(magic) for magics in _MAGICS.values() for magic in magics)
 # An xz stream asks for a dictionary of its own choice; `xz -9` needs 65 MiB to decompress.
 XZ_MEMORY_BYTES = 512 << 20
 
@@ -93,32 +119,47 @@ class TextSource:
     """The decompressed bytes of a file, whichever of the known ways it is compressed.
 
     Args
-        path  a file, or anything that opens and reads as one (a pipe)
+        path   a file, anything that opens and reads as one (a pipe), or `-`: standard input
+        kinds  what is decompressed; the rest is "plain"
     Raises
         OSError  the file cannot be opened
     Guarantees
-        the compression is told from the first bytes, never from the name; `compression` names it
+        the compression is told from the first bytes, never from the name, however few of them come
+        at once; `compression` names it, and `head` is what it was told from
     """
 
-    def __init__(self, path: str) -> None:
-        self._file = Path(path).open("rb")  # noqa: SIM115 (closed by close)
+    def __init__(self, path: str, kinds: Collection[str] = ARPA_COMPRESSIONS) -> None:
+        self._owned = path != "-"
+        file: Any = Path(path).open("rb") if self._owned else sys.stdin.buffer  # noqa: SIM115
+        self._file = file
         try:
-            head = self._file.peek(8)[:8]
-            self._stream: _Decompressor
-            if head.startswith(GZIP_MAGIC):
-                self.compression = "gzip"
-                self._stream = gzip.GzipFile(fileobj=self._file, mode="rb")
-            elif is_zstd(head):
-                self.compression = "zstd"
-                self._stream = _ZstdStream(self._file)
-            elif head.startswith(XZ_MAGIC):
-                self.compression = "xz"
-                self._stream = _XzStream(self._file)
+            head = self._file.read1(_HEAD_BYTES)
+            while _may_become_magic(head):
+                more = self._file.read1(_HEAD_BYTES - len(head))
+                if not more:
+                    break
+                head += more
+            if file.seekable():
+                file.seek(-len(head), io.SEEK_CUR)
             else:
-                self.compression = "plain"
-                self._stream = self._file
+                file = io.BufferedReader(_Headed(head, file))
+            self.head = head
+            found = compression_of(head)
+            self.compression = found if found in kinds else "plain"
+            self._stream: _Decompressor
+            if self.compression == "gzip":
+                self._stream = gzip.GzipFile(fileobj=file, mode="rb")
+            elif self.compression == "zstd":
+                self._stream = _ZstdStream(file)
+            elif self.compression == "xz":
+                self._stream = _XzStream(file)
+            elif self.compression == "bzip2":
+                self._stream = bz2.BZ2File(file, "rb")
+            else:
+                self._stream = file
         except BaseException:
-            self._file.close()
+            if self._owned:
+                self._file.close()
             raise
 
     def read(self, size: int) -> bytes:
@@ -140,17 +181,63 @@ class TextSource:
                 raise
             raise DamagedStream(str(exc)) from exc
 
+    def waits(self) -> bool:
+        """Whether the next read may have to wait for whoever writes; of a file it has not.
+
+        Of a compressed pipe it is not known, so that the answer is yes.
+        """
+        try:
+            number = self._file.fileno()
+            if stat.S_ISREG(os.fstat(number).st_mode):
+                return False
+            return self.compression != "plain" or not select.select([number], [], [], 0)[0]
+        except (OSError, ValueError):  # no descriptor: bytes in memory
+            return False
+
+    def position(self) -> int:
+        """Bytes of the file read so far, as they are in it; raises `OSError` for a pipe."""
+        return int(self._file.tell())
+
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file; standard input stays open."""
+        if not self._owned:
+            return
         if self._stream is not self._file:
             self._stream.close()
         self._file.close()
 
 
-def is_zstd(head: bytes) -> bool:
-    """Whether `head` opens a zstd frame, or a skippable one as parallel zstd writers put first."""
-    return head.startswith(ZSTD_MAGIC) or (
-        len(head) >= 4 and head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F
+class _Headed(io.RawIOBase):
+    """A stream that cannot go back, with the bytes that were read of it before its rest."""
+
+    def __init__(self, head: bytes, rest: Any) -> None:
+        self._head = head
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        some = self._head[: len(buffer)] or self._rest.read1(len(buffer))
+        self._head = self._head[len(some) :]
+        buffer[: len(some)] = some
+        return len(some)
+
+
+def compression_of(head: bytes) -> str:
+    """How text that begins with `head` is compressed; "plain" where nothing says so."""
+    for name, magics in _MAGICS.items():
+        if head.startswith(magics):
+            return name
+    return "plain"
+
+
+def _may_become_magic(head: bytes) -> bool:
+    """Whether more bytes are needed to know the compression."""
+    return any(
+        len(head) < len(magic) and magic.startswith(head)
+        for magics in _MAGICS.values()
+        for magic in magics
     )
 
 
@@ -161,8 +248,8 @@ def text_command(path: str, compression: str) -> str:
 
 def damage_advice(path: str, compression: str) -> str:
     """What to do about a damaged stream."""
-    tool = {"gzip": "gzip", "zstd": "zstd", "xz": "xz"}[compression]
-    return f"Copy the file again from where it was made; `{tool} -t {shlex.quote(path)}` checks it"
+    check = f"{compression} -t {shlex.quote(path)}"
+    return f"Copy the file again from where it was made; `{check}` checks it"
 
 
 def recognise(head: bytes, path: str, compression: str) -> tuple[str, str] | None:
@@ -173,20 +260,8 @@ def recognise(head: bytes, path: str, compression: str) -> tuple[str, str] | Non
     """
     text = text_command(path, compression)
     quoted = shlex.quote(path)
-    inner = None
-    if head.startswith(GZIP_MAGIC):
-        inner = "gzip"
-    elif is_zstd(head):
-        inner = "zstd"
-    elif head.startswith(XZ_MAGIC):
-        inner = "xz"
-    elif head.startswith(b"BZh"):
-        inner = "bzip2"
-    elif head.startswith(b"\x04\x22\x4d\x18"):
-        inner = "lz4"
-    elif head.startswith(b"\x1f\x9d"):
-        inner = "compress"
-    if inner is not None:
+    inner = compression_of(head)
+    if inner != "plain":
         unpack = f"`{text} | {_UNPACK_COMMAND[inner]} > OUT.arpa`"
         if compression == "plain":
             return f"the file is compressed with {inner}, which is not read here", f"Run {unpack}"

@@ -8,7 +8,6 @@ import io
 import lzma
 import os
 import re
-import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dlm.errors import ArpaError
+from dlm.files import replacing
 from dlm.ngram._arpa_rows import MAX_LINE_BYTES, NgramBatch, Section, shown
 from dlm.ngram.text import kernels
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, Vocabulary
@@ -73,25 +73,8 @@ def write_arpa(
         _write_text(path_or_file, vocabulary, columns, comments)
         return
     path = Path(path_or_file)
-    if path.exists() and not path.is_file():
-        with path.open("wb") as file:  # a pipe or a device cannot be renamed over
-            _write_compressed(file, path.suffix, vocabulary, columns, comments)
-        return
-    beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.building")
-    try:
-        with beside.open("xb") as file:
-            _write_compressed(file, path.suffix, vocabulary, columns, comments)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    with replacing(path) as file:
+        _write_compressed(file, path.suffix, vocabulary, columns, comments)
 
 
 _WritableColumns: TypeAlias = tuple[

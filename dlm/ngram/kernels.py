@@ -17,9 +17,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
+
+from dlm.jit import inlined, kernel
 
 # Bytes of an array of text or words after its last, which are read and mean nothing.
 PAD_BYTES = 8
@@ -209,7 +211,7 @@ def _compiled_bits_of(a):  # type: ignore[no-untyped-def]
 # ------------------------------------------------------------------------------------- words
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def hash_word(text, begin, length, first):  # type: ignore[no-untyped-def]
     """Hash of text[begin:begin + length], whose `first_bytes` are `first`.
 
@@ -224,7 +226,7 @@ def hash_word(text, begin, length, first):  # type: ignore[no-untyped-def]
     return h
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def bytes_at(text, at, count):  # type: ignore[no-untyped-def]
     """The next `count` bytes as a number, or eight where there are more; count >= 0."""
     value = load64(text, at)
@@ -233,7 +235,7 @@ def bytes_at(text, at, count):  # type: ignore[no-untyped-def]
     return value
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def scan_word(text, at, delimiters):  # type: ignore[no-untyped-def]
     """End of the word at `at`: where the first delimiter stands.
 
@@ -262,7 +264,7 @@ def scan_word(text, at, delimiters):  # type: ignore[no-untyped-def]
     return end, first
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def find_word(slots, mask, word_begin, word_bytes, text, begin, length, first, h):  # type: ignore[no-untyped-def]
     """Id of the word text[begin:begin + length], or -1; 0 for both spellings of the unknown word.
 
@@ -293,7 +295,7 @@ def find_word(slots, mask, word_begin, word_bytes, text, begin, length, first, h
     return np.int64(-1)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def same_word(word_begin, word_bytes, word, text, begin, length):  # type: ignore[no-untyped-def]
     """Whether text[begin:begin + length] is the word of that id."""
     start = word_begin[word]
@@ -307,7 +309,7 @@ def same_word(word_begin, word_bytes, word, text, begin, length):  # type: ignor
     return True
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def put_word(slots, mask, word, h, length, first):  # type: ignore[no-untyped-def]
     """Enters a word which is not there yet.
 
@@ -321,7 +323,7 @@ def put_word(slots, mask, word, h, length, first):  # type: ignore[no-untyped-de
     slots[at + U1] = first
 
 
-@njit(cache=True, nogil=True)
+@kernel("out uint64[:], int64[:], uint8[:], int64, int64")
 def enter_words(slots, word_begin, word_bytes, begin, end):  # type: ignore[no-untyped-def]
     """Enters the words of ids begin <= id < end into `slots`, up to the first that is there.
 
@@ -347,7 +349,7 @@ def enter_words(slots, word_begin, word_bytes, begin, end):  # type: ignore[no-u
     return end
 
 
-@njit(cache=True, nogil=True)
+@kernel("uint64[:], int64[:], uint8[:], uint8[:], int64[:], int64[:], out uint32[:]")
 def find_words(slots, word_begin, word_bytes, text, begin, end, ids):  # type: ignore[no-untyped-def]
     """Ids of the words text[begin[i]:end[i]]; 0 where the table lacks one.
 
@@ -374,7 +376,7 @@ def find_words(slots, word_begin, word_bytes, text, begin, end, ids):  # type: i
 # -------------------------------------------------------------------------------------- text
 
 
-@njit(cache=True, nogil=True)
+@kernel("uint8[:], int64, int64")
 def count_newlines(text, begin, end):  # type: ignore[no-untyped-def]
     """Newlines in text[begin:end]."""
     count = np.int64(0)
@@ -383,7 +385,7 @@ def count_newlines(text, begin, end):  # type: ignore[no-untyped-def]
     return count
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def count_tokens(text, end, delimiters):  # type: ignore[no-untyped-def]
     """Words in text[:end], as `find_tokens` finds them.
 
@@ -398,7 +400,7 @@ def count_tokens(text, end, delimiters):  # type: ignore[no-untyped-def]
     return count
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def find_tokens(text, end, delimiters, token_begin, token_end, sentence_begin):  # type: ignore[no-untyped-def]
     """Where the words of text[:end] begin and end, and which is the first of each line.
 
@@ -432,7 +434,7 @@ def find_tokens(text, end, delimiters, token_begin, token_end, sentence_begin): 
             words += 1
 
 
-@njit(cache=True, nogil=True)
+@kernel("uint64[:], int64[:], uint8[:], uint8[:], int64, uint8[:], out uint32[:], out int64[:]")
 def find_text(slots, word_begin, word_bytes, text, end, delimiters, ids, sentence_begin):  # type: ignore[no-untyped-def]
     """`find_tokens` and `find_words` in one: the ids of the words of text[:end], line by line.
 
@@ -489,7 +491,7 @@ def find_text(slots, word_begin, word_bytes, text, end, delimiters, ids, sentenc
 # ------------------------------------------------------------------------------- rows of ARPA
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def read_number(text, at):  # type: ignore[no-untyped-def]
     """The float32 nearest to the decimal number at `at`, ties to even; never -0.0.
 
@@ -596,7 +598,7 @@ def read_number(text, at):  # type: ignore[no-untyped-def]
     return True, np.float32(-double if negative else double), at
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def skip_spaces(text, at):  # type: ignore[no-untyped-def]
     """The place of the first byte from `at` on that is neither space nor tab."""
     while text[at] == SPACE or text[at] == TAB:
@@ -604,7 +606,7 @@ def skip_spaces(text, at):  # type: ignore[no-untyped-def]
     return at
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def read_row_end(text, at, top):  # type: ignore[no-untyped-def]
     """What follows the words of a row: perhaps a back-off weight, and the end of the line.
 
@@ -627,7 +629,10 @@ def read_row_end(text, at, top):  # type: ignore[no-untyped-def]
     return text[at] == NEWLINE, weight, at
 
 
-@njit(cache=True, nogil=True)
+@kernel(
+    "uint8[:], int64, int64, int64, bool, bool, uint64[:], int64[:], uint8[:], out uint32[:, "
+    ":], out float32[:], out float32[:], int64"
+)
 def read_ngrams(  # type: ignore[no-untyped-def]
     text,
     begin,
@@ -723,7 +728,10 @@ def read_ngrams(  # type: ignore[no-untyped-def]
     return row, begin
 
 
-@njit(cache=True, nogil=True)
+@kernel(
+    "uint8[:], int64, int64, int64, bool, int64, out int64[:], out uint64[:], out int64[:], out "
+    "uint8[:], out uint32[:, :], out float32[:], out float32[:], int64"
+)
 def read_words(  # type: ignore[no-untyped-def]
     text,
     begin,
@@ -799,12 +807,12 @@ _P4 = np.uint64(0x85EBCA77C2B2AE63)
 _P5_AND_8 = np.uint64(0x27D4EB2F165667C5 + 8)
 
 
-@njit(inline="always")
+@inlined
 def _rotate(x, bits):  # type: ignore[no-untyped-def]
     return (x << np.uint64(bits)) | (x >> np.uint64(64 - bits))
 
 
-@njit(inline="always")
+@inlined
 def slot_of(u, v):  # type: ignore[no-untyped-def]
     """The slot of the pair of ids (u, v), as `partition.slots_of`."""
     lane = np.uint64(u) | (np.uint64(v) << np.uint64(32))

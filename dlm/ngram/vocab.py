@@ -61,7 +61,7 @@ class Vocabulary:
         self.unk_in_model = unk_in_model
         if not self.words or not is_unk_spelling(self.words[UNK_ID]):
             raise ValueError("word 0 of a vocabulary must be <unk> or <UNK>")
-        self.ids: dict[bytes, int] = {word: i for i, word in enumerate(self.words)}
+        self.ids: dict[bytes, int] = dict(zip(self.words, range(len(self.words)), strict=True))
         if len(self.ids) != len(self.words):
             raise ValueError("a word stands twice in the vocabulary")
         for spelling in UNK_SPELLINGS:

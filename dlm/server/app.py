@@ -7,7 +7,6 @@ Where several processes share the port, `workers` starts them.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import threading
@@ -22,12 +21,15 @@ import numpy as np
 import uvloop
 from grpc_reflection.v1alpha import reflection
 
-from dlm.index.layout import map_columns
+from dlm.errors import ConfigError
+from dlm.index.layout import check_file, map_columns, read_manifest
 from dlm.index.residence import MAPPED, Residence
-from dlm.index.shard import Shard
+from dlm.index.search.shard import Shard
+from dlm.logs import EventLog
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
 from dlm.server.collector import Served, ServerCollector
+from dlm.server.compiling import compile_kernels
 from dlm.server.config import ServerConfig
 from dlm.server.exposition import worker_exposition
 from dlm.server.health import HEALTH_SERVICE, SHARD_SERVICE, Action, Event, Health, State, step
@@ -42,10 +44,14 @@ from dlm.server.service import Clock, OpenShard, ShardService, open_files
 from dlm.server.workers import Supervisor
 from dlm.wire import codec
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 # Messages that were on their way when the last one finished still get their refusal.
 STOP_GRACE_S = 0.5
+# A server that drains ends once no message has come for so long: longer than a client takes from
+# one heartbeat to the next (0.6 s), so that whoever asks steadily has learned to ask another.
+QUIET_S = 1.0
+LINGER_LOOK_S = 0.02
 WARM_UP_SEED = 20190812
 
 
@@ -72,6 +78,7 @@ def serve(
                           was ready
     """
     allow_connections()
+    compile_kernels()
     residence = Residence(config.preload, config.mlock, config.huge_pages)
     shards = [
         open_shard(directory, index, verify=config.verify, residence=residence)
@@ -93,9 +100,13 @@ def serve(
 
     def work(port: int, process: Process, tell: OnReady) -> int:
         own = replace(config, port=port)
+        mine, opened = shards, files
+        if process.doubts:
+            mine = [reopen_shard(shard, residence, process.checks) for shard in shards]
+            opened = [open_files(shard) for shard in mine]
         return _run(
             lambda: ShardServer(
-                own, shards, notice=Notice(tell), process=process, files=files, kept=kept
+                own, mine, notice=Notice(tell), process=process, files=opened, kept=kept
             ),
             worker=True,
         )
@@ -145,6 +156,36 @@ def open_shard(
     return shard
 
 
+def reopen_shard(
+    shard: Shard, residence: Residence, tick: Callable[[], None] | None = None
+) -> Shard:
+    """The same shard, mapped anew, after its files were read whole.
+
+    For the worker after one that could not read a page of its map: what is there now is another
+    file under the name, or this one restored, or what the error says.
+
+    Args
+        tick  called every few megabytes
+    Raises
+        ShardFormatError  a file is damaged
+        ConfigError       another shard set is in the folder now
+    """
+    directory, index = shard.directory, shard.index
+    manifest = read_manifest(directory)
+    if manifest.shard_set != shard.manifest.shard_set:
+        raise ConfigError(
+            f"{directory} holds shard set {manifest.shard_set} now, and this server was started "
+            f"with {shard.manifest.shard_set}: start it again"
+        )
+    for entry in (
+        manifest.file("shard", index),
+        manifest.file("low_orders"),
+        manifest.file("vocabulary"),
+    ):
+        check_file(directory / entry.name, entry, tick or (lambda: None))
+    return open_shard(directory, index, verify=False, residence=residence)
+
+
 class ShardServer:
     """A gRPC server for the shards that one process holds, on the running event loop.
 
@@ -186,6 +227,7 @@ class ShardServer:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._failure: Exception | None = None
+        self._drained = False  # whether all that was taken before the first refusal was answered
         self._asked_to_drain = False
 
     @property
@@ -218,7 +260,8 @@ class ShardServer:
                 self.guard.start()
                 threading.Thread(target=self._warm_up, name="dlm-warm-up", daemon=True).start()
                 last = await self._serve()
-                whole = self.models.in_flight == 0
+                # A message that is about to be refused is in flight, too, but nothing is cut off.
+                whole = self._drained or self.models.in_flight == 0
                 await self._health.close()
                 if last is Event.DRAINED and whole:
                     await server.stop(STOP_GRACE_S)
@@ -237,10 +280,23 @@ class ShardServer:
         return 0 if whole else 1
 
     async def _beat(self) -> None:
-        """Says that this loop turns, where somebody watches."""
-        while self.process.beat is not None:
-            self.process.beat()
+        """Says that this loop turns, where somebody watches; and looks whether it is in trouble."""
+        was_in_trouble = False
+        while True:
+            if self.process.beat is not None:
+                self.process.beat()
+            self.process.open_files.look()
+            if bool(self._trouble()) != was_in_trouble:
+                was_in_trouble = not was_in_trouble
+                await self._announce()
             await asyncio.sleep(BEAT_S)
+
+    async def _announce(self) -> None:
+        await self._health.announce(self.models.state, in_trouble=bool(self._trouble()))
+
+    def _trouble(self) -> str:
+        """Why it is not ready though it answers, or ""."""
+        return "; ".join(filter(None, self.process.trouble().values()))
 
     async def _serve(self) -> Event:
         """Carries out what follows from each event; returns the one that closed the server."""
@@ -252,11 +308,12 @@ class ShardServer:
             self._log_step(before, event)
             for action in actions:
                 if action is Action.ANNOUNCE:
-                    await self._health.announce(self.models.state)
+                    await self._announce()
                 elif action is Action.PUBLISH:
                     self._publish()
                 elif action is Action.DRAIN:
                     self._notice.withdraw()
+                    self.models.refuses = before is State.WARMING
                     drain = asyncio.create_task(self._drain())
                 elif action is Action.CLOSE:
                     if drain is not None:
@@ -316,7 +373,9 @@ class ShardServer:
             for service in self.models
         ]
         collector = ServerCollector(lambda: served, self.process)
-        return worker_exposition(listening, collector, lambda: self.models.state, self._loop)
+        return worker_exposition(
+            listening, collector, lambda: self.models.state, self._loop, trouble=self._trouble
+        )
 
     def _warm_up(self) -> None:
         """Compiles and runs the kernels before a client waits for them; in its own thread."""
@@ -338,9 +397,16 @@ class ShardServer:
         self.post(Event.WARMED)
 
     async def _drain(self) -> None:
+        """Answers while clients move away, then refuses what comes and finishes what it has."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.config.linger_s
+        while not self.models.refuses and self.models.is_wanted(QUIET_S) and loop.time() < end:
+            await asyncio.sleep(LINGER_LOOK_S)
+        self.models.refuses = True
         try:
             async with asyncio.timeout(self.config.drain_s):
                 await self.models.idle()
+            self._drained = True
         except TimeoutError:
             logger.warning("server.drain.cut", extra={"in_flight": self.models.in_flight})
         self.post(Event.DRAINED)

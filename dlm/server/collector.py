@@ -113,13 +113,31 @@ class ServerCollector(Collector):
         restarts = CounterMetricFamily(
             "dlm_server_worker_restarts", "Processes that were this worker before.", labels=LABELS
         )
+        open_files = GaugeMetricFamily(
+            "dlm_server_open_files", "Files and connections of the process.", labels=LABELS
+        )
+        max_files = GaugeMetricFamily(
+            "dlm_server_max_files", "How many of them it may have.", labels=LABELS
+        )
+        trouble = GaugeMetricFamily(
+            "dlm_server_trouble",
+            "1 for a cause that makes it not ready though it answers.",
+            labels=(*LABELS, "cause"),
+        )
         info = GaugeMetricFamily("dlm_server_info", "Always 1.", labels=(*LABELS, "version"))
         for labels, _ in labelled[:1]:
             memory.add_metric(labels, self._process.memory.bytes())
             restarts.add_metric(labels, self._process.restarts)
             info.add_metric((*labels, __version__), 1)
+            open_files.add_metric(labels, self._process.open_files.count())
+            max_files.add_metric(labels, self._process.open_files.limit)
+            for cause, text in self._process.trouble().items():
+                trouble.add_metric((*labels, cause.value), bool(text))
         yield memory
         yield restarts
+        yield open_files
+        yield max_files
+        yield trouble
         yield info
 
 

@@ -109,8 +109,15 @@ class ServerConfig:
     # take about 15 KiB each.
     max_calls: int = 16_384
 
-    # Seconds, 0 to 3,600, that Score messages taken before SIGTERM have to finish. 5: far above any
-    # deadline a client sets, below the 10 to 30 s that service managers wait before they kill.
+    # Seconds after SIGTERM, 0 to 3,600, in which a server that says DRAINING still answers all that
+    # comes, while its clients learn of it and move. It ends as soon as no client has a stream open,
+    # or none has asked for a second. 3: clients send a heartbeat twice a second unless told
+    # otherwise. 0 refuses at once.
+    linger_s: float = 3.0
+
+    # Seconds, 0 to 3,600, that Score messages taken by then have to finish. 5: far above any
+    # deadline a client sets; with linger_s below the 10 to 30 s that service managers wait before
+    # they kill.
     drain_s: float = 5.0
 
     # TCP port of /metrics, /healthz and /readyz over HTTP, 0 to 65535; 0: none.
@@ -160,6 +167,7 @@ class ServerConfig:
         _within("client_in_flight", self.client_in_flight, 1, 65_536, "messages")
         _within("client_downloads", self.client_downloads, 1, 1024, "downloads")
         _within("max_calls", self.max_calls, 64, 1 << 20, "calls")
+        _within("linger_s", self.linger_s, 0.0, 3600.0, "seconds")
         _within("drain_s", self.drain_s, 0.0, 3600.0, "seconds")
 
     def _check_exposure(self) -> None:

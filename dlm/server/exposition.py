@@ -11,11 +11,14 @@ worker that is dead or stuck is left out, and never fails a scrape.
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
+import os
 import signal
 import socket
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
@@ -23,10 +26,13 @@ from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from dlm.errors import ConfigError
+from dlm.logs import EventLog
+from dlm.server.config import ServerConfig
 from dlm.server.health import State
-from dlm.server.http import HttpServer, Response, Route, get, text
+from dlm.server.http import HttpServer, Response, Route, get, tcp_socket, text, unix_socket
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 METRICS, HEALTHZ, READYZ = "/metrics", "/healthz", "/readyz"
 # Scrapes may not cost more than a few per cent of a core, however many come: text this fresh is
@@ -52,16 +58,18 @@ def worker_exposition(
     state: Callable[[], State],
     loop: asyncio.AbstractEventLoop,
     *,
+    trouble: Callable[[], str] = str,
     clock: Clock = time.monotonic,
 ) -> HttpServer:
     """Shows one server process; close what is returned.
 
     /healthz is 200 while the process answers on `loop`, where its messages are answered, and 503
-    while that is stuck; /readyz is 200 in READY alone. Both say the state.
+    while that is stuck; /readyz is 200 in READY alone, without trouble. Both say the state.
 
     Args
         listening  a socket of `http.tcp_socket` or `http.unix_socket`
         loop       the event loop that serves
+        trouble    why the server is not ready though it answers, or ""
     """
     rendered: tuple[float, bytes] | None = None
 
@@ -84,7 +92,9 @@ def worker_exposition(
         return text(HTTPStatus.OK, state().name.lower())
 
     async def readyz() -> Response:
-        now = state()
+        now, wrong = state(), trouble()
+        if now is State.READY and wrong:
+            return text(HTTPStatus.SERVICE_UNAVAILABLE, f"not ready: {wrong}")
         status = HTTPStatus.OK if now is State.READY else HTTPStatus.SERVICE_UNAVAILABLE
         return text(status, now.name.lower())
 
@@ -95,6 +105,7 @@ def joined_exposition(
     listening: socket.socket,
     sockets: Mapping[int, Path],
     *,
+    trouble: Callable[[], str] = str,
     clock: Clock = time.monotonic,
 ) -> HttpServer:
     """Shows several worker processes as one; close what is returned.
@@ -104,6 +115,7 @@ def joined_exposition(
 
     Args
         sockets  worker -> its unix socket (`worker_socket`), there or not
+        trouble  why none of them is ready, or ""
     """
     rendered: tuple[float, bytes] | None = None
     one_at_a_time = asyncio.Lock()
@@ -127,6 +139,8 @@ def joined_exposition(
         said = {w: a.body.decode("latin-1").strip() for w, a in answers.items()}
         lines = [f"worker {w}: {said.get(w, 'no answer')}" for w in sorted(sockets)]
         fine = any(answer.status is HTTPStatus.OK for answer in answers.values())
+        if target == READYZ and (wrong := trouble()):
+            lines, fine = [f"not ready: {wrong}"], False
         status = HTTPStatus.OK if fine else HTTPStatus.SERVICE_UNAVAILABLE
         return text(status, "\n".join(lines))
 
@@ -138,7 +152,9 @@ def joined_exposition(
     return HttpServer(listening, routes)
 
 
-def serve_joined(listening: socket.socket, sockets: Mapping[int, Path]) -> None:
+def serve_joined(
+    listening: socket.socket, sockets: Mapping[int, Path], trouble: Callable[[], str] = str
+) -> None:
     """`joined_exposition` as a whole process, until SIGTERM or SIGINT.
 
     For a child of the supervisor, which itself has no threads, so that it may fork: bind
@@ -146,7 +162,7 @@ def serve_joined(listening: socket.socket, sockets: Mapping[int, Path]) -> None:
     """
     ends = (signal.SIGTERM, signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # in the server's thread too
-    server = joined_exposition(listening, sockets)
+    server = joined_exposition(listening, sockets, trouble=trouble)
     signal.sigwait(ends)
     server.close()
 
@@ -176,6 +192,54 @@ def join(texts: Mapping[int, str]) -> list[Metric]:
                 labels = {"worker": str(worker), **sample.labels}
                 joined.samples.append(sample._replace(labels=labels))
     return list(families.values())
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSockets:
+    """Where the metrics of all workers are asked for, and where each shows its own.
+
+    sockets  that the workers show themselves on; a worker that comes later takes over
+    ways     the names that lead to them, in this process and its children
+    """
+
+    listening: socket.socket
+    sockets: dict[int, socket.socket]
+    ways: dict[int, Path]
+
+    def keep_own(self, worker: int | None) -> None:
+        """In a child: closes the sockets of others."""
+        for other, shown in self.sockets.items():
+            if other != worker:
+                shown.close()
+
+
+@contextlib.contextmanager
+def worker_sockets(config: ServerConfig) -> Iterator[WorkerSockets | None]:
+    """The port, bound, and a socket for each worker; None where none is wanted.
+
+    The sockets have no name that could be left behind, removed or entered by others: the folder of
+    their names is gone before a worker begins, and what leads to them are descriptors.
+
+    Raises  ConfigError  the port cannot be bound, or there is no place for the folder
+    """
+    if not config.metrics_port:
+        yield None
+        return
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(tcp_socket(config.metrics_host, config.metrics_port))
+        sockets: dict[int, socket.socket] = {}
+        ways: dict[int, Path] = {}
+        try:
+            with tempfile.TemporaryDirectory(prefix="dlm-metrics-") as folder:
+                for worker in range(config.workers):
+                    path = worker_socket(Path(folder), worker)
+                    sockets[worker] = stack.enter_context(unix_socket(path))
+                    way = os.open(path, os.O_PATH)
+                    stack.callback(os.close, way)
+                    ways[worker] = Path(f"/proc/self/fd/{way}")
+        except OSError as exc:
+            raise ConfigError(f"no sockets for the metrics of workers: {exc}") from exc
+        yield WorkerSockets(listening, sockets, ways)
 
 
 class _Families(Collector):

@@ -85,13 +85,18 @@ class Health:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self._in_trouble = False
         self._closed = False
         self._changed = asyncio.Condition()
 
-    async def announce(self, state: State) -> None:
-        """Answers for `state` from now on, and tells who watches."""
+    async def announce(self, state: State, *, in_trouble: bool = False) -> None:
+        """Answers for `state` from now on, and sends it to who watches.
+
+        Args
+            in_trouble  NOT_SERVING in any state (trouble.py)
+        """
         async with self._changed:
-            self._state = state
+            self._state, self._in_trouble = state, in_trouble
             self._changed.notify_all()
 
     async def close(self) -> None:
@@ -101,7 +106,8 @@ class Health:
             self._changed.notify_all()
 
     def _status(self, service: str) -> int | None:
-        return serving_status(self._state) if service in self.SERVICES else None
+        state = State.DRAINING if self._in_trouble else self._state
+        return serving_status(state) if service in self.SERVICES else None
 
     async def check(self, request: Any, context: Any) -> Any:
         """The status of one service; NOT_FOUND for a service that is not here."""

@@ -1,16 +1,18 @@
 """GET over HTTP/1.1, for probes and scrapers, in a thread of its own.
 
-Small on purpose: one request a connection, no body is ever read. Whoever connects can slow nothing
+Small on purpose: one request per connection, no body is ever read. Whoever connects slows nothing
 but the endpoint itself: a connection has `REQUEST_S` from its first byte to its last, a head has
 `HEAD_BYTES`, and beyond `CONNECTIONS` at once the oldest makes room: whoever holds them all with
-nothing to say keeps out no probe, which is done in milliseconds.
+nothing to say keeps out no probe, which is done in milliseconds. Whatever they do is not logged.
+
+A descriptor is kept back, so that a process that can open no other file still says so here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import errno
 import os
 import socket
 import threading
@@ -21,12 +23,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dlm.errors import ConfigError
+from dlm.logs import EventLog
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 CONNECTIONS = 32
 HEAD_BYTES = 8192
 REQUEST_S = 5.0
+RETRY_S = 0.1  # where no descriptor or no memory is left
 TEXT = "text/plain; charset=utf-8"
 
 
@@ -89,6 +93,7 @@ class HttpServer:
         self._socket = listening
         self._routes = routes
         self._open: dict[asyncio.Task[None], None] = {}  # oldest first
+        self._spare: int | None = None
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="dlm-http", daemon=True)
@@ -113,45 +118,102 @@ class HttpServer:
             self._loop.close()
 
     async def _serve(self) -> None:
-        start = (
-            asyncio.start_unix_server
-            if self._socket.family == socket.AF_UNIX
-            else asyncio.start_server
-        )
-        server = await start(self._connected, sock=self._socket, limit=HEAD_BYTES)
+        accepting = asyncio.create_task(self._accept())
         await self._stop.wait()
-        server.close()
-        mine = asyncio.current_task()
-        open_now = [task for task in asyncio.all_tasks() if task is not mine]
-        for task in open_now:
+        mine = [accepting, *self._open]
+        for task in mine:
             task.cancel()
-        await asyncio.gather(*open_now, return_exceptions=True)
+        await asyncio.gather(*mine, return_exceptions=True)
+        self._give_spare()
+        self._socket.close()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        if len(self._open) >= CONNECTIONS:
-            oldest = next(iter(self._open))
-            del self._open[oldest]
-            oldest.cancel()
-        self._open[task] = None
+    async def _accept(self) -> None:
+        self._socket.setblocking(False)
+        while True:
+            if self._spare is None:
+                with contextlib.suppress(OSError):
+                    self._spare = os.dup(self._socket.fileno())
+            await self._comes()
+            try:
+                connection, _ = self._socket.accept()
+            except OSError as exc:
+                if exc.errno in (errno.EMFILE, errno.ENFILE):
+                    await self._accept_in_place_of_spare()
+                elif exc.errno in (errno.ENOMEM, errno.ENOBUFS):
+                    await asyncio.sleep(RETRY_S)
+                continue  # or it went away
+            if len(self._open) >= CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                oldest.cancel()
+            task = asyncio.create_task(self._answer(connection))
+            self._open[task] = None
+            task.add_done_callback(lambda done: self._open.pop(done, None))
+
+    async def _comes(self) -> None:
+        """Waits for a connection, without taking a descriptor for it."""
+        come = asyncio.Event()
+        self._loop.add_reader(self._socket, come.set)
         try:
-            async with asyncio.timeout(REQUEST_S):
-                writer.write(await self._exchange(reader))
-                await writer.drain()
-                writer.close()
-                await writer.wait_closed()
-        except (TimeoutError, EOFError, OSError):
-            pass  # it went away, or it dawdled
+            await come.wait()
         finally:
-            self._open.pop(task, None)
-            writer.transport.abort()
+            self._loop.remove_reader(self._socket)
 
-    async def _exchange(self, reader: asyncio.StreamReader) -> bytes:
-        """The bytes that answer what is read."""
+    async def _accept_in_place_of_spare(self) -> None:
+        """One connection from its first byte to its last, where no other file can be opened."""
+        self._give_spare()
         try:
-            head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.LimitOverrunError:
+            connection, _ = self._socket.accept()
+        except OSError:  # other threads want descriptors too, and one was faster
+            await asyncio.sleep(RETRY_S)
+            return
+        try:
+            await self._talk(connection)
+        finally:
+            # In one step from a connection to a spare: nobody is faster.
+            os.dup2(self._socket.fileno(), connection.fileno(), inheritable=False)
+            self._spare = connection.detach()
+
+    def _give_spare(self) -> None:
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+
+    async def _answer(self, connection: socket.socket) -> None:
+        with connection:
+            await self._talk(connection)
+
+    async def _talk(self, connection: socket.socket) -> None:
+        """Reads a request and answers it; what the other end does ends this connection alone."""
+        connection.setblocking(False)
+        # It went away, or dawdled.
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(REQUEST_S):
+                head = await self._head(connection)
+                if head is not None:
+                    await self._loop.sock_sendall(connection, await self._exchange(head))
+                    await self._end(connection)
+
+    async def _head(self, connection: socket.socket) -> bytes | None:
+        """What comes before the empty line, or more than a head may have; None: it never came."""
+        head = b""
+        while (end := head.find(b"\r\n\r\n")) < 0 and len(head) <= HEAD_BYTES:
+            part = await self._loop.sock_recv(connection, HEAD_BYTES)
+            if not part:
+                return None
+            head += part
+        return head[: end + 4] if end >= 0 else head
+
+    async def _end(self, connection: socket.socket) -> None:
+        """Until the other end has read the answer: a socket closed on unread bytes resets it."""
+        connection.shutdown(socket.SHUT_WR)
+        for _ in range(HEAD_BYTES):
+            if not await self._loop.sock_recv(connection, HEAD_BYTES):
+                return
+
+    async def _exchange(self, head: bytes) -> bytes:
+        """The bytes that answer a head."""
+        if len(head) > HEAD_BYTES:
             return _bytes(text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head is too long"))
         parts = head.split(b"\r\n", 1)[0].split(b" ")
         if len(parts) != 3 or not parts[2].startswith(b"HTTP/1."):

@@ -8,10 +8,10 @@ loop.
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.jit import kernel
 from dlm.ngram.kernels import slot_of
 
 FINE = 0
@@ -21,7 +21,7 @@ BAD_WORD = 3
 BAD_SLOT = 4
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel("uint8[:], uint32[:], uint32[:], int64, int64, uint16[:], int64")
 def first_fault(  # type: ignore[no-untyped-def]
     context_lengths, context_words, words, order, vocabulary_size, slots, shard
 ):
@@ -71,7 +71,7 @@ def check(
     return int(fault), int(place)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel("uint8[:], out int64[:]")
 def count_orders(orders, totals):  # type: ignore[no-untyped-def]
     """Adds to `totals` how often each order stands in `orders`.
 

@@ -33,6 +33,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "dlm_server_shards": LABELS,
     "dlm_server_memory_bytes": LABELS,
     "dlm_server_worker_restarts_total": LABELS,
+    "dlm_server_open_files": LABELS,
+    "dlm_server_max_files": LABELS,
+    "dlm_server_trouble": (*LABELS, "cause"),
     "dlm_server_info": (*LABELS, "version"),
 }
 

@@ -66,6 +66,24 @@ class Models:
             service.state = state
 
     @property
+    def refuses(self) -> bool:
+        """Whether a server that drains has stopped taking messages."""
+        return self.default.refuses
+
+    @refuses.setter
+    def refuses(self, refuses: bool) -> None:
+        for service in self:
+            service.refuses = refuses
+
+    def is_wanted(self, quiet_s: float) -> bool:
+        """Whether a message is in flight, or may be about to come: a stream is open, and the last
+        came less than `quiet_s` ago."""
+        if self.in_flight:
+            return True
+        streams = sum(service.metrics.streams for service in self)
+        return streams > 0 and any(service.asked_within(quiet_s) for service in self)
+
+    @property
     def in_flight(self) -> int:
         """Score messages that any service is working on."""
         return sum(service.metrics.in_flight for service in self)

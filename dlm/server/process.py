@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dlm.server.trouble import Cause, OpenFiles, SharedText
+
 # A heartbeat shows the memory as it was at most about this many seconds ago.
 MEMORY_AGE_S = 1.0
 # The system walks the page tables to count: time is spent on that at most one part in so many.
@@ -68,7 +70,10 @@ class MemoryGauge:
 
     def _measure(self) -> None:
         begun = self._clock()
-        self._bytes = self._read()
+        try:
+            self._bytes = self._read()
+        except OSError:  # no file can be opened now: the last number stays
+            self._bytes = self._bytes or 0
         now = self._clock()
         self._due = now + max(MEMORY_AGE_S, MEMORY_SHARE * (now - begun))
 
@@ -82,6 +87,11 @@ class Process:
     restarts  processes that were this worker before
     instance  drawn at random: another number is another process, whose counters began at 0
     metrics_socket  that it shows its metrics on, where its supervisor joins those of all
+    open_files      of this process
+    damage    what its supervisor found wrong with a file that all workers have mapped
+    doubts    another worker could not read a page of a mapped file: this one maps the files anew,
+              after it has read them
+    checks    says so to its supervisor, again and again
     beat      tells its supervisor that the event loop turns; every `restarts.BEAT_S` seconds
     """
 
@@ -91,8 +101,19 @@ class Process:
     # Never 0, which is what an absent field reads as.
     instance: int = field(default_factory=lambda: secrets.randbits(64) | 1)
     memory: MemoryGauge = field(default_factory=MemoryGauge, compare=False, repr=False)
+    open_files: OpenFiles = field(default_factory=OpenFiles, compare=False, repr=False)
+    damage: SharedText = field(default_factory=SharedText, compare=False, repr=False)
     metrics_socket: socket.socket | None = field(default=None, compare=False, repr=False)
     beat: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    doubts: bool = False
+    checks: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+
+    def trouble(self) -> dict[Cause, str]:
+        """Why it is not ready though it answers, for each cause; "" where that is not so."""
+        return {
+            Cause.DAMAGED_FILE: self.damage.read(),
+            Cause.OPEN_FILES: self.open_files.trouble,
+        }
 
     @staticmethod
     def cpu_ms() -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from dlm.files import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,7 @@ class Notice:
     def publish(self, ready: Ready) -> None:
         """Writes the file, whole or not at all, and calls back."""
         if self._file is not None:
-            partial = self._file.with_name(f"{self._file.name}.{os.getpid()}")
-            partial.write_text(json.dumps(asdict(ready)) + "\n", encoding="utf-8")
-            partial.replace(self._file)
+            write_whole(self._file, json.dumps(asdict(ready)).encode() + b"\n")
         if self._on_ready is not None:
             self._on_ready(ready)
 

@@ -8,14 +8,15 @@ more than the search of a message.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-logger = logging.getLogger(__name__)
+from dlm.logs import EventLog
+
+logger = EventLog(__name__)
 
 # Seconds that a reply may wait for its client to read, from when it is ready, its turn behind other
 # replies included. What waits counts as in flight, and gRPC lets a stream that is not read stand

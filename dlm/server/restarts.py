@@ -11,30 +11,51 @@ FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 30.0
 # A worker beats this often, in seconds, and its supervisor looks as often.
 BEAT_S = 1.0
-# Looks in a row without a beat after which it is given up: far above what a busy loop takes.
+# Looks in a row without a sign of life after which a worker is given up: far above what a busy loop
+# takes. Before its first sign it has longer, since a machine that starts is busy.
 SILENT_LOOKS = 10
+START_LOOKS = 60
+# Looks until it must be ready, its loop turning all along: the warm-up may read from a slow disk.
+READY_LOOKS = 600
 
 
 @dataclass(slots=True)
 class Pulse:
-    """Whether a worker's event loop still turns.
+    """Whether a worker is alive: from its fork on, and until it ends.
 
     Counted in looks of whoever watches, never in seconds: where the whole machine was paused, no
-    look was made, and nobody is given up. Before its first beat a worker has as long as it takes.
+    look was made, and nobody is given up.
+
+    looks         made before it was ready; -1 from then on
+    silent_looks  made since the last sign of life
+    has_beaten    whether there was one
     """
 
-    silent_looks: int = -1
+    looks: int = 0
+    silent_looks: int = 0
+    has_beaten: bool = False
 
     def beat(self) -> None:
-        """It said something."""
+        """Its event loop turns."""
         self.silent_looks = 0
+        self.has_beaten = True
 
-    def look(self) -> bool:
-        """One look; True where it is to be given up."""
-        if self.silent_looks < 0:
-            return False
+    def ready(self) -> None:
+        """It answers; a sign of life like any beat."""
+        self.beat()
+        self.looks = -1
+
+    def look(self) -> str | None:
+        """One look; where the worker is to be given up, why."""
         self.silent_looks += 1
-        return self.silent_looks > SILENT_LOOKS
+        silence = SILENT_LOOKS if self.has_beaten else START_LOOKS
+        if self.silent_looks > silence:
+            return f"gave no sign of life for {silence} looks, one every {BEAT_S:g} s"
+        if self.looks >= 0:
+            self.looks += 1
+            if self.looks > READY_LOOKS:
+                return f"was not ready after {READY_LOOKS} looks, one every {BEAT_S:g} s"
+        return None
 
 
 def pause_after(lived_s: float, quick_deaths: int) -> tuple[int, float]:

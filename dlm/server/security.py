@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import resource
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -20,6 +19,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from dlm.logs import EventLog
 from dlm.server.config import ServerConfig
 from dlm.server.health import HEALTH_SERVICE, SHARD_SERVICE
 from dlm.server.metrics import ServerMetrics
@@ -29,7 +29,7 @@ from dlm.server.tokens import Tokens, read_tokens
 from dlm.server.watch import Watch, follow, look
 from dlm.wire.status import CODE_OF, PUSHBACK_KEY, REASON_KEY, Reason
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 DOWNLOAD = f"/{SHARD_SERVICE}/Download"
 HEALTH = frozenset({f"/{HEALTH_SERVICE}/Check", f"/{HEALTH_SERVICE}/Watch"})

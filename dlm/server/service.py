@@ -8,7 +8,6 @@ for a small message and in a thread for a large one; `_read_chunk` always runs i
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from dlm import __version__
 from dlm.errors import ProtocolError
 from dlm.index.layout import FileEntry, Manifest
+from dlm.logs import EventLog
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.server import kernels
 from dlm.server import metrics as counting
@@ -39,7 +39,7 @@ from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import CODE_OF, PUSHBACK_KEY, REASON_KEY, Reason
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 KIND_OF_FILE: dict[int, str] = {
     pb.DOWNLOAD_FILE_VOCABULARY: "vocabulary",
@@ -143,11 +143,13 @@ class ShardService:
         self.shard = shard
         self.config = config
         self.state = State.WARMING
+        self.refuses = False  # while DRAINING: no longer takes what comes
         self.metrics = ServerMetrics()
         self.process = process or Process()
         self._tracer = Tracer(__version__) if config.trace else None
         self._clock = clock
         self._started = clock()
+        self._asked = float("-inf")  # when the last Score came
         self._shard_set = shard.manifest.shard_set_bytes
         # Of all models on this port; `Models` says so where there are several.
         self.held: tuple[bytes, ...] = (self._shard_set,)
@@ -181,6 +183,10 @@ class ShardService:
     async def idle(self) -> None:
         """Returns once no Score is in flight."""
         await self._idle.wait()
+
+    def asked_within(self, seconds: float) -> bool:
+        """Whether a Score came in the last `seconds`."""
+        return self._clock() - self._asked < seconds
 
     # ------------------------------------------------------------------ Score
 
@@ -375,6 +381,7 @@ class ShardService:
         )
 
     def _enter(self) -> None:
+        self._asked = self._clock()
         self.metrics.in_flight += 1
         if (client := caller()) is not None:
             client.in_flight += 1
@@ -619,7 +626,7 @@ class ShardService:
             raise Refusal(
                 Reason.NOT_READY, "this server is still warming up; ask a replica, or again later"
             )
-        if self.state is State.DRAINING:
+        if self.state is State.DRAINING and self.refuses:
             raise Refusal(Reason.DRAINING, "this server is going away; ask a replica")
 
     def _require_same(self, shard_set: bytes, shard: int | None = None) -> None:

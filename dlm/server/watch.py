@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dlm.errors import ConfigError
+from dlm.logs import EventLog
 from dlm.wire.secret import signature
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 POLL_S = 0.25  # a change is taken up at the second look: within half a second
 

@@ -6,10 +6,14 @@ workers, and none of them would survive the fork that replaces one.
 
 A worker speaks to it over a pipe, a line of JSON at a time; its end, however it comes, is the end
 of the pipe. Signals go the other way: SIGTERM drains, SIGKILL ends. Its event loop beats over that
-pipe: one that is stuck keeps its port and its connections and answers nobody, so it is ended.
+pipe: one that is stuck keeps its port and its connections and answers nobody, so it is ended. So is
+one that does not get ready.
 
 Where metrics are wanted, one more process joins those of the workers (`exposition.serve_joined`):
 it is replaced like a worker, and outlives them all.
+
+A worker that dies of SIGBUS could not read a page of a mapped file. Those after it read the files
+and map them anew; while they find one damaged, the server is not ready and says which.
 """
 
 from __future__ import annotations
@@ -23,32 +27,31 @@ import selectors
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-import dlm.errors
 from dlm.errors import ConfigError, DlmError
+from dlm.logs import EventLog
 from dlm.server.config import ServerConfig
-from dlm.server.exposition import serve_joined, worker_socket
-from dlm.server.http import tcp_socket, unix_socket
+from dlm.server.exposition import WorkerSockets, serve_joined, worker_sockets
 from dlm.server.parent import end_with_parent
+from dlm.server.pipe import as_error, say
 from dlm.server.port import reserved
 from dlm.server.process import Process
 from dlm.server.ready import Notice, OnReady, Ready
 from dlm.server.restarts import BEAT_S, Pulse, pause_after
+from dlm.server.trouble import SharedText
 from dlm.server.watch import POLL_S
 
-logger = logging.getLogger(__name__)
+logger = EventLog(__name__)
 
 # Serves on a port until SIGTERM, and returns the exit status; in the worker's process.
 Work = Callable[[int, Process, OnReady], int]
 
-# Seconds that a worker has beyond drain_s to end by itself.
+# Seconds that a worker has beyond linger_s and drain_s to end by itself.
 END_GRACE_S = 15.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -66,6 +69,7 @@ class _Worker:
     pipe    where it speaks; -1 likewise
     again   when the next one starts
     pulse   of the process
+    suspect whether it may map files of which another worker could not read a page
     """
 
     index: int | None
@@ -79,6 +83,7 @@ class _Worker:
     said: bytes = field(default=b"", repr=False)
     error: DlmError | None = None
     pulse: Pulse = field(default_factory=Pulse)
+    suspect: bool = False
 
 
 class Supervisor:
@@ -104,7 +109,7 @@ class Supervisor:
         self._warm, self._work, self._notice, self._look = warm, work, notice, look
         self._workers = [_Worker(index) for index in range(config.workers)]
         self._shows = _Worker(None) if config.metrics_port else None
-        self._metrics: _Metrics | None = None
+        self._metrics: WorkerSockets | None = None
         self._port = 0
         self._signals = 0
         self._interruptible = False
@@ -112,6 +117,9 @@ class Supervisor:
         self._killed = False
         self._whole = True
         self._published = False
+        self._ready: Ready | None = None
+        self._damage = SharedText()
+        self._doubts = False  # from a page that cannot be read until every worker maps anew
         self._next_look = 0.0
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
@@ -137,7 +145,7 @@ class Supervisor:
             self._wake,
             self._woken,
             reserved(config.host, config.port, address=config.address) as self._port,
-            _metrics(config) as self._metrics,
+            worker_sockets(config) as self._metrics,
             self._handling_signals(),
         ):
             try:
@@ -220,7 +228,8 @@ class Supervisor:
 
     def _last_moment(self) -> float:
         assert self._stopping_since is not None
-        return self._stopping_since + self._config.drain_s + END_GRACE_S
+        config = self._config
+        return self._stopping_since + config.linger_s + config.drain_s + END_GRACE_S
 
     def _patience(self, now: float) -> float | None:
         """Seconds until there is something to do that nobody will say."""
@@ -235,11 +244,16 @@ class Supervisor:
         return min(pauses)
 
     def _look_for_stuck(self) -> None:
-        """Ends workers that have not beaten for too long; what follows is as with any that ends."""
+        """Ends workers that do not get ready or not beat; what follows is as with any that ends."""
         for worker in self._workers:
-            if worker.pid and worker.pulse.look():
+            why = worker.pulse.look() if worker.pid else None
+            if why is not None:
                 worker.pulse = Pulse()
-                facts = {"worker": worker.index, "pid": worker.pid}
+                worker.error = ConfigError(
+                    f"worker {worker.index} {why}; it was ended. A file on a disk or network that "
+                    "does not answer is the usual cause: look at dmesg and at the mounts"
+                )
+                facts = {"worker": worker.index, "pid": worker.pid, "error": str(worker.error)}
                 logger.error("server.worker.stuck", extra=facts)
                 os.kill(worker.pid, signal.SIGKILL)
 
@@ -288,7 +302,7 @@ class Supervisor:
 
     def _start(self, worker: _Worker) -> None:
         worker.started, worker.ready, worker.said, worker.error = time.monotonic(), False, b"", None
-        worker.pulse = Pulse()
+        worker.pulse, worker.suspect = Pulse(), False
         ours, theirs = os.pipe()
         parent = os.getpid()
         sys.stdout.flush()
@@ -331,7 +345,7 @@ class Supervisor:
             if worker.index is None:
                 assert metrics is not None
                 metrics.keep_own(None)
-                serve_joined(metrics.listening, metrics.ways)
+                serve_joined(metrics.listening, metrics.ways, self._damage.read)
                 status = 0
             else:
                 if metrics is not None:
@@ -343,14 +357,17 @@ class Supervisor:
                     len(self._workers),
                     worker.restarts,
                     metrics_socket=metrics.sockets[worker.index] if metrics else None,
-                    beat=lambda: _say(pipe, {"beat": 1}),
+                    beat=lambda: say(pipe, {"beat": 1}),
+                    damage=self._damage,
+                    doubts=self._doubts,
+                    checks=lambda: say(pipe, {"checks": 1}),
                 )
                 # Who beats must not wait for a supervisor that does not read.
                 os.set_blocking(pipe, False)
-                tell: OnReady = lambda ready: _say(pipe, {"ready": asdict(ready)})  # noqa: E731
+                tell: OnReady = lambda ready: say(pipe, {"ready": asdict(ready)})  # noqa: E731
                 status = int(self._work(self._port, process, tell))
         except (DlmError, OSError) as exc:
-            _say(pipe, {"error": type(exc).__name__, "message": str(exc)})
+            say(pipe, {"error": type(exc).__name__, "message": str(exc)})
         except BaseException as exc:
             logger.critical("server.worker.failed", exc_info=exc, extra={"worker": worker.index})
         finally:
@@ -371,24 +388,34 @@ class Supervisor:
             content = json.loads(line)
             if "beat" in content:
                 worker.pulse.beat()
+            elif "checks" in content:
+                worker.pulse = Pulse()  # as long as that takes
             elif "ready" in content:
                 worker.ready = True
-                self._publish(Ready(**content["ready"]))
+                worker.pulse.ready()
+                self._ready = Ready(**content["ready"])
+                self._believe_again(worker)
+                self._publish()
             else:
-                worker.error = _as_error(content["error"], content["message"])
+                worker.error = as_error(content["error"], content["message"])
         if not data:
             self._ended(worker)
 
-    def _publish(self, ready: Ready) -> None:
+    def _publish(self) -> None:
         """Says that the server answers, once all workers do."""
         if self._published or self._stopping_since is not None:
             return
         if all(worker.ready for worker in self._workers):
             self._published = True
-            self._notice.publish(replace(ready, pid=os.getpid(), workers=len(self._workers)))
+            self._publish_notice()
             logger.info(
                 "server.supervisor.ready", extra={"port": self._port, "workers": len(self._workers)}
             )
+
+    def _publish_notice(self) -> None:
+        assert self._ready is not None
+        ready = replace(self._ready, pid=os.getpid(), workers=len(self._workers))
+        self._notice.publish(ready)
 
     def _ended(self, worker: _Worker) -> None:
         self._selector.unregister(worker.pipe)
@@ -403,6 +430,8 @@ class Supervisor:
             "status": status,
             "lived_s": round(lived, 3),
         }
+        if status < 0:
+            facts["signal"] = signal.Signals(-status).name
         if self._stopping_since is not None and worker.index is not None:
             # One that was not ready had nothing in flight, however it ended.
             self._whole = self._whole and (status == 0 or not worker.ready)
@@ -413,6 +442,14 @@ class Supervisor:
                 f"worker {worker.index} ended with status {status} before the server was ready; "
                 "what it logged says why"
             )
+        if status == -signal.SIGBUS and not worker.suspect:
+            self._doubts = True
+            for other in self._workers:
+                other.suspect = other.pid > 0
+        if self._doubts and worker.error is not None:
+            self._found_damage(worker.error)
+            lived = 0.0  # however long it took to find: to look again is dear
+            worker.quick_deaths = max(worker.quick_deaths, 1)
         worker.quick_deaths, pause = pause_after(lived, worker.quick_deaths)
         worker.again = time.monotonic() + pause
         worker.restarts += 1
@@ -420,69 +457,29 @@ class Supervisor:
         name = "server.exposition.exited" if worker.index is None else "server.worker.exited"
         logger.error(name, extra=facts)
 
+    # ------------------------------------------------- files that are damaged
 
-@dataclass(frozen=True, slots=True)
-class _Metrics:
-    """Where the metrics of all workers are asked for, and where each shows its own.
+    def _found_damage(self, error: DlmError) -> None:
+        """A page of a map could not be read, and a new worker found why: nobody is sent here."""
+        if self._damage.read() != str(error):
+            self._damage.write(str(error))
+            logger.error("server.file.damaged", extra={"error": str(error)})
+        self._notice.withdraw()
 
-    sockets  that the workers show themselves on; a worker that comes later takes over
-    ways     the names that lead to them, in this process and its children
-    """
-
-    listening: socket.socket
-    sockets: dict[int, socket.socket]
-    ways: dict[int, Path]
-
-    def keep_own(self, worker: int | None) -> None:
-        """In a child: closes the sockets of others."""
-        for other, shown in self.sockets.items():
-            if other != worker:
-                shown.close()
-
-
-@contextlib.contextmanager
-def _metrics(config: ServerConfig) -> Iterator[_Metrics | None]:
-    """The port, bound, and a socket for each worker; None where none is wanted.
-
-    The sockets have no name that could be left behind, removed or entered by others: the folder of
-    their names is gone before a worker begins, and what leads to them are descriptors.
-
-    Raises  ConfigError  the port cannot be bound, or there is no place for the folder
-    """
-    if not config.metrics_port:
-        yield None
-        return
-    with contextlib.ExitStack() as stack:
-        listening = stack.enter_context(tcp_socket(config.metrics_host, config.metrics_port))
-        sockets: dict[int, socket.socket] = {}
-        ways: dict[int, Path] = {}
-        try:
-            with tempfile.TemporaryDirectory(prefix="dlm-metrics-") as folder:
-                for worker in range(config.workers):
-                    path = worker_socket(Path(folder), worker)
-                    sockets[worker] = stack.enter_context(unix_socket(path))
-                    way = os.open(path, os.O_PATH)
-                    stack.callback(os.close, way)
-                    ways[worker] = Path(f"/proc/self/fd/{way}")
-        except OSError as exc:
-            raise ConfigError(f"no sockets for the metrics of workers: {exc}") from exc
-        yield _Metrics(listening, sockets, ways)
-
-
-def _say(pipe: int, content: object) -> None:
-    """One line to the supervisor; where that is gone, so is this process soon."""
-    data = json.dumps(content).encode() + b"\n"
-    with contextlib.suppress(OSError):
-        while data:
-            data = data[os.write(pipe, data) :]
-
-
-def _as_error(kind: str, message: str) -> DlmError:
-    """What a worker raised, as the same class."""
-    found = getattr(dlm.errors, kind, None)
-    if isinstance(found, type) and issubclass(found, DlmError):
-        return found(message)
-    return ConfigError(message)  # the operating system said no
+    def _believe_again(self, worker: _Worker) -> None:
+        """A worker read the files whole and is ready with maps of its own; the others follow it."""
+        if not self._doubts or worker.suspect:
+            return
+        if self._damage.read():
+            self._damage.write("")
+            logger.info("server.file.whole_again", extra={"worker": worker.index})
+            if self._published and self._stopping_since is None:
+                self._publish_notice()
+        for other in self._workers:
+            if other.pid and other.suspect:
+                os.kill(other.pid, signal.SIGTERM)  # a second SIGTERM changes nothing
+        if all(one.pid and one.ready and not one.suspect for one in self._workers):
+            self._doubts = False  # what a worker dies of later is another matter
 
 
 def _name_in_logs(index: int) -> None:

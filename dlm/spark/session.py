@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlm.errors import ConfigError
+from dlm.extras import packages_of, pip_install
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,8 +24,8 @@ def missing() -> str | None:
         import pandas  # noqa: F401 (pyspark asks for it where a job first needs it)
     except ImportError as exc:
         return (
-            f"Spark cannot be used here: {exc.name} is not installed; "
-            "run pip install 'dlm[spark]', or use --engine local"
+            f"Spark cannot be used here: {exc.name} is not installed; use --engine local, or run\n"
+            f"  {pip_install(packages_of('spark'))}"
         )
     home = os.environ.get("JAVA_HOME")
     java = Path(home) / "bin/java" if home else shutil.which("java")

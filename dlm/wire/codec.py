@@ -23,6 +23,10 @@ from dlm.wire._pb import shard_pb2 as pb
 CHECKSUM_SEED = 0  # DO NOT CHANGE: on the wire
 M = TypeVar("M", bound=Message)
 
+# Above 0 is no probability; but models that do not sum to 1 in every context have such scores where
+# they back off, by weights above 0.
+MAX_LOG10_PROB = np.float32(4.0)
+
 SHARD_SET_BYTES = 16
 CHUNK_BYTES = 1 << 20
 
@@ -259,6 +263,37 @@ def decode_score_reply(
                 f"{len(getattr(answers, name))} values of {name} were received, {queries} expected"
             )
     return answers
+
+
+def check_answers(answers: Answers, groups: QueryGroups, order: int) -> None:
+    """Checks the answers to `groups` against the ranges of proto/README.md, "Score".
+
+    A checksum says that the answers are as the server sent them, not that they can be right.
+
+    Raises  ProtocolError  one of them cannot be an answer of a model of this order
+    """
+    at = kernels.out_of_range(
+        answers.log10_prob,
+        answers.matched_order,
+        answers.ngram_length,
+        answers.state_length,
+        groups.context_lengths,
+        groups.word_counts,
+        order,
+        MAX_LOG10_PROB,
+    )
+    if at < 0:
+        return
+    group = np.searchsorted(np.cumsum(groups.word_counts), at, side="right")
+    words = int(groups.context_lengths[group]) + 1
+    raise ProtocolError(
+        f"answer {at} of {len(answers)} is log10_prob {answers.log10_prob[at]:g}, matched_order "
+        f"{answers.matched_order[at]}, ngram_length {answers.ngram_length[at]}, state_length "
+        f"{answers.state_length[at]}; after a context of {words - 1} words, at order {order}, "
+        f"1 <= matched_order <= ngram_length <= {words}, state_length <= ngram_length and below "
+        f"{order}, log10_prob <= 0 ({MAX_LOG10_PROB:g} where matched_order is below {words}) are "
+        "expected. The server is faulty; ask another"
+    )
 
 
 def describe_checksum(reply: pb.DescribeReply) -> int:

@@ -1,13 +1,14 @@
-"""Sums over the arrays of a message that may be anything."""
+"""One pass over the arrays of a message that may be anything."""
 
 # mypy: disable-error-code="assignment"
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from dlm.jit import kernel
 
 
-@njit(cache=True, nogil=True)
+@kernel("uint8[:], uint32[:]")
 def totals(context_lengths, word_counts):  # type: ignore[no-untyped-def]
     """Words of all contexts, words asked of them, and whether a context asks nothing.
 
@@ -23,3 +24,25 @@ def totals(context_lengths, word_counts):  # type: ignore[no-untyped-def]
         words += np.int64(word_counts[i])
         silent |= word_counts[i] == 0
     return contexts, words, silent
+
+
+@kernel("float32[:], uint8[:], uint8[:], uint8[:], uint8[:], uint32[:], int64, float32")
+def out_of_range(  # type: ignore[no-untyped-def]
+    log10_prob, matched, ngram, state, context_lengths, word_counts, order, most_log10
+):
+    """Place of the first answer outside the ranges of proto/README.md, "Score"; -1 for none.
+
+    Shapes   (Q,) float32, three (Q,) uint8; (C,) uint8, (C,) uint32
+    Trusts   Q = sum(word_counts): the lengths of a reply are checked before
+    """
+    at = 0
+    for i in range(len(word_counts)):
+        words = np.int64(context_lengths[i]) + 1
+        for _ in range(word_counts[i]):
+            m, n, s = np.int64(matched[at]), np.int64(ngram[at]), np.int64(state[at])
+            most = np.float32(0.0) if m == words else most_log10
+            # The comparison with `most` is false for NaN.
+            if not (1 <= m <= n <= words and s <= n and s < order and log10_prob[at] <= most):
+                return at
+            at += 1
+    return -1

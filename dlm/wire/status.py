@@ -18,6 +18,7 @@ from dlm.errors import (
 )
 
 REASON_KEY = "dlm-reason"  # DO NOT CHANGE: trailing metadata of a refusal, on the wire
+MAX_TEXT = 1000  # characters of a server's text in an error
 PUSHBACK_KEY = "grpc-retry-pushback-ms"  # gRPC's own name (gRFC A6): try again after so long
 
 
@@ -63,6 +64,9 @@ CODE_OF: dict[Reason, grpc.StatusCode] = {
 
 # A reason that says: your table is older than mine, ask again with a fresh one.
 STALE_REASONS = frozenset({Reason.WRONG_SHARD_SET, Reason.WRONG_SHARD, Reason.SLOT_NOT_OWNED})
+
+# A reason that says: somebody rolls the servers; another of the shard answers, or will in a moment.
+MOVING_REASONS = frozenset({Reason.DRAINING, Reason.NOT_READY})
 
 ERROR_OF: dict[grpc.StatusCode, type[DlmError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: ProtocolError,
@@ -114,6 +118,16 @@ def advice_on(details: str) -> str | None:
     return next((advice for words, advice in ADVICE if words in details), None)
 
 
+def plain(text: str) -> str:
+    """Text of a server as a terminal may show it: one line, not long, no control characters.
+
+    Escape sequences, line ends, controls of either set and what turns the direction of text are
+    shown as Python writes them. Every text of a server that becomes an error passes here.
+    """
+    cut = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+
+
 def reason_of(error: grpc.RpcError) -> Reason | None:
     """The reason a server gave, or None where it gave none this version knows."""
     metadata = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
@@ -133,7 +147,7 @@ def error_from_rpc(error: grpc.RpcError, *, where: str) -> DlmError:
     details = error.details() if hasattr(error, "details") else str(error)
     # A server of ours names its reason; without one, gRPC speaks, and maybe nobody was there.
     said = "answered" if reason_of(error) else "gave no answer:"
-    failure = kind(f"{where} {said} {code.name}: {details}")
+    failure = kind(f"{where} {said} {code.name}: {plain(details or '')}")
     if isinstance(failure, UnavailableError):
         failure.retry_after_s = _pushback_s(error)
     if advice := advice_on(details or ""):
@@ -148,7 +162,7 @@ def _pushback_s(error: grpc.RpcError) -> float | None:
         if key == PUSHBACK_KEY:
             try:
                 return max(int(value), 0) / 1000 or None
-            except ValueError:
+            except (ValueError, OverflowError):
                 return None
     return None
 
@@ -165,7 +179,7 @@ def error_from_refusal(
     except ValueError:
         known = None
     kind = ShardDown if known is None else ERROR_OF[CODE_OF[known]]
-    error = kind(f"{where} answered {reason}: {message}")
+    error = kind(f"{where} answered {plain(reason)}: {plain(message)}")
     if isinstance(error, UnavailableError):
         error.retry_after_s = retry_after_ms / 1000 or None
     error.reason = known  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks import settings
 from benchmarks.settings import MissingError
 from benchmarks.workload import Workload
-from dlm.index.local import LocalModel
+from dlm.index.search.local import LocalModel
 from dlm.ngram.query import QueryGroups
 
 SENTENCES_A_CALL = 250
@@ -192,7 +192,7 @@ def package_model(arpa: Path) -> tuple[Any, Any]:
     try:
         import kenlm
     except ImportError as exc:
-        raise MissingError("kenlm is not installed (pip install 'dlm[peers]')") from exc
+        raise MissingError("kenlm is not installed (pip install -e '.[peers]')") from exc
     return kenlm, kenlm.Model(str(settings.kenlm_binary(arpa, "probing")))
 
 

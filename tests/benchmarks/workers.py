@@ -32,7 +32,7 @@ from benchmarks.serving import asked as batches_in_ids
 from benchmarks.soak import resident
 from benchmarks.workload import Mix, from_text
 from dlm.cli.processes import running_servers
-from dlm.index.local import LocalModel
+from dlm.index.search.local import LocalModel
 from dlm.ngram.query import QueryGroups
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb

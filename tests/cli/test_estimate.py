@@ -120,7 +120,7 @@ def test_the_whole_process_stays_below_its_memory(tmp_path: Path) -> None:
         (("--memory", "lots"), "no size"),
         (("--memory", "1M"), "at least"),
         (("--order", "12"), "1 to 8"),
-        (("--tmp", "/no/such/folder"), "no folder"),
+        (("--tmp", "/no/such/folder"), "/no/such/folder does not exist"),
         (("--discount-fallback", "--fallback-discounts", "2"), "expected 0 to 1"),
     ],
 )

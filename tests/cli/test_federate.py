@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-jax = pytest.importorskip("jax", reason="pip install dlm[train]")
-pytest.importorskip("optax", reason="pip install dlm[train]")
-pytest.importorskip("dp_accounting", reason="pip install dlm[train]")
+jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
+pytest.importorskip("optax", reason="pip install -e '.[train]'")
+pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 
 from dlm.cli.main import app  # noqa: E402
 from dlm.errors import ConfigError, DlmError  # noqa: E402
@@ -200,7 +200,7 @@ def test_no_report_of_fewer_rounds_stands_beside_a_model_of_more(
 
 def test_a_network_of_wordpieces_inherits_what_they_are_worth(place: Path) -> None:
     """Words as `dlm unigrams` splits them, in pieces; their record is composed with the rounds."""
-    pytest.importorskip("sentencepiece", reason="pip install dlm[train]")
+    pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
     counts = "".join(f"{word}\t{n}\n" for n, word in enumerate(["gamma", "beta", "alpha"], 1))
     (place / "counts.tsv").write_text(counts)
     made = [str(place / "counts.tsv"), "--size", "14", "--output", str(place / "pieces.model")]

@@ -1,50 +1,110 @@
-"""The first start of an installation compiles once, however many servers it has."""
+"""The first start of an installation compiles once, on all processors, and says so."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import signal
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dlm.cli import processes
+from cli.support import command
+from cluster import WAIT_S
+from dlm.cli import compiling, processes
 from dlm.index.build import build_shard_set
 from models import random_model
 
 
-def test_the_first_server_compiles_before_the_others_start(
+def test_kernels_are_compiled_before_the_first_server_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where kernels are there already, all start at once."""
+    """Servers that start together would compile the same."""
     path = random_model(4, per_order=50).write(tmp_path / "m.arpa")
-    build_shard_set(path, tmp_path / "set", 3)
+    build_shard_set(path, tmp_path / "set", 2)
     real = processes._start
-    before: list[bool] = []  # whether the first was ready when another was started
-    first: list[Path] = []
+    order: list[str] = []
 
-    def start(command: Sequence[str]) -> Any:
-        ready = Path(command[command.index("--ready-file") + 1])
-        first.append(ready)
-        before.append(first[0].exists())
-        return real(command)
+    def start(arguments: Sequence[str]) -> Any:
+        order.append("start")
+        return real(arguments)
 
     monkeypatch.setattr(processes, "_start", start)
-    for compiled in (True, False):
-        monkeypatch.setattr(processes, "compiled", lambda there=compiled: there)
-        before.clear()
-        first.clear()
-        with processes.running_servers([tmp_path / "set"]) as servers:
-            assert [server.endpoint.shard for server in servers] == [0, 1, 2]
-        assert before == [False, not compiled, not compiled]
+    monkeypatch.setattr(processes, "compile_kernels", lambda kernels: order.append("compile"))
+    with processes.running_servers([tmp_path / "set"]) as servers:
+        assert [server.endpoint.shard for server in servers] == [0, 1]
+    assert order == ["compile", "start", "start"]
 
 
-def test_what_a_server_compiled_is_found_where_numba_keeps_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the folder of NUMBA_CACHE_DIR, or beside the package."""
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    assert not processes.compiled()
-    (tmp_path / "server_1").mkdir()
-    (tmp_path / "server_1" / "kernels.count_orders-74.py311.nbi").touch()
-    assert processes.compiled()
+@pytest.mark.slow
+def test_a_first_start_says_that_it_compiles_and_a_second_does_not(tmp_path: Path) -> None:
+    """Every kernel that takes long is compiled ahead: a demo then compiles only small ones."""
+    environ = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
+
+    def run() -> str:
+        done = subprocess.run(
+            command("demo"), env=environ, capture_output=True, text=True, check=True, timeout=WAIT_S
+        )
+        assert "bit for bit" in done.stdout
+        return done.stderr
+
+    said = re.search(r"compiling kernels \(once per version\): \d+ of (\d+)", run())
+    assert said is not None
+    ahead = int(said[1])
+    assert ahead > 20
+    folder = tmp_path / "kernels"
+    script = (
+        "from dlm.client.warm import KERNELS as asking; "
+        "from dlm.index.build.shard_set import KERNELS as b; "
+        "from dlm.server.compiling import KERNELS as s; "
+        "print(*{f'{k.py_func.__module__}.{k.py_func.__name__}' for k in (*asking, *b, *s)})"
+    )
+    done = subprocess.run(
+        [*command()[:1], "-c", script], capture_output=True, text=True, check=True
+    )
+    listed = set(done.stdout.split())
+    assert len(listed) == ahead
+    kept = [file for file in folder.rglob("dlm.*-*") if file.is_file()]
+    assert listed <= {file.name.rsplit("-", 1)[0] for file in kept}
+    # One file each: no second kind of arguments was compiled. What kernels take in is no more than
+    # a tenth of what compiling costs, and it is all that may be beside them.
+    for name in listed:
+        assert sum(file.name.startswith(f"{name}-") for file in kept) == 1
+    assert "compiling" not in run()
+    again = [file for file in folder.rglob("dlm.*-*") if file.is_file()]
+    assert sorted(again) == sorted(kept)
+
+
+def test_a_server_says_in_its_log_that_it_compiles(tmp_path: Path) -> None:
+    """With the number of kernels; SIGTERM meanwhile ends it at once, and its helpers."""
+    path = random_model(4, per_order=50).write(tmp_path / "m.arpa")
+    build_shard_set(path, tmp_path / "set", 1)
+    environ = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
+    with subprocess.Popen(
+        command("serve", tmp_path / "set", "--shard", 0, "--host", "127.0.0.1", "--port", 0),
+        env=environ,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stderr is not None
+        line = server.stderr.readline()
+        assert '"event": "server.compiling", ' in line
+        assert '"kernels": 11' in line
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(WAIT_S) in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        server.stderr.read()  # until its helpers have closed it, too
+    shutil.rmtree(tmp_path / "kernels")
+
+
+def test_progress_is_silent_where_all_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """And where it takes less than a second."""
+    compiling.compile_kernels(())
+    progress = compiling._Progress()
+    progress.tell(0, 2)
+    progress.tell(2, 2)
+    progress.end()
+    assert capsys.readouterr().err == ""

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+
+import dlm
+
+ROOT = Path(__file__).resolve().parents[2]
 
 ACCOUNT = "account --mechanism tree --noise-multiplier 7 --rounds 9 --min-sep 2 --max-part 3"
 
@@ -17,12 +25,57 @@ ACCOUNT = "account --mechanism tree --noise-multiplier 7 --rounds 9 --min-sep 2 
         ("jax", "federate users.tsv --config run.toml --output out"),
     ],
 )
-def test_a_missing_extra_is_told_in_a_line(missing: str, arguments: str) -> None:
-    """As where `dlm` was installed without `train`: what is missing, and what to do."""
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    missing: str, arguments: str
+) -> None:
+    """As where `dlm` was installed without `train`, and its sources are not at hand."""
     start = "import sys; sys.modules[sys.argv.pop(1)] = None; from dlm.cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", start, missing, *arguments.split()], capture_output=True, text=True
     )
     assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line == f"dlm: this needs {missing}, which is not there: pip install 'dlm[train]'"
+    said, command = done.stderr.splitlines()
+    assert said == f"dlm: this command needs {missing}, which is not installed; run"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    packages = project["optional-dependencies"]["train"]
+    assert shlex.split(command) == [sys.executable, "-m", "pip", "install", *packages]
+
+
+def test_without_metadata_the_sources_are_named(tmp_path: Path) -> None:
+    """As with a checkout on PYTHONPATH: `pip install` takes its folder, with the extra."""
+    code = "from dlm.extras import packages_of; print(*packages_of('train'))"
+    environ = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [sys._base_executable, "-S", "-c", code],
+        capture_output=True, text=True, cwd=tmp_path, env=environ,
+    )  # fmt: skip
+    assert done.stdout == f"{ROOT}[train]\n", done.stderr
+
+
+def test_dlm_runs_as_a_module() -> None:
+    """`python -m dlm`, where the command is not on PATH."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dlm", "--version"], capture_output=True, text=True
+    )
+    assert done.stdout == f"dlm {dlm.__version__}\n", done.stderr
+
+
+def test_a_command_imports_itself_alone(environ: dict[str, str]) -> None:
+    """The others would take longer than many a text; help and mistakes still see all of them."""
+    code = (
+        "import sys; from dlm.cli import main\n"
+        "try: main.main()\n"
+        "finally: print(sorted(m for m in sys.modules if m.startswith('dlm.cli.')))"
+    )
+
+    def imported(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], env=environ, capture_output=True, text=True
+        )
+        return done.stdout + done.stderr
+
+    assert imported("score", "--help").endswith(
+        "['dlm.cli.main', 'dlm.cli.score', 'dlm.cli.scoring']\n"
+    )
+    assert "dlm.cli.chaos" in imported("--help")
+    assert "No such command 'scroe'" in imported("scroe")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-pytest.importorskip("sentencepiece", reason="the training extra is not installed")
+pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
 
 from dlm.cli.main import app
 from dlm.errors import ConfigError, EstimationError, FormatError, PrivacyError

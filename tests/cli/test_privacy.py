@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("jax", reason="needs the packages of dlm[train]")
+pytest.importorskip("jax", reason="pip install -e '.[train]'")
 
 from typer.testing import CliRunner
 

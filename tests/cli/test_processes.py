@@ -46,7 +46,7 @@ def _start(folder: Path, home: Path, environ: dict[str, str]) -> subprocess.Pope
 
 
 def _wait_gone(pids: list[int]) -> None:
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + WAIT_S
     while not _gone(pids):
         assert time.monotonic() < limit, f"{pids} live on"
         time.sleep(0.02)
@@ -60,7 +60,8 @@ def test_ctrl_c_stops_every_server_and_removes_the_file(
     servers = _children(process.pid)
     assert len(servers) == 2
     process.send_signal(signal.SIGINT)
-    assert process.wait(WAIT_S) == 0
+    process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0
     _wait_gone(servers)
     assert not (tmp_path / "cluster.toml").exists()
 
@@ -97,7 +98,7 @@ def test_a_second_cluster_does_not_take_the_file_of_the_first(
     assert (tmp_path / "cluster.toml").read_bytes() == written
     servers = _children(process.pid)
     process.kill()
-    process.wait()
+    process.communicate(timeout=WAIT_S)
     _wait_gone(servers)
     assert (tmp_path / "cluster.toml").exists()
     again = subprocess.Popen(
@@ -115,8 +116,31 @@ def test_no_server_outlives_a_cluster_that_was_killed(
     process = _start(folder, tmp_path, environ)
     servers = _children(process.pid)
     process.kill()
-    process.wait()
+    process.communicate(timeout=WAIT_S)
     _wait_gone(servers)
+
+
+def test_what_lies_in_the_current_folder_is_not_part_of_the_servers(
+    folder: Path, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """A queue.py of the user's, and a folder dlm/: Python would import them in place of its own."""
+    trap = "import os; open(os.path.join(os.path.dirname(__file__), 'imported'), 'w')"
+    (tmp_path / "queue.py").write_text(trap)
+    (tmp_path / "dlm").mkdir()
+    (tmp_path / "dlm/__init__.py").write_text(trap)
+    process = subprocess.Popen(
+        # As the script `dlm`, whose own folder is in place of the current one.
+        [sys.executable, "-P", "-m", "dlm.cli.main", "cluster", folder / "shards"],
+        cwd=tmp_path,
+        env=environ,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_for((tmp_path / "cluster.toml").exists, process)
+    finally:
+        process.terminate()
+        process.wait(WAIT_S)
+    assert not list(tmp_path.rglob("imported"))
 
 
 def test_a_port_that_is_taken_is_told(
@@ -162,7 +186,7 @@ def test_a_cluster_of_two_models_answers_as_each(
     folder: Path, other: Path, run: Run, tmp_path: Path, environ: dict[str, str]
 ) -> None:
     """Two shards of one and three of the other, two processes a server: three servers. Without
-    --model the one of most shards is asked."""
+    --model the one that all who hold it name first is asked."""
     process = subprocess.Popen(
         command("cluster", folder / "shards", other, "--workers", 2),
         cwd=tmp_path,
@@ -174,7 +198,7 @@ def test_a_cluster_of_two_models_answers_as_each(
         servers = _children(process.pid)
         assert [len(_children(pid)) for pid in servers] == [2, 2, 2]
         text = b"a b c d\nd a b\n"
-        for shards, more in ((folder / "shards", True), (other, True), (other, False)):
+        for shards, more in ((folder / "shards", True), (other, True), (folder / "shards", False)):
             model = json.loads(run("info", shards, "--json").stdout)["model"]
             chosen = ["--model", model[:8]] if more else []
             served = run("score", *chosen, cwd=tmp_path, text=text)

@@ -119,21 +119,17 @@ def test_every_byte_passes_in_order(proxies: Proxies, faults: dict[str, float]) 
 
 
 def test_a_delay_is_added_each_way_and_taken_back(proxies: Proxies) -> None:
-    """A round trip is longer by twice of it, and no more than the machine's own slowness."""
+    """A round trip is longer by twice of it; once it is taken back, no longer than without."""
     with dial(proxies) as connection:
         assert said(connection, b"a") == b"a"
         proxies.set(0, delay_s=0.15)
         begun = time.monotonic()
         assert said(connection, b"b") == b"b"
         assert time.monotonic() - begun >= 0.3
+        proxies.set(0, delay_s=2 * WAIT_S)
         proxies.heal(0)
         assert proxies.faults(0) == Faults()
-        quickest = 1.0
-        for _ in range(20):
-            begun = time.monotonic()
-            assert said(connection, b"c") == b"c"
-            quickest = min(quickest, time.monotonic() - begun)
-        assert quickest < 0.15
+        assert said(connection, b"c") == b"c"
 
 
 def test_a_stall_holds_what_follows_too(proxies: Proxies) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from dlm.cli.perplexity import perplexity
 from dlm.cli.prune import prune
 from dlm.cli.reduce import reduce
 from dlm.errors import ConfigError, DlmError
@@ -62,7 +67,56 @@ def test_a_pruned_model_says_where_it_comes_from(model: Path, tmp_path: Path) ->
     assert 0 < counts[2] < before[2]
     for a, b in zip(before, counts, strict=True):
         assert f"{a:>15,} {b:>15,}" in said
-    assert "relative entropy about" in said
+    assert "criterion, summed over the n-grams that went, each as if it went alone" in said
+    assert "perplexity" not in said
+
+
+def perplexities(said: str) -> list[tuple[float, float, float]]:
+    """Before, after and the change, of what was measured: with OOVs, without."""
+    pattern = r"perplexity \w+ OOVs: ([\d.]+) before, ([\d.]+) after, ([-+][\d.]+)%"
+    return [(float(a), float(b), float(c)) for a, b, c in re.findall(pattern, said)]
+
+
+def test_the_loss_is_measured_on_text(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Perplexities are those that `dlm perplexity` has of both files; text may be parquet."""
+    rng = random.Random(7)
+    words = [n[0] for n in read_plain(model).ngrams if len(n) == 1 and n[0][0] != "<"] + ["never"]
+    rows = [" ".join(rng.choices(words, k=rng.randint(0, 9))) for _ in range(300)]
+    (tmp_path / "plain").write_text("\n".join(rows) + "\n")
+    pq.write_table(pa.table({"said": [*rows, None]}), tmp_path / "rows")
+    out = tmp_path / "p.arpa"
+    said = run("prune", model, "--threshold", 3e-2, "-o", out, "--text", tmp_path / "plain")
+    again = run(
+        "prune", model, "--threshold", 3e-2, "-o", out,
+        "--text", tmp_path / "rows", "--column", "said", "--skip",
+    )  # fmt: skip
+    measured = perplexities(said)
+    assert measured == perplexities(again)
+    expected = []
+    for path in (model, out):
+        perplexity([path, tmp_path / "plain"], as_json=True, quiet=True)
+        expected.append(json.loads(capsys.readouterr().out.splitlines()[-1])["summary"])
+    for (before, after, change), name in zip(
+        measured, ("perplexity", "perplexity_without_oovs"), strict=True
+    ):
+        assert before == pytest.approx(expected[0][name], rel=1e-6)
+        assert after == pytest.approx(expected[1][name], rel=1e-6)
+        assert before != after
+        assert change == pytest.approx(100 * (after / before - 1), abs=0.01)
+    assert f"on {expected[0]['tokens']:,} tokens, {expected[0]['oovs']:,} of them OOVs" in said
+
+
+def test_a_text_without_lines_measures_nothing(model: Path, tmp_path: Path) -> None:
+    """The model is there; the error says what is missing."""
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(DlmError, match="the text to measure with is empty"):
+        run(
+            "prune", model, "--threshold", 1e-3, "-o", tmp_path / "p.arpa",
+            "--text", tmp_path / "empty",
+        )  # fmt: skip
+    assert (tmp_path / "p.arpa").exists()
 
 
 def test_a_number_is_kept(model: Path, tmp_path: Path) -> None:
@@ -126,7 +180,7 @@ def test_a_model_larger_than_the_memory_is_pruned_the_same(model: Path, tmp_path
     run("prune", model, "--threshold", 1e-3, "-o", out, "-q")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dlm.estimate.prune.needed_bytes", lambda *_: 1 << 60)
-        patch.setattr("dlm.index.stream.budget.check_disk", lambda *_: None)
+        patch.setattr("dlm.resources.check_disk", lambda *_: None)
         again = tmp_path / "again.arpa"
         run("prune", model, "--threshold", 1e-3, "-o", again, "--memory", large, "--tmp", spill)
     assert again.read_bytes() == out.read_bytes()

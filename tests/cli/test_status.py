@@ -16,6 +16,7 @@ from rich.console import Console
 
 from cli.support import command
 from cluster import WAIT_S
+from connect_proxy import VARIABLES
 from dlm.cli.status import COLUMNS, cells_of, duration, problems, shown, size
 from dlm.client.status import Look, Row
 
@@ -52,6 +53,33 @@ def test_the_same_as_json(run, cluster) -> None:
         assert server["queries_per_s"] == 0
         assert server["round_trip_ms"] > 0
         assert server["error"] is None
+
+
+def test_no_command_goes_through_the_environments_proxy(cluster, environ) -> None:
+    """One that does not answer changes nothing."""
+    dead = dict.fromkeys(VARIABLES, f"http://{dead_address()}")
+    for command_line in (("status", "--interval", 0.05), ("score", "-")):
+        done = subprocess.run(
+            command(*command_line),
+            cwd=cluster.parent,
+            env={**environ, **dead},
+            input=b"a b\n",
+            capture_output=True,
+            timeout=WAIT_S,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_wait_ends_once_every_listed_server_is_ready(run, cluster, tmp_path) -> None:
+    """With 0; with 1 where one is not in time, though its shard has another."""
+    done = run("status", "--cluster", cluster, "--wait", 60, "--interval", 0.05)
+    assert done.returncode == 0, done.stderr
+    listed = tmp_path / "cluster.toml"
+    more = f'\n[[server]]\naddress = "{dead_address()}"\nshard = 0\n'
+    listed.write_text(cluster.read_text() + more)
+    late = run("status", "--cluster", listed, "--wait", 0.1, "--interval", 0.05)
+    assert late.returncode == 1
+    assert " silent " in late.stdout.decode()
 
 
 def test_a_dead_server_is_a_row_and_status_1(run, cluster, tmp_path) -> None:

@@ -103,9 +103,7 @@ def test_noise_is_accounted_for(
     people: UserDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One participation of z = 2: rho is 1/8; from a seed it is a simulation."""
-    pytest.importorskip(
-        "dlm.federated.account.compose", reason="the training extra is not installed"
-    )
+    pytest.importorskip("dlm.federated.account.compose", reason="pip install -e '.[train]'")
     shared = ("--lambda", 50, "--rounds", 5, "--report-goal", 60, "--noise-multiplier", 2)
     unigrams(people, tmp_path / "a.tsv", *shared, "--delta", 1e-6, "--max-part", 1, "--quiet")
     found = read_counts(tmp_path / "a.tsv").provenance.guarantee
@@ -187,7 +185,7 @@ def test_a_value_out_of_bounds_is_refused_before_the_users_file_is_opened(
 
 def test_a_release_is_never_replaced(people: UserDataset, tmp_path: Path) -> None:
     """By a second one, which composes with it, or by counts of a simulation; these may be."""
-    pytest.importorskip("dp_accounting", reason="pip install dlm[train]")
+    pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
     output = tmp_path / "a.tsv"
     raw = ("--lambda", 50, "--rounds", 2, "--report-goal", 60, "--max-part", 1, "--quiet")
     noised = (*raw, "--noise-multiplier", 2, "--delta", 1e-6)
@@ -373,7 +371,7 @@ def test_with_noise_nothing_of_users_text_is_told_without_it(
     people: UserDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """How much they wrote neither; of a simulation it is."""
-    pytest.importorskip("dp_accounting", reason="pip install dlm[train]")
+    pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
     shared = ("--lambda", 50, "--rounds", 2, "--report-goal", 60, "--noise-multiplier", 2)
     more = ("--delta", 1e-6, "--max-part", 1)
     unigrams(people, tmp_path / "a.tsv", *shared, *more)

@@ -129,7 +129,7 @@ def test_every_call_ends_by_its_deadline_with_scores_of_the_models_they_name(
         asked = utterance._score_queries([c for c, _ in queries], [w for _, w in queries])
         deadline = line.now + limit_s
         line.last_deadline = max(line.last_deadline, deadline)
-        future, _ = utterance._submit(asked, limit_s)
+        future = utterance._submit(asked, limit_s)
         future.add_done_callback(lambda f: ended.append((line.now, deadline, queries, f.result())))
 
         def give_up() -> None:

@@ -168,7 +168,7 @@ def test_messages_say_how_long_they_are_worth_an_answer_and_when_they_left(serve
         Asked(connection, shard, timeout_s=40.0).shard()
     seen = [server.received.get(timeout=WAIT_S) for _ in range(3)]
     assert [m.sequence for m in seen] == [1, 2, 3]
-    assert all(m.timeout_us == 40_000_000 for m in seen)
+    assert all(30_000_000 < m.timeout_us <= 40_000_000 for m in seen)  # what is left when it leaves
     assert 0 <= seen[0].sent_us <= seen[1].sent_us <= seen[2].sent_us < WAIT_S * 1e6
 
 
@@ -213,7 +213,8 @@ def test_a_refusal_becomes_its_error_with_the_advice_it_carries(
     server, connect, reason: str, kind: type[DlmError]
 ) -> None:
     """As a status would outside of a stream; the stream goes on, unless the server says late what
-    is not: then its idea of the client's clock is wrong, and a new stream begins with a new one."""
+    is not: then its idea of the client's clock is wrong, and a new stream begins with a new one; or
+    it is going away: then a new connection may meet another behind the same address."""
 
     async def refuse(context: Any, message: pb.ScoreRequest) -> None:
         if message.shard:
@@ -230,7 +231,7 @@ def test_a_refusal_becomes_its_error_with_the_advice_it_carries(
     )
     assert f"{reason}: so" in str(error)
     assert Asked(connection, 0).shard() == 0
-    assert server.streams == (2 if reason == "LATE" else 1)
+    assert server.streams == (2 if reason in ("LATE", "DRAINING") else 1)
 
 
 def test_no_flipped_bit_of_a_refusal_is_believed(server, connect) -> None:
@@ -446,8 +447,8 @@ def test_a_stream_that_takes_nothing_new_ends_when_what_it_took_has_run_out(
     server.script = late
     connection = connect()
     lost = Asked(connection, 1, timeout_s=0.3)
-    (stream,) = connection._streams
     assert isinstance(Asked(connection, 2).failure(), DeadlineExceeded)
+    (stream,) = connection._streams
     assert isinstance(lost.failure(), DeadlineExceeded)
     until(lambda: stream is not None and stream._task is not None and stream._task.done())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -288,7 +289,7 @@ directory, cache = Path(sys.argv[1]), Path(sys.argv[2])
 manifest = read_manifest(directory)
 server = FileServer(directory, manifest)
 print("ready", flush=True)
-fetch(manifest, [(0, server)], cache, 10.0)
+fetch(manifest, [(0, server)], cache, 300.0)
 print(len(server.offsets), flush=True)
 """
 
@@ -379,4 +380,111 @@ def test_a_process_that_sits_on_the_lock_keeps_nobody_out(files, server, cache) 
     with (cache / f"{files.manifest.shard_set}.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         check(fetched(files.manifest, [server], cache), files)
-    assert not list(cache.glob("*.part*"))
+    assert {path.name for path in cache.iterdir()} == {
+        files.manifest.shard_set,
+        f"{files.manifest.shard_set}.lock",
+    }
+
+
+def test_one_without_the_lock_leaves_alone_what_its_holder_just_put_there(
+    files, cache, monkeypatch
+) -> None:
+    """It found nothing there, and goes on only when the holder's copy has its name."""
+    home = cache / files.manifest.shard_set
+    real = LowGrams.open
+    holders, others = (FileServer(files.directory, files.manifest) for _ in range(2))
+    holders.gate.clear()
+    saw_nothing, is_there = threading.Event(), threading.Event()
+    looks: list[str] = []
+
+    def look(cls, directory: Path, manifest: layout.Manifest) -> LowGrams:
+        who = threading.current_thread().name
+        looks.append(who)
+        if who == "holder" and home.exists():
+            is_there.set()
+            assert others.entered.wait(WAIT_S)
+        try:
+            return real(directory, manifest)
+        finally:
+            if looks.count("other") == 2 and who == "other":  # under what would be the lock
+                saw_nothing.set()
+                assert is_there.wait(WAIT_S)
+
+    monkeypatch.setattr(LowGrams, "open", classmethod(look))
+    found: dict[str, LowGrams] = {}
+
+    def holder() -> None:
+        found["holder"] = fetch(files.manifest, [(0, holders)], cache, TIMEOUT_S)
+        is_there.set()
+
+    def other() -> None:
+        found["other"] = fetched(files.manifest, [others], cache)
+
+    threads = [threading.Thread(target=run, name=run.__name__) for run in (holder, other)]
+    threads[0].start()
+    assert holders.entered.wait(WAIT_S)  # it has the lock
+    threads[1].start()
+    assert saw_nothing.wait(WAIT_S)
+    holders.gate.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert set(found) == {"holder", "other"}
+    for grams in found.values():
+        check(grams, files)
+    assert len(list(cache.iterdir())) == 2
+
+
+MENDER = """
+import sys
+from pathlib import Path
+from client.scripted import FileServer
+from dlm.client.lowgrams import fetch
+from dlm.index.layout import read_manifest
+directory, cache = map(Path, sys.argv[1:])
+manifest = read_manifest(directory)
+server = FileServer(directory, manifest)
+now = 0.0
+
+def sleep(seconds):  # nobody waits for the lock
+    global now
+    now += 200.0
+
+for line in sys.stdin:
+    grams = fetch(manifest, [(0, server)], cache, 300.0, clock=lambda: now, sleep=sleep)
+    assert len(grams.vocabulary.words) == manifest.vocabulary_size
+    print("whole", flush=True)
+"""
+
+
+def test_processes_that_mend_a_damaged_copy_at_once_all_have_a_whole_one(files, cache) -> None:
+    """Neither removes what the other just mended, and nothing is left beside it."""
+    manifest = files.manifest
+    command = [sys.executable, "-c", MENDER, str(files.directory), str(cache)]
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    pipe = subprocess.PIPE
+    with contextlib.ExitStack() as stack:
+        menders = [
+            stack.enter_context(
+                subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe, text=True)
+            )
+            for _ in range(3)
+        ]
+        for damage in range(20):
+            for mender in menders:
+                assert mender.stdin is not None
+                mender.stdin.write("go\n")
+                mender.stdin.flush()
+            for mender in menders:
+                assert mender.stdout is not None
+                assert mender.stdout.readline() == "whole\n"
+            home = cache / manifest.shard_set
+            LowGrams.open(home, manifest)
+            path = home / name_of(files, "low_orders")
+            if damage % 2:
+                path.write_bytes(path.read_bytes()[:-1])
+            else:
+                path.unlink()
+        for mender in menders:
+            mender.communicate(timeout=WAIT_S)
+            assert mender.returncode == 0
+    assert len([p for p in cache.iterdir() if p.suffix not in (".lock", ".part")]) == 1

@@ -155,7 +155,7 @@ def test_a_call_that_is_too_late_is_counted_so_and_not_as_given_up(
         else:
 
             async def ask() -> None:
-                utterance = AsyncClient(client._core).utterance(deadline_s=0.05)
+                utterance = await AsyncClient(client._core).utterance(deadline_s=0.05)
                 with pytest.raises(DeadlineExceeded, match=r"no answer within 0\.05 s"):
                     await utterance.score([context], [word])
                 task = asyncio.create_task(utterance.score([context], [word], deadline_s=WAIT_S))

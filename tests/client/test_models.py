@@ -8,14 +8,15 @@ import pickle
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from client.questions import assert_equal, random_queries
+from client.questions import ask, assert_equal, queries_to, random_queries
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, ThreadServer, until
 from dlm.client import AsyncClient, Client, ClientConfig
-from dlm.errors import ConfigError, DlmError, FamilyMismatch
-from dlm.index.shard import Shard
+from dlm.errors import ConfigError, DlmError, FamilyMismatch, StaleShardSet
+from dlm.index.search.shard import Shard
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +71,10 @@ def test_each_client_asks_the_model_that_it_was_given(files, other_files, both, 
                 check(copied, one)
 
 
-def test_without_a_name_the_set_of_most_shards_is_asked(files, both, config) -> None:
-    """Three shards against two, though the two are the servers' default."""
+def test_without_a_name_the_servers_default_is_asked(other_files, both, config) -> None:
+    """Two shards against three: all servers that hold the two name that set first."""
     with Client.connect(both, config) as client:
-        check(client, files)
+        check(client, other_files)
 
 
 def test_the_asyncio_face_chooses_too(other_files, both, config) -> None:
@@ -104,6 +105,128 @@ def test_a_model_that_is_not_there_is_told_at_once(both, config, model) -> None:
     """Not at the first query."""
     with pytest.raises(ConfigError):
         Client.connect(both, config, model=model)
+
+
+class Rolled:
+    """Two servers of every shard that several models have, started anew with others in place."""
+
+    def __init__(self, *models: ModelFiles) -> None:
+        self.servers: list[ThreadServer] = []
+        self.ports = [0] * 4
+        self.roll(*models)
+        self.ports = [server.port for server in self.servers]
+
+    def start(self, number: int, *models: ModelFiles) -> ThreadServer:
+        """One server, its default first."""
+        shards = [Shard.open(one.directory, number % 2) for one in models]
+        return ThreadServer(shards, self.ports[number], linger_s=0.0).ready()
+
+    def roll(self, *models: ModelFiles) -> None:
+        """Each server in turn holds these from then on."""
+        for number in range(4):
+            if self.servers[number:]:
+                self.servers[number].end()
+            self.servers[number : number + 1] = [self.start(number, *models)]
+
+    @property
+    def addresses(self) -> list[str]:
+        """host:port of each."""
+        return [server.address for server in self.servers]
+
+    def end(self) -> None:
+        """Ends them all."""
+        for server in self.servers:
+            server.end()
+
+
+@pytest.fixture
+def rolled(files: ModelFiles, other_files: ModelFiles) -> Iterator[Rolled]:
+    """Servers of two models in two shards each; the first is the default."""
+    servers = Rolled(files.again(2), other_files)
+    yield servers
+    servers.end()
+
+
+def is_on(client: Client, files: ModelFiles) -> bool:
+    """Whether a new handle of a client is on this model."""
+    return client.utterance().family.model == files.manifest.model
+
+
+@pytest.mark.parametrize("how", ["heartbeats", "no heartbeats", "cluster.toml"])
+def test_running_clients_follow_the_default_and_open_handles_stay(
+    files, other_files, rolled, config, tmp_path, monkeypatch, how
+) -> None:
+    """The servers put the new model first, or cluster.toml names it: new handles get it within
+    moments, an open one is answered by its own for as long as that is served."""
+    old, new = files.again(2), other_files
+    listed = "".join(f'\n[[server]]\naddress = "{a}"\n' for a in rolled.addresses)
+    path = tmp_path / "cluster.toml"
+    path.write_text(listed)
+    monkeypatch.setattr("dlm.client.table.FOLLOW_S", 0.05)
+    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.05)
+    settings = replace(config, heartbeats=how != "no heartbeats")
+    with Client.connect(path, settings) as client:
+        check(client, old)
+        pinned = client.utterance()
+        state = pinned.begin()
+        ask(pinned, old.oracle, random_queries(old.oracle, 1, 100))
+        if how == "cluster.toml":
+            path.write_text(f'model = "{new.manifest.model[:12]}"\n{listed}')
+        else:
+            rolled.roll(new, old)
+        until(lambda: is_on(client, new))
+        check(client, new)
+        ask(pinned, old.oracle, random_queries(old.oracle, 2, 100))
+        pinned.extend([state], ["a"])
+        if how == "cluster.toml":
+            path.write_text(listed)
+        else:
+            rolled.roll(old, new)  # and back again
+        until(lambda: is_on(client, old))
+        check(client, old)
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_new_handle_whose_model_was_taken_away_is_answered_by_the_next(
+    files, other_files, rolled, config, partial
+) -> None:
+    """All at once, without any warning: whatever it is asked by words, on both faces. What was
+    asked by id, or looked up, is of the old model alone."""
+    settings = replace(config, heartbeats=False, partial=partial)
+    context, word = queries_to(files.again(2), 0)[0]
+    *words, last = (files.words()[i] for i in (*context, word))
+    expected = Client.local(other_files.directory).utterance()
+
+    async def asyncio_face() -> None:
+        async with await AsyncClient.connect(rolled.addresses, settings) as other:
+            handle = other.utterance()
+            await asyncio.to_thread(rolled.roll, other_files)
+            answers = await handle.score([words], [last])
+            assert answers.log10_prob == expected.score([words], [last]).log10_prob
+            assert answers.source is None
+
+    with Client.connect(rolled.addresses, settings) as client:
+        handles = [client.utterance() for _ in range(4)]
+        scored, begun, by_id, looked_up = handles
+        state, null = begun.begin(), begun.null()
+        assert looked_up.vocabulary.words
+        asyncio.run(asyncio_face())
+        answers = scored.score([words], [last])
+        assert answers.log10_prob == expected.score([words], [last]).log10_prob
+        assert answers.source is None
+        [score] = begun.score_sentences([[*words, last]])
+        wanted = expected.score_sentences([[*words, last]])[0]
+        assert (score.log10_prob, score.token_source.any()) == (wanted.log10_prob, False)
+        after = begun.extend([state, null], words)  # of the model that it left
+        same = expected.extend([expected.begin(), expected.null()], words)
+        assert after.log10_prob.tobytes() == same.log10_prob.tobytes()
+        assert begun.family == client.utterance().family == after.states.family
+        for handle, asked in ((by_id, [context]), (looked_up, [words])):
+            if partial:
+                assert handle.score(asked, [last if handle is looked_up else word]).source == [1]
+            else:
+                with pytest.raises(StaleShardSet):
+                    handle.score(asked, [last if handle is looked_up else word])
 
 
 def test_killed_workers_cost_answers_but_make_none_wrong(files, config) -> None:

@@ -8,11 +8,12 @@ from random import Random
 
 import pytest
 
-from client.questions import ask, queries_to, random_queries, submit
+from client.questions import ask, assert_equal, queries_to, random_queries, submit
 from client.scripted import Network, free
 from cluster import WAIT_S, Cluster, ModelFiles, until
 from dlm.client.replicas import RetryBudget, choose
 from dlm.errors import AuthenticationError, Overloaded, ProtocolError, ShardDown
+from dlm.wire.status import Reason, error_from_refusal
 
 NONE: frozenset[str] = frozenset()
 
@@ -133,6 +134,57 @@ def test_a_message_is_asked_again_once_and_not_at_all_where_that_is_in_vain(
             network.failing[cluster.addresses[1]] = error
         assert isinstance(submit(client.utterance(), query).exception(WAIT_S), type(error))
         assert len(network.requests) == tries
+
+
+def refusing(reason: Reason) -> ShardDown:
+    """What a server that is being stopped or started answers."""
+    return error_from_refusal(reason, "ask a replica", where="here")  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("reason", [Reason.DRAINING, Reason.NOT_READY])
+def test_a_message_that_all_replicas_refuse_during_a_roll_is_asked_until_one_answers(
+    files, connect, twice, reason: Reason
+) -> None:
+    """Within its deadline, and at no cost of the budget for failures."""
+    network = Failing()
+    client = connect([a for c in twice for a in c.addresses], network)
+    query = queries_to(files, 1)[:1]
+    ask(client.utterance(), files.oracle, query)
+    saved = client._core._runtime.budget.saved
+    first, second = (cluster.addresses[1] for cluster in twice)
+    network.failing[first] = refusing(reason)
+    network.failing[second] = refusing(reason)
+    network.requests.clear()
+    future = submit(client.utterance(), query, WAIT_S)
+    until(lambda: len(network.requests) >= 6)
+    assert {address for address, _ in network.requests} == {first, second}
+    assert not future.done()
+    del network.failing[second]
+    expected = [files.oracle.score(c, w) for c, w in query]
+    assert_equal(future.result(WAIT_S), expected)
+    assert client._core._runtime.budget.saved >= saved
+    network.failing[second] = refusing(reason)
+    late = submit(client.utterance(), query, 0.5)
+    assert isinstance(late.exception(WAIT_S), ShardDown)
+
+
+def test_a_replica_that_was_tried_is_not_asked_again_before_one_that_was_not() -> None:
+    """However little is thought of the other."""
+    chance = Random(3)
+    for avoided, missed in (("b", ""), ("ab", ""), ("ab", "b"), ("b", "b")):
+        given = {
+            choose(
+                *(["a", "b"], {}, frozenset(avoided), chance),
+                missed=frozenset(missed),
+                tried=frozenset("a"),
+            )
+            for _ in range(50)
+        }
+        assert given == {"b"}
+    lives = {
+        choose(["a", "b"], {}, frozenset("ab"), chance, missed=frozenset("a")) for _ in range(50)
+    }
+    assert lives == {"b"}
 
 
 def test_a_storm_of_failures_is_not_answered_by_a_storm_of_retries(files, connect, twice) -> None:

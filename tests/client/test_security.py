@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from certificates import Authority
+from client.questions import ask, random_queries
 from dlm.client.config import ClientConfig
 from dlm.client.security import PLAIN, ClientSecurity, open_channel, read_cluster_security
 from dlm.client.topology import Endpoint, read_cluster_file, write_cluster_file
@@ -57,7 +61,24 @@ def test_settings_that_do_not_fit_are_refused(settings, fault):
         ("ipv6:%5B::1%5D:5", True),
         ("dns:///localhost:5", True),
         ("unix:/run/dlm", True),
+        ("unix-abstract:dlm", True),
+        ("LOCALHOST:5", True),
+        ("dns:localhost:5", True),
+        ("dns:///[::1]:5", True),
+        ("[::ffff:127.0.0.1]:5", True),
         ("ipv4:127.0.0.1:5,127.0.0.2:5", True),
+        ("ipv6:[::1]:5,[2001:db8::1]:5", False),
+        ("dns://8.8.8.8/localhost:5", False),
+        ("xds:///127.0.0.1:5", False),
+        ("xds:127.0.0.1:5", False),
+        ("evil.com/127.0.0.1:50", False),
+        ("evil.com?127.0.0.1:50", False),
+        ("127.0.0.1:5,evil.com:5", False),
+        ("user@127.0.0.1:5", False),
+        ("[::ffff:10.0.0.1]:5", False),
+        ("vsock:127.0.0.1:5", False),
+        ("UNIX:/run/dlm", False),
+        ("127.0.0.1", False),
         ("ipv4:127.0.0.1:5,10.0.0.1:5", False),
         ("10.0.0.1:5", False),
         ("[2001:db8::1]:5", False),
@@ -143,6 +164,7 @@ def test_cluster_toml_says_whom_to_trust(tmp_path):
         (f'[tls]\ntoken = "{TOKEN}"', "holds a token"),
         ("[tls]\nca = 3", "must be a string"),
         ("token_file = 3", "must be a string"),
+        ('[tls]\nuse_proxy = "yes"', "use_proxy must be true or false, found 'yes'"),
         ('tls = "ca.pem"', "no setting named tls"),
         ('[tls]\nauthority = "x"', "no setting named authority; there are ca, cert, key"),
         ('[tls]\nserver_nam = "x"', r"cluster\.toml: \[tls\].* server_nam .*mean server_name"),
@@ -161,6 +183,14 @@ def test_a_cluster_toml_that_says_it_wrongly_is_refused(tmp_path, text, fault):
     assert TOKEN not in said
 
 
+def test_cluster_toml_turns_the_proxy_on(tmp_path):
+    """As it is written, as it is read."""
+    path = tmp_path / "cluster.toml"
+    given = ClientSecurity(ca=str(tmp_path / "ca.pem"), use_proxy=True)
+    write_cluster_file(path, [Endpoint("h:1", 0)], shard_set="00", security=given)
+    assert read_cluster_security(path) == given
+
+
 def test_the_configuration_stands_before_cluster_toml(tmp_path):
     """Setting by setting; a token and a token file, a certificate and its key go together."""
     base = ClientSecurity(ca="/a", cert="/c", key="/k", server_name="n", token_file="/t")
@@ -176,3 +206,30 @@ def test_a_config_with_half_of_tls_is_refused(tmp_path):
     """Where it is made, as every setting."""
     with pytest.raises(ConfigError, match="belong together"):
         ClientConfig(cache_dir=tmp_path, cert="c")
+
+
+def test_a_name_that_resolves_slowly_holds_up_no_call(files, cluster, connect, monkeypatch):
+    """A server is listed by a name while calls go to others: no lock is held meanwhile."""
+    entered, goes_on = threading.Event(), threading.Event()
+    real = socket.getaddrinfo
+
+    def slow(host, *args, **more):
+        if host == "slow.example":
+            entered.set()
+            goes_on.wait(60)
+        return real(host, *args, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    monkeypatch.setattr("dlm.client.security.RESOLVE_S", 60.0)
+    client = connect(cluster, token=TOKEN, heartbeats=False)
+    queries = random_queries(files.oracle, 5, 200)
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            connecting = pool.submit(client._core.connection, "slow.example:1")
+            assert entered.wait(30)
+            pool.submit(ask, client.utterance(), files.oracle, queries).result(30)
+            assert not connecting.done()
+        finally:
+            goes_on.set()
+        with pytest.raises(ConfigError, match="another machine"):
+            connecting.result(60)

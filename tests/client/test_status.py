@@ -15,7 +15,7 @@ from dlm.client.status import ClusterStatus, tries_for
 from dlm.client.topology import Endpoint
 from dlm.client.transport import GrpcConnection
 from dlm.errors import AuthenticationError, ShardDown
-from dlm.index.shard import Shard
+from dlm.index.search.shard import Shard
 from dlm.wire._pb import shard_pb2 as pb
 from models import random_model
 
@@ -112,6 +112,25 @@ def test_a_server_far_slower_than_another_of_its_shard_is_told() -> None:
     status.close()
 
 
+@pytest.mark.parametrize("long", [1, 3, 5])
+def test_a_look_whose_first_beats_were_long_calls_no_server_slow(long: int) -> None:
+    """A handshake, or this process that had no processor for a moment, is not the server's delay:
+    it is measured again on the open connection, alone, before anything is said."""
+    ports, clock = {"one:1": Port([0], 1), "two:1": Port([0], 1)}, Ticks()
+    for port in ports.values():
+        port.clock, port.trip_s = clock, 0.002
+    ports["two:1"].first_s = [0.3] * long
+    status = ClusterStatus(
+        [Endpoint(name) for name in ports], lambda a: ports[a].connect(a), 5.0, clock=clock
+    )
+    look = status.look()
+    assert [row.address for row in look.rows] == ["one:1", "two:1"]
+    assert [row.slow for row in look.rows] == [False, False]
+    assert look.rows[1].delay_ms == look.rows[1].round_trip_ms == pytest.approx(2.0)
+    assert problems(look) == []
+    status.close()
+
+
 def test_a_server_that_dies_is_a_row_and_its_shard_is_missing(files) -> None:
     """And it is found again, as another process, when it is back on its port."""
     with Cluster(files) as cluster:
@@ -195,6 +214,7 @@ class Port:
         self.queries = dict.fromkeys(range(workers), 0)
         self.messages = self.refused = 0
         self.clock, self.trip_s = Ticks(), 0.0
+        self.first_s: list[float] = []  # what the first beats take in place of that
 
     def connect(self, address: str) -> OneOf:
         """A connection to one of them."""
@@ -214,7 +234,7 @@ class OneOf:
         """As a server with several workers answers."""
         if self.worker in self.port.dead:
             raise ShardDown("shared:1 gave no answer: UNAVAILABLE")
-        self.port.clock.now += self.port.trip_s
+        self.port.clock.now += self.port.first_s.pop() if self.port.first_s else self.port.trip_s
         return pb.HeartbeatReply(
             sequence=request.sequence,
             shard_set=bytes(16),

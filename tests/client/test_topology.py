@@ -13,11 +13,13 @@ from cluster import ModelFiles
 from dlm.client.topology import (
     MAX_SHARD_SETS,
     NO_LIMIT,
+    Census,
+    ClusterFile,
     Endpoint,
-    _Census,
     check_model,
     discover,
     read_cluster_file,
+    read_cluster_model,
     read_cluster_small,
     said_once,
     write_cluster_file,
@@ -214,7 +216,7 @@ def test_the_smallest_limit_of_the_servers_holds_for_all(files, other_files) -> 
 def test_a_model_is_chosen_by_the_beginning_of_its_id_or_of_its_shard_set(
     files, other_files
 ) -> None:
-    """In small letters or large; without it the set of most shards is taken."""
+    """In small letters or large; without it, the one that all its servers name as their default."""
     connect = saying(
         ("a:1", holding((other_files, 0), (files, 0))),
         ("b:1", holding((other_files, 1), (files, 1))),
@@ -229,13 +231,20 @@ def test_a_model_is_chosen_by_the_beginning_of_its_id_or_of_its_shard_set(
     assert topology.addresses == {0: ("a:1",), 1: ("b:1",)}
     assert "holds shard set" in topology.faults["c:1"]
     topology = discover(listed, connect, 1.0)
+    assert topology.manifest.shard_set == other_files.manifest.shard_set
+    named = saying(
+        ("a:1", holding((files, 0), (other_files, 0))),
+        ("b:1", holding((files, 1), (other_files, 1))),
+        ("c:1", reply(files, 2)),
+    )
+    topology = discover(listed, named, 1.0)
     assert topology.manifest.shard_set == files.manifest.shard_set
     assert topology.addresses == {0: ("a:1",), 1: ("b:1",), 2: ("c:1",)}
     assert topology.faults == {}
 
 
 def test_among_sets_held_alike_the_default_of_the_servers_is_taken(files, other_files) -> None:
-    """Unless the other one is in use already."""
+    """The one in use is left for it only where every shard of the default answers."""
     for first, second in ((files, other_files), (other_files, files)):
         connect = saying(
             ("a:1", holding((first, 0), (second, 0))), ("b:1", holding((first, 1), (second, 1)))
@@ -243,7 +252,78 @@ def test_among_sets_held_alike_the_default_of_the_servers_is_taken(files, other_
         listed = endpoints("a:1", "b:1")
         assert discover(listed, connect, 1.0).manifest.shard_set == first.manifest.shard_set
         kept = discover(listed, connect, 1.0, prefer=second.manifest.shard_set)
-        assert kept.manifest.shard_set == second.manifest.shard_set
+        assert kept.manifest.shard_set == other_files.manifest.shard_set  # two shards, both there
+
+
+def test_a_client_follows_the_default_only_once_all_servers_of_a_whole_set_agree(
+    files, other_files
+) -> None:
+    """Server after server puts the new model first; one that is silent is no reason to go."""
+    old, new = files, other_files
+    listed = endpoints("a:1", "b:1", "c:1")
+    only = ("c:1", reply(old, 2))  # which the new one, of two shards, does not need
+    before = [holding((old, shard), (new, shard)) for shard in (0, 1)]
+    after = [holding((new, shard), (old, shard)) for shard in (0, 1)]
+
+    def chosen(*servers) -> str:
+        given = {"prefer": old.manifest.shard_set}
+        known = [Endpoint("a:1", 0), Endpoint("b:1", 1), Endpoint("c:1", 2)]
+        return discover(known, saying(*servers), 1.0, **given).manifest.shard_set
+
+    assert chosen(("a:1", before[0]), ("b:1", before[1]), only) == old.manifest.shard_set
+    assert chosen(("a:1", after[0]), ("b:1", before[1]), only) == old.manifest.shard_set
+    assert chosen(("a:1", after[0]), ("b:1", ShardDown("")), only) == old.manifest.shard_set
+    assert chosen(("a:1", after[0]), ("b:1", after[1]), only) == new.manifest.shard_set
+    # Sets on servers of their own, each the default of its own: the one in use stays, whatever is
+    # silent of it.
+    alone = [("d:1", reply(new, 0)), ("e:1", reply(new, 1))]
+    listed += endpoints("d:1", "e:1")
+    known = [Endpoint("a:1", 0), Endpoint("b:1", 1), Endpoint("c:1", 2), *listed[3:]]
+    servers = saying(("a:1", reply(old, 0)), ("b:1", ShardDown("")), only, *alone)
+    found = discover(known, servers, 1.0, prefer=old.manifest.shard_set)
+    assert found.manifest.shard_set == old.manifest.shard_set
+    assert found.addresses[1] == ("b:1",)
+
+
+def test_the_model_that_the_operator_names_is_followed_when_all_its_shards_answer(
+    files, other_files
+) -> None:
+    """Whatever the servers' default; a fresh client takes it at once; its own argument is first."""
+    old, new = files, other_files
+    connect = saying(
+        ("a:1", holding((old, 0), (new, 0))),
+        ("b:1", holding((old, 1), (new, 1))),
+        ("c:1", reply(old, 2)),
+    )
+    listed = endpoints("a:1", "b:1", "c:1")
+    name, in_use = new.manifest.model[:8], {"prefer": old.manifest.shard_set}
+
+    def chosen(listed, **given) -> str:
+        return discover(listed, connect, 1.0, **given).manifest.shard_set
+
+    assert chosen(listed, default=name, **in_use) == new.manifest.shard_set
+    assert chosen(listed[:1], default=name, **in_use) == old.manifest.shard_set
+    assert chosen(listed[:1], default=name) == new.manifest.shard_set
+    assert chosen(listed, default=name, model=old.manifest.model) == old.manifest.shard_set
+    assert chosen(listed, default="000000", **in_use) == old.manifest.shard_set
+    with pytest.raises(ConfigError, match="no server holds a model 000000"):
+        chosen(listed, default="000000")
+
+
+def test_a_cluster_file_names_the_default_model(tmp_path: Path) -> None:
+    """By the beginning of an id; another value is refused, with the file's name."""
+    path = tmp_path / "cluster.toml"
+    path.write_text('model = "AB12cd"\n[[server]]\naddress = "a:1"\n')
+    before = ClusterFile(path).stamp()
+    assert (ClusterFile(path).model(), len(ClusterFile(path)())) == ("ab12cd", 1)
+    path.write_text('[[server]]\naddress = "a:1"\n')
+    assert ClusterFile(path).model() is None
+    assert ClusterFile(path).stamp() != before
+    for wrong in ('"new"', "7"):
+        path.write_text(f'model = {wrong}\n[[server]]\naddress = "a:1"\n')
+        with pytest.raises(ConfigError) as caught:
+            read_cluster_model(path)
+        assert str(path) in "".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
 
 
 def test_shardings_of_one_model_are_no_choice_to_make(files) -> None:
@@ -274,7 +354,7 @@ def test_a_beginning_that_several_models_share_is_refused(files, other_files) ->
     model = theirs.model
     made_up = reply(files, 0)
     connect = saying(("a:1", reply(other_files, 0)), ("b:1", made_up))
-    census = _Census()
+    census = Census()
     census.add(Endpoint("a:1"), reply(other_files, 0), 0)
     census.add(Endpoint("b:1"), made_up, 0)
     held = census.held[files.manifest.shard_set]

@@ -123,7 +123,7 @@ def test_a_model_that_asks_nobody_is_not_left_for_a_slow_network(
     assert watch.status().servers[0].delay_s == pytest.approx(0.2, abs=0.06)
     assert watch.mode is (Mode.SMALL if order > 2 else Mode.FULL)
     assert watch.status().reason == ("delay" if order > 2 else "")
-    told = [r for r in caplog.records if r.message == "client.mode.changed"]
+    told = [r for r in caplog.records if getattr(r, "event", "") == "client.mode.changed"]
     assert [(r.reason, r.slow_shards, r.failed) for r in told] == [("delay", [0], 0)] * (order > 2)
 
 

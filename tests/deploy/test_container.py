@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shutil
 import subprocess
+import sys
+import threading
 import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from connect_proxy import ConnectProxy
 from deploy.documents import DEPLOY, ROOT, SETTINGS, load, texts
 from dlm import __version__
 from dlm.client.topology import read_cluster_file
@@ -196,13 +199,30 @@ def test_kernels_are_compiled_for_the_processor_that_they_run_on() -> None:
     assert "NUMBA_CACHE_DIR=/opt/dlm/kernels" in lines[0]
 
 
-def test_the_probe_of_the_image_is_python_that_compiles() -> None:
-    """An exec form, of the interpreter that is there."""
+class _Probed(BaseHTTPRequestHandler):
+    """A metrics port that is ready."""
+
+    def do_GET(self) -> None:
+        """See `BaseHTTPRequestHandler`."""
+        self.send_response(200 if self.path == "/readyz" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_the_probe_of_the_image_asks_this_container_whatever_proxy_is_named() -> None:
+    """An exec form, of the interpreter that is there; builders pass proxy variables on."""
     line = next(w[1] for w in INSTRUCTIONS if w[0] == "HEALTHCHECK")
     command = json.loads(line[line.index("[") :])
     assert command[:2] == ["python", "-c"]
-    ast.parse(command[2])
-    assert "/readyz" in command[2]
+    with HTTPServer(("127.0.0.1", 0), _Probed) as server, ConnectProxy() as proxy:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        environ = {"DLM_SERVER_METRICS_PORT": str(server.server_port), "http_proxy": proxy.url}
+        done = subprocess.run([sys.executable, *command[1:]], env=environ, check=False)
+        server.shutdown()
+    assert done.returncode == 0
+    assert not proxy.received
 
 
 @pytest.mark.parametrize("name", ["warm", "start"])
@@ -295,7 +315,7 @@ def test_a_server_takes_the_settings_that_compose_gives() -> None:
         local = {"DLM_SERVER_HOST": "127.0.0.1"}
         config = resolve(ServerConfig, "server", environ=given | local)
         assert config.preload
-        assert config.drain_s < int(service["stop_grace_period"][:-1])
+        assert config.linger_s + config.drain_s < int(service["stop_grace_period"][:-1])
 
 
 @pytest.mark.parametrize("name", sorted(texts()))

@@ -199,7 +199,9 @@ def test_a_pod_has_what_its_server_needs_and_no_more(given: dict[str, Any], char
         assert all(
             probe == {"port": ports["grpc"], "service": "dlm.v1.Shard"} for probe in over_grpc
         )
-        assert pod["terminationGracePeriodSeconds"] > settings.get("drain_s", 0)
+        assert pod["terminationGracePeriodSeconds"] > settings.get(
+            "linger_s", ServerConfig().linger_s
+        ) + settings.get("drain_s", ServerConfig().drain_s)
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["automountServiceAccountToken"] is False
         rights = container["securityContext"]

@@ -18,6 +18,7 @@ from deploy.promql import Selector, groupings, kept_labels, selectors
 from dlm.client.membership import Health
 from dlm.client.modes import Mode
 from dlm.server.health import State
+from dlm.server.trouble import Cause
 from dlm.wire.status import Reason
 
 RULES = [rule for group in load("prometheus/rules.yml")["groups"] for rule in group["rules"]]
@@ -28,6 +29,7 @@ SERIES = series() | {name: frozenset(kept_labels(expr)) for name, expr in RECORD
 
 # Of the labels whose values are a closed set.
 VALUES = {
+    "cause": {cause.value for cause in Cause},
     "state": {state.name.lower() for state in State},
     "stage": {"queue", "decode", "search", "encode", "write", "plan", "wire"},
     "source": {"low_orders", "shard", "duplicate", "partial", "small"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from deploy.documents import SETTINGS, fault_of, shell_lines, texts
 from dlm.server.config import ServerConfig
+from dlm.server.security import MAX_FILES
 
 TEXTS = texts()
 UNIT = TEXTS["systemd/dlm-shard@.service"]
@@ -47,6 +49,18 @@ def test_systemd_agrees(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_stop_before_the_server_is_ready_is_not_a_failure() -> None:
+    """`dlm serve` ends with that status then (test_ended.py), and 0 once it serves."""
+    assert values("SuccessExitStatus") == [str(128 + signal.SIGTERM)]
+
+
+def test_it_may_have_many_connections() -> None:
+    """Soft and hard limit are one number: what the server itself raises the soft one to is there.
+    A distribution's 1,024 would be full with the connections of a few hundred decoders."""
+    (limit,) = values("LimitNOFILE")
+    assert 65_536 <= int(limit) <= MAX_FILES
+
+
 def test_an_instance_serves_the_shard_it_is_named_after() -> None:
     """dlm-shard@2 is shard 2."""
     (start,) = values("ExecStart")
@@ -67,10 +81,10 @@ def test_it_serves_as_many_folders_as_are_named() -> None:
 
 
 def test_it_is_killed_only_after_it_could_drain() -> None:
-    """SIGTERM, drain_s, and time to spare."""
+    """SIGTERM, linger_s, drain_s, and time to spare."""
     assert values("KillSignal") == ["SIGTERM"]
     (timeout,) = values("TimeoutStopSec")
-    assert int(timeout) >= 2 * ServerConfig().drain_s
+    assert int(timeout) >= 2 * (ServerConfig().linger_s + ServerConfig().drain_s)
     assert values("Restart") == ["on-failure"]
 
 

@@ -13,10 +13,10 @@ from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
 from dlm.estimate.merge import Merged, merge_models, read_heldout, unite
 from dlm.estimate.merge.mixture import needed_bytes
-from dlm.estimate.merge.plain import merge_plain, prob_of
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.vocab import UNK_ID
 from estimate.merge_models import normalised_model, read, worst_sum
+from estimate.merge_oracle import merge_plain, prob_of
 from models import HAND_MADE, PlainModel, random_model
 
 WORDS = [f"w{i}" for i in range(9)]

@@ -11,10 +11,10 @@ import pytest
 
 from dlm.errors import EstimationError
 from dlm.estimate.merge import Heldout, read_heldout, tune, unite
-from dlm.estimate.merge.plain import prob_of
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.vocab import UNK_ID
 from estimate.merge_models import normalised_model, read
+from estimate.merge_oracle import prob_of
 
 WORDS = [f"w{i}" for i in range(9)]
 

@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from dlm.errors import ConfigError, EstimationError
-from dlm.estimate import pipeline, plain
+from dlm.estimate import pipeline
 from dlm.estimate.adjust.trie import Trie
 from dlm.estimate.arpa import writer
 from dlm.estimate.pipeline import Settings, Summary, estimate
 from dlm.ngram.arpa import ArpaReader
+from estimate import oracle
 from estimate.corpora import Case, case
 from estimate.lmplz import Values, lmplz, needs_lmplz, parsed
-from estimate.test_plain import plainly, values_of
+from estimate.test_oracle import plainly, values_of
 
 MIB = 1 << 20
 
@@ -287,4 +288,4 @@ def test_order_one_and_the_unknown_word(tmp_path: Path) -> None:
     assert not isinstance(ours, str)
     assert ours[0][b"<unk>",][0] < 0
     assert ours[0][b"<s>",][0] == 0
-    assert plain.UNK == 0
+    assert oracle.UNK == 0

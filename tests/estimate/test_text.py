@@ -167,3 +167,42 @@ def test_nothing_to_read_is_an_error() -> None:
         Reader([])
     with pytest.raises(FileNotFoundError):
         Reader(["/no/such/file"])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64])
+@pytest.mark.parametrize(
+    "text", [b"", b"\n", b"a", b"a\n", b"a\n\n", b"\n\na b\nlonger line here\nx", b"a" * 200]
+)
+def test_blocks_hold_every_line_once(text: bytes, size: int, tmp_path: Path) -> None:
+    """Wherever they end, and whether the last line has an end or not."""
+    (tmp_path / "text").write_bytes(text)
+    for scored in (False, True):
+        blocks = Reader([str(tmp_path / "text")], scored=scored, block_bytes=size).read()
+        lines = [line for block in blocks for line in block.lines.split(b"\n")]
+        assert lines == text.splitlines()
+
+
+def test_bytes_alone_are_words_of_text_that_is_scored(tmp_path: Path) -> None:
+    """Bytes that are not UTF-8, marks and the unknown word; where lines are left out, the first."""
+    lines = [b"caf\xe9", b"a </s> b", b"<unk>", b"z" * 200_000]
+    (tmp_path / "text").write_bytes(b"\n".join(lines))
+    assert lines_of(Reader([str(tmp_path / "text")], scored=True)) == lines
+    reader = Reader([str(tmp_path / "text")], scored=True, skip=True)
+    assert lines_of(reader) == lines[1:]
+    assert reader.totals.skipped == {Fault.NOT_UTF8: 1}
+
+
+def test_lines_left_out_have_their_place_in_a_block(tmp_path: Path) -> None:
+    """After so many lines of it; wherever blocks end, every line is there or left out."""
+    text = b"a\n\0\n\0\nb\nc\n" + b"y" * 500 + b"\nd\n\0"
+    (tmp_path / "text").write_bytes(text)
+    for size in (1, 5, 64, 1 << 20):
+        found: list[bytes | Fault] = []
+        reader = Reader([str(tmp_path / "text")], skip=True, block_bytes=size, max_line_bytes=100)
+        for block in reader.read():
+            lines: list[bytes | Fault] = list(block.lines.split(b"\n")) if block.size else []
+            for after, fault in reversed(block.left_out):
+                lines.insert(after, fault)
+            found += lines
+        nul = Fault.NUL
+        assert found == [b"a", nul, nul, b"b", b"c", Fault.LONG_LINE, b"d", nul]

@@ -6,7 +6,8 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from cluster import WAIT_S, ModelFiles
 from dlm.client import Client, Utterance
-from dlm.errors import FamilyMismatch
+from dlm.errors import FamilyMismatch, ProtocolError, UnavailableError
 from dlm.ngram.query import FULL, PARTIAL, SMALL
 
 MEANT = {"full": {FULL, PARTIAL}, "small": {SMALL}}
@@ -26,7 +27,7 @@ FRAME_S = 0.02  # a decoder has audio to look at, between two positions
 class Call:
     """What one call came to.
 
-    sources  scores by what they say they are of
+    sources  scores by what they say they are of; none where it raised
     late_s   seconds after its deadline that it ended; below 0, before
     """
 
@@ -58,11 +59,12 @@ class Decoders:
 
     Args
         models      all that any family may name
-        deadline_s  of each call
-        on_partial  told the model and the context of each score of the partial model
+        deadline_s  of each call; or several, of which each utterance draws one
+        may_fail    whether an utterance may end with one of the documented errors of servers
+        on_partial  called with the model and the context of each score of the partial model
     Guarantees
-        at the end, an error that reached a decoder or a score that is not the oracle's of the model
-        that it names fails the test
+        at the end, any other error that reached a decoder or a score that is not the oracle's of
+        the model that it names fails the test
     """
 
     def __init__(
@@ -71,11 +73,14 @@ class Decoders:
         models: list[ModelFiles],
         *,
         count: int = 8,
-        deadline_s: float = 1.0,
+        deadline_s: float | Sequence[float] = 1.0,
+        may_fail: bool = False,
         on_partial: Callable[[ModelFiles, tuple[int, ...]], None] = lambda *_: None,
     ) -> None:
         self.client = client
-        self.deadline_s = deadline_s
+        self.errors: Counter[str] = Counter()  # by type, where utterances may fail
+        self._deadlines_s = [deadline_s] if isinstance(deadline_s, float) else list(deadline_s)
+        self._may_fail = may_fail
         self.calls: list[Call] = []
         self.spoken: list[Spoken] = []
         self.faults: list[BaseException] = []
@@ -167,13 +172,19 @@ class Decoders:
         last: Utterance | None = None
         try:
             while not self._stopped.is_set():
-                last = self._utterance(number, rng, last)
-        except BaseException as exc:  # noqa: BLE001 - told by the test's own thread
+                try:
+                    last = self._utterance(number, rng, last)
+                except (UnavailableError, ProtocolError) as exc:
+                    if not self._may_fail:
+                        raise
+                    self.errors[type(exc).__name__] += 1
+        except BaseException as exc:  # noqa: BLE001 - raised again by the test's own thread
             self.faults.append(exc)
 
     def _utterance(self, number: int, rng: random.Random, last: Utterance | None) -> Utterance:
         begun = time.monotonic()
-        utterance = self.client.utterance(deadline_s=self.deadline_s)
+        deadline_s = rng.choice(self._deadlines_s)
+        utterance = self.client.utterance(deadline_s=deadline_s)
         family = utterance.family
         files = self._models[family.model]
         total: Counter[int] = Counter()
@@ -192,9 +203,10 @@ class Decoders:
             words = [rng.randrange(size) for _ in range(WORDS)]
             if position < len(spoken):
                 words[0] = spoken[position]
-            asked = time.monotonic()
-            found = utterance.extend(states, words)
-            total += self._ended(asked, family.kind, found.source.reshape(-1).tolist())
+            with self._call(family.kind, deadline_s) as sources:
+                found = utterance.extend(states, words)
+                sources.update(found.source.reshape(-1).tolist())
+            total += sources
             assert found.states.family == family
             for k, history in enumerate(histories):
                 for w, word in enumerate(words):
@@ -213,18 +225,21 @@ class Decoders:
             states = [found.states[k, w] for k, w in kept]
             histories = [(*histories[k], words[w]) for k, w in kept]
             self._stopped.wait(FRAME_S)
-        total += self._sentence(utterance, files, [*spoken, rng.randrange(size), *spoken])
+        asked_ids = [*spoken, rng.randrange(size), *spoken]
+        total += self._sentence(utterance, files, asked_ids, deadline_s)
         ended = time.monotonic()
         self.spoken.append(Spoken(begun, ended, number, family.kind, total))
         return utterance
 
-    def _sentence(self, utterance: Utterance, files: ModelFiles, ids: list[int]) -> Counter[int]:
+    def _sentence(
+        self, utterance: Utterance, files: ModelFiles, ids: list[int], deadline_s: float
+    ) -> Counter[int]:
         vocabulary = files.oracle.vocabulary
         begin, end = vocabulary.begin_id, vocabulary.end_id
         ids = [one for one in ids if one not in (begin, end)]
-        asked = time.monotonic()
-        (score,) = utterance.score_sentences([[vocabulary.words[one] for one in ids]])
-        total = self._ended(asked, utterance.family.kind, score.token_source.tolist())
+        with self._call(utterance.family.kind, deadline_s) as sources:
+            (score,) = utterance.score_sentences([[vocabulary.words[one] for one in ids]])
+            sources.update(score.token_source.tolist())
         history: tuple[int, ...] = (begin,)
         for at, word in enumerate([*ids, end]):
             self._check(
@@ -237,14 +252,19 @@ class Decoders:
             )
             history = (*history, word)
         assert score.log10_prob == float(score.token_log10_prob.sum(dtype=np.float64))
-        return total
+        return sources
 
-    def _ended(self, asked: float, kind: str, sources: list[int]) -> Counter[int]:
-        now = time.monotonic()
-        counted = Counter(sources)
-        assert counted.keys() <= MEANT[kind], f"a {kind} utterance has scores of {counted}"
-        self.calls.append(Call(now, now - asked, now - asked - self.deadline_s, kind, counted))
-        return counted
+    @contextmanager
+    def _call(self, kind: str, deadline_s: float) -> Iterator[Counter[int]]:
+        """Times what is within, which counts the scores that it got by their sources."""
+        asked = time.monotonic()
+        sources: Counter[int] = Counter()
+        try:
+            yield sources
+        finally:
+            now = time.monotonic()
+            self.calls.append(Call(now, now - asked, now - asked - deadline_s, kind, sources))
+        assert sources.keys() <= MEANT[kind], f"a {kind} utterance has scores of {sources}"
 
     def _score(self, model: str, context: tuple[int, ...], word: int) -> tuple[float, int]:
         found = self._models[model].oracle.score(context, word)

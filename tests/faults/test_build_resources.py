@@ -14,15 +14,16 @@ import pytest
 
 from dlm.errors import ConfigError
 from dlm.index.build import build_shard_set
-from dlm.index.stream.budget import (
+from dlm.index.build.budget import (
     LEAST_BYTES,
     Budget,
     credible_counts,
     in_memory_bytes,
     spill_bytes,
 )
-from dlm.index.stream.stages import Progress
+from dlm.index.build.stages import Progress
 from dlm.ngram.arpa import ArpaReader
+from index.oracle import build_whole
 from models import PlainModel, random_model
 
 MIB = 1 << 20
@@ -120,7 +121,7 @@ def test_the_folder_for_spilling_is_looked_at_too(
 FULL = """
 import builtins, errno, os, pathlib, sys
 from dlm.index.build import build_shard_set
-from dlm.index.stream.budget import Budget
+from dlm.index.build.budget import Budget
 budget = Budget(True, 8 << 20, 8 << 20, block_rows=50, capacity_rows=100)
 Budget.of = classmethod(lambda *_: budget)
 left = int(sys.argv[3])
@@ -215,5 +216,5 @@ def test_a_model_from_a_pipe_is_sharded(tmp_path: Path) -> None:
     writer = subprocess.Popen([sys.executable, "-c", write, str(pipe), model.arpa()])
     streamed = build_shard_set(pipe, tmp_path / "piped", 2)
     writer.wait()
-    build_shard_set(model.write(tmp_path / "m.arpa"), tmp_path / "plain", 2, whole=True)
+    build_whole(model.write(tmp_path / "m.arpa"), tmp_path / "plain", 2)
     assert streamed.shard_set in (tmp_path / "plain" / "manifest.json").read_text()

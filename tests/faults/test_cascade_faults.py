@@ -21,7 +21,7 @@ import pytest
 from client.scripted import Clients
 from client.test_partial import shard_of
 from cluster import Cluster, ModelFiles, ProcessServer, build
-from dlm.cli.chaos import random_faults
+from dlm.cli.chaos import Command, random_faults
 from dlm.cli.proxy import Proxies
 from dlm.client import Client, ClientConfig
 from dlm.client.core import Core
@@ -496,6 +496,28 @@ def test_workers_of_a_server_may_go(files, small, cache_dir) -> None:
 # -- anything at any time ------------------------------------------------------------------------
 
 
+def carry_out(world: World, command: Command) -> None:
+    """What `dlm chaos` does, on servers that are killed and started again here."""
+    one = command.server
+    if command.verb == "heal":
+        for each in range(len(world.servers)) if one is None else [one]:
+            world.proxies.heal(each)
+        return
+    assert one is not None
+    if command.verb == "kill":
+        world.servers[one].kill()
+        world.start(one)
+    elif command.verb in ("stop", "continue"):
+        server = world.servers[one]
+        (server.pause if command.verb == "stop" else server.resume)()
+    elif command.verb == "half-open":
+        world.proxies.half_open(one)
+    else:
+        value = True if command.value is None else command.value
+        name = {"slow": "delay_s"}.get(command.verb, command.verb)
+        world.proxies.set(one, **{name: value / 1e3 if name == "delay_s" else value})
+
+
 def test_random_faults_of_every_kind(world: World, files, small) -> None:
     """Two servers a shard, each with troubles of its own; longer with DLM_CHAOS_MINUTES=10."""
     client = world.connect(small, 2)
@@ -505,26 +527,7 @@ def test_random_faults_of_every_kind(world: World, files, small) -> None:
         begun = time.monotonic()
         for at, command in plan:
             decoders.for_s(max(begun + at - time.monotonic(), 0.0))
-            one = command.server
-            if command.verb == "kill":
-                assert one is not None
-                world.servers[one].kill()
-                world.start(one)
-            elif command.verb in ("stop", "continue"):
-                assert one is not None
-                server = world.servers[one]
-                (server.pause if command.verb == "stop" else server.resume)()
-            elif command.verb == "half-open":
-                assert one is not None
-                world.proxies.half_open(one)
-            elif command.verb == "heal":
-                for each in range(len(world.servers)) if one is None else [one]:
-                    world.proxies.heal(each)
-            else:
-                assert one is not None
-                value = True if command.value is None else command.value
-                name = {"slow": "delay_s"}.get(command.verb, command.verb)
-                world.proxies.set(one, **{name: value / 1e3 if name == "delay_s" else value})
+            carry_out(world, command)
         world.heal()
     print(f"switches {client.cascade.switches}, retries {client.stats.retries}")
     assert MINUTES < 1 or (client.cascade.switches and client.stats.retries)

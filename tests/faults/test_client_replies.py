@@ -189,6 +189,85 @@ def test_a_reply_with_too_few_answers_and_the_right_checksum_becomes_no_score(
     ask(client.utterance(), files.oracle, queries_to(files, 0)[:3])
 
 
+def answering(network: Network, **fields: object) -> Callable[[bytes], bytes]:
+    """Puts these values into the first answer of each reply, with the checksum that they give."""
+
+    def change(data: bytes) -> bytes:
+        (_, request) = network.requests[-1]
+        answers = codec.decode_score_reply(
+            data,
+            shard_set=request.shard_set,
+            shard=request.shard,
+            queries=len(request.groups.words),
+            request_checksum=request.checksum,
+        )
+        arrays = {name: getattr(answers, name).copy() for name in answers.__slots__[:4]}
+        for name, value in fields.items():
+            arrays[name][0] = value
+        return codec.encode_score_reply(request, type(answers)(**arrays))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"log10_prob": float("nan")},
+        {"log10_prob": float("inf")},
+        {"log10_prob": 5.0},
+        {"log10_prob": 1e-6},
+        {"log10_prob": 5.0, "matched_order": 1, "ngram_length": 1, "state_length": 1},
+        {"log10_prob": float("nan"), "matched_order": 1, "ngram_length": 1, "state_length": 1},
+        {"matched_order": 0},
+        {"matched_order": 5, "ngram_length": 5},
+        {"matched_order": 255, "ngram_length": 255},
+        {"ngram_length": 3},
+        {"ngram_length": 5},
+        {"ngram_length": 255},
+        {"state_length": 4},
+        {"state_length": 255},
+        {"matched_order": 1, "ngram_length": 2, "state_length": 3},
+    ],
+    ids=str,
+)
+def test_an_answer_that_cannot_be_one_becomes_no_score(
+    client: Client, network: Network, files, fields: dict[str, float]
+) -> None:
+    """After contexts of three words in a model of order 4, all of which it holds; the checksum is
+    right. With `partial` the low orders answer, as for any fault of a server."""
+    network.change = answering(network, **fields)
+    queries = queries_to(files, 0)[:3]
+    with pytest.raises(ProtocolError, match="answer 0 of 3 is log10_prob"):
+        ask(client.utterance(), files.oracle, queries)
+    network.change = answering(network)
+    ask(client.utterance(), files.oracle, queries)
+
+
+def test_an_answer_is_checked_by_the_context_it_was_asked_after(
+    cluster: Cluster, network: Network, connect: Clients, files
+) -> None:
+    """Three words of a 3-gram cannot be matched by four; of several contexts, each has its own
+    bound. A state longer than its history would bring words into it that nobody said."""
+    client = connect(cluster.addresses, network, window=1)
+    long = queries_to(files, 0)[:4]
+    short = [(context[1:], word) for context, word in long]
+    impossible = {"matched_order": 4, "ngram_length": 4, "state_length": 3}
+    for queries in (short, short + long):
+        network.change = answering(network, **impossible)
+        with pytest.raises(ProtocolError, match="after a context of 2 words"):
+            ask(client.utterance(), files.oracle, queries)
+        network.change = None
+        ask(client.utterance(), files.oracle, queries)
+
+
+def test_a_probability_of_zero_is_an_answer(client: Client, network: Network, files) -> None:
+    """Models may hold -inf."""
+    network.change = answering(network, log10_prob=float("-inf"))
+    (context, word) = queries_to(files, 0)[0]
+    answers = client.utterance().score([context], [word])
+    assert answers.log10_prob.tolist() == [float("-inf")]
+
+
 def test_callers_who_share_a_message_each_get_an_error_of_their_own(
     client: Client, network: Network, files
 ) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
@@ -14,8 +16,16 @@ from client.scripted import Clients, Network, free
 from cluster import WAIT_S, Cluster, ModelFiles, build, until
 from dlm.client import Client, Utterance
 from dlm.client.sender import MAX_REROUTES
-from dlm.client.topology import Endpoint, write_cluster_file
-from dlm.errors import DlmError, FamilyMismatch, ShardDown, StaleShardSet, UnavailableError
+from dlm.client.table import Table
+from dlm.client.topology import Endpoint, take_census, write_cluster_file
+from dlm.errors import (
+    DeadlineExceeded,
+    DlmError,
+    FamilyMismatch,
+    ShardDown,
+    StaleShardSet,
+    UnavailableError,
+)
 from dlm.wire.status import Reason
 from models import random_model
 
@@ -183,7 +193,118 @@ def test_another_model_never_answers_an_old_utterance(site: Site, old, foreign) 
     with pytest.raises(FamilyMismatch):
         fresh.extend([state], [1])
     assert site.client.vocabulary == oracle.vocabulary
-    assert site.client.stats.refreshes == 1
+    # One look finds it gone, one takes the next into use; perhaps one more waited for that.
+    assert site.client.stats.refreshes <= 3
+
+
+def lose_model(site: Site, foreign: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The servers go over to another model, whose low orders cannot be fetched for now."""
+
+    tried = Event()
+
+    def none_come(*_: object) -> None:
+        tried.set()
+        raise DeadlineExceeded("no byte came")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dlm.client.table.fetch", none_come)
+        site.becomes(foreign)
+        with pytest.raises(StaleShardSet):
+            ask(site.utterance, site.old.files.oracle, queries_to(site.old.files, 0)[:5])
+        assert tried.wait(WAIT_S)
+
+
+def test_low_orders_that_could_not_be_fetched_are_fetched_at_a_later_look(
+    site: Site, foreign, monkeypatch
+) -> None:
+    """Without a new handle: a client on its small model opens none on the servers."""
+    core = site.client._core
+    lose_model(site, foreign, monkeypatch)
+
+    def is_found() -> bool:
+        core.look_again()  # as heartbeats do while a shard has no server
+        return site.client.manifest.model == foreign.manifest.model
+
+    until(is_found)
+    oracle = foreign.files.oracle
+    ask(site.client.utterance(), oracle, random_queries(oracle, 9, 50))
+
+
+def test_those_who_wait_for_the_next_model_share_a_look(site: Site, foreign, monkeypatch) -> None:
+    """Many new handles at once; each look asks every server."""
+    lose_model(site, foreign, monkeypatch)
+    follow, came, goes_on = Table._follow, list[Table](), Event()
+
+    def count(table: Table) -> None:
+        came.append(table)
+        follow(table)
+
+    monkeypatch.setattr(Table, "_follow", count)
+    site.client._core._runtime.helper.submit(goes_on.wait, 60)
+    looks = site.client.stats.refreshes
+    with ThreadPoolExecutor(20) as pool:
+        handles = [pool.submit(site.client.utterance) for _ in range(20)]
+        until(lambda: len(came) == len(handles))
+        goes_on.set()
+        for handle in handles:
+            assert handle.result(WAIT_S).family.model == foreign.manifest.model
+    assert site.client.stats.refreshes - looks <= 5
+
+
+def test_a_look_that_fails_in_this_process_is_an_error_of_dlm(
+    site: Site, foreign, monkeypatch
+) -> None:
+    """For whoever opens a handle, whatever was raised."""
+    lose_model(site, foreign, monkeypatch)
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("dlm.client.table.take_census", no_memory)
+    with pytest.raises(DlmError, match="MemoryError"):
+        site.client.utterance()
+
+
+def test_a_list_that_changes_during_a_look_is_read_again(site: Site, foreign, monkeypatch) -> None:
+    """A handle that is opened meanwhile sees the change, and finds that a look is under way."""
+    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.0)
+    monkeypatch.setattr("dlm.client.table.FOLLOW_S", 1e9)
+    looks = 0
+
+    def take_census_as_it_changes(*args: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        census = take_census(*args)
+        if looks == 1:
+            foreign.write(site.path)
+            site.client.utterance()
+        return census
+
+    monkeypatch.setattr("dlm.client.table.take_census", take_census_as_it_changes)
+    site.client._core.look_again()
+    until(lambda: site.client.utterance().family.model == foreign.manifest.model)
+
+
+def test_a_model_is_followed_whose_last_server_starts_after_it_was_listed(
+    site: Site, old, foreign, tmp_path_factory, monkeypatch
+) -> None:
+    """At an address of its own, to which no heartbeat goes yet."""
+    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.table.FOLLOW_S", 0.05)
+    with Clients(tmp_path_factory.getbasetemp() / "low-orders") as connect:
+        client = connect(site.path, site.network, heartbeats=True)
+        ask(client.utterance(), old.files.oracle, random_queries(old.files.oracle, 1, 50))
+        last = foreign.addresses[-1]
+        site.network.moved[last] = "127.0.0.1:1"  # nobody is there
+        both = [*old.addresses, *foreign.addresses]
+        listed = "".join(f'\n[[server]]\naddress = "{address}"\n' for address in both)
+        site.path.write_text(f'model = "{foreign.manifest.model}"\n{listed}')
+        looks = client.stats.refreshes
+        until(lambda: client.utterance() and client.stats.refreshes > looks)
+        assert client.utterance().family.model == old.manifest.model
+        del site.network.moved[last]
+        until(lambda: client.utterance().family.model == foreign.manifest.model)
+        ask(client.utterance(), foreign.files.oracle, random_queries(foreign.files.oracle, 2, 50))
 
 
 def test_threads_never_get_scores_of_the_model_that_came(site: Site, old, foreign) -> None:

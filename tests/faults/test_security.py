@@ -17,6 +17,7 @@ import pytest
 from certificates import Authority
 from client.questions import ask, random_queries
 from cluster import WAIT_S, Cluster, ModelFiles, build, until
+from connect_proxy import VARIABLES, ConnectProxy
 from dlm.client import AsyncClient, Client, ClientConfig, transport
 from dlm.client.security import ClientSecurity
 from dlm.client.topology import Endpoint, write_cluster_file
@@ -298,3 +299,82 @@ def test_the_asyncio_face_knows_tokens_too(serve, files, tmp_path) -> None:
     queries = random_queries(files.oracle, 5, 50)
     with Client.connect(cluster.addresses, config) as client, ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: ask(client.utterance(), files.oracle, queries), range(8)))
+
+
+@pytest.fixture
+def proxy(monkeypatch) -> Iterator[ConnectProxy]:
+    """A proxy that every variable of the environment names."""
+    with ConnectProxy() as running:
+        for name in VARIABLES:
+            monkeypatch.setenv(name, running.url)
+        for name in ("no_proxy", "no_grpc_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        yield running
+
+
+def test_the_environments_proxy_is_not_used(serve, connect, files, proxy, tmp_path) -> None:
+    """Neither by calls nor by streams; so nobody there reads a token that goes in the clear."""
+    cluster = serve(tokens=write_tokens(tmp_path / "tokens", f"alice:{ALICE}"))
+    client = connect(cluster, token=ALICE)
+    ask(client.utterance(), files.oracle, random_queries(files.oracle, 7, 50))
+    assert not proxy.received
+
+
+def test_the_environments_proxy_is_used_over_tls_where_a_setting_says_so(
+    serve, connect, files, authority, proxy, tmp_path
+) -> None:
+    """It opens tunnels and sees no token."""
+    tokens = write_tokens(tmp_path / "tokens", f"alice:{ALICE}")
+    cluster = serve(**tls(authority), tokens=tokens)
+    client = connect(cluster, token=ALICE, ca=authority.ca, use_proxy=True)
+    ask(client.utterance(), files.oracle, random_queries(files.oracle, 7, 50))
+    assert set(proxy.asked) == set(cluster.addresses)
+    assert ALICE.encode() not in proxy.received
+    assert b"authorization" not in proxy.received
+
+
+def test_a_proxy_without_tls_is_refused(connect, serve, proxy) -> None:
+    """It would read everything, queries too."""
+    with pytest.raises(ConfigError, match="use_proxy is set without TLS"):
+        connect(serve(), use_proxy=True)
+    assert not proxy.received
+
+
+def resolver(monkeypatch: pytest.MonkeyPatch, **hosts: list[str]) -> list[str]:
+    """Has `hosts` resolve so; the names that were looked up."""
+    asked: list[str] = []
+
+    def look(host: str, port: int, **_: Any) -> list[Any]:
+        asked.append(host)
+        if host.lower() not in hosts:
+            raise OSError(f"{host} is not known")
+        return [(0, 0, 0, "", (address, port)) for address in hosts[host.lower()]]
+
+    monkeypatch.setattr("socket.getaddrinfo", look)
+    return asked
+
+
+def test_a_token_goes_to_the_address_that_was_judged(
+    serve, connect, files, monkeypatch, tmp_path
+) -> None:
+    """A name that resolves to this machine is looked up once for a connection, by its client and
+    not by gRPC, so that it cannot become another machine between the two."""
+    cluster = serve(tokens=write_tokens(tmp_path / "tokens", f"alice:{ALICE}"))
+    asked = resolver(monkeypatch, lm=["127.0.0.1", "::1"])  # gRPC knows no such name
+    addresses = [f"LM:{port}" for port in cluster.ports]
+    config = ClientConfig(deadline_s=WAIT_S, cache_dir=tmp_path / "cache", token=ALICE)
+    with Client.connect(addresses, config) as client:
+        monkeypatch.setattr("socket.getaddrinfo", None)
+        ask(client.utterance(), files.oracle, random_queries(files.oracle, 7, 50))
+    assert asked == ["LM", "LM"]
+
+
+@pytest.mark.parametrize("addresses", [["10.0.0.1"], ["127.0.0.1", "10.0.0.1"], []])
+def test_a_token_is_not_sent_to_a_name_that_may_be_another_machine(
+    monkeypatch, tmp_path, addresses
+) -> None:
+    """Any address of another machine is one too many, and so is a name that nobody knows."""
+    resolver(monkeypatch, localhost=addresses)
+    config = ClientConfig(deadline_s=WAIT_S, cache_dir=tmp_path, token=ALICE)
+    with pytest.raises(ConfigError, match="another machine"):
+        Client.connect(["localhost:1"], config)

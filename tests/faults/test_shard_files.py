@@ -15,8 +15,8 @@ import pytest
 
 from dlm.errors import ShardFormatError
 from dlm.index import layout
-from dlm.index.local import LocalModel
-from dlm.index.verify import verify
+from dlm.index.check.verify import verify
+from dlm.index.search.local import LocalModel
 from dlm.ngram.backoff import DictModel
 from models import build, queries, random_model, seal, tampered
 
@@ -40,8 +40,7 @@ def refused(folder: Path) -> None:
         LocalModel.open(folder)
     report = verify(folder)
     assert report.violations
-    with pytest.raises(ShardFormatError):
-        report.require_ok()
+    assert not report.ok
 
 
 def buffer_edges(path: Path) -> list[int]:

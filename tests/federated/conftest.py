@@ -22,6 +22,6 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def quick_compiling() -> Iterator[None]:
     """For modules whose tests compile much and compute little."""
-    pytest.importorskip("jax", reason="pip install dlm[train]")
+    pytest.importorskip("jax", reason="pip install -e '.[train]'")
     with quickly():
         yield

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("dp_accounting", reason="needs the packages of dlm[train]")
+pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

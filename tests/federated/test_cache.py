@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("jax", reason="needs the packages of dlm[train]")
+pytest.importorskip("jax", reason="pip install -e '.[train]'")
 
 from dlm.federated.noise.cache import cached, folder
+from dlm.files import SUFFIX
 
 SETTINGS = {"mechanism": "blt", "rounds": 10, "gap": 3}
 
@@ -47,7 +48,7 @@ def test_what_was_found_is_found_again_to_the_bit(place: Path) -> None:
     cached({**SETTINGS, "gap": 4}, 1, make)
     cached(SETTINGS, 2, make)
     assert make.calls == 3
-    assert not list(place.glob("*.part"))
+    assert not list(place.glob(f".*{SUFFIX}"))
 
 
 def test_the_file_says_what_was_asked_and_the_loss_reached(place: Path) -> None:

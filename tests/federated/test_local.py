@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax", reason="pip install dlm[train]")
-pytest.importorskip("optax", reason="pip install dlm[train]")
+jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
+pytest.importorskip("optax", reason="pip install -e '.[train]'")
 jnp = jax.numpy
 
 from dlm.errors import ConfigError  # noqa: E402
-from dlm.federated import plain, rnn  # noqa: E402
+from dlm.federated import rnn  # noqa: E402
 from dlm.federated.engine import LocalEngine, RoundSums  # noqa: E402
 from dlm.federated.local import LocalConfig, UserWork, user_update, work_of  # noqa: E402
 from dlm.federated.rnn import RnnConfig  # noqa: E402
+from federated import oracle  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
@@ -95,7 +96,7 @@ def one_update(
 
 def norm(tree: Any) -> float:
     """L2 norm in float64."""
-    return plain.norm_of(tree)
+    return oracle.norm_of(tree)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -106,7 +107,7 @@ def test_a_cohorts_sum_is_that_of_plain_loops(name: str) -> None:
     assert len({len(user.batches) for user in users}) > 1 or config.algorithm == "fedsgd"
     for bound in (0.3, 1e6):
         fast = sums(config, users, bound)
-        slow = plain.round_sum(params(), users, bound, model=MODEL, config=config)
+        slow = oracle.round_sum(params(), users, bound, model=MODEL, config=config)
         assert norm(slow) > 0.1
         for a, b in zip(*map(jax.tree.leaves, (fast.update, slow)), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-5 * max(1.0, norm(slow)))
@@ -120,7 +121,7 @@ def test_the_plain_form_can_tell_clipping_after_each_batch_from_clipping_once() 
     """Otherwise the comparison above would be of one thing twice."""
     users = cohort(BASE)
     results = [
-        plain.round_sum(params(), users, 0.3, model=MODEL, config=config)
+        oracle.round_sum(params(), users, 0.3, model=MODEL, config=config)
         for config in (BASE, dataclasses.replace(BASE, clip_after="batch"))
     ]
     difference = jax.tree.map(np.subtract, *results)
@@ -215,7 +216,7 @@ def test_fedsgd_takes_one_batch_and_one_gradient() -> None:
     assert len({work.batches.tobytes() for work in drawn}) > 1
     got = one_update(config, drawn[0].batches, 1e6)
     state = rnn.initial_state(MODEL, 3)
-    slope, _ = plain._gradient(MODEL)(params(), state, drawn[0].batches[0])
+    slope, _ = oracle._gradient(MODEL)(params(), state, drawn[0].batches[0])
     for a, b in zip(*map(jax.tree.leaves, (got.update, slope)), strict=True):
         np.testing.assert_allclose(a, -0.7 * b, rtol=1e-3, atol=1e-6)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-pytest.importorskip("jax", reason="needs the packages of dlm[train]")
+pytest.importorskip("jax", reason="pip install -e '.[train]'")
 
 import jax
 import jax.numpy as jnp

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-pytest.importorskip("jax", reason="needs the packages of dlm[train]")
+pytest.importorskip("jax", reason="pip install -e '.[train]'")
 
 from dlm.errors import ConfigError
 from dlm.federated.noise import participation

@@ -15,7 +15,7 @@ from dlm.errors import ConfigError, EstimationError, FormatError, PrivacyError
 from dlm.federated.counts_file import WordCounts
 from dlm.federated.provenance import Guarantee, Provenance
 
-pytest.importorskip("sentencepiece", reason="the training extra is not installed")
+pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
 
 from dlm.federated.pieces import (
     BEGIN,
@@ -244,7 +244,7 @@ def test_what_cannot_be_written_leaves_what_was_there(
         if (error := next(syncs)) is not None:
             raise error
 
-    monkeypatch.setattr("dlm.federated.pieces.os.fsync", fsync)
+    monkeypatch.setattr("dlm.files.os.fsync", fsync)
     with pytest.raises(OSError, match="No space"):
         inventory.save(tmp_path / "x.model")
     assert Inventory.load(tmp_path / "x.model").provenance == before.provenance

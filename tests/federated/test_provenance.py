@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from pathlib import Path
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 from dlm.errors import FormatError, PrivacyError
-from dlm.federated.counts_file import WordCounts, ranked, read_counts, sidecar, write_counts
+from dlm.federated.counts_file import WordCounts, ranked, read_counts, write_counts
 from dlm.federated.provenance import Guarantee, Provenance, merged
+from dlm.federated.recorded import sidecar
 
 GOOD = Provenance(
     Guarantee(3.46, 1e-10, 0.154),
@@ -106,6 +108,28 @@ def test_counts_come_back_with_their_record(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.counts, counts().counts, rtol=1e-8)
     assert found.provenance == GOOD
     assert found.probabilities().sum() == pytest.approx(1.0)
+
+
+def test_counts_that_cannot_be_written_leave_those_that_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full, before the counts or before their record."""
+    path = tmp_path / "c.tsv"
+    write_counts(path, counts())
+    for good in (0, 1):
+        syncs = iter([None] * good)
+
+        def fsync(handle: int, syncs: Any = syncs) -> None:
+            for _ in syncs:
+                return
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("dlm.files.os.fsync", fsync)
+        with pytest.raises(OSError, match="No space"):
+            write_counts(path, WordCounts(("other",), np.array([1.0]), RAW))
+        assert read_counts(path).words == counts().words
+        assert read_counts(path).provenance == GOOD
+        assert sorted(tmp_path.iterdir()) == [path, sidecar(path)]
 
 
 def test_counts_that_were_changed_or_whose_record_is_of_others_are_refused(tmp_path: Path) -> None:

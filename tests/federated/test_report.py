@@ -140,9 +140,7 @@ def test_a_report_of_nothing_or_of_unknown_stages_is_refused() -> None:
 @pytest.fixture
 def compose() -> Any:
     """Accounting, where what it needs is installed."""
-    return pytest.importorskip(
-        "dlm.federated.account.compose", reason="the training extra is not installed"
-    )
+    return pytest.importorskip("dlm.federated.account.compose", reason="pip install -e '.[train]'")
 
 
 def test_the_statement_is_what_accounting_finds(compose: Any) -> None:
@@ -219,7 +217,7 @@ def test_the_numbers_of_a_report_are_plain_json(compose: Any) -> None:
 def test_a_guarantee_without_its_stages_is_no_part_of_another() -> None:
     """It cannot be composed, and leaving it out would tell too small an epsilon; what is public
     has no stage and owes nobody anything."""
-    pytest.importorskip("dp_accounting", reason="the training extra is not installed")
+    pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 
     def made(*inherited: Provenance) -> Provenance:
         books = {"network": ledger()}
@@ -235,7 +233,7 @@ def test_a_guarantee_without_its_stages_is_no_part_of_another() -> None:
 
 def test_a_simulation_whose_stages_do_not_say_so_gives_no_guarantee_to_what_is_made_of_it() -> None:
     """Its figures would be composed as if nobody could take that noise off."""
-    pytest.importorskip("dp_accounting", reason="the training extra is not installed")
+    pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
     books = {"network": ledger()}
     seeded = build([NOISED], delta=1e-6, ledgers=books, simulated=True).provenance
     assert seeded.simulated is not None

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax", reason="pip install dlm[train]")
+jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 jnp = jax.numpy
 
 from dlm.errors import ConfigError  # noqa: E402

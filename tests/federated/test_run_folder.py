@@ -25,7 +25,7 @@ def rounds_of(folder: Path) -> list[int]:
 
 def test_rounds_that_were_told_and_are_in_no_checkpoint_stop_a_run(tmp_path: Path) -> None:
     """An older checkpoint was put back; in a simulation the same bits come again."""
-    pytest.importorskip("jax", reason="pip install dlm[train]")
+    pytest.importorskip("jax", reason="pip install -e '.[train]'")
     told(tmp_path, range(4))
     with pytest.raises(PrivacyError, match=r"tells of round 3 .* checkpoint is of 2 rounds"):
         keep_metrics(tmp_path, 2, simulation=False)
@@ -36,7 +36,7 @@ def test_rounds_that_were_told_and_are_in_no_checkpoint_stop_a_run(tmp_path: Pat
 
 def test_a_stop_while_metrics_were_written_stops_nothing(tmp_path: Path) -> None:
     """The last line is cut, or was not begun."""
-    pytest.importorskip("jax", reason="pip install dlm[train]")
+    pytest.importorskip("jax", reason="pip install -e '.[train]'")
     told(tmp_path, range(2), '{"round": 2, "clip')
     keep_metrics(tmp_path, 3, simulation=False)
     assert rounds_of(tmp_path) == [0, 1]

@@ -83,9 +83,7 @@ def test_the_inflated_norm_is_the_printed_formula() -> None:
 
 def test_accounting_has_the_same_formula() -> None:
     """It takes the padded size; the factor is what a stage's record holds."""
-    zcdp = pytest.importorskip(
-        "dlm.federated.account.zcdp", reason="the training extra is not installed"
-    )
+    zcdp = pytest.importorskip("dlm.federated.account.zcdp", reason="pip install -e '.[train]'")
     for size, clip, scale in ((1000, 2.0, 30.0), (4096, 1.0, 1e3)):
         found = Encoding(size, clip, scale, 10)
         told = zcdp.inflated_norm(clip, found.padded, scale, alpha=found.alpha)
@@ -247,7 +245,7 @@ def tree(count: int) -> dict[str, Any]:
 
 def test_secure_and_plain_aggregation_give_the_same_sum() -> None:
     """Of a stack, of a list of trees, and of parts added one after the other, bit for bit."""
-    jax = pytest.importorskip("jax", reason="the training extra is not installed")
+    jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
     stack = tree(8)
     each = [jax.tree.map(lambda leaf, i=i: leaf[i], stack) for i in range(8)]
     plain = PlainAggregator().sum(stack, KEY)
@@ -268,7 +266,7 @@ def test_secure_and_plain_aggregation_give_the_same_sum() -> None:
 
 def test_plain_aggregation_runs_inside_jit() -> None:
     """Since the fast round does."""
-    jax = pytest.importorskip("jax", reason="the training extra is not installed")
+    jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
     plain, stack = PlainAggregator(), tree(4)
 
     def total(updates: Any) -> Any:
@@ -282,7 +280,7 @@ def test_plain_aggregation_runs_inside_jit() -> None:
 
 def test_a_secure_round_refuses_what_would_break_its_bound() -> None:
     """More devices than the goal, another rotation in the middle, a wrong number of reports."""
-    jax = pytest.importorskip("jax", reason="the training extra is not installed")
+    jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
     secure, stack = SecureAggregator(1.0, 1e4, 5), tree(4)
     running = secure.add(secure.zero(jax.tree.map(lambda leaf: leaf[0], stack)), stack, KEY)
     with pytest.raises(PrivacyError, match="8 reports"):
@@ -299,7 +297,7 @@ def test_a_secure_round_refuses_what_would_break_its_bound() -> None:
 @pytest.mark.parametrize("bound", [0.01, 1.0, 30.0])
 def test_a_clip_norm_that_changes_is_inflated_by_the_same_factor(bound: float) -> None:
     """What was rounded for a large norm would make an update of a small one far longer."""
-    pytest.importorskip("jax", reason="the training extra is not installed")
+    pytest.importorskip("jax", reason="pip install -e '.[train]'")
     secure = SecureAggregator(1.0, 100.0, 4)
     update = np.full(500, bound / math.sqrt(500), np.float32)
     running = secure.add(secure.zero(update, bound), update[None], KEY)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("jax", reason="pip install dlm[train]")
-pytest.importorskip("optax", reason="pip install dlm[train]")
+pytest.importorskip("jax", reason="pip install -e '.[train]'")
+pytest.importorskip("optax", reason="pip install -e '.[train]'")
 
 from dlm.errors import ConfigError, PrivacyError
 from dlm.federated.sampling import Diurnal

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("jax", reason="needs the packages of dlm[train]")
+pytest.importorskip("jax", reason="pip install -e '.[train]'")
 
 from benchmarks.privacy_tables import BEGIN, END, blt_table_4, dpf_tables, gdp_tables
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax", reason="pip install dlm[train]")
-pytest.importorskip("optax", reason="pip install dlm[train]")
+jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
+pytest.importorskip("optax", reason="pip install -e '.[train]'")
 
 from dlm.errors import ConfigError, FormatError, PrivacyError  # noqa: E402
 from dlm.federated import checkpoint, counts_file, train  # noqa: E402
@@ -22,6 +22,7 @@ from dlm.federated.account.compose import StageRecord  # noqa: E402
 from dlm.federated.engine import LocalEngine  # noqa: E402
 from dlm.federated.noise.blt import Blt, BltParameters  # noqa: E402
 from dlm.federated.provenance import Guarantee, Provenance  # noqa: E402
+from dlm.federated.recorded import sidecar  # noqa: E402
 from dlm.federated.settings import Settings  # noqa: E402
 from dlm.federated.train import CHECKPOINT, METRICS, Training  # noqa: E402
 from dlm.federated.unigrams import read_whitelist  # noqa: E402
@@ -405,7 +406,7 @@ def test_a_vocabulary_of_users_words_costs_what_counting_them_cost(
     records = {"raw": Provenance.none("counted without noise"), "noised": noised, "public": None}
     for name, record in records.items():
         if record is None:
-            counts_file.sidecar(file).unlink()
+            sidecar(file).unlink()
             file.write_text("\n".join(WORDS) + "\n")
         else:
             words = counts_file.WordCounts(tuple(WORDS), np.arange(5.0, 0.0, -1), record)
@@ -436,8 +437,8 @@ def test_wordpieces_of_noised_counts_are_composed_and_stay_the_same(
     folder: Path, users: UserDataset, tmp_path: Path
 ) -> None:
     """Others are refused, even where they have the record of these and cut this text alike."""
-    pieces = pytest.importorskip("dlm.federated.pieces", reason="pip install dlm[train]")
-    pytest.importorskip("sentencepiece", reason="pip install dlm[train]")
+    pieces = pytest.importorskip("dlm.federated.pieces", reason="pip install -e '.[train]'")
+    pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
     stage = StageRecord("unigrams", "gaussian", 2.0, 4, sampling="timer")
     noised = Provenance(Guarantee(1.0, 1e-6, stage.rho), stages=(stage.to_json(),))
     text = FILE.replace("words.txt", "some.model").replace("seed = 3", "stop_after = 1")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dlm.index.build import build_shard_set
-from dlm.index.decode import export_arpa
+from dlm.index.check.decode import export_arpa
 from dlm.index.ngrams import NgramTables, read_raw, sorted_tables
 from dlm.ngram.arpa import ArpaReader
 

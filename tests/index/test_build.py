@@ -12,12 +12,12 @@ import pytest
 
 from dlm.errors import ArpaError, ConfigError
 from dlm.index.build import build_shard_set
+from dlm.index.build.stages import GRAM_BYTES, NODE_BYTES
 from dlm.index.layout import read_manifest
-from dlm.index.local import LocalModel
-from dlm.index.plain import GRAM_BYTES, NODE_BYTES
+from dlm.index.search.local import LocalModel
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.partition import SLOTS, imbalance
-from models import BASE, HAND_MADE, PlainModel, build, random_model
+from models import HAND_MADE, MISSING_PREFIX, PlainModel, build, random_model
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -196,18 +196,6 @@ def test_an_order_that_no_state_length_can_say_is_refused(tmp_path: Path) -> Non
         build(random_model(1, order=16, per_order=2), tmp_path)
 
 
-MISSING_PREFIX = PlainModel(
-    4,
-    {
-        **{(k,): v for k, v in BASE.items()},
-        ("a", "b"): (-0.5, -0.125),
-        ("b", "c"): (-0.625, -0.25),
-        ("a", "b", "c", "d"): (-0.1875, None),
-        ("d", "c", "b"): (-0.21875, None),
-    },
-)
-
-
 def test_a_missing_prefix_is_refused_with_advice(tmp_path: Path) -> None:
     """As KenLM does; the message says what repairs it."""
     with pytest.raises(ArpaError, match="--repair") as caught:
@@ -250,6 +238,15 @@ def test_repair_adds_prefixes_and_changes_no_score(tmp_path: Path) -> None:
                     score(plain, set(), set(), 4, (a, b, c), w).log10_prob for w in range(size)
                 ]
                 assert found.tolist() == wanted
+
+
+def test_what_a_killed_repair_left_goes_with_the_next_build(tmp_path: Path) -> None:
+    """Of the same folder, whether it repairs or not."""
+    left = tmp_path / ".set.building.repaired.1-0123abcd.partial"
+    left.mkdir()
+    (left / "model.arpa.zst").write_bytes(b"half of it")
+    build(random_model(1), tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.arpa", "set"]
 
 
 def test_repair_refuses_a_prefix_of_probability_above_one(tmp_path: Path) -> None:

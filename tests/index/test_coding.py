@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from dlm.errors import ConfigError
 from dlm.index import coding
 from dlm.index.build import build_shard_set
-from dlm.index.coding import coding_of, coding_of_set, quantise, quantised
-from dlm.index.decode import ShardSet, decode_tables
-from dlm.index.ngrams import NgramTables, read_tables
+from dlm.index.check.decode import decode_tables
+from dlm.index.coding import coding_of, coding_of_set
+from dlm.index.ngrams import NgramTables
+from dlm.index.search.shard import ShardSet
+from index.oracle import quantise, quantised, read_tables
 from models import random_model
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from dlm.errors import ShardFormatError
 from dlm.index.build import build_shard_set
-from dlm.index.decode import DecodedModel, decode, export_arpa
+from dlm.index.check.decode import DecodedModel, decode, export_arpa
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.backoff import DictModel
 from models import HAND_MADE, PlainModel, build, changed, random_model

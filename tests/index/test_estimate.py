@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import tracemalloc
 from importlib.resources import as_file, files
 from pathlib import Path
 
 import pytest
 
+from cluster import ProcessServer
+from dlm.cli.inspect import PROCESS_MIB
 from dlm.index.build import build_shard_set
-from dlm.index.estimate import estimate_bytes, measure
+from dlm.index.estimate import estimate_sizes, measure
+from dlm.index.search.local import LocalModel
+from dlm.ngram.vocab import Vocabulary
 
 
 @pytest.mark.parametrize(
@@ -20,7 +26,38 @@ def test_an_estimate_is_within_a_tenth_of_the_set(
 ) -> None:
     """On the real model that comes with the package."""
     with as_file(files("dlm") / "data" / "books20k.arpa.zst") as arpa:
-        expected = estimate_bytes(measure(arpa), shards, encoding, bits)
+        expected = estimate_sizes(measure(arpa), shards, encoding, bits)
         manifest = build_shard_set(arpa, tmp_path / "set", shards, encoding=encoding, bits=bits)
     found = sum(entry.bytes for entry in manifest.files) + len(manifest.text)
-    assert abs(expected / found - 1) < 0.1, (expected, found)
+    assert abs(expected.disk / found - 1) < 0.1, (expected, found)
+    for kind, bytes_ in (("vocabulary", expected.vocabulary), ("low_orders", expected.low_orders)):
+        assert abs(bytes_ / manifest.file(kind).bytes - 1) < 0.15, kind
+    trees = [entry.bytes for entry in manifest.files if entry.kind == "shard"]
+    assert abs(expected.shard * shards / sum(trees) - 1) < 0.15
+
+
+def test_an_estimate_of_memory_is_that_of_a_real_server_and_of_a_clients_words(
+    tmp_path: Path,
+) -> None:
+    """A warm server's resident memory is below what is told, and above half of it; a client's words
+    take what is told, within a fifth."""
+    with as_file(files("dlm") / "data" / "books20k.arpa.zst") as arpa:
+        expected = estimate_sizes(measure(arpa), 2, "exact")
+        build_shard_set(arpa, tmp_path / "set", 2)
+    server = ProcessServer(tmp_path / "set", 0, preload=True)
+    try:
+        server.ready()
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+        resident = 1024 * int(re.search(r"VmRSS:\s+(\d+) kB", status)[1])  # type: ignore[index]
+    finally:
+        server.end()
+    told = expected.server + PROCESS_MIB * (1 << 20)
+    assert told / 2 < resident < told, (resident, told)
+    words = list(LocalModel.open(tmp_path / "set").vocabulary.words)
+    tracemalloc.start()
+    vocabulary = Vocabulary([bytes(bytearray(word)) for word in words], unk_in_model=True)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(vocabulary) == expected.words[1]
+    of_words = expected.client - expected.vocabulary - expected.low_orders
+    assert abs(of_words / held - 1) < 0.2, (of_words, held)

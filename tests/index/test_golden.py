@@ -11,9 +11,9 @@ import pytest
 
 from dlm.index import layout
 from dlm.index.build import build_shard_set
-from dlm.index.local import LocalModel
+from dlm.index.check.verify import verify
 from dlm.index.packed import kernels, low, tree
-from dlm.index.verify import verify
+from dlm.index.search.local import LocalModel
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.partition import hash_pairs, slots_of
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlm.index.build import build_shard_set
-from dlm.index.decode import export_arpa
-from dlm.index.local import LocalModel
+from dlm.index.check.decode import export_arpa
+from dlm.index.search.local import LocalModel
 from dlm.ngram.backoff import DictModel
 from models import HAND_MADE, PlainModel, assert_equals_oracle, build, queries, random_model
 

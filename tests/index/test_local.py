@@ -11,9 +11,9 @@ import pytest
 
 from dlm.errors import QueryError
 from dlm.index.build import build_shard_set
-from dlm.index.local import LocalModel
 from dlm.index.packed.low import STORED
-from dlm.index.shard import Shard, check_groups, run_kernel
+from dlm.index.search.local import LocalModel
+from dlm.index.search.shard import Shard, run_kernel
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
@@ -205,19 +205,24 @@ def test_a_shard_refuses_groups_that_do_not_fit(folder: Path) -> None:
             np.array(words, np.uint32),
         )
 
-    shard.check(groups([2, 4], [1, 2, 1, 2, 3, 4], [1, 2], [5, 6, 7]))
-    for bad in (
-        groups([1], [1], [1], [5]),
-        groups([5], [1, 2, 3, 4, 5], [1], [5]),
-        groups([2], [1, 99], [1], [5]),
-        groups([2], [1, 2], [1], [99]),
-        groups([2], [1, 2, 3], [1], [5]),
-        groups([2], [1, 2], [2], [5]),
-        groups([2], [1, 2], [1, 1], [5, 5]),
-        groups([2], [1, 2], [0xFFFFFFFF], [5]),
+    for answers in (
+        lambda asked: run_kernel(shard.view, shard.order, asked),
+        LocalModel.open(folder / "set").score_groups,
     ):
-        with pytest.raises(QueryError):
-            shard.check(bad)
+        answers(groups([2, 4], [1, 2, 1, 2, 3, 4], [1, 2], [5, 6, 7]))
+        for bad in (
+            groups([5], [1, 2, 3, 4, 5], [1], [5]),
+            groups([2], [1, 99], [1], [5]),
+            groups([2], [1, 2], [1], [99]),
+            groups([2], [1, 2, 3], [1], [5]),
+            groups([2], [1, 2], [2], [5]),
+            groups([2], [1, 2], [1, 1], [5, 5]),
+            groups([2], [1, 2], [0xFFFFFFFF], [5]),
+        ):
+            with pytest.raises(QueryError):
+                answers(bad)
     wrong = groups([2], [1, 2], [1], [5])
-    with pytest.raises(QueryError):
-        check_groups(dataclasses.replace(wrong, words=wrong.words.astype(np.int64)))
+    with pytest.raises(QueryError, match="int64"):
+        LocalModel.open(folder / "set").score_groups(
+            dataclasses.replace(wrong, words=wrong.words.astype(np.int64))
+        )

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from dlm.index import layout
-from dlm.index.local import LocalModel
 from dlm.index.residence import MAPPED, Residence
+from dlm.index.search.local import LocalModel
 from dlm.ngram.backoff import DictModel
+from index.oracle import write_columns
 from models import assert_equals_oracle, build, queries, random_model
 
 HELD = {
@@ -54,7 +55,7 @@ def test_a_preloaded_file_is_mapped_whole_before_it_is_read(tmp_path: Path) -> N
         name: np.zeros(1 << 20 if name == "list" else 0, dtypes[0])
         for name, dtypes in layout.LOW_ORDER_COLUMNS.items()
     }
-    size, digest = layout.write_columns(path, "low_orders", arrays)
+    size, digest = write_columns(path, "low_orders", arrays)
     entry = layout.FileEntry("low_orders", None, path.name, size, digest, 0, 0, 0)
     held = {}
     for preload in (False, True):
@@ -73,7 +74,7 @@ def test_memory_that_cannot_be_locked_is_told_with_its_limit(tmp_path: Path) -> 
     code = (
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))\n"
-        "from dlm.index.local import LocalModel\n"
+        "from dlm.index.search.local import LocalModel\n"
         "from dlm.index.residence import Residence\n"
         "LocalModel.open(sys.argv[1], residence=Residence(lock=True))\n"
     )

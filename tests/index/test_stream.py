@@ -1,4 +1,4 @@
-"""The streaming builder gives the bytes of the plain form, however little memory it has."""
+"""The builder gives the bytes of the one with everything in memory, however little it has."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import pytest
 
 from dlm.errors import ArpaError, ConfigError
 from dlm.index import build
-from dlm.index.layout import COLUMNS, Manifest, write_columns
-from dlm.index.packed.columns import pack_fields, pack_offsets
-from dlm.index.stream.budget import Budget, available_bytes, parse_size
-from dlm.index.stream.files import write_parts
-from dlm.index.stream.pack import BitStream, stream_offsets
-from dlm.index.stream.spool import Spool
-from dlm.index.stream.values import Book, Distinct, Histogram
-from models import HAND_MADE, PlainModel, random_model
+from dlm.index.build.budget import Budget
+from dlm.index.build.files import write_parts
+from dlm.index.build.pack import BitStream, stream_offsets
+from dlm.index.build.spool import Spool
+from dlm.index.build.values import Book, Distinct, Histogram
+from dlm.index.layout import COLUMNS, Manifest
+from dlm.index.packed.columns import pack_fields
+from dlm.resources import available_bytes, parse_size
+from index.oracle import build_whole, pack_offsets, quantise, write_columns
+from models import HAND_MADE, MISSING_PREFIX, PlainModel, random_model
 
 MIB = 1 << 20
 # Blocks of five rows, runs of seven, and three of them merged at once.
@@ -40,9 +42,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def check(path: Path, folder: Path, shards: int, encoding: str, bits: int | None) -> Manifest:
     """Builds both ways, and compares."""
-    plain = build.build_shard_set(
-        path, folder / "plain", shards, encoding=encoding, bits=bits, whole=True
-    )
+    plain = build_whole(path, folder / "plain", shards, encoding=encoding, bits=bits)
     streamed = build.build_shard_set(path, folder / "stream", shards, encoding=encoding, bits=bits)
     assert contents(folder / "stream") == contents(folder / "plain")
     assert streamed.text == plain.text
@@ -83,10 +83,40 @@ def test_the_bytes_are_the_same_when_everything_spills(
 def test_the_place_of_the_spill_does_not_matter(tmp_path: Path) -> None:
     """Another folder for it, which is empty afterwards."""
     path = random_model(3, per_order=200).write(tmp_path / "m.arpa")
-    build.build_shard_set(path, tmp_path / "plain", 2, whole=True)
+    build_whole(path, tmp_path / "plain", 2)
     build.build_shard_set(path, tmp_path / "stream", 2, spill=tmp_path / "spill")
     assert contents(tmp_path / "stream") == contents(tmp_path / "plain")
     assert list((tmp_path / "spill").iterdir()) == []
+
+
+REPAIRED = {
+    **HAND_MADE,
+    "missing_prefixes": MISSING_PREFIX,
+    "random": random_model(4, order=4, per_order=150),
+    "random_without_unk": random_model(7, order=5, per_order=120, unk=False),
+}
+
+
+@pytest.mark.parametrize("spills", [False, True])
+@pytest.mark.parametrize("name", REPAIRED)
+def test_a_repaired_model_gives_the_bytes_of_the_plain_form(
+    name: str, spills: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Source, checksum and comments are those of the file that lacked the prefixes."""
+    if spills:
+        monkeypatch.setattr(Budget, "of", classmethod(lambda *_: TINY))
+    path = tmp_path / "m.arpa"
+    path.write_text("# by hand\n" + REPAIRED[name].arpa())
+    for i, (encoding, bits) in enumerate(CODINGS[:2]):
+        options = {"encoding": encoding, "bits": bits, "repair": True}
+        build_whole(path, tmp_path / f"plain {i}", 2, **options)
+        found = build.build_shard_set(path, tmp_path / f"set {i}", 2, **options)
+        build.build_shard_set(path, tmp_path / f"far {i}", 2, spill=tmp_path / "spill", **options)
+        assert contents(tmp_path / f"set {i}") == contents(tmp_path / f"plain {i}")
+        assert contents(tmp_path / f"far {i}") == contents(tmp_path / f"plain {i}")
+        assert found.provenance["repaired"] and found.provenance["comments"] == ["by hand"]
+        assert list((tmp_path / "spill").iterdir()) == []
+    assert len(list(tmp_path.iterdir())) == 8
 
 
 @pytest.mark.slow
@@ -121,10 +151,12 @@ def broken(model: PlainModel, change: str) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("change", ["twice", "missing"])
+@pytest.mark.parametrize(
+    ("change", "repair"), [("twice", False), ("twice", True), ("missing", False)]
+)
 @pytest.mark.parametrize("spills", [False, True])
 def test_the_error_is_that_of_the_plain_form(
-    change: str, spills: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: str, spills: bool, repair: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Message, order, line and byte: the first in the file."""
     if spills:
@@ -132,9 +164,9 @@ def test_the_error_is_that_of_the_plain_form(
     path = tmp_path / "m.arpa"
     path.write_text(broken(random_model(1, per_order=200), change))
     with pytest.raises(ArpaError) as plain:
-        build.build_shard_set(path, tmp_path / "set", 2, whole=True)
+        build_whole(path, tmp_path / "plain", 2, repair=repair)
     with pytest.raises(ArpaError) as streamed:
-        build.build_shard_set(path, tmp_path / "set", 2)
+        build.build_shard_set(path, tmp_path / "set", 2, repair=repair)
     assert str(streamed.value) == str(plain.value)
     assert streamed.value.line == plain.value.line is not None
     assert [p.name for p in tmp_path.iterdir()] == ["m.arpa"]
@@ -180,7 +212,8 @@ def test_a_file_in_parts_is_the_file_as_a_whole(tmp_path: Path) -> None:
         spool = Spool(tmp_path / name, dtypes[0])
         for array in arrays:
             spool.append(array)
-        parts[name] = [spool.finish()] if i % 2 else list(arrays)
+        finished = spool.finish()
+        parts[name] = [finished] if i % 2 else list(arrays)
     whole = {
         name: np.concatenate(
             [
@@ -198,8 +231,6 @@ def test_a_file_in_parts_is_the_file_as_a_whole(tmp_path: Path) -> None:
 
 def test_counted_values_are_quantised_like_values() -> None:
     """`coding.quantise` over all of them is the oracle; 0 and -inf keep codes of their own."""
-    from dlm.index.coding import quantise
-
     rng = np.random.default_rng(3)
     values = rng.normal(size=5000).round(2).astype(np.float32)
     values[rng.integers(0, 5000, 300)] = 0

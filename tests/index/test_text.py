@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlm.index.local import LocalModel
-from dlm.index.text.kernels import TOKENS
-from dlm.index.text.score import _one_by_one, score_text
+from dlm.index.search.local import LocalModel
+from dlm.index.search.text.kernels import TOKENS
+from dlm.index.search.text.score import _one_by_one, score_lines
 from dlm.ngram.backoff import DictModel
 from models import HAND_MADE, PlainModel, assert_equals_oracle, build, random_model
 
@@ -47,7 +47,8 @@ def test_text_scores_as_each_word_alone(name: str, encoding: str, tmp_path: Path
         (5 * TOKENS, marks, marks) for marks in (True, False)
     ]:
         text = text_of(MODELS[name], tokens) if tokens else b""
-        answers, begin, totals = score_text(local, text, bos=bos, eos=eos)
+        lines = score_lines(local, text, bos=bos, eos=eos)
+        answers, begin, totals = lines.answers, lines.begin, lines.totals
         words: list[int] = []
         reach: list[int] = []
         sums: list[float] = []

@@ -17,9 +17,9 @@ import pytest
 
 from dlm.errors import ArpaError, ShardFormatError
 from dlm.index import layout
-from dlm.index.local import LocalModel
+from dlm.index.check.verify import Report, verify
 from dlm.index.packed.low import BLANK, STATE_LENGTH, STORED, ids_of, key_bits_of, keys_of
-from dlm.index.verify import Report, verify
+from dlm.index.search.local import LocalModel
 from models import (
     HAND_MADE,
     Change,
@@ -56,7 +56,6 @@ def test_what_the_builder_makes_passes(name: str, shards: int, tmp_path: Path) -
     assert report.warnings == []
     assert report.ok
     assert len(lines) == 5
-    report.require_ok()
 
 
 # ------------------------------------------------------------ violations planted in the n-grams
@@ -377,8 +376,6 @@ def test_a_planted_violation_is_told_by_its_rule(planted: str, good: Path, tmp_p
     report = verify(changed(good, tmp_path / "bad", change))
     assert rule in rules(report), [str(v) for v in report.violations]
     assert not report.ok
-    with pytest.raises(ShardFormatError, match=rf"\[{rule}\]"):
-        report.require_ok()
 
 
 @pytest.mark.parametrize(

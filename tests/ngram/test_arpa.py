@@ -598,8 +598,7 @@ def test_memory_does_not_grow_with_an_endless_line(tmp_path: Path) -> None:
         file.write(TINY[: TINY.index(b"-0.5\ta b")])
         for _ in range(64):
             file.write(bytes(4 << 20))
-    reader = ArpaReader(path)
-    with pytest.raises(ArpaError, match="longer than"):
+    with ArpaReader(path) as reader, pytest.raises(ArpaError, match="longer than"):
         read_all(reader)
     assert reader._text_bytes < 32 << 20
 

@@ -13,7 +13,7 @@ import pytest
 
 from dlm.errors import ArpaError
 from dlm.index.build import build_shard_set
-from dlm.index.stream.journal import describe_input
+from dlm.index.build.journal import describe_input
 from dlm.ngram.arpa import PARTS_INDEX, ArpaReader, parts_index
 
 COMMENTS = ["provenance: {}", "two\nlines"]

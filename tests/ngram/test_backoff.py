@@ -151,7 +151,7 @@ def test_a_dictionary_without_its_prefixes_is_refused(tmp_path: Path) -> None:
 def walk_beside_kenlm(model: PlainModel, folder: Path, seed: int) -> None:
     """Walks both models word by word and compares every score, length and state."""
     kenlm: Any = pytest.importorskip(
-        "kenlm", reason="KenLM is not installed; pip install 'dlm[peers]' compiles it"
+        "kenlm", reason="KenLM is not installed; pip install -e '.[peers]' compiles it"
     )
     oracle = oracle_of(model.padded(), folder)
     peer = kenlm.LanguageModel(str(folder / "model.arpa"))

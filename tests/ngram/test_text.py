@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from numba import njit
 from numpy.typing import NDArray
 
 from dlm.ngram._arpa_rows import float32_of
@@ -21,6 +22,12 @@ EDGES = np.array(
      np.inf, -np.inf, 3.4028235e38, 1.1754944e-38, 1e-45, -1e-45, 9.999999e-7, 33554434],
     np.float32,
 )  # fmt: skip
+
+
+@njit
+def compiled_digits(bits):  # type: ignore[no-untyped-def]
+    """`shortest_digits` of one number."""
+    return kernels.shortest_digits(bits)
 
 
 def texts(numbers: NDArray[np.float32]) -> list[str]:
@@ -110,7 +117,7 @@ def test_the_kernel_is_what_its_python_says() -> None:
     bits = rng.integers(1, 0x7F800000, 300, dtype=np.uint64).astype(np.uint32)
     with np.errstate(over="ignore"):
         for bit in bits:
-            digits, tens = kernels.shortest_digits(bit)
+            digits, tens = compiled_digits(bit)
             assert np.float32(f"{int(digits)}e{int(tens)}").view(np.uint32) == bit
 
 
@@ -142,3 +149,49 @@ def test_rows_are_written_as_far_as_there_is_room(python: bool, room: int) -> No
         pieces.append(text[:end].tobytes())
     assert b"".join(pieces) == b"".join(want)
     assert len(pieces) > 1 or room == 4096
+
+
+def fixed(numbers: NDArray[np.float64]) -> list[str]:
+    """What the kernel writes of each, in a room of just so many bytes."""
+    out = []
+    for number in numbers:
+        text = np.zeros(kernels.FIXED_BYTES, np.uint8)
+        end = int(kernels.put_fixed(text, 0, number))
+        assert not text[end:].any()
+        out.append(text[:end].tobytes().decode())
+    return out
+
+
+def test_six_decimals_are_those_of_python() -> None:
+    """Rounded from the exact value, halves to even, at every size; -0 keeps its sign."""
+    rng = np.random.default_rng(5)
+    sums = rng.normal(0, 1, (4000, 8)).astype(np.float32).astype(np.float64).sum(axis=1)
+    any_size = rng.normal(0, 1, 4000) * 10.0 ** rng.integers(-30, 15, 4000)
+    # Halves of the last decimal that binary can hold, and their neighbours.
+    halves = np.arange(-2000, 2000) * 5**6 / 2.0**7 * 0.5**6 / 5**6 + rng.integers(0, 9, 4000)
+    halves = np.concatenate([halves, np.arange(1, 4000, 2) / 2.0**7])
+    edges = [0.0, -0.0, 1.0, 0.9999995, 0.99999949999, 9.9999995, -57.21295, 2.0**53 - 1, 5e-324,
+             0.5e-6, 1.5e-6, 2.5e-6, 0.00048749999, 1e-7, 123456789.5]  # fmt: skip
+    near = (rng.integers(0, 500, 4000) + 0.5) * 1e-6
+    numbers = np.concatenate(
+        [
+            near,
+            np.nextafter(near, 0),
+            np.nextafter(near, 1),
+            sums,
+            any_size,
+            halves,
+            np.nextafter(halves, 1e9),
+            edges,
+        ]
+    )
+    numbers = numbers[np.abs(numbers) < kernels.FIXED_LIMIT]
+    assert fixed(numbers) == [f"{x:.6f}" for x in numbers.tolist()]
+
+
+def test_counts_are_whole_numbers() -> None:
+    """From no digit too many to the largest."""
+    for number in [0, 9, 10, 99, 100, 2**31, 10**18, 2**63 - 1, *(10**k - 1 for k in range(1, 19))]:
+        text = np.zeros(kernels.COUNT_BYTES, np.uint8)
+        end = int(kernels.put_count(text, 0, number))
+        assert text[:end].tobytes().decode() == str(number)

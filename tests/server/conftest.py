@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from dlm.index.build import build_shard_set
-from dlm.index.shard import Shard
+from dlm.index.search.shard import Shard
 from dlm.ngram.backoff import DictModel
 from models import random_model
 from server.running import WAIT_S, Caller, GatedShard, Questions, ServerProcess, ThreadServer

@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import json
 import os
+import resource
 import select
 import subprocess
 import sys
@@ -58,7 +59,8 @@ class ServerProcess:
     """A shard server in processes of its own; `ready` holds what it said, once `wait_ready` ran.
 
     Args
-        directory  of a shard set, or a list of them
+        directory   of a shard set, or a list of them
+        open_files  its limit of open files: soft and hard, or both in one
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class ServerProcess:
         index: int,
         *,
         ready_file: Path | None = None,
+        open_files: int | tuple[int, int] | None = None,
         **config: Any,
     ) -> None:
         directories = directory if isinstance(directory, list) else [directory]
@@ -83,6 +86,9 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+        if open_files is not None:  # long before it opens or raises anything
+            both = open_files if isinstance(open_files, tuple) else (open_files, open_files)
+            resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, both)
         self.ready: dict[str, Any] = {}
         self.errors = ""
         # Read all along, so that a child that logs much never waits for its parent.

@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dlm.errors import ConfigError, ShardFormatError
-from dlm.index.shard import Shard
+from dlm.index.search.shard import Shard
 from dlm.server.app import ShardServer, open_shard, serve, warm_up_messages
 from dlm.server.config import ServerConfig
 from dlm.server.health import Event
@@ -134,7 +134,7 @@ def test_sigterm_drains_while_messages_are_in_flight(sharded, start):
 
 def test_draining_server_finishes_what_it_has_and_refuses_the_rest(sharded, gated):
     """Health says NOT_SERVING, the one in flight is answered, a new one is refused as DRAINING."""
-    shard, server, caller = gated(inline_queries=0, drain_s=WAIT_S)
+    shard, server, caller = gated(inline_queries=0, linger_s=0.0, drain_s=WAIT_S)
     asked = sharded.questions.ask(np.random.default_rng(2), 0)
     health = health_pb2_grpc.HealthStub(caller.channel)
     watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
@@ -157,7 +157,7 @@ def test_draining_server_finishes_what_it_has_and_refuses_the_rest(sharded, gate
 def test_what_does_not_finish_is_cut_off_with_status_1(sharded, gated, how):
     """By a second signal at once, or when drain_s is over; the caller learns it."""
     drain_s = 0.0 if how == "drain_s" else 3600.0
-    shard, server, caller = gated(inline_queries=0, drain_s=drain_s)
+    shard, server, caller = gated(inline_queries=0, linger_s=0.0, drain_s=drain_s)
     asked = sharded.questions.ask(np.random.default_rng(3), 0)
     forget(shard.entered)
     shard.gate.clear()
@@ -241,7 +241,7 @@ def test_shard_beyond_the_set_is_refused(sharded):
 
 def test_warm_up_meets_the_kernels_with_the_arrays_of_traffic(sharded):
     """No signature is compiled after the warm-up: the first client waits for no compiler."""
-    from dlm.index import kernels as search
+    from dlm.index.search import kernels as search
     from dlm.server import kernels as checks
 
     shard = Shard.open(sharded.directory, 0)

@@ -79,6 +79,7 @@ def test_half_of_tls_is_refused(settings, missing):
         ("client_in_flight", (0, 65_537)),
         ("client_downloads", (0, 1025)),
         ("max_calls", (63, (1 << 20) + 1)),
+        ("linger_s", (-0.1, 3601.0, float("nan"))),
         ("drain_s", (-0.1, 3601.0, float("nan"))),
         ("host", ("",)),
     ],

@@ -105,9 +105,44 @@ def test_a_message_that_waited_longer_than_it_is_worth_is_not_worked_on(sharded,
     stream.end()
 
 
+def test_a_server_that_drains_answers_what_comes_until_its_clients_have_moved(
+    sharded, gated
+) -> None:
+    """Heartbeats say DRAINING first; it ends as soon as the stream does, not after linger_s."""
+    _, server, caller = gated(linger_s=WAIT_S)
+    stream = Stream(caller)
+    rng = np.random.default_rng(4)
+    stream.put(sharded.questions.ask(rng, 0).data, 1)
+    stream.take()
+    server.post(Event.STOP)
+    until(lambda: server.server.service.state is State.DRAINING)
+    for number in range(2, 20):
+        asked = sharded.questions.ask(rng, 0, 1500 if number == 5 else 20)
+        stream.put(asked.data, number)
+        sharded.questions.verify(0, asked, stream.take()[1])
+        assert caller.beat().state == pb.SERVER_STATE_DRAINING
+    assert not server.status.done()
+    stream.end()
+    assert server.status.result(WAIT_S) == 0
+
+
+def test_a_server_that_drains_does_not_wait_for_clients_that_ask_nothing(
+    sharded, gated, monkeypatch
+) -> None:
+    """Their stream stays open for as long as they live."""
+    monkeypatch.setattr("dlm.server.app.QUIET_S", 0.05)
+    _, server, caller = gated(linger_s=3600.0)
+    stream = Stream(caller)
+    asked = sharded.questions.ask(np.random.default_rng(5), 0)
+    stream.put(asked.data, 1)
+    sharded.questions.verify(0, asked, stream.take()[1])
+    server.post(Event.STOP)
+    assert server.status.result(WAIT_S) == 0
+
+
 def test_a_server_that_goes_away_refuses_what_comes_and_ends_the_stream(sharded, gated) -> None:
     """A message in a thread holds the drain up; what comes meanwhile is told to ask another."""
-    shard, server, caller = gated()
+    shard, server, caller = gated(linger_s=0.0)
     stream = Stream(caller)
     rng = np.random.default_rng(3)
     large, small = sharded.questions.ask(rng, 0, 1500), sharded.questions.ask(rng, 0)
@@ -141,7 +176,7 @@ def test_a_client_that_reads_nothing_stops_counting_as_load(
         # As much as gRPC and the system hold for it, and more.
         for sequence in range(1, 400):
             stream.put(asked.data, sequence)
-        until(lambda: any(one.message in UNREAD for one in caplog.records))
+        until(lambda: any(getattr(one, "event", "") in UNREAD for one in caplog.records))
         until(lambda: metrics.in_flight == 0)
     other = Stream(caller)
     other.put(asked.data, 1)

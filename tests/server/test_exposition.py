@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import math
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
 
 from dlm.errors import ConfigError
-from dlm.index.shard import Shard
+from dlm.index.search.shard import Shard
 from dlm.server import exposition
 from dlm.server.app import ShardServer
 from dlm.server.collector import Served, ServerCollector
@@ -42,7 +46,8 @@ from dlm.server.metrics import FAMILIES, ServerMetrics
 from dlm.server.process import Process
 from dlm.server.ready import Notice
 from dlm.wire.status import Reason
-from server.running import ROOT, WAIT_S, outcome, until
+from http2 import PREFACE, SETTINGS, frame
+from server.running import ROOT, WAIT_S, Caller, outcome, until
 
 Sample = dict[str, float]
 
@@ -254,6 +259,77 @@ def test_half_a_request_ends_with_its_connection(shown) -> None:
     """Nothing comes back, nothing stays."""
     assert raw(shown[0].port, b"GET /metr", close=True) == b""
     assert fetch(shown[0].port, "/metrics")[0] == 200
+
+
+def reset(connection: socket.socket) -> None:
+    """Ends it as a process that died does, with what it was sent unread."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def test_whatever_connections_do_nothing_is_written_to_standard_error(start, sharded) -> None:
+    """A real server: half requests, resets, garbage, too many at once, and open ones at its end."""
+    port = free_port()
+    server = start(0, metrics_port=port).wait_ready()
+
+    def connect(data: bytes = b"") -> socket.socket:
+        made = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+        with contextlib.suppress(OSError):
+            made.sendall(data)
+        return made
+
+    for data in (b"", b"GET /met", b"GET /metrics HTTP/1.1\r\n\r\n", os.urandom(3 * HEAD_BYTES)):
+        for end in (socket.socket.close, reset):
+            end(connect(data))
+        half = connect(data)
+        half.shutdown(socket.SHUT_WR)
+        half.close()
+    held = [connect(b"GET /") for _ in range(3 * CONNECTIONS)]
+    until(lambda: fetch(port, "/readyz") == (200, "ready\n"))
+    server.process.terminate()
+    assert server.wait() == 0
+    for connection in held:
+        connection.close()
+    events = [line for line in server.errors.splitlines() if "INFO:dlm." not in line]
+    assert events == []
+
+
+def test_a_server_that_can_open_no_more_files_says_so(start, sharded) -> None:
+    """In the log once, on the metrics port, and to health checks; and is ready again afterwards."""
+    port, limit = free_port(), 80
+    server = start(0, metrics_port=port, open_files=limit).wait_ready()
+    with contextlib.closing(Caller(server.address)) as caller, contextlib.ExitStack() as stack:
+        check = caller.channel.unary_unary("/grpc.health.v1.Health/Check")
+        serving, not_serving = b"\x08\x01", b"\x08\x02"
+        assert check(b"", timeout=WAIT_S) == serving
+        place = (server.ready["host"], server.ready["port"])
+        for _ in range(limit):
+            opened = stack.enter_context(socket.create_connection(place))
+            opened.sendall(PREFACE + frame(SETTINGS))
+        says = f"not ready: {limit} files and connections are open, which is this process's limit"
+        until(lambda: fetch(port, "/readyz")[0] == 503)
+        assert fetch(port, "/readyz")[1].startswith(says)
+        assert "LimitNOFILE" in fetch(port, "/readyz")[1]
+        shown = samples(fetch(port, "/metrics")[1])
+        assert shown["dlm_server_trouble{cause=open_files}"] == 1
+        assert shown["dlm_server_max_files{}"] == limit
+        assert shown["dlm_server_open_files{}"] >= limit - 2
+        until(lambda: check(b"", timeout=WAIT_S) == not_serving)
+        caller.beat()  # who is connected is answered
+    until(lambda: fetch(port, "/readyz") == (200, "ready\n"))
+    assert samples(fetch(port, "/metrics")[1])["dlm_server_trouble{cause=open_files}"] == 0
+    assert server.errors.count("server.open_files.none_left") == 1
+    assert server.errors.count("server.open_files.room_again") == 1
+    assert "Traceback" not in server.errors
+    server.process.terminate()
+    assert server.wait() == 0
+
+
+def test_a_server_takes_as_many_files_as_it_may_have(start) -> None:
+    """The soft limit of a shell, mostly 1,024, is raised to the hard one when it starts."""
+    port = free_port()
+    start(0, metrics_port=port, open_files=(64, 512)).wait_ready()
+    assert samples(fetch(port, "/metrics")[1])["dlm_server_max_files{}"] == 512
 
 
 def test_connections_that_say_nothing_are_bounded(shown) -> None:
@@ -548,3 +624,27 @@ def test_joining_keeps_every_sample() -> None:
     ]
     assert families["c"].samples[0].labels == {"worker": "9"}
     assert exposition.join({}) == []
+
+
+def test_a_connection_that_no_memory_is_left_for_is_accepted_later_and_costs_no_core():
+    """Linux raises it for as long as that is so, at once each time."""
+    tries: list[float] = []
+
+    class Listening(socket.socket):
+        """Without memory for its first connection, three times."""
+
+        def accept(self) -> tuple[socket.socket, object]:
+            tries.append(time.monotonic())
+            if len(tries) <= 3:
+                raise OSError(errno.ENOMEM, "Cannot allocate memory")
+            return super().accept()
+
+    listening = Listening(fileno=tcp_socket("127.0.0.1", 0).detach())
+    server = HttpServer(listening, {})
+    try:
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{server.port}/none", timeout=60)
+    finally:
+        server.close()
+    assert len(tries) == 4
+    assert min(b - a for a, b in pairwise(tries)) >= 0.05

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dlm.errors import ConfigError
-from dlm.index.shard import Shard
+from dlm.index.search.shard import Shard
 from dlm.server.app import ShardServer
 from dlm.server.config import ServerConfig
 from dlm.server.health import Event
@@ -182,7 +182,7 @@ def test_draining_waits_for_every_model(sharded, other):
     """The second model's message is answered though the first has nothing to do."""
     gated = GatedShard(Shard.open(other.directory, 0))
     server = ThreadServer(
-        [Shard.open(sharded.directory, 0), gated], inline_queries=0, drain_s=WAIT_S
+        [Shard.open(sharded.directory, 0), gated], inline_queries=0, linger_s=0.0, drain_s=WAIT_S
     )
     server.wait_ready()
     caller = Caller(server.address)

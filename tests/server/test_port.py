@@ -19,8 +19,12 @@ def listener(port: int, *, shared: bool) -> socket.socket:
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))
-    made.bind((HOST, port))
-    made.listen()
+    try:
+        made.bind((HOST, port))
+        made.listen()
+    except OSError:
+        made.close()
+        raise
     return made
 
 

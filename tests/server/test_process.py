@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import threading
 from pathlib import Path
 
 from dlm.server.process import MEMORY_AGE_S, MEMORY_SHARE, MemoryGauge, Process, private_memory
+from dlm.server.trouble import OpenFiles
 
 MIB = 1 << 20
 
@@ -76,3 +78,18 @@ def test_processes_draw_different_numbers():
     numbers = {Process().instance for _ in range(50)}
     assert len(numbers) == 50
     assert all(0 < number < 1 << 64 for number in numbers)
+
+
+def test_a_file_that_cannot_be_opened_for_another_reason_is_no_trouble_and_no_error():
+    """Whoever looks, once a second, must go on: a worker that does not is taken for stuck."""
+    fault = OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    def room() -> None:
+        raise fault
+
+    files = OpenFiles(room)
+    assert files.look() == ""
+    fault = OSError(errno.EMFILE, "Too many open files")
+    assert "limit" in files.look()
+    fault = OSError(errno.ENOMEM, "Cannot allocate memory")
+    assert "limit" in files.look()

@@ -201,7 +201,7 @@ def test_a_client_that_went_away_is_owed_nothing(caplog) -> None:
     with caplog.at_level("INFO", "dlm.server"):
         run(test)
     (said,) = caplog.records
-    assert (said.message, said.error) == ("server.reply.undelivered", "RuntimeError")
+    assert (said.event, said.error) == ("server.reply.undelivered", "RuntimeError")
 
 
 def test_a_handler_whose_client_went_away_ends_as_one_that_was_cancelled() -> None:

@@ -8,7 +8,9 @@ from dlm.server.restarts import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     QUICK_S,
+    READY_LOOKS,
     SILENT_LOOKS,
+    START_LOOKS,
     Pulse,
     pause_after,
 )
@@ -37,17 +39,32 @@ def test_a_long_life_makes_the_next_death_the_first(deaths):
     assert pause_after(QUICK_S - 1, 0) == (1, 0.0)
 
 
-def test_a_worker_is_given_up_after_looks_without_a_beat():
-    """One beat between them, and all of them begin anew."""
+@pytest.mark.parametrize("sign", [Pulse.beat, Pulse.ready])
+def test_a_worker_is_given_up_after_looks_without_a_beat(sign):
+    """One sign of life between them, that it is ready among them, and all of them begin anew."""
     pulse = Pulse()
-    pulse.beat()
+    sign(pulse)
     assert not any(pulse.look() for _ in range(SILENT_LOOKS))
     pulse.beat()
     assert not any(pulse.look() for _ in range(SILENT_LOOKS))
-    assert pulse.look()
+    assert "no sign of life for 10 looks, one every 1 s" in (pulse.look() or "")
 
 
-def test_a_worker_that_has_not_beaten_yet_is_not_given_up():
-    """It may start for as long as it takes."""
+def test_a_worker_that_never_says_anything_is_given_up_later():
+    """It has longer to begin than to go on, and not for ever."""
     pulse = Pulse()
-    assert not any(pulse.look() for _ in range(10 * SILENT_LOOKS))
+    assert not any(pulse.look() for _ in range(START_LOOKS))
+    assert "no sign of life for 60 looks" in (pulse.look() or "")
+    assert START_LOOKS > SILENT_LOOKS
+
+
+def test_a_worker_that_beats_and_never_is_ready_is_given_up_too():
+    """One that is ready may live for ever."""
+    hangs, serves = Pulse(), Pulse()
+    serves.ready()
+    for _ in range(READY_LOOKS):
+        for pulse in (hangs, serves):
+            assert pulse.look() is None
+            pulse.beat()
+    assert "was not ready after 600 looks" in (hangs.look() or "")
+    assert serves.look() is None

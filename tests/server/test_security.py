@@ -252,8 +252,8 @@ def test_a_bad_tokens_file_keeps_the_old_tokens(gated, tokens, channels, caplog,
         tokens.unlink()
     else:
         tokens.write_bytes(content)
-    until(lambda: any(r.message == "server.tokens.kept" for r in caplog.records))
-    [record] = [r for r in caplog.records if r.message == "server.tokens.kept"]
+    until(lambda: any(getattr(r, "event", "") == "server.tokens.kept" for r in caplog.records))
+    [record] = [r for r in caplog.records if getattr(r, "event", "") == "server.tokens.kept"]
     assert fault in record.error
     assert beat(alice).code is grpc.StatusCode.OK
     assert not any(BOB in str(vars(r)) for r in caplog.records)
@@ -267,7 +267,7 @@ def test_refusals_are_logged_now_and_then_without_tokens(gated, tokens, channels
     channel = channels(server.address, ALICE + "x")
     for _ in range(50):
         assert beat(channel).reason is Reason.UNAUTHENTICATED
-    records = [r for r in caplog.records if r.message == "server.unauthenticated"]
+    records = [r for r in caplog.records if getattr(r, "event", "") == "server.unauthenticated"]
     assert 1 <= len(records) < 50
     assert records[0].peer.startswith("ipv4:127.0.0.1:")
     assert not any(ALICE in str(vars(r)) for r in caplog.records)
@@ -495,7 +495,7 @@ def test_certificates_of_clients_are_asked_for_and_name_them(gated, tmp_path, ch
     watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=WAIT_S)
     assert next(watch) == b"\x08\x01"
     assert beat(channels(server.address, **mine)).reason is Reason.CLIENT_LIMIT
-    [record] = [r for r in caplog.records if r.message == "server.client.limit"]
+    [record] = [r for r in caplog.records if getattr(r, "event", "") == "server.client.limit"]
     assert record.client == "CN=decoder"
     theirs = {"ca": authority.ca, "cert": other.cert, "key": other.key}
     assert beat(channels(server.address, **theirs)).code is grpc.StatusCode.OK
@@ -520,7 +520,9 @@ def test_certificates_are_changed_under_a_running_server(gated, tmp_path, channe
     first = channels(server.address, ca=old.ca)
     assert beat(first).code is grpc.StatusCode.OK
     cert.write_bytes(new.server.cert.read_bytes()[:300])
-    until(lambda: any(r.message == "server.certificates.kept" for r in caplog.records))
+    until(
+        lambda: any(getattr(r, "event", "") == "server.certificates.kept" for r in caplog.records)
+    )
     assert beat(channels(server.address, ca=old.ca)).code is grpc.StatusCode.OK
     put(new)
     until(lambda: beat(channels(server.address, ca=new.ca)).code is grpc.StatusCode.OK)

@@ -57,7 +57,7 @@ def test_a_change_is_one_event_with_what_was_taken_up(tmp_path, caplog):
         for _ in range(3):
             look(watch, reload, what="tokens")
     taken, kept = caplog.records
-    assert (taken.getMessage(), kept.getMessage()) == (
+    assert (taken.event, kept.event) == (
         "server.tokens.reloaded",
         "server.tokens.kept",
     )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -380,6 +382,148 @@ def test_a_worker_that_cannot_start_ends_the_whole_with_its_message(work, says):
     assert says in said
 
 
+def copied(source: Path, place: Path) -> Path:
+    """The files of a shard set, copied."""
+    place.mkdir()
+    for path in source.iterdir():
+        (place / path.name).write_bytes(path.read_bytes())
+    return place
+
+
+def ask_until(address: str, data: bytes, holds: Callable[[], bool]) -> None:
+    """Asks again and again, whoever answers or dies, on a new connection each time."""
+
+    def asked() -> bool:
+        with contextlib.closing(Caller(address)) as caller, contextlib.suppress(grpc.RpcError):
+            caller.score(data, timeout=1.0)
+        return holds()
+
+    until(asked)
+
+
+@pytest.mark.parametrize("kind", ["shard", "low_orders"])
+def test_a_file_cut_off_under_a_server_is_named_and_the_server_not_ready(
+    sharded, start, tmp_path, kind
+):
+    """Its workers die of SIGBUS: it says which file, how many bytes it has and should have, waits
+    longer each time, is ready nowhere; and it is whole again by itself once the file is."""
+    folder = copied(sharded.directory, tmp_path / "shards")
+    ready_file = tmp_path / "ready.json"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = {"workers": 2, "metrics_port": port, "drain_s": 5.0, "ready_file": ready_file}
+    server = start(0, folder, **config).wait_ready()
+    asked = sharded.questions.ask(np.random.default_rng(8), 0, 60)
+    entry = sharded.manifest.file(kind, 0 if kind == "shard" else None)
+    damaged = folder / entry.name
+    whole = damaged.read_bytes()
+    first = children(server.process.pid)[:2]
+    os.truncate(damaged, 0)
+    ask_until(server.address, asked.data, lambda: "server.file.damaged" in server.errors)
+    said = f"{damaged} has 0 bytes, the manifest says {entry.bytes}"
+    (line,) = (x for x in server.errors.splitlines() if "server.file.damaged" in x)
+    assert said in line and "Fetch it again" in line
+    assert "signal=SIGBUS" in server.errors
+    until(lambda: not ready_file.exists())
+    until(lambda: probe(port, "/readyz") == (503, f"not ready: {said}"))
+    pauses = re.compile(r"worker.exited worker=(\d) .* again_in_s=([\d.]+) error=\"/")
+    until(lambda: len(pauses.findall(server.errors)) >= 3)
+    for worker in "01":
+        found = [float(pause) for who, pause in pauses.findall(server.errors) if who == worker]
+        assert found == [0.25 * 2**k for k in range(len(found))]
+    assert server.errors.count("server.file.damaged") == 1
+    # As the runbook says: beside it, and renamed.
+    (folder / "new").write_bytes(whole)
+    (folder / "new").rename(damaged)
+    # Those that live map the cut-off file still: they are replaced, touched or not.
+    until(lambda: probe(port, "/readyz")[0] == 200)
+    until(ready_file.exists)
+    until(lambda: not set(first) & set(children(server.process.pid)))
+    with one_of_each(server.address, 2) as callers:
+        for caller in callers.values():
+            sharded.questions.verify(0, asked, caller.score(asked.data, timeout=WAIT_S))
+    assert server.errors.count("server.file.whole_again") == 1
+    server.process.terminate()
+    assert server.wait() == 0, server.errors
+
+
+def probe(port: int, path: str) -> tuple[int, str]:
+    """Status and the beginning of what the metrics port answers."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=WAIT_S) as reply:
+            return reply.status, reply.read().decode().strip()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode().split(": it is")[0]
+
+
+def test_a_page_that_cannot_be_read_makes_the_next_worker_read_the_files(sharded, start, tmp_path):
+    """The file is whole when it is looked at: nobody is frightened, and all map it anew."""
+    folder = copied(sharded.directory, tmp_path / "shards")
+    server = start(0, folder, workers=2).wait_ready()
+    pids = children(server.process.pid)
+    os.kill(pids[0], signal.SIGBUS)
+    until(lambda: server.errors.count("server.ready") == 4)
+    assert not set(pids) & set(children(server.process.pid))
+    assert "server.file.damaged" not in server.errors
+    asked = sharded.questions.ask(np.random.default_rng(9), 0, 20)
+    with one_of_each(server.address, 2) as callers:
+        for caller in callers.values():
+            sharded.questions.verify(0, asked, caller.score(asked.data, timeout=WAIT_S))
+    server.process.terminate()
+    assert server.wait() == 0, server.errors
+
+
+def test_a_doubt_ends_when_every_worker_has_mapped_anew_and_comes_again_with_the_next_fault():
+    """A worker that dies of something else later reads no files and blames none; a second page that
+    cannot be read replaces all workers again."""
+    work = (
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
+        "    ready(port, process, tell)\n"
+        "    say(process.worker, process.restarts, process.doubts, os.getpid())\n"
+        "    while True: signal.pause()"
+    )
+    process = supervised(work)
+
+    def started(expected: list[str]) -> dict[str, int]:
+        """The pids of those that start next."""
+        said = [line.rsplit(" ", 1) for line in lines(process, len(expected))]
+        assert [line for line, _ in said] == expected
+        return {line[0]: int(pid) for line, pid in said}
+
+    said = sorted(lines(process, 3))
+    assert [line.rsplit(" ", 1)[0] for line in said] == ["0 0 False", "1 0 False", "ready 2"]
+    pids = {line[0]: int(line.rsplit(" ", 1)[1]) for line in said[:2]}
+    os.kill(pids["0"], signal.SIGBUS)
+    pids = started(["0 1 True", "1 1 True"])
+    for restarts in (2, 3):  # at the first, the supervisor may hear of the end before the ready
+        os.kill(pids["0"], signal.SIGKILL)
+        who, count, doubts, pid = lines(process, 1)[0].split()
+        assert (who, count) == ("0", str(restarts))
+        pids["0"] = int(pid)
+        if doubts == "False":
+            break
+    assert doubts == "False"
+    os.kill(pids["0"], signal.SIGBUS)
+    started([f"0 {restarts + 1} True", "1 2 True"])
+    process.terminate()
+    assert rest(process)[0] == 0
+
+
+def test_a_folder_that_holds_another_shard_set_after_a_fault_is_refused(
+    sharded, other, start, tmp_path
+):
+    """Two models must not answer on one port: the message names both."""
+    folder = copied(sharded.directory, tmp_path / "shards")
+    server = start(0, folder, workers=2).wait_ready()
+    folder.rename(tmp_path / "old")
+    copied(other.directory, folder)
+    os.kill(children(server.process.pid)[0], signal.SIGBUS)
+    until(lambda: "server.file.damaged" in server.errors)
+    (line,) = (x for x in server.errors.splitlines() if "server.file.damaged" in x)
+    assert other.manifest.shard_set in line and sharded.manifest.shard_set in line
+    assert "start it again" in line
+
+
 def test_a_worker_that_dies_again_and_again_is_started_again_and_again():
     """Even one that cannot start any more; the other goes on, and the count is kept."""
     work = (
@@ -403,7 +547,9 @@ def test_a_worker_that_dies_again_and_again_is_started_again_and_again():
 
 def test_draining_workers_refuse_what_comes_late(sharded, start):
     """As one process does: DRAINING while something is in flight."""
-    server = start(0, workers=2, inline_queries=0, threads=1, drain_s=60.0).wait_ready()
+    server = start(
+        0, workers=2, inline_queries=0, threads=1, linger_s=0.0, drain_s=60.0
+    ).wait_ready()
     rng = np.random.default_rng(6)
     with one_of_each(server.address, 2) as callers:
         caller = callers[0]
@@ -470,6 +616,71 @@ def test_a_worker_that_is_stuck_is_replaced():
     assert stuck not in alive and int(one.removeprefix("1 0 ")) in alive
     process.terminate()
     assert rest(process) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("moment", "patience"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "START_LOOKS"),
+        (
+            "process.beat()\n        os.kill(os.getpid(), signal.SIGSTOP)",
+            "SILENT_LOOKS",
+        ),
+        (
+            "ready(port, process, tell)\n        os.kill(os.getpid(), signal.SIGSTOP)",
+            "SILENT_LOOKS",
+        ),
+        ("while True:\n            process.beat(); time.sleep(0.002)", "READY_LOOKS"),
+    ],
+    ids=["before it said anything", "after a beat", "right after ready", "never ready"],
+)
+def test_a_worker_that_is_stuck_at_any_moment_of_its_start_is_replaced(moment, patience):
+    """Said it is ready and never beaten, or never said anything: the next one takes its place."""
+    bounds = {"SILENT_LOOKS": 4000, "START_LOOKS": 4000, "READY_LOOKS": 4000, patience: 3}
+    warm = "import dlm.server.restarts as restarts, dlm.server.workers as workers\n" + "".join(
+        f"    {line}\n"
+        for line in (
+            "workers.BEAT_S = 0.2",
+            *(f"restarts.{name} = {looks}" for name, looks in bounds.items()),
+            "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])",
+        )
+    )
+    work = (
+        "import time\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
+        "    say(process.worker, process.restarts, os.getpid())\n"
+        "    if process.worker == 0 and process.restarts == 1:\n"
+        f"        {moment}\n"
+        "    ready(port, process, tell)\n"
+        "    while not signal.sigtimedwait([signal.SIGUSR1], 0.002): process.beat()\n"
+        "    return 0"
+    )
+    process = supervised(work, warm)
+    zero, one, ready = sorted(lines(process, 3))
+    assert ready == "ready 2 True"
+    os.kill(int(zero.removeprefix("0 0 ")), signal.SIGUSR1)  # the one that follows gets stuck
+    assert lines(process, 1)[0].startswith("0 1 ")
+    assert lines(process, 1)[0].startswith("0 2 ")
+    assert int(one.removeprefix("1 0 ")) in children(process.pid)
+    process.terminate()
+    assert rest(process) == (0, "")
+
+
+def test_a_worker_that_is_stuck_in_the_first_start_ends_the_whole_and_is_named():
+    """Nobody waits for a server that will never be ready, nor has to guess why."""
+    warm = (
+        "import dlm.server.restarts as restarts, dlm.server.workers as workers\n"
+        "    workers.BEAT_S, restarts.START_LOOKS = 0.2, 3"
+    )
+    process = supervised(
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
+        "    if process.worker: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "    ready(port, process, tell)\n    signal.pause()",
+        warm,
+    )
+    status, said = rest(process)
+    assert status == 3
+    assert said.startswith("refused worker 1 gave no sign of life for 3 looks")
 
 
 @pytest.mark.slow

@@ -20,13 +20,13 @@ main()
 
 
 def test_without_the_extra_the_command_names_it() -> None:
-    """On standard error, in one line, with exit status 1."""
+    """On standard error, and what installs it, with exit status 1."""
     done = subprocess.run(
         [sys.executable, "-c", PRETENCE], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
     assert "dlm: Spark cannot be used here" in done.stderr
-    assert "pip install 'dlm[spark]'" in done.stderr
+    assert f"{sys.executable} -m pip install 'pandas" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -35,8 +35,8 @@ def test_without_java_it_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: bool
 ) -> None:
     """Where JAVA_HOME is wrong, that."""
-    pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'dlm[spark]'")
-    pytest.importorskip("pandas", reason="pandas is not installed: pip install 'dlm[spark]'")
+    pytest.importorskip("pyspark", reason="pyspark is not installed: pip install -e '.[spark]'")
+    pytest.importorskip("pandas", reason="pandas is not installed: pip install -e '.[spark]'")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     if home:

@@ -9,7 +9,8 @@ of a node follow one another, and an n-gram is told by its place, its *rank*.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from dlm.jit import inlined, kernel
 
 BOS, EOS = 1, 2
 
@@ -23,7 +24,7 @@ _PRUNED_BIT = np.uint32(PRUNED)
 ALL, KEPT, TOO_LARGE, STATISTICS = 4, 5, 6, 7
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _close(down_to, depth, words, counts, used, actual, outside, thresholds, statistics, at_end):  # type: ignore[no-untyped-def]
     """Finishes the open nodes of orders depth, ..., down_to + 1: marks and counts them."""
     order = words.shape[0]
@@ -50,7 +51,7 @@ def _close(down_to, depth, words, counts, used, actual, outside, thresholds, sta
         counts[n, i] = value
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def close(depth, words, counts, used, actual, outside, thresholds, statistics, at_end):  # type: ignore[no-untyped-def]
     """Finishes the open nodes after the last key.
 
@@ -61,7 +62,7 @@ def close(depth, words, counts, used, actual, outside, thresholds, statistics, a
     _close(0, depth, words, counts, used, actual, outside, thresholds, statistics, at_end)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def grow(  # type: ignore[no-untyped-def]
     rows, begin, depth, path, words, counts, children, used, base, actual, outside, known,
     thresholds, statistics,
@@ -130,7 +131,7 @@ def grow(  # type: ignore[no-untyped-def]
     return row, depth
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def keep_open(words, counts, children, used, base, depth):  # type: ignore[no-untyped-def]
     """Leaves the open nodes alone in the arrays, at their beginning.
 

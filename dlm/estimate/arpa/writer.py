@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import glob
 import gzip
 import lzma
 import os
-import secrets
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -17,6 +14,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
+
+from dlm.files import Replacement
 
 # Text that is written before the disk is asked to keep up: so much at most is left for the end.
 SYNC_BYTES = 64 << 20
@@ -36,20 +35,15 @@ class ArpaFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._beside: Path | None = None
+        self._replacement: Replacement | None = None
         self.bytes_written = 0
         self._unsynced = 0
         if str(path) == "-":
             self._file: IO[bytes] = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
-        elif path.exists() and not path.is_file():
-            self._file = path.open("wb", buffering=0)
         else:
-            self._remove_stale()
-            name = f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.estimating"
-            self._beside = path.with_name(name)
-            self._file = self._beside.open("xb", buffering=0)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._replacement = Replacement(path, buffering=0)
+            self._file = self._replacement.file
+        self._syncs = self._replacement is not None and not self._replacement.is_direct
         self._packer: Any = None
         match path.suffix:
             case ".gz":
@@ -82,7 +76,7 @@ class ArpaFile:
             view = view[done:]
             self.bytes_written += done
             self._unsynced += done
-        if self._beside is None or self._unsynced < SYNC_BYTES:
+        if not self._syncs or self._unsynced < SYNC_BYTES:
             return
         # The disk works while the rest is computed.
         if self._syncing is None or self._syncing.done():
@@ -96,20 +90,11 @@ class ArpaFile:
         if self._packer is not None:
             self._packer.close()
         self._sync.shutdown(wait=True)
-        self._file.flush()
-        if self._beside is None:
+        if self._replacement is None:
             self._file.close()
-            self._closed = True
-            return
-        os.fsync(self._file.fileno())
-        self._beside.replace(self._path)
+        else:
+            self._replacement.commit()
         self._closed = True
-        self._file.close()
-        directory = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
 
     def discard(self) -> None:
         """Removes what was written, unless it was committed."""
@@ -117,20 +102,11 @@ class ArpaFile:
             return
         self._closed = True
         self._sync.shutdown(wait=True)
-        if self._beside is not None:
-            self._beside.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-    def _remove_stale(self) -> None:
-        """Removes what processes that are gone were writing: nobody holds its lock."""
-        for left in self._path.parent.glob(f".{glob.escape(self._path.name)}.*-*.estimating"):
-            try:
-                with left.open("rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    left.unlink(missing_ok=True)
-            except OSError:
-                continue  # it is being written, or not ours
+        if self._replacement is not None:
+            self._replacement.discard()
+        else:
+            with contextlib.suppress(OSError):
+                self._file.close()
 
 
 class _Raw:

@@ -9,6 +9,7 @@ from dlm.estimate.columns.orders import (
     memory_bytes,
 )
 from dlm.estimate.columns.storage import IN_MEMORY, Storage
+from dlm.estimate.columns.text import lay_out, log10_probs
 
 __all__ = [
     "IN_MEMORY",
@@ -19,5 +20,7 @@ __all__ = [
     "ModelColumns",
     "OrderColumns",
     "Storage",
+    "lay_out",
+    "log10_probs",
     "memory_bytes",
 ]

@@ -9,13 +9,14 @@ below is found by walking two sorted arrays side by side.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from dlm.jit import kernel
 
 # DO NOT CHANGE: the row of a suffix that the model lacks. Columns may be stored in files.
 NO_ROW = np.uint32(0xFFFFFFFF)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def first_unsorted(ids):  # type: ignore[no-untyped-def]
     """The first row that is not after the one before it, and whether it equals that one.
 
@@ -35,7 +36,7 @@ def first_unsorted(ids):  # type: ignore[no-untyped-def]
     return n, False
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def count_words(ids, column, begin):  # type: ignore[no-untyped-def]
     """Where the rows of each word begin, were they sorted by one column; whether they are.
 
@@ -57,7 +58,7 @@ def count_words(ids, column, begin):  # type: ignore[no-untyped-def]
     return rising
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def scatter(ids, column, begin, place, out):  # type: ignore[no-untyped-def]
     """A stable pass of a counting sort: the rows `place`, sorted by one column.
 
@@ -72,7 +73,7 @@ def scatter(ids, column, begin, place, out):  # type: ignore[no-untyped-def]
         begin[word] += 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def permute(place, ids, log10_prob, log10_backoff, new_ids, new_prob, new_backoff):  # type: ignore[no-untyped-def]
     """The rows `place`, in that order, in the last three arrays."""
     order = ids.shape[1]
@@ -84,7 +85,7 @@ def permute(place, ids, log10_prob, log10_backoff, new_ids, new_prob, new_backof
         new_backoff[i] = log10_backoff[row]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def link_prefixes(shorter, ids, prefix, first_child):  # type: ignore[no-untyped-def]
     """The row of the prefix of each n-gram, and the first n-gram that has each prefix.
 
@@ -128,7 +129,7 @@ def link_prefixes(shorter, ids, prefix, first_child):  # type: ignore[no-untyped
     return n
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def search_word(ids, low, high, word):  # type: ignore[no-untyped-def]
     """The first row of low..high whose last word is not below `word`; galloping from `low`.
 
@@ -149,7 +150,7 @@ def search_word(ids, low, high, word):  # type: ignore[no-untyped-def]
     return low
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def link_suffixes(  # type: ignore[no-untyped-def]
     ids, first_child, context_suffix, shorter, shorter_child, suffix, begin, end
 ):
@@ -186,7 +187,7 @@ def link_suffixes(  # type: ignore[no-untyped-def]
                 suffix[row] = NO_ROW
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def find_children(rows, words, first_child, ids, found):  # type: ignore[no-untyped-def]
     """The row of each n-gram, given the row of its prefix and its last word.
 
@@ -209,7 +210,7 @@ def find_children(rows, words, first_child, ids, found):  # type: ignore[no-unty
                 found[i] = low
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def places_of(keep, before):  # type: ignore[no-untyped-def]
     """How many rows are kept before each row, and in all.
 
@@ -224,7 +225,7 @@ def places_of(keep, before):  # type: ignore[no-untyped-def]
     before[len(keep)] = count
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def take_rows(ids, keep, out):  # type: ignore[no-untyped-def]
     """The rows of ids that are kept, in `out`."""
     at = 0
@@ -235,7 +236,7 @@ def take_rows(ids, keep, out):  # type: ignore[no-untyped-def]
             at += 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def take_values(values, keep, out):  # type: ignore[no-untyped-def]
     """The values that are kept, in `out`."""
     at = 0
@@ -245,7 +246,7 @@ def take_values(values, keep, out):  # type: ignore[no-untyped-def]
             at += 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def take_links(links, keep, before, out):  # type: ignore[no-untyped-def]
     """The links of the rows that are kept, to where their targets now are.
 
@@ -265,7 +266,7 @@ def take_links(links, keep, before, out):  # type: ignore[no-untyped-def]
             at += 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def count_children(prefix, first_child):  # type: ignore[no-untyped-def]
     """first_child of an order, from the prefixes of the order above it.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from dlm.errors import ConfigError
 from dlm.estimate.columns import kernels
 from dlm.estimate.columns.storage import Storage
 from dlm.extsort import Sorter
+from dlm.files import scratch_folder
 from dlm.ngram.arpa import ArpaReader, NgramBatch
 from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB
 
@@ -166,7 +166,7 @@ def read_spilled(reader: ArpaReader, storage: Storage, sort_bytes: int) -> list[
         Fault  as `Builder.finish`; its row is -1, since sorting has lost it
     """
     orders: list[OrderColumns] = []
-    with tempfile.TemporaryDirectory(dir=storage.folder, prefix="dlm-sort-") as folder:
+    with scratch_folder(storage.folder, "dlm-sort") as folder:
         sorter: Sorter | None = None
         first: list[NgramBatch] = []
         try:

@@ -9,8 +9,8 @@ order of their suffixes.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from dlm.jit import inlined, kernel
 from dlm.ngram.kernels import (
     NEWLINE,
     PAD_BYTES,
@@ -39,7 +39,7 @@ _LARGEST = np.uint64(0xFFFFFFFF)
 _U1 = np.uint64(1)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def inspect(text, end, delimiters, facts):  # type: ignore[no-untyped-def]
     """Whether text[:end] can be taken as it is, or must be looked at line by line.
 
@@ -71,7 +71,7 @@ def inspect(text, end, delimiters, facts):  # type: ignore[no-untyped-def]
     facts[LONGEST_LINE], facts[LONGEST_WORD] = longest_line, longest_word
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def encode(text, at, end, delimiters, keep_empty, slots, word_begin, word_bytes, state, tokens, n):  # type: ignore[no-untyped-def]
     """Lines of text[at:end] as ids; words that are new get the next ones.
 
@@ -168,7 +168,7 @@ def encode(text, at, end, delimiters, keep_empty, slots, word_begin, word_bytes,
     return at, n
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def word_at(tokens, end, depth):  # type: ignore[no-untyped-def]
     """The word `depth` before the one at `end`; `<s>` beyond the beginning of the sentence."""
     at = np.int64(end)
@@ -179,7 +179,7 @@ def word_at(tokens, end, depth):  # type: ignore[no-untyped-def]
     return tokens[at]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def histogram(tokens, ends, depth, counts):  # type: ignore[no-untyped-def]
     """How often each word stands `depth` before an end.
 
@@ -194,7 +194,7 @@ def histogram(tokens, ends, depth, counts):  # type: ignore[no-untyped-def]
         counts[word_at(tokens, ends[i], depth)] += 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def distribute(tokens, ends, depth, begin_of_bucket, bucket_of, out):  # type: ignore[no-untyped-def]
     """Moves ends into the bucket of the word `depth` before, keeping their order there.
 
@@ -220,7 +220,7 @@ def distribute(tokens, ends, depth, begin_of_bucket, bucket_of, out):  # type: i
         begin[bucket] = to + 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def key_at(tokens, end, order, row):  # type: ignore[no-untyped-def]
     """The key that ends at `end`, into the first `order` entries of row uint32."""
     at = np.int64(end)
@@ -230,7 +230,7 @@ def key_at(tokens, end, order, row):  # type: ignore[no-untyped-def]
             at -= 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def sort_keys(tokens, ends, order, bits, packed, sorting, places, starts, rows):  # type: ignore[no-untyped-def]
     """The different keys at some ends, sorted, and how often each occurs.
 
@@ -330,7 +330,7 @@ def sort_keys(tokens, ends, order, bits, packed, sorting, places, starts, rows):
     return found
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _is_less(flat, a, b, order):  # type: ignore[no-untyped-def]
     """Whether the key at a comes before that at b; the earlier place first among equals."""
     for k in range(order):
@@ -340,7 +340,7 @@ def _is_less(flat, a, b, order):  # type: ignore[no-untyped-def]
     return a < b
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def merge(rows, at, end, last, heap, out):  # type: ignore[no-untyped-def]
     """Merges sorted pieces and adds up equal keys, until a piece that goes on elsewhere is spent.
 
@@ -403,7 +403,7 @@ def merge(rows, at, end, last, heap, out):  # type: ignore[no-untyped-def]
     return found, np.int64(-1)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _sink(flat, at, heap, size, i, width, order):  # type: ignore[no-untyped-def]
     """Moves entry i of the heap down to where it belongs."""
     piece = heap[i]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -27,6 +28,7 @@ class Run:
         self.rows = 0
         self.width = order + 1
         self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        weakref.finalize(self, self._file.close)  # whoever fails lets go of it unclosed
 
     def append(self, rows: _Rows) -> None:
         """Writes rows after those that are there."""

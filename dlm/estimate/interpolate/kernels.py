@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
+from dlm.jit import kernel
 from dlm.ngram.kernels import prefetch, raw
 
 _PRUNED = np.uint32(1 << 31)
@@ -24,7 +24,7 @@ _AHEAD = 16
 LOG10_ZERO = -99.0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def add_up(  # type: ignore[no-untyped-def]
     contexts, children, first_child, words, counts, low, high, searched, first_searched,
     first_context, searched_words, discounts, sums, links,
@@ -88,7 +88,7 @@ def add_up(  # type: ignore[no-untyped-def]
             sums_[2 * at + 1] += number
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def add_up_bigrams(links, counts, low, high, discounts, sums):  # type: ignore[no-untyped-def]
     """As `add_up` for order 2, whose contexts are words.
 
@@ -106,7 +106,7 @@ def add_up_bigrams(links, counts, low, high, discounts, sums):  # type: ignore[n
             sums[word - low, 1] += number
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def weights(sums, backoffs):  # type: ignore[no-untyped-def]
     """The backoff weight of each context, and what its counts are divided by.
 
@@ -123,7 +123,7 @@ def weights(sums, backoffs):  # type: ignore[no-untyped-def]
         backoffs[i] = np.float32(sums[i, 0])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def probabilities(children, first_child, counts, links, lower, low, high, sums, discounts, out):  # type: ignore[no-untyped-def]
     """The interpolated probabilities of n-grams whose contexts are low <= c < high.
 
@@ -159,7 +159,7 @@ def probabilities(children, first_child, counts, links, lower, low, high, sums, 
             out_[i] = np.float32(own + sums_[at] * below)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def as_log10(values, out):  # type: ignore[no-untyped-def]
     """Logarithms as ARPA has them: at most 0, and LOG10_ZERO for nothing.
 
@@ -175,7 +175,7 @@ def as_log10(values, out):  # type: ignore[no-untyped-def]
             out[i] = np.float32(LOG10_ZERO)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def lengthen(parents, children, begin, words, out):  # type: ignore[no-untyped-def]
     """The words of n-grams, from those of their parents.
 

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.errors import EstimationError
-from dlm.estimate.columns import MISSING, ModelColumns
-from dlm.estimate.columns import kernels as column_kernels
+from dlm.estimate.columns import lay_out, log10_probs
 from dlm.estimate.merge.union import Union
 from dlm.ngram.vocab import UNK_ID
 from dlm.ngram.wordtable import WordTable
@@ -91,17 +90,8 @@ def _score(
     union: Union, ids: NDArray[np.uint32], begin: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
     """The arrays of `Heldout` for some sentences."""
-    vocabulary = union.vocabulary
-    sentences = len(begin) - 1
-    size = len(ids) + 2 * sentences
-    starts = begin[:-1] + 2 * np.arange(sentences)
-    ends = begin[1:] + 2 * np.arange(sentences) + 1
-    is_word = np.ones(size, np.bool_)
-    is_word[starts] = is_word[ends] = False
-    tokens = np.empty(size, U32)
-    tokens[starts], tokens[ends], tokens[is_word] = vocabulary.begin_id, vocabulary.end_id, ids
-    first = np.zeros(size, np.bool_)
-    first[starts] = True
+    tokens, first = lay_out(union.vocabulary, ids, begin)
+    size = len(tokens)
     scored = ~first
     in_any = tokens != UNK_ID
     prob = np.empty((len(union.models), size), F64)
@@ -110,34 +100,9 @@ def _score(
     for i, model in enumerate(union.models):
         known[i] = (union.known[i][tokens] != 0) & in_any
         own = np.where(union.known[i][tokens], tokens, U32(UNK_ID)).astype(U32)
-        as_unk[i] = np.exp(_log10_probs(model, own, first) * LN_10)
+        as_unk[i] = np.exp(log10_probs(model, own, first) * LN_10)
         prob[i] = np.where(known[i] | ~in_any, as_unk[i], 0.0)
     return prob[:, scored], as_unk[:, scored], known[:, scored], in_any[scored]
-
-
-def _log10_probs(
-    model: ModelColumns, tokens: NDArray[np.uint32], first: NDArray[np.bool_]
-) -> NDArray[np.float64]:
-    """log10 P of each token after those before it in its sentence.
-
-    Shapes
-        tokens  (t,) uint32  with <s> before each sentence
-        first   (t,) bool    where a sentence begins: what is scored there means nothing
-    """
-    rows = tokens  # of the n-gram of order k that ends in each token
-    total = model.orders[0].log10_prob[rows].astype(F64)
-    for k in range(1, model.order):
-        shorter, longer = model.orders[k - 1], model.orders[k]
-        context = np.full(len(tokens), MISSING, U32)
-        context[1:] = rows[:-1]
-        context[first] = MISSING
-        rows = np.empty(len(tokens), U32)
-        column_kernels.find_children(context, tokens, shorter.first_child, longer.ids, rows)
-        found = context != MISSING
-        total[found] += shorter.log10_backoff[context[found]]
-        found = rows != MISSING
-        total[found] = longer.log10_prob[rows[found]]
-    return total
 
 
 def _fit(prob: NDArray[np.float64], known: NDArray[np.bool_]) -> Fit:

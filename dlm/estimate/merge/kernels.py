@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
+
+from dlm.jit import kernel
 
 NO_ROW = np.uint32(0xFFFFFFFF)
 LN_10 = math.log(10.0)
@@ -31,7 +32,7 @@ _0, _1 = np.int64(0), np.int64(1)
 _NO_WORD = np.int64(1 << 40)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _open_lists(models, context, row, first, first_base, word_base, at, stop):  # type: ignore[no-untyped-def]
     """Where the children of a context begin and end in the words of each model."""
     for i in range(models):
@@ -43,7 +44,7 @@ def _open_lists(models, context, row, first, first_base, word_base, at, stop):  
             stop[i] = word_base[i] + np.int64(first[place + 1])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def count_children(row, own, first, first_base, word_base, words, count, begin, end):  # type: ignore[no-untyped-def]
     """How many words follow each context in any of the models that have it.
 
@@ -74,7 +75,7 @@ def count_children(row, own, first, first_base, word_base, words, count, begin, 
         count[c] = found
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def place_children(  # type: ignore[no-untyped-def]
     row, own, first, first_base, word_base, words, known, first_child, ids_above,
     ids, prefix, child_row, child_own, begin, end,
@@ -127,12 +128,12 @@ def place_children(  # type: ignore[no-untyped-def]
             node += 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _power(log10_value):  # type: ignore[no-untyped-def]
     return math.exp(np.float64(log10_value) * LN_10)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def mix_words(weights, row, known, log10_prob, prob_base, begin_id, prob, mixed):  # type: ignore[no-untyped-def]
     """Order 1: what each word has in each model, and in the mixture.
 
@@ -156,7 +157,7 @@ def mix_words(weights, row, known, log10_prob, prob_base, begin_id, prob, mixed)
     return total
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def mix_order(  # type: ignore[no-untyped-def]
     weights, begin_id, vocabulary_size, known,
     first_child, context_row, context_real, log10_backoff, backoff_base, prob_below, mixed_below,
@@ -257,7 +258,7 @@ def mix_order(  # type: ignore[no-untyped-def]
     return lacking, scaled
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def store(values, out):  # type: ignore[no-untyped-def]
     """out = log10 of values, LOG10_ZERO for 0.
 
@@ -269,7 +270,7 @@ def store(values, out):  # type: ignore[no-untyped-def]
             out[j] = max(np.float32(math.log(values[j]) / LN_10), LOG10_ZERO)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def expect(prob, weights, share):  # type: ignore[no-untyped-def]
     """A step of EM: how much of the tokens each model answers for.
 

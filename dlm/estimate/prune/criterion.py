@@ -6,9 +6,10 @@ of h sum to 1 again. The relative entropy between the two models grows by
     D = -P(h) (  P(w | h) [ln P(w | h') + ln alpha'(h) - ln P(w | h)]
                + (1 - sum of P(v | h) over the listed v) [ln alpha'(h) - ln alpha(h)] )
 
-which is exact, and e**D - 1 is the relative growth of perplexity. P(h) is the product of the
-probabilities of its words, each after those before it; that of `<s>`, which is never predicted, is
-the probability of `</s>`.
+which is exact for this n-gram alone, and e**D - 1 is the relative growth of perplexity then. What
+many n-grams lose together is not the sum of their D, since one may back off to another. P(h) is the
+product of the probabilities of its words, each after those before it; that of `<s>`, which is never
+predicted, is the probability of `</s>`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
+
+from dlm.jit import kernel
 
 LN_10 = math.log(10.0)
 NO_ROW = np.uint32(0xFFFFFFFF)
@@ -20,7 +21,7 @@ NO_ROW = np.uint32(0xFFFFFFFF)
 LEAST_LOG10 = np.float32(-99.0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def chain(log10_prob, prefix, ln_shorter, ln_history):  # type: ignore[no-untyped-def]
     """ln P of each n-gram as a history: that of its prefix times its own probability.
 
@@ -34,7 +35,7 @@ def chain(log10_prob, prefix, ln_shorter, ln_history):  # type: ignore[no-untype
         ln_history[row] = ln_shorter[prefix[row]] + LN_10 * log10_prob[row]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def score_contexts(  # type: ignore[no-untyped-def]
     begin,
     end,
@@ -126,7 +127,7 @@ def score_contexts(  # type: ignore[no-untyped-def]
             score[row] = np.float32(max(-p_history * (moved + rest), 0.0))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def raise_to(score, link, shorter):  # type: ignore[no-untyped-def]
     """No n-gram scores less than those that need it, by prefix or by suffix.
 
@@ -141,7 +142,7 @@ def raise_to(score, link, shorter):  # type: ignore[no-untyped-def]
             shorter[to] = score[row]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def count_leading(score, leading, bits, count):  # type: ignore[no-untyped-def]
     """Counts scores by some bits of theirs: those whose upper bits are `leading`.
 
@@ -159,7 +160,7 @@ def count_leading(score, leading, bits, count):  # type: ignore[no-untyped-def]
             count[value & 0xFFFF] += 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def keep_above(score, least, ties, keep):  # type: ignore[no-untyped-def]
     """Marks the scores above `least`, and the first `ties` that equal it.
 
@@ -176,7 +177,7 @@ def keep_above(score, least, ties, keep):  # type: ignore[no-untyped-def]
     return kept, ties
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def weigh_contexts(  # type: ignore[no-untyped-def]
     begin,
     end,
@@ -262,7 +263,7 @@ def weigh_contexts(  # type: ignore[no-untyped-def]
     return without
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def new_probs(  # type: ignore[no-untyped-def]
     log10_prob, prefix, suffix, keep, weight, log10_shorter, orphan, orphan_log10, out
 ):
@@ -284,14 +285,14 @@ def new_probs(  # type: ignore[no-untyped-def]
             out[row] = np.float64(weight[prefix[row]]) + shorter
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def gather(values, rows, out):  # type: ignore[no-untyped-def]
     """The value of each row; 0 for NO_ROW."""
     for i in range(len(rows)):
         out[i] = values[rows[i]] if rows[i] != NO_ROW else 0.0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def sum_dropped(score, keep):  # type: ignore[no-untyped-def]
     """Sum of the scores of what is not kept."""
     total = np.float64(0.0)

@@ -66,8 +66,9 @@ class Pruned:
 
     model             the smaller model; its highest orders are gone if they have no n-gram left
     counts_before     by order
-    ln_divergence     sum of the scores of those pruned: about the relative entropy, in nats a word.
-                      Each is exact for its n-gram alone
+    ln_divergence     sum of the scores of those pruned, in nats per word. Each is exact for its
+                      n-gram alone; of all that go together the relative entropy is another, and may
+                      be several times as much: `measure` has what a text loses
     without_mass      contexts with no probability left for words they do not list; nearly always 0
     """
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import logging
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-LOG = logging.getLogger(__name__)
+from dlm.files import write_whole
+from dlm.logs import EventLog
+
+LOG = EventLog(__name__)
 
 
 def folder(environ: Mapping[str, str] | None = None) -> Path:
@@ -68,16 +69,7 @@ def _write(path: Path, asked: dict[str, Any], found: dict[str, Any]) -> None:
     plain = json.loads(json.dumps(plain))
     document = {"settings": asked, "found": plain, "sha256": _digest(asked, plain)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(document, file)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_whole(path, json.dumps(document).encode(), mode=0o600)
 
 
 def _read(path: Path, asked: dict[str, Any]) -> dict[str, Any] | None:

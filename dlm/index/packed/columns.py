@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.index.packed import kernels
-from dlm.index.packed.kernels import OFFSET_BLOCK
 
 Words = NDArray[np.uint64]
 
@@ -58,38 +57,6 @@ class Offsets:
     exceptions: Words
     base_bits: int
     delta_bits: int
-
-
-def pack_offsets(offsets: NDArray[Any]) -> Offsets:
-    """The fewest bits for `offsets`; the narrower distances where two widths tie."""
-    blocks = -(-len(offsets) // OFFSET_BLOCK)
-    whole = np.full(blocks * OFFSET_BLOCK, offsets[-1], np.uint64)
-    whole[: len(offsets)] = offsets
-    rows = whole.reshape(blocks, OFFSET_BLOCK)
-    base_bits = max(bits_of(int(offsets[-1])), bits_of(blocks))
-    spans = rows[:, -1] - rows[:, 0]
-    # How many spans need each width.
-    widths = np.bincount(
-        np.searchsorted(np.uint64(1) << np.arange(0, 64, dtype=np.uint64), spans, side="right"),
-        minlength=base_bits + 1,
-    )[: base_bits + 1]
-    above = np.cumsum(widths[::-1])[::-1]  # above[i]: spans that need i bits or more
-    costs = [
-        blocks * (OFFSET_BLOCK - 1) * width
-        + (int(above[width + 1]) if width < base_bits else 0) * OFFSET_BLOCK * base_bits
-        for width in range(base_bits + 1)
-    ]
-    delta_bits = int(np.argmin(costs))
-    wide = spans >= np.uint64(1) << np.uint64(delta_bits)
-    stride = base_bits + 1 + (OFFSET_BLOCK - 1) * delta_bits
-    words = room(blocks * stride)
-    head = rows[:, 0] << np.uint64(1)
-    head[wide] = (np.arange(int(wide.sum()), dtype=np.uint64) << np.uint64(1)) | np.uint64(1)
-    kernels.put_all(words, 0, stride, base_bits + 1, head)
-    for j in range(1, OFFSET_BLOCK if delta_bits else 1):
-        delta = np.where(wide, np.uint64(0), rows[:, j] - rows[:, 0])
-        kernels.put_all(words, base_bits + 1 + (j - 1) * delta_bits, stride, delta_bits, delta)
-    return Offsets(words, pack_fields(rows[wide].reshape(-1), base_bits), base_bits, delta_bits)
 
 
 def unpack_offsets(packed: Offsets, count: int) -> NDArray[np.int64]:

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from dlm.jit import inlined, kernel
 
 # DO NOT CHANGE: on disk.
 OFFSET_BLOCK = 16  # offsets that share a base
@@ -82,25 +84,25 @@ def leading_zeros(typingctx, value):  # type: ignore[no-untyped-def]
     return types.int64(types.int64), codegen
 
 
-@njit(inline="always")
+@inlined
 def mask_of(width):  # type: ignore[no-untyped-def]
     """`width` ones."""
     return (_ONE << width) - _ONE
 
 
-@njit(inline="always")
+@inlined
 def get(address, bit, width):  # type: ignore[no-untyped-def]
     """The field of `width` bits that begins at bit `bit` of the column at `address`."""
     return (load64(address + (bit >> np.int64(3))) >> (bit & np.int64(7))) & mask_of(width)
 
 
-@njit(inline="always")
+@inlined
 def field(bit, width):  # type: ignore[no-untyped-def]
     """The field of `width` bits that begins at `bit`, eight times its address."""
     return (load64(bit >> np.int64(3)) >> (bit & np.int64(7))) & mask_of(width)
 
 
-@njit(inline="always")
+@inlined
 def two_fields(bit, width):  # type: ignore[no-untyped-def]
     """The field of `width` bits, 28 at most, that begins at `bit`, and the one after it."""
     x = load64(bit >> np.int64(3)) >> (bit & np.int64(7))
@@ -108,13 +110,13 @@ def two_fields(bit, width):  # type: ignore[no-untyped-def]
     return x & mask, (x >> width) & mask
 
 
-@njit(inline="always")
+@inlined
 def bit_length(value):  # type: ignore[no-untyped-def]
     """Bits that `value` >= 0 needs; 0 for 0."""
     return np.int64(64) - leading_zeros(value)
 
 
-@njit(inline="always")
+@inlined
 def put(words, bit, width, value):  # type: ignore[no-untyped-def]
     """Writes a field into `words`, whose bits there are 0."""
     word = bit >> np.int64(6)
@@ -124,7 +126,7 @@ def put(words, bit, width, value):  # type: ignore[no-untyped-def]
         words[word + 1] |= np.uint64(value) >> np.uint64(np.int64(64) - shift)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def put_all(words, first_bit, stride, width, values):  # type: ignore[no-untyped-def]
     """Writes values[i] at first_bit + i * stride.
 
@@ -137,7 +139,7 @@ def put_all(words, first_bit, stride, width, values):  # type: ignore[no-untyped
         bit += stride
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def get_all(address, first_bit, stride, width, out):  # type: ignore[no-untyped-def]
     """out[i] = the field at first_bit + i * stride."""
     bit = np.int64(first_bit)
@@ -146,7 +148,7 @@ def get_all(address, first_bit, stride, width, out):  # type: ignore[no-untyped-
         bit += stride
 
 
-@njit(inline="always")
+@inlined
 def offset_at(address, base_bits, delta_bits, exceptions, i):  # type: ignore[no-untyped-def]
     """Offset i of packed offsets; see `packed.offsets`.
 
@@ -167,7 +169,7 @@ def offset_at(address, base_bits, delta_bits, exceptions, i):  # type: ignore[no
     return get(address, at, width) + (np.int64(0) if whole else base)
 
 
-@njit(cache=True, nogil=True)
+@kernel("int64, int64, int64, int64, out int64[:]")
 def get_offsets(address, base_bits, delta_bits, exceptions, out):  # type: ignore[no-untyped-def]
     """out[i] = offset i."""
     for i in range(len(out)):
@@ -195,13 +197,13 @@ def trailing_zeros(typingctx, value):  # type: ignore[no-untyped-def]
     return types.int64(types.int64), codegen
 
 
-@njit(inline="always")
+@inlined
 def directory_bits(entries):  # type: ignore[no-untyped-def]
     """Leading bits of a key that choose its bucket, in a list of `entries`; 0: no directory."""
     return bit_length(entries) - np.int64(3) if entries > DIRECT else np.int64(0)
 
 
-@njit(inline="always")
+@inlined
 def list_bits(entries, key_bits, value_bits):  # type: ignore[no-untyped-def]
     """Bits of a list of keys with values."""
     leading = directory_bits(entries)
@@ -211,7 +213,7 @@ def list_bits(entries, key_bits, value_bits):  # type: ignore[no-untyped-def]
     return directory + entries * (key_bits - leading + value_bits)
 
 
-@njit(inline="always")
+@inlined
 def find_key(keys, width, low, high, target):  # type: ignore[no-untyped-def]
     """Place of `target` among the keys low .. high - 1 of `width` bits, from bit `keys`; else -1.
 
@@ -237,7 +239,7 @@ def find_key(keys, width, low, high, target):  # type: ignore[no-untyped-def]
     return np.int64(-1)
 
 
-@njit(inline="always")
+@inlined
 def find_few(bit, width, count, target):  # type: ignore[no-untyped-def]
     """Place of `target` among `count` keys of `width` bits from bit `bit` on, else `count` or more.
 
@@ -264,7 +266,7 @@ def find_few(bit, width, count, target):  # type: ignore[no-untyped-def]
     return place
 
 
-@njit(inline="always")
+@inlined
 def put_list(words, at, key_bits, value_bits, low_bits, keys, low, high, first, n):  # type: ignore[no-untyped-def]
     """Writes a list of n keys and their values, low | high << low_bits, from `first` on.
 
@@ -299,7 +301,7 @@ def put_list(words, at, key_bits, value_bits, low_bits, keys, low, high, first, 
         put(words, directory, size, n)
 
 
-@njit(inline="always")
+@inlined
 def get_list(at, key_bits, value_bits, low_bits, keys, low, high, first, n):  # type: ignore[no-untyped-def]
     """The inverse of `put_list`; `at` is eight times an address."""
     leading = directory_bits(n)
@@ -323,7 +325,7 @@ def get_list(at, key_bits, value_bits, low_bits, keys, low, high, first, n):  # 
             at += value_bits
 
 
-@njit(cache=True, nogil=True)
+@kernel("int64[:], int64, int64, out int64[:]")
 def key_list_bits(begin, key_bits, value_bits, out):  # type: ignore[no-untyped-def]
     """out[i + 1] - out[i] = bits of key list i, which has begin[i + 1] - begin[i] entries."""
     total = np.int64(0)
@@ -333,7 +335,10 @@ def key_list_bits(begin, key_bits, value_bits, out):  # type: ignore[no-untyped-
         out[i + 1] = total
 
 
-@njit(cache=True, nogil=True)
+@kernel(
+    "out uint64[:], int64[:], int64[:], int64, int64, int64, out uint32[:], out uint64[:], out "
+    "uint64[:]"
+)
 def put_key_lists(words, bits, begin, key_bits, value_bits, low_bits, keys, low, high):  # type: ignore[no-untyped-def]
     """Writes the key lists whose places are `bits`."""
     for i in range(len(begin) - 1):
@@ -345,7 +350,9 @@ def put_key_lists(words, bits, begin, key_bits, value_bits, low_bits, keys, low,
         )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@kernel(
+    "int64, int64[:], int64[:], int64, int64, int64, out uint32[:], out uint64[:], out uint64[:]"
+)
 def get_key_lists(address, bits, begin, key_bits, value_bits, low_bits, keys, low, high):  # type: ignore[no-untyped-def]
     """The inverse of `put_key_lists`."""
     for i in range(len(begin) - 1):
@@ -357,7 +364,7 @@ def get_key_lists(address, bits, begin, key_bits, value_bits, low_bits, keys, lo
         )  # fmt: skip
 
 
-@njit(inline="always")
+@inlined
 def head_bits(entries, parent_size):  # type: ignore[no-untyped-def]
     """Bits of the head of a rank list."""
     if entries == parent_size:
@@ -365,7 +372,7 @@ def head_bits(entries, parent_size):  # type: ignore[no-untyped-def]
     return np.int64(2) * bit_length(entries + _ONE)
 
 
-@njit(inline="always")
+@inlined
 def read_head(bit, parent_size):  # type: ignore[no-untyped-def]
     """Entries of the rank list at `bit`, and the bits of its head.
 
@@ -381,13 +388,13 @@ def read_head(bit, parent_size):  # type: ignore[no-untyped-def]
     return (_ONE << zeros) + more - _ONE, np.int64(2) * zeros + np.int64(2)
 
 
-@njit(inline="always")
+@inlined
 def rank_bits(entries, parent_size):  # type: ignore[no-untyped-def]
     """Bits of a rank in a list of `entries`; where it is all of its parent's, ranks are places."""
     return np.int64(0) if entries == parent_size else bit_length(parent_size - _ONE)
 
 
-@njit(cache=True, nogil=True)
+@kernel("int64[:], int64[:], int64, out int64[:]")
 def rank_list_bits(begin, parent_size, value_bits, out):  # type: ignore[no-untyped-def]
     """out[i + 1] - out[i] = bits of rank list i, in a list of parent_size[i] entries."""
     total = np.int64(0)
@@ -403,7 +410,10 @@ def rank_list_bits(begin, parent_size, value_bits, out):  # type: ignore[no-unty
         out[i + 1] = total
 
 
-@njit(cache=True, nogil=True)
+@kernel(
+    "out uint64[:], int64[:], int64[:], int64[:], int64, int64, out uint32[:], out uint64[:], "
+    "out uint64[:]"
+)
 def put_rank_lists(words, bits, begin, parent_size, value_bits, low_bits, ranks, low, high):  # type: ignore[no-untyped-def]
     """Writes the rank lists whose places are `bits`."""
     for i in range(len(begin) - 1):
@@ -426,7 +436,7 @@ def put_rank_lists(words, bits, begin, parent_size, value_bits, low_bits, ranks,
         put_list(words, at, rank_bits(n, size), value_bits, low_bits, ranks, low, high, first, n)
 
 
-@njit(cache=True, nogil=True)
+@kernel("int64, int64[:], int64[:], out int64[:]")
 def read_heads(address, bits, parent_size, out):  # type: ignore[no-untyped-def]
     """out[i] = entries of rank list i."""
     for i in range(len(out)):
@@ -434,7 +444,9 @@ def read_heads(address, bits, parent_size, out):  # type: ignore[no-untyped-def]
         out[i] = n
 
 
-@njit(cache=True, nogil=True)
+@kernel(
+    "int64, int64[:], int64[:], int64[:], int64, int64, out uint32[:], out uint64[:], out uint64[:]"
+)
 def get_rank_lists(address, bits, begin, parent_size, value_bits, low_bits, ranks, low, high):  # type: ignore[no-untyped-def]
     """The inverse of `put_rank_lists`."""
     for i in range(len(begin) - 1):
@@ -453,13 +465,13 @@ def get_rank_lists(address, bits, begin, parent_size, value_bits, low_bits, rank
             get_list(at, rank_bits(n, size), value_bits, low_bits, ranks, low, high, first, n)
 
 
-@njit(inline="always")
+@inlined
 def good_prob(code, limit):  # type: ignore[no-untyped-def]
     """Whether a probability's code stands for a value; `limit` is above the largest."""
     return code < limit
 
 
-@njit(inline="always")
+@inlined
 def good_backoff(code, limit):  # type: ignore[no-untyped-def]
     """The same of a weight; a `limit` of 0 says that codes are bits: finite, and not -0.0."""
     if limit:
@@ -467,7 +479,7 @@ def good_backoff(code, limit):  # type: ignore[no-untyped-def]
     return (code >> np.int64(23)) & np.int64(255) != 255 and code != np.int64(1 << 31)
 
 
-@njit(cache=True, nogil=True)
+@kernel("int64, int64, int64, int64, int64, int64, bool")
 def check_values(address, count, shift, stride, width, limit, is_prob):  # type: ignore[no-untyped-def]
     """The first of `count` fields at shift + i * stride that is no code; -1: none."""
     for i in range(count):
@@ -477,7 +489,7 @@ def check_values(address, count, shift, stride, width, limit, is_prob):  # type:
     return np.int64(-1)
 
 
-@njit(inline="always")
+@inlined
 def check_list(  # type: ignore[no-untyped-def]
     at, n, key_bits, key_limit, value_bits, flag_bits, prob_bits, prob_limit, backoff_limit
 ):
@@ -517,7 +529,7 @@ def check_list(  # type: ignore[no-untyped-def]
     return np.int64(0)
 
 
-@njit(cache=True, nogil=True)
+@kernel("int64, int64[:], int64[:], int64, int64, int64, int64, int64, int64")
 def check_key_lists(  # type: ignore[no-untyped-def]
     address, places, begin, key_bits, value_bits, flag_bits, prob_bits, prob_limit, backoff_limit
 ):
@@ -537,7 +549,7 @@ def check_key_lists(  # type: ignore[no-untyped-def]
     return -1, np.int64(0)
 
 
-@njit(cache=True, nogil=True)
+@kernel("int64, int64[:], int64[:], int64, int64, int64, out int64[:]")
 def check_rank_lists(address, places, parent_size, value_bits, flag_bits, prob_limit, sizes):  # type: ignore[no-untyped-def]
     """As `check_key_lists`, for rank lists; sizes[i] = entries of list i."""
     for i in range(len(sizes)):
@@ -570,7 +582,7 @@ def check_rank_lists(address, places, parent_size, value_bits, flag_bits, prob_l
     return -1, np.int64(0)
 
 
-@njit(cache=True, nogil=True)
+@kernel("int64, int64, int64, int64, int64[:], int64, int64")
 def check_ids(address, count, stride, width, begin, inverse, words):  # type: ignore[no-untyped-def]
     """The first parent whose keys (fixed fields from `begin`) do not rise or stand for no word."""
     mask = mask_of(width)
@@ -584,7 +596,7 @@ def check_ids(address, count, stride, width, begin, inverse, words):  # type: ig
     return -1
 
 
-@njit(cache=True, nogil=True)
+@kernel("int64, int64[:], int64[:], int64, int64, int64, int64[:], out int64[:]")
 def sizes_after(address, places, begin, key_bits, value_bits, inverse, pairs, sizes):  # type: ignore[no-untyped-def]
     """sizes[i] = entries of the list of the second word of pair pairs[i]; `pairs` rises."""
     mask = mask_of(key_bits)
@@ -623,7 +635,7 @@ def sizes_after(address, places, begin, key_bits, value_bits, inverse, pairs, si
             at += (end - start) * (rest + value_bits)
 
 
-@njit(cache=True, nogil=True)
+@kernel("int64, int64[:], int64[:], int64, int64, int64, int64")
 def check_list_ids(address, places, begin, key_bits, value_bits, inverse, words):  # type: ignore[no-untyped-def]
     """The first list of pairs with a key that stands for no word, or a state of 3; -1: none."""
     mask = mask_of(key_bits)
@@ -659,14 +671,14 @@ _MIX_2 = np.uint64(0xC2B2AE3D27D4EB4F)
 _FINAL = np.uint64(0x165667B19E3779F9)
 
 
-@njit(inline="always")
+@inlined
 def mix(state, number, multiplier):  # type: ignore[no-untyped-def]
     """One step of the hash of an n-gram."""
     state = (state ^ np.uint64(number)) * multiplier
     return state ^ (state >> np.uint64(29))
 
 
-@njit(cache=True, nogil=True)
+@kernel("uint32[:, :], uint32[:], uint32[:]")
 def hash_ngrams(rows, prob, backoff):  # type: ignore[no-untyped-def]
     """Two sums modulo 2**64 of hashes of the n-grams: the same in whatever order they stand.
 

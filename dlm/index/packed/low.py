@@ -12,10 +12,6 @@ from dlm.index.packed import kernels
 from dlm.index.packed.columns import (
     BACKOFF_BITS,
     PROB_BITS,
-    bits_of,
-    code_values,
-    pack_fields,
-    room,
     unpack_fields,
     values_of,
 )
@@ -90,64 +86,6 @@ def ids_of(keys: NDArray[Any], key_bits: int) -> NDArray[np.uint32]:
     return (product & np.uint64((1 << key_bits) - 1)).astype(np.uint32)
 
 
-def pack_low(low: LowPlain, prob_table: int, backoff_table: int) -> Arrays:
-    """The columns of `low_orders`.
-
-    Args
-        prob_table, backoff_table  entries that tables of values may have
-    """
-    size = len(low.log10_prob)
-    b = key_bits_of(size)
-    word_prob = code_values(low.log10_prob, PROB_BITS, prob_table)
-    word_backoff = code_values(low.log10_backoff, BACKOFF_BITS, backoff_table)
-    prob = code_values(low.pair_log10_prob, PROB_BITS, prob_table)
-    backoff = code_values(low.pair_log10_backoff, BACKOFF_BITS, backoff_table)
-    value_bits = PAIR_FLAG_BITS + prob.bits + backoff.bits
-    place = np.empty(size + 1, np.int64)
-    kernels.key_list_bits(low.begin, b, value_bits, place)
-    lists = room(int(place[-1]))
-    near = (prob.codes << np.uint64(PAIR_FLAG_BITS)) | low.pair_flags.astype(np.uint64)
-    kernels.put_key_lists(
-        lists,
-        place,
-        low.begin,
-        b,
-        value_bits,
-        PAIR_FLAG_BITS + prob.bits,
-        low.key,
-        near,
-        backoff.codes,
-    )
-    begin_bits, place_bits = bits_of(len(low.key)), bits_of(int(place[-1]))
-    stride = begin_bits + place_bits + word_backoff.bits
-    entries = room((size + 1) * stride)
-    kernels.put_all(entries, 0, stride, begin_bits, low.begin)
-    kernels.put_all(entries, begin_bits, stride, place_bits, place)
-    kernels.put_all(entries, begin_bits + place_bits, stride, word_backoff.bits, word_backoff.codes)
-    near1 = (word_prob.codes << np.uint64(1)) | low.extended.astype(np.uint64)
-    shape = (
-        size,
-        len(low.key),
-        b,
-        word_prob.bits,
-        word_backoff.bits,
-        prob.bits,
-        backoff.bits,
-        begin_bits,
-        place_bits,
-    )
-    return {
-        "shape": np.array(shape, np.uint64),
-        "word_value": pack_fields(near1, word_prob.bits + 1),
-        "word_entry": entries,
-        "list": lists,
-        "word_prob_table": word_prob.table,
-        "word_backoff_table": word_backoff.table,
-        "pair_prob_table": prob.table,
-        "pair_backoff_table": backoff.table,
-    }
-
-
 def word_lists(a: Arrays, s: dict[str, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where the pairs of each word begin among all, and the bit at which its list begins.
 
@@ -184,7 +122,7 @@ def sizes_after(a: Arrays, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def unpack_low(a: Arrays) -> LowPlain:
-    """The inverse of `pack_low`."""
+    """The columns as plain arrays."""
     s = dict(zip(LOW_SHAPE, a["shape"].tolist(), strict=True))
     size, pairs = s["words"], s["pairs"]
     near1 = unpack_fields(a["word_value"], s["word_prob_bits"] + 1, size)

@@ -14,11 +14,6 @@ from dlm.index.packed.columns import (
     BACKOFF_BITS,
     PROB_BITS,
     Offsets,
-    bits_of,
-    code_values,
-    pack_fields,
-    pack_offsets,
-    room,
     unpack_fields,
     unpack_offsets,
     values_of,
@@ -78,86 +73,6 @@ class LevelPlain:
     blank: NDArray[np.bool_]
 
 
-def pack_tree(
-    levels: list[LevelPlain], pairs: int, key_bits: int, prob_table: int, backoff_table: int
-) -> Arrays:
-    """The columns of a shard whose levels are these, roots first."""
-    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in LEVEL_COLUMNS}
-    at = dict.fromkeys(LEVEL_COLUMNS, 0)
-    shapes: list[int] = []
-
-    def add(name: str, part: NDArray[Any]) -> int:
-        begin = at[name]
-        parts[name].append(part)
-        at[name] += len(part)
-        return begin
-
-    for depth, level in enumerate(levels):
-        deepest = depth + 1 == len(levels)
-        prob = code_values(level.log10_prob, PROB_BITS, prob_table)
-        flag_bits = int(not deepest) + int(level.blank.any())
-        flags = np.zeros(len(level.rank), np.uint64)
-        if not deepest:
-            flags = level.extended.astype(np.uint64)
-            if flag_bits == 2:
-                flags |= level.blank.astype(np.uint64) << np.uint64(1)
-        value_bits = prob.bits + flag_bits
-        none = np.zeros(len(level.rank), np.uint64)
-        place = np.empty(len(level.key) + 1, np.int64)
-        kernels.rank_list_bits(level.begin, level.parent_size, value_bits, place)
-        lists = room(int(place[-1]))
-        values = (prob.codes << np.uint64(flag_bits)) | flags
-        kernels.put_rank_lists(
-            lists, place, level.begin, level.parent_size, value_bits, value_bits, level.rank,
-            values, none,
-        )  # fmt: skip
-        places = pack_offsets(place)
-        children = pack_offsets(level.child)
-        weights = level.log10_backoff if depth else np.zeros(0, np.float32)
-        backoff = code_values(weights, BACKOFF_BITS, backoff_table)
-        begins = (
-            add("node_key", pack_fields(level.key, key_bits) if depth else room(0)),
-            add("node_backoff", pack_fields(backoff.codes, backoff.bits)),
-            add("child", children.words if not deepest else room(0)),
-            add("child_wide", children.exceptions if not deepest else room(0)),
-            add("place", places.words),
-            add("place_wide", places.exceptions),
-            add("list", lists),
-            add("prob_table", prob.table),
-            add("backoff_table", backoff.table),
-        )
-        shapes += [
-            len(level.key),
-            len(level.rank),
-            flag_bits,
-            prob.bits,
-            backoff.bits,
-            children.base_bits if not deepest else 0,
-            children.delta_bits if not deepest else 0,
-            places.base_bits,
-            places.delta_bits,
-            *begins,
-        ]
-    roots = levels[0].key if levels else np.zeros(0, np.uint32)
-    root_key_bits = root_key_bits_of(pairs, len(roots))
-    bucket_bits = bits_of(len(roots))
-    buckets = (pairs >> root_key_bits) + 1
-    ends = np.searchsorted(
-        roots, np.arange(buckets + 1, dtype=np.uint64) << np.uint64(root_key_bits)
-    )
-    low_part = roots & np.uint32((1 << root_key_bits) - 1)
-    shape = (len(levels), pairs, len(roots), key_bits, root_key_bits, bucket_bits)
-    columns: Arrays = {
-        "shape": np.array([*shape, *shapes], np.uint64),
-        "root_bucket": pack_fields(ends, bucket_bits),
-        "root_key": pack_fields(low_part, root_key_bits),
-    }
-    for name in LEVEL_COLUMNS:
-        dtype = np.float32 if name in TABLES else np.uint64
-        columns[name] = np.concatenate([*parts[name], np.zeros(0, dtype)]).astype(dtype)
-    return columns
-
-
 def root_key_bits_of(pairs: int, roots: int) -> int:
     """Low bits of a pair's number that its root keeps; the others choose its bucket."""
     if not roots:
@@ -195,7 +110,7 @@ def tree_shape(column: NDArray[np.uint64]) -> TreeShape:
 def unpack_tree(
     a: Arrays, sizes_of: Callable[[NDArray[np.int64]], NDArray[np.int64]]
 ) -> list[LevelPlain]:
-    """The inverse of `pack_tree`.
+    """The levels as plain arrays, roots first.
 
     Args
         sizes_of  entries of the list of the second word of each 2-gram, as `low.sizes_after`

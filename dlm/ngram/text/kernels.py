@@ -7,17 +7,24 @@ among those the ones nearest to it, written as JavaScript and JSON writers do.
 # mypy: disable-error-code="assignment"
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic, overload
 
+from dlm.jit import inlined, kernel
 from dlm.ngram.kernels import load64, raw
 
 # Bytes of the longest number: a sign, nine digits, a point and an exponent, or zeros before them.
 NUMBER_BYTES = 20
+# Of numbers with a fixed number of decimals, and of whole numbers.
+DECIMALS = 6
+COUNT_BYTES = 20
+FIXED_LIMIT = 2.0**53
+FIXED_BYTES = 1 + 16 + 1 + DECIMALS
 # Bytes that may be overwritten after a row.
 SPARE_BYTES = 8
 
@@ -31,6 +38,9 @@ _ONE, _U100 = np.uint64(1), np.uint64(100)
 # An n-gram whose mark has this bit is left out.
 LEFT_OUT = np.uint32(1 << 31)
 _TENS = 10 ** np.arange(10, dtype=np.uint64)
+_ALL_TENS = 10 ** np.arange(20, dtype=np.uint64)
+_MILLION = np.uint64(10**DECIMALS)
+_HALF = np.uint64(1 << 63)
 # The two digits of each number below 100.
 _PAIRS = np.frombuffer("".join(f"{n:02}" for n in range(100)).encode(), np.uint8)
 
@@ -59,7 +69,7 @@ def _floor_log2_of_ten(power: int) -> int:
 _POWERS = _powers()
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _scaled(power_bits, number):  # type: ignore[no-untyped-def]
     """The upper 32 of 96 bits of a product, and in the lowest bit whether anything is below them.
 
@@ -71,7 +81,7 @@ def _scaled(power_bits, number):  # type: ignore[no-untyped-def]
     return (upper >> _U32) | np.uint64(rest > _ONE)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def shortest_digits(bits):  # type: ignore[no-untyped-def]
     """The shortest decimal that reads back as a float32.
 
@@ -125,7 +135,7 @@ def shortest_digits(bits):  # type: ignore[no-untyped-def]
     return digits + np.uint64(up), tens
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def put_number(text, at, number):  # type: ignore[no-untyped-def]
     """Writes a float32 from text[at] on; where it ends.
 
@@ -190,7 +200,7 @@ def put_number(text, at, number):  # type: ignore[no-untyped-def]
     return at + count
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def _put_digits(text, at, digits, count):  # type: ignore[no-untyped-def]
     last = at + count - 1
     while last > at:
@@ -204,7 +214,53 @@ def _put_digits(text, at, digits, count):  # type: ignore[no-untyped-def]
         text[at] = _ZERO + np.int64(digits)
 
 
-@njit(cache=True, nogil=True)
+@kernel
+def put_count(text, at, number):  # type: ignore[no-untyped-def]
+    """Writes a whole number, 0 or more, from text[at] on; where it ends. COUNT_BYTES of room."""
+    rest = np.uint64(number)
+    count = np.int64(1)
+    while count < len(_ALL_TENS) and rest >= _ALL_TENS[count]:
+        count += 1
+    _put_digits(text, at, rest, count)
+    return at + count
+
+
+@kernel
+def put_fixed(text, at, number):  # type: ignore[no-untyped-def]
+    """Writes a float64 with DECIMALS decimals, as Python's `.6f`, from text[at] on; where it ends.
+
+    Guarantees   rounded from the number's exact value, halves to even
+    Trusts       below FIXED_LIMIT in size, and not NaN; FIXED_BYTES of room
+    """
+    if math.copysign(1.0, number) < 0:  # of -0.0, too
+        text[at] = _MINUS
+        at += 1
+        number = -number
+    whole = np.uint64(number)
+    # The fraction in 64 bits, and what a number below 2**-11 has beneath them: exact where the
+    # decimals are not all 0, since 10 bits at most are beneath then.
+    scaled = (number - np.float64(whole)) * 2.0**64
+    fraction = np.uint64(scaled)
+    beneath = (scaled - np.float64(fraction)) * 1e6
+    carried = np.uint64(beneath)
+    lost = np.float64(carried) != beneath
+    # fraction * 10**6 in 96 bits: what is above 64 of them are the decimals.
+    low = (fraction & _LOW_HALF) * _MILLION + carried
+    high = (fraction >> _U32) * _MILLION + (low >> _U32)
+    decimals = high >> _U32
+    rest = (high << _U32) | (low & _LOW_HALF)
+    if rest > _HALF or (rest == _HALF and (lost or decimals & _ONE)):
+        decimals += _ONE
+        if decimals == _MILLION:
+            decimals = np.uint64(0)
+            whole += _ONE
+    at = put_count(text, at, whole)
+    text[at] = _POINT
+    _put_digits(text, at + 1, decimals, np.int64(DECIMALS))
+    return at + 1 + DECIMALS
+
+
+@kernel("uint32[:, :], int64[:], bool")
 def rows_room(ids, word_begin, backoff):  # type: ignore[no-untyped-def]
     """Bytes that the lines of some rows take at most, and the most that one of them takes.
 
@@ -245,7 +301,7 @@ def _compiled_store64(text, at, value):  # type: ignore[no-untyped-def]
     return lambda text, at, value: _store64(text, at, value)
 
 
-@njit(cache=True, nogil=True)
+@kernel("uint32[:, :], float32[:], float32[:], uint32[:], int64, int64[:], uint8[:], out uint8[:]")
 def put_rows(ids, log10_prob, log10_backoff, marks, begin, word_begin, word_bytes, text):  # type: ignore[no-untyped-def]
     """Writes n-grams as the lines of an ARPA section, as far as there is room.
 
@@ -303,7 +359,7 @@ def put_rows(ids, log10_prob, log10_backoff, marks, begin, word_begin, word_byte
     return np.int64(len(ids)), at
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def numbers_bytes(numbers):  # type: ignore[no-untyped-def]
     """Bytes of the texts of some float32, together."""
     text = np.empty(NUMBER_BYTES, np.uint8)
@@ -313,7 +369,7 @@ def numbers_bytes(numbers):  # type: ignore[no-untyped-def]
     return total
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def words_bytes(ids, word_begin):  # type: ignore[no-untyped-def]
     """Bytes of the words of some rows, together."""
     total = np.int64(0)

@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from dlm.index.decode import ShardSet
 from dlm.index.packed.check import check_low, check_tree
 from dlm.index.packed.kernels import get_all
 from dlm.index.packed.low import Arrays, ids_of, key_bits_of, unpack_low
 from dlm.index.packed.tree import unpack_tree
-from dlm.index.shard import run_kernel
-from dlm.index.view import low_view, tree_view
+from dlm.index.search.shard import ShardSet, run_kernel
+from dlm.index.search.view import low_view, tree_view
 from dlm.ngram.query import QueryGroups
 from models import PlainModel, build, random_model
 

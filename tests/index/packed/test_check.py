@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlm.index.decode import ShardSet
 from dlm.index.layout import LOW_ORDER_COLUMNS, SHARD_COLUMNS
 from dlm.index.packed.check import check_low, check_tree
 from dlm.index.packed.low import (
@@ -23,10 +22,11 @@ from dlm.index.packed.low import (
     LowPlain,
     ids_of,
     key_bits_of,
-    pack_low,
     unpack_low,
 )
-from dlm.index.packed.tree import LEVEL_SHAPE, TREE_SHAPE, pack_tree
+from dlm.index.packed.tree import LEVEL_SHAPE, TREE_SHAPE
+from dlm.index.search.shard import ShardSet
+from index.oracle import pack_low, pack_tree
 from models import build, random_model
 
 HERE = Path(__file__).parent

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from dlm.index.packed.columns import (
     BACKOFF_BITS,
-    OFFSET_BLOCK,
     PROB_BITS,
     bits_of,
     code_values,
     pack_fields,
-    pack_offsets,
     unpack_fields,
     unpack_offsets,
     values_of,
 )
+from dlm.index.packed.kernels import OFFSET_BLOCK
+from index.oracle import pack_offsets
 
 few = settings(max_examples=60, deadline=None, derandomize=True)
 

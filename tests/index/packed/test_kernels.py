@@ -112,10 +112,16 @@ def test_a_list_of_any_size_comes_back(entries: int, spread: str) -> None:
     assert fault == (-1, 0)
 
 
+@njit
+def compiled_directory_bits(entries):  # type: ignore[no-untyped-def]
+    """`directory_bits` of a list."""
+    return kernels.directory_bits(entries)
+
+
 def test_a_directory_has_a_bucket_for_some_four_to_eight_keys() -> None:
     """And lists of up to eight have none."""
     for entries in range(2000):
-        leading = kernels.directory_bits.py_func(np.int64(entries))
+        leading = compiled_directory_bits(np.int64(entries))
         assert (leading > 0) == (entries > kernels.DIRECT)
         if leading:
             assert 4 <= entries / (1 << leading) < 8

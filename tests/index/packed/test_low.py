@@ -15,9 +15,9 @@ from dlm.index.packed.low import (
     key_bits_of,
     keys_of,
     multiplier_of,
-    pack_low,
     unpack_low,
 )
+from index.oracle import pack_low
 
 
 def values(rng: np.random.Generator, count: int, distinct: int) -> np.ndarray:

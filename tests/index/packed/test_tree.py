@@ -14,11 +14,11 @@ from dlm.index.packed.tree import (
     LEVEL_SHAPE,
     TREE_SHAPE,
     LevelPlain,
-    pack_tree,
     root_key_bits_of,
     tree_shape,
     unpack_tree,
 )
+from index.oracle import pack_tree
 
 KEY_BITS = 9
 

@@ -1,0 +1,60 @@
+"""Compiles kernels before the work begins, and says so where that takes long."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from dlm.jit import compile_ahead
+
+SILENT_S = 1.0
+
+
+class _Progress:
+    """A line on standard error: rewritten on a terminal, elsewhere once, when it is due."""
+
+    def __init__(self) -> None:
+        self._done = self._of = 0
+        self._shown = self._ended = False
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(SILENT_S, self._show)
+        self._timer.daemon = True
+
+    def tell(self, done: int, of: int) -> None:
+        """Takes up how many are done."""
+        with self._lock:
+            self._done, self._of = done, of
+            if done == 0:
+                self._timer.start()
+            elif self._shown and sys.stderr.isatty():
+                self._print()
+
+    def end(self) -> None:
+        """Nothing is shown from here on."""
+        self._timer.cancel()
+        with self._lock:
+            self._ended = True
+            if self._shown and sys.stderr.isatty():
+                print(file=sys.stderr)
+
+    def _show(self) -> None:
+        with self._lock:
+            if not self._ended:
+                self._shown = True
+                self._print()
+
+    def _print(self) -> None:
+        line = f"compiling kernels (once per version): {self._done} of {self._of}"
+        begin, end = ("\r", "") if sys.stderr.isatty() else ("", "\n")
+        print(begin + line, end=end, file=sys.stderr, flush=True)
+
+
+def compile_kernels(kernels: Sequence[Any]) -> None:
+    """Compiles those that are not kept from an earlier start; see `jit.compile_ahead`."""
+    progress = _Progress()
+    try:
+        compile_ahead(kernels, progress.tell)
+    finally:
+        progress.end()

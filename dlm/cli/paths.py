@@ -1,0 +1,58 @@
+"""What a command reads and writes, looked for before it works for hours."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dlm.errors import ConfigError
+
+
+def check_reads(name: str, *paths: Path | str | None, folders: bool = False) -> None:
+    """Raises `ConfigError` unless each path can be read; `-` and None stand for no file.
+
+    Args
+        name     of the option or argument
+        folders  whether a folder will do, too
+    """
+    for path in paths:
+        if path is None or str(path) == "-":
+            continue
+        place = Path(path)
+        if not place.exists():
+            raise ConfigError(f"{name}: {place} does not exist; give a file that does")
+        if place.is_dir() and not folders:
+            raise ConfigError(f"{name}: {place} is a folder; a file is expected")
+        if not os.access(place, os.R_OK):
+            raise ConfigError(f"{name}: {place} may not be read by this user")
+
+
+def check_writes(name: str, path: Path | str | None, *, folder: bool = False) -> None:
+    """Raises `ConfigError` unless a file can be put at `path`; `-` and None stand for no file.
+
+    Args
+        folder  whether it will be a folder, whose parents are made
+    """
+    if path is None or str(path) == "-":
+        return
+    place = Path(path)
+    if place.is_dir() and not folder:
+        raise ConfigError(f"{name}: {place} is a folder; name a file in it")
+    check_folder(name, place.absolute().parent, made=folder)
+
+
+def check_folder(name: str, folder: Path | None, *, made: bool = False) -> None:
+    """Raises `ConfigError` unless files can be made in `folder`; None stands for no folder.
+
+    Args
+        made  the command makes the folder, and its parents, where there is none
+    """
+    if folder is None:
+        return
+    while made and not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir():
+        found = "is not a folder" if folder.exists() else "does not exist"
+        raise ConfigError(f"{name}: the folder {folder} {found}; make it, or give another")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{name}: this user may not write to {folder}")

@@ -1,0 +1,58 @@
+"""What pruning costs: text scored by the model before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlm.errors import EstimationError
+from dlm.estimate.columns import ModelColumns, lay_out, log10_probs
+from dlm.ngram.vocab import UNK_ID
+from dlm.ngram.wordtable import WordTable
+from dlm.units import perplexity
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A text's perplexities by the model before pruning and by the one after.
+
+    tokens, oovs  of the text: words and sentence ends; those that the model lacks
+    with_oovs, without_oovs  (before, after)
+    """
+
+    tokens: int
+    oovs: int
+    with_oovs: tuple[float, float]
+    without_oovs: tuple[float, float]
+
+
+def measure(before: ModelColumns, after: ModelColumns, blocks: Iterable[bytes]) -> Measured:
+    """Scores text by both models, as `dlm perplexity` does.
+
+    Args
+        blocks  lines of text, each a sentence, joined by line feeds; none ends in one
+    Raises
+        EstimationError  there is no line
+    Trusts
+        the models have the same words, as before and after pruning
+    """
+    table = WordTable.from_vocabulary(before.vocabulary)
+    tokens = oovs = 0
+    totals = np.zeros((2, 2))  # by model: of all tokens, and of known ones
+    for block in blocks:
+        laid_out, first = lay_out(before.vocabulary, *table.ids_of_text(block))
+        known = laid_out[~first] != UNK_ID
+        tokens += len(known)
+        oovs += int(len(known) - known.sum())
+        for i, model in enumerate((before, after)):
+            found = log10_probs(model, laid_out, first)[~first]
+            totals[i] += found.sum(), found[known].sum()
+    if not tokens:
+        raise EstimationError("the text to measure with is empty; give text of the model's kind")
+    with_oovs, without_oovs = (
+        (perplexity(float(old), count), perplexity(float(new), count))
+        for (old, new), count in zip(totals.T, (tokens, tokens - oovs), strict=True)
+    )
+    return Measured(tokens, oovs, with_oovs, without_oovs)

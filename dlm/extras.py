@@ -1,0 +1,29 @@
+"""How what an extra of dlm needs is installed, from where its reader stands.
+
+dlm is on no package index, and its sources may be gone: the names of the packages always work.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+_OF_EXTRA = re.compile(r"""(?P<package>[^;]+?)\s*;.*\bextra\s*==\s*["'](?P<extra>[\w-]+)["']""")
+
+
+def packages_of(extra: str) -> list[str]:
+    """What the extra adds, as pip takes it; from the metadata of the dlm that runs."""
+    try:
+        lines = requires("dlm") or []
+    except PackageNotFoundError:  # sources on the path, never installed
+        return [f"{Path(__file__).parents[1]}[{extra}]"]
+    found = [_OF_EXTRA.match(line) for line in lines]
+    return [one["package"] for one in found if one is not None and one["extra"] == extra]
+
+
+def pip_install(packages: list[str]) -> str:
+    """The command that installs them for the interpreter that runs."""
+    return shlex.join([sys.executable, "-m", "pip", "install", *packages])

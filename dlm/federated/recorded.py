@@ -1,0 +1,69 @@
+"""A file and, beside it, the record of what protects those it was made from: written and read."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from pathlib import Path
+
+from dlm.errors import FormatError, PrivacyError
+from dlm.federated.provenance import Provenance
+from dlm.files import Replacement
+
+SIDECAR_SUFFIX = ".provenance.json"
+
+
+def sidecar(path: str | Path) -> Path:
+    """Where the record of a file stands."""
+    return Path(str(path) + SIDECAR_SUFFIX)
+
+
+def write_recorded(
+    path: str | Path, content: bytes, provenance: Provenance, *, digest_name: str
+) -> None:
+    """Writes a file and its record, which holds the file's digest under a name of its kind.
+
+    Guarantees   a disk that is full leaves what was there, with its record; a stop at any moment
+                 leaves a file with its own record, or with none, which promises nothing
+    """
+    target, side = Path(path), sidecar(path)
+    digest = hashlib.sha256(content).hexdigest()
+    record = {digest_name: digest, "provenance": provenance.to_dict()}
+    contents = content, (json.dumps(record, indent=1) + "\n").encode()
+    with contextlib.ExitStack() as stack:
+        written = []
+        # Both, before what was there is touched.
+        for place, whole in zip((target, side), contents, strict=True):
+            replacement = Replacement(place)
+            stack.callback(replacement.discard)
+            replacement.file.write(whole)
+            replacement.sync()
+            written.append(replacement)
+        side.unlink(missing_ok=True)
+        for replacement in written:
+            replacement.commit()
+
+
+def read_record(path: str | Path, content: bytes, *, digest_name: str, kind: str) -> Provenance:
+    """The record beside a file of this content, a `kind` in words; without one, no promise.
+
+    Raises
+        FormatError    what stands there is no record
+        PrivacyError   it is of another file, or was changed
+    """
+    side = sidecar(path)
+    if not side.exists():
+        return Provenance.none(f"no provenance record stood beside the {kind}")
+    try:
+        record = json.loads(side.read_text(encoding="utf-8"))
+        digest, body = record[digest_name], record["provenance"]
+    except (ValueError, KeyError, TypeError) as exc:
+        raise FormatError(f"{side} is no record of {kind}: {exc!r}") from exc
+    provenance = Provenance.from_dict(body, str(side))
+    if digest != hashlib.sha256(content).hexdigest():
+        raise PrivacyError(
+            f"{path} is not the file that {side.name} is of; nothing can be claimed of it. Make it "
+            "again, or remove the record to go on without any guarantee"
+        )
+    return provenance

@@ -1,0 +1,302 @@
+"""Files and folders that appear whole or not at all, and that leave nothing behind.
+
+This is the place that renames. What is being written stands beside its place, under a hidden name
+with the number of its process: `.NAME.PID-RANDOM.partial`. Its process holds a lock (flock) on it,
+so that the next one can tell what is being written from what a killed process left, and removes the
+latter. The number is for people alone: numbers are used again, and containers that share a folder
+share no numbers.
+
+A command that is ended by SIGTERM or Ctrl-C removes what it was writing (`dlm.cli.main` makes the
+signal an exception); whatever escapes the `finally` blocks goes at the exit of the interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+SUFFIX = ".partial"
+_TRIES = 100
+
+# What this process has begun and neither put in its place nor removed: path -> process.
+_unfinished: dict[Path, int] = {}
+
+
+def try_lock(descriptor: int) -> bool:
+    """Whether this open file has the lock now; False where another process has it.
+
+    Raises  OSError  the file system has no locks
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the names in a folder are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Removes what killed processes left of the file or folder that was to stand at `path`.
+
+    What a process is still writing stays, and so does what this one may not touch.
+    """
+    named = re.compile(rf"\.{re.escape(path.name)}\.\d+-[0-9a-f]+{re.escape(SUFFIX)}")
+    try:
+        found = [beside for beside in path.parent.iterdir() if named.fullmatch(beside.name)]
+    except OSError:
+        return  # the folder is not there, or not ours to read
+    for beside in found:
+        with contextlib.suppress(OSError):
+            _remove_if_left(beside)
+
+
+def _remove_if_left(left: Path) -> None:
+    is_folder = stat.S_ISDIR(left.lstat().st_mode)
+    way = os.O_RDONLY | os.O_DIRECTORY if is_folder else os.O_RDWR  # NFS locks what may be written
+    descriptor = os.open(left, way | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if try_lock(descriptor):
+            _remove(left)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@atexit.register
+def _remove_unfinished() -> None:
+    for path, process in list(_unfinished.items()):
+        if process == os.getpid():  # a child of fork has its parent's
+            _remove(path)
+
+
+def _beside(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
+    """A new, locked file or folder beside `path`, and its descriptor.
+
+    Args
+        make  creates it under a name and returns a descriptor; FileExistsError: another name
+    """
+    remove_leftovers(path)
+    for _ in range(_TRIES):
+        beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}")
+        _unfinished[beside] = os.getpid()
+        try:
+            descriptor = make(beside)
+        except FileExistsError:
+            del _unfinished[beside]
+            continue
+        except BaseException:
+            _forget(beside)
+            raise
+        try:
+            # Another process may have taken it for left before it was locked.
+            locked = try_lock(descriptor)
+        except OSError:
+            locked = True  # no locks here: nobody can take it for left
+        if locked and beside.exists():
+            return beside, descriptor
+        os.close(descriptor)
+        _forget(beside)
+    raise FileExistsError(f"no free name beside {path} after {_TRIES} tries")
+
+
+def _forget(beside: Path) -> None:
+    """Removes what was begun."""
+    _remove(beside)
+    _unfinished.pop(beside, None)
+
+
+class Replacement:
+    """A file that is written beside its place and then put there.
+
+    Args
+        path        where it will stand; a pipe or a device that stands there is written to directly
+        mode        of the file, less the umask
+        keep_owner  where a file stands there, the new one has its owner, group and mode
+        buffering   as that of `open`
+    Raises
+        OSError     nothing can be written beside it
+    Guarantees
+        `commit` puts all that was written to `file` in its place, on disk, in one step; until then
+        and after `discard` the place is as it was. What killed processes left beside it is removed
+    Usage
+        r = Replacement(path)
+        try: r.file.write(...); r.commit()
+        finally: r.discard()
+    """
+
+    def __init__(
+        self, path: Path, *, mode: int = 0o666, keep_owner: bool = False, buffering: int = -1
+    ) -> None:
+        self.path = path
+        self._beside: Path | None = None
+        self._done = False
+        if path.exists() and not path.is_file():
+            self.file: IO[bytes] = path.open("wb", buffering=buffering)
+            return
+
+        def make(beside: Path) -> int:
+            way = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            return os.open(beside, way, 0o600 if keep_owner else mode)
+
+        self._beside, descriptor = _beside(path, make)
+        try:
+            if keep_owner:
+                _take_owner(descriptor, path, mode)
+            # By its name, which is then what `file.name` says.
+            self.file = open(  # noqa: SIM115 - an opener; closed by commit and discard
+                self._beside, "wb", buffering, opener=lambda *_: descriptor
+            )
+        except BaseException:
+            os.close(descriptor)
+            _forget(self._beside)
+            raise
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether a pipe or a device is written to, so that nothing is put in a place."""
+        return self._beside is None
+
+    def sync(self) -> None:
+        """Waits until what was written is on disk: what a full disk refuses is refused here."""
+        self.file.flush()
+        if not self.is_direct:
+            os.fsync(self.file.fileno())
+
+    def commit(self) -> None:
+        """Puts the file in its place and closes it."""
+        self.sync()
+        if self._beside is not None:
+            self._beside.replace(self.path)
+            _unfinished.pop(self._beside, None)
+        self._done = True
+        self.file.close()
+        if self._beside is not None:
+            sync_folder(self.path.parent)
+
+    def discard(self) -> None:
+        """Removes what was written, unless it was committed."""
+        if self._done:
+            return
+        self._done = True
+        try:
+            if self._beside is not None:
+                _forget(self._beside)
+        finally:
+            with contextlib.suppress(
+                OSError
+            ):  # what is left in its buffer has no room, or no reader
+                self.file.close()
+
+
+def _take_owner(descriptor: int, path: Path, mode: int) -> None:
+    if path.exists():
+        found = path.stat()
+        os.fchown(descriptor, found.st_uid, found.st_gid)
+        os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
+    else:
+        os.fchmod(descriptor, mode)
+
+
+@contextlib.contextmanager
+def replacing(
+    path: Path, *, mode: int = 0o666, keep_owner: bool = False, buffering: int = -1
+) -> Iterator[IO[bytes]]:
+    """A file to write to that takes the place of `path` where nothing is raised.
+
+    `name` of the file is where it stands until then, for what writes to paths. Arguments, errors
+    and guarantees are those of `Replacement`.
+    """
+    replacement = Replacement(path, mode=mode, keep_owner=keep_owner, buffering=buffering)
+    try:
+        yield replacement.file
+        replacement.commit()
+    finally:
+        replacement.discard()
+
+
+def write_whole(path: Path, content: bytes, *, mode: int = 0o666, keep_owner: bool = False) -> None:
+    """The file at `path` with this content, on disk; or what was there before, nothing between."""
+    with replacing(path, mode=mode, keep_owner=keep_owner) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A new folder that takes the place of `path` where nothing is raised.
+
+    Guarantees
+        it appears whole, all its files on disk, or not at all; what killed processes left of it is
+        removed
+    Raises
+        OSError  a file, or a folder that is not empty, stands at `path`: it stays
+    """
+    with _folder(path, 0o777) as beside:
+        yield beside
+        for folder, _, names in os.walk(beside):
+            for name in names:
+                descriptor = os.open(Path(folder, name), os.O_RDONLY | os.O_NOFOLLOW)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+            sync_folder(Path(folder))
+        beside.rename(path)  # in the place of an empty folder too, in one step
+        _unfinished.pop(beside, None)
+        sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def scratch_folder(parent: Path | None, name: str) -> Iterator[Path]:
+    """A folder for what is needed until the end of the block; for its owner alone.
+
+    Args
+        parent  where it is; None takes the system's folder for temporary files
+        name    of what it is for: what killed processes left under the same name is removed
+    """
+    place = Path(tempfile.gettempdir()) if parent is None else parent
+    with _folder(place / name, 0o700) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def _folder(path: Path, mode: int) -> Iterator[Path]:
+    """A locked folder beside `path`, which is removed if it is still there at the end."""
+
+    def make(beside: Path) -> int:
+        beside.mkdir(mode)
+        try:
+            return os.open(beside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise FileExistsError from None  # taken for left already: another name
+
+    beside, descriptor = _beside(path, make)
+    try:
+        yield beside
+    finally:
+        if beside in _unfinished:
+            _forget(beside)
+        os.close(descriptor)

@@ -1,0 +1,115 @@
+"""Memory and disk that a build needs, and how a limit of memory is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dlm.errors import ConfigError
+from dlm.extsort import MIN_MEMORY_BYTES, Plan, SortedRuns, Sorter
+from dlm.ngram.arpa import ArpaReader
+
+MIB = 1 << 20
+PARSER_BYTES = 64 * MIB  # text and arrays of ArpaReader
+WORD_BYTES = 300  # a word in the vocabulary of the reader, and the arrays of the 1-grams
+LEAST_BYTES = 160 * MIB  # beside the vocabulary
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How a limit of memory is divided.
+
+    durable        spill to disk, and keep a journal; else everything stays in memory
+    sort_bytes     of a sorter; read_bytes  of runs that are read; of each at least 8 MiB
+    block_rows     rows that a kernel gets or gives at once
+    capacity_rows  sorted at once, if not what sort_bytes allows; for tests
+    threads        1 or more
+    """
+
+    durable: bool
+    sort_bytes: int
+    read_bytes: int
+    block_rows: int = 1 << 16
+    capacity_rows: int | None = None
+    threads: int = 2
+
+    @classmethod
+    def in_memory(cls, threads: int = 2) -> Budget:
+        """Everything stays in memory."""
+        return cls(False, 8 * MIB, 8 * MIB, threads=threads)
+
+    @classmethod
+    def of(cls, memory_bytes: int, counts: Sequence[int], threads: int) -> Budget:
+        """The budget of a model with these counts under a limit; `ConfigError` where too small."""
+        fixed = WORD_BYTES * counts[0]
+        least = least_bytes(counts)
+        if memory_bytes < least:
+            raise ConfigError(
+                f"--memory of {memory_bytes:,} bytes is too little: {counts[0]:,} words need "
+                f"{least:,} at least"
+            )
+        if PARSER_BYTES + fixed + in_memory_bytes(counts) <= memory_bytes:
+            return cls.in_memory(threads)
+        usable = memory_bytes - fixed - PARSER_BYTES
+        read = max(usable // 10, MIN_MEMORY_BYTES)
+        return cls(True, max(usable // 2, MIN_MEMORY_BYTES), read, threads=threads)
+
+    def sorter(self, folder: Path, name: str, width: int, key: int, most: int) -> Sorter:
+        """A sorter of at most `most` rows, whose runs can be read in read_bytes."""
+        sorter = Sorter(folder, width, key, self.sort_bytes, self.threads, name=name)
+        capacity, fan_in = sorter.plan.capacity_rows, sorter.plan.fan_in
+        if self.durable:
+            capacity = min(self.capacity_rows or capacity, capacity, max(most, 1))
+            fan_in = min(fan_in, Plan.of(self.read_bytes, width, self.threads).fan_in)
+            if self.capacity_rows is not None:
+                fan_in = min(fan_in, 3)
+        else:
+            capacity = min(max(most, 1), 2**32 - 1)
+        sorter.plan = replace(sorter.plan, capacity_rows=capacity, fan_in=fan_in)
+        return sorter
+
+    def finish(self, sorter: Sorter) -> SortedRuns:
+        """The runs of a sorter, to be read in read_bytes."""
+        runs = sorter.finish(durable=self.durable)
+        if not self.durable or not runs.rows:
+            return runs
+        manifest = runs.manifest()
+        runs.close()
+        return SortedRuns.open(sorter.directory, manifest, self.read_bytes, self.threads)
+
+
+def credible_counts(reader: ArpaReader) -> list[int]:
+    """The counts of the header, but no more than the bytes of the file can hold."""
+    counts = list(reader.counts)
+    place = Path(reader.path)
+    if reader.compression == "plain" and place.is_file():
+        size = place.stat().st_size
+        counts = [min(count, size // (2 * k + 2)) for k, count in enumerate(counts, 1)]
+    return counts
+
+
+def least_bytes(counts: Sequence[int]) -> int:
+    """The lowest limit under which a model with these counts can be sharded."""
+    return LEAST_BYTES + WORD_BYTES * counts[0]
+
+
+def in_memory_bytes(counts: Sequence[int]) -> int:
+    """Bytes that the n-grams of a model take if nothing is spilled, about."""
+    return sum(count * (4 * (k + 2) + 8 + 44) for k, count in enumerate(counts, 1) if k > 1)
+
+
+def spill_bytes(counts: Sequence[int]) -> int:
+    """Bytes on disk that the n-grams of a model take at most while it is sharded, about.
+
+    While they are sorted, those of one order stand twice; later, at most 60 bytes stand for each
+    n-gram above order 2: the n-gram and its node, before and after they are put in shards. Blanks
+    are not known beforehand.
+    """
+    once = [count * 4 * (k + 2) for k, count in enumerate(counts, 1) if k > 1]
+    return max(int(1.2 * (sum(once) + max(once, default=0))), 60 * sum(counts[2:]))
+
+
+def output_bytes(counts: Sequence[int]) -> int:
+    """Bytes of a shard set, about."""
+    return 12 * sum(counts) + 16 * counts[0]

@@ -1,0 +1,452 @@
+"""The streaming builder: its stages in order, and the files they end in."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from dlm.files import sync_folder
+from dlm.index import layout
+from dlm.index.build import stages
+from dlm.index.build.budget import Budget, credible_counts
+from dlm.index.build.files import Columns, write_parts
+from dlm.index.build.journal import Journal
+from dlm.index.build.pack import (
+    BitStream,
+    LevelPacker,
+    LevelParts,
+    LevelShape,
+    tree_columns,
+)
+from dlm.index.build.spool import Spool, Taker, Work
+from dlm.index.build.stages import Context
+from dlm.index.build.values import Distinct
+from dlm.index.coding import Coding
+from dlm.index.layout import FileEntry
+from dlm.index.packed import kernels as packed
+from dlm.index.packed.columns import (
+    BACKOFF_BITS,
+    PROB_BITS,
+    bits_of,
+    code_values,
+    pack_fields,
+    room,
+)
+from dlm.index.packed.low import BLANK, LOW_SHAPE, PAIR_FLAG_BITS, STORED, ids_of
+from dlm.ngram.arpa import ArpaReader
+from dlm.ngram.partition import balanced_slot_table
+from dlm.ngram.vocab import UNK_ID
+
+U32 = np.uint32
+U64 = np.uint64
+I64 = np.int64
+F32 = np.float32
+
+
+def build(
+    reader: ArpaReader,
+    folder: Path,
+    spill: Path,
+    shards: int,
+    coding: Coding,
+    budget: Budget,
+    *,
+    key: dict[str, Any] | None = None,
+    slot_load: NDArray[np.int64] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Writes the files of a shard set, all but the manifest; returns the content for that.
+
+    Args
+        reader   of a model that `stages.check_header` passed, not begun
+        folder   where the files are written, and the journal
+        spill    where everything else is, an empty folder or what a killed build left
+        key      `journal.build_key`, of a build that can go on; None keeps no journal
+    """
+    journal = Journal(folder, key if budget.durable else None)
+    work = Work(spill if budget.durable else None)
+    problem = None
+    if budget.durable and key is not None:
+        problem = journal.load(work, budget) or _files_problem(folder, work)
+        if problem is not None:
+            journal.forget(work)
+    if problem is not None:
+        say(f"what an earlier build left cannot be used: {problem}; beginning anew")
+    if not journal.done:
+        for path in [*spill.iterdir(), *folder.iterdir()]:
+            if path.is_dir() and path != spill:
+                shutil.rmtree(path)
+            elif path != spill:
+                path.unlink()
+    else:
+        say(f"going on after {journal.done[-1]}, where an earlier build was stopped")
+    c = Context(work, budget, coding, stages.Progress(say), spill)
+    try:
+        if "read" not in journal.done:
+            c.progress.begin(f"reading {reader.path}", sum(reader.counts))
+            stages.read(reader, credible_counts(reader), c)
+            work.info["source"] = source_of(reader)
+            journal.save("read", work)
+        reader.close()
+        stages.join(c, journal)
+        stages.raise_faults(c, reader.path)
+        if "words" not in journal.done:
+            finish_words(c)
+            journal.save("words", work)
+        load = work.array("load-2") if slot_load is None else slot_load
+        slots = balanced_slot_table(load, shards)
+        stages.route(c, slots, shards, journal)
+        _write_files(folder, shards, c, journal)
+    finally:
+        work.close_runs()
+    info = work.info
+    return {
+        "model": info["model"],
+        "order": c.order,
+        "counts": list(c.counts),
+        "blanks": list(info["blanks"]),
+        "unk_in_model": info["unk_in_model"],
+        "encoding": coding.name,
+        "slots": slots.tolist(),
+        "files": info["files"],
+        "quantised_from": info["quantised_from"],
+        "source": info["source"],
+    }
+
+
+def rebuild(
+    source: stages.Source, slots: NDArray[np.uint16], shards: int, coding: Coding
+) -> Iterator[tuple[str, Columns]]:
+    """The columns of every file that a model gives with these slots, in the manifest's order.
+
+    Nothing is written: the columns of one file are in memory until the next are asked for.
+
+    Trusts  no n-gram of `source` stands twice or lacks its prefix
+    """
+    with tempfile.TemporaryDirectory(prefix="dlm-") as folder:  # for sorters; stays empty
+        silent = stages.Progress(lambda line: None)
+        c = Context(Work(None), Budget.in_memory(), coding, silent, Path(folder))
+        journal = Journal(Path(folder), None)
+        try:
+            stages.read(source, source.counts, c)
+            stages.join(c, journal)
+            finish_words(c)
+            stages.route(c, slots, shards, journal)
+            for file in _files(c, shards, journal):
+                yield layout.file_name(file.kind, file.index), file.make()
+        finally:
+            c.work.close_runs()
+
+
+def source_of(reader: ArpaReader) -> dict[str, Any]:
+    """What the manifest says of the text of a model, once it is read."""
+    return {
+        "text_bytes": reader.text_bytes,
+        "text_xxh3_128": reader.text_xxh3,
+        "comments": list(reader.comments),
+    }
+
+
+def _files_problem(folder: Path, work: Work) -> str | None:
+    """Why the files that an earlier build wrote cannot be used; None: they can."""
+    for entry in work.info.get("files", []):
+        path = folder / Path(entry["name"]).name
+        if not path.is_file() or layout.file_checksum(path) != entry["xxh3_128"]:
+            return f"{path} is not what was written"
+    return None
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of the set: its numbers in the manifest, and what makes its columns."""
+
+    kind: str
+    index: int | None
+    numbers: tuple[int, int, int]  # n-grams, blanks, nodes
+    make: Callable[[], Columns]
+
+
+def _files(c: Context, shards: int, journal: Journal) -> Iterator[_File]:
+    """The files that are not done, in the manifest's order; each is made before the next."""
+    counts, blanks = c.counts, c.work.info["blanks"]
+
+    def missing(kind: str, index: int | None = None) -> bool:
+        return layout.file_name(kind, index) not in journal.done
+
+    if missing("vocabulary"):
+        yield _File("vocabulary", None, (0, 0, 0), lambda: vocabulary_columns(c))
+    if missing("low_orders"):
+        numbers = sum(counts[:2]), sum(blanks[:2]), 0
+        yield _File("low_orders", None, numbers, lambda: low_columns(c))
+    each = [c.work.array(f"shard-counts-{k}") for k in range(2, c.order)]
+    with ShardLevels(c, shards, each) as levels:
+        for index in range(shards):
+            if not missing("shard", index):
+                levels.skip(index)
+                continue
+            nodes, grams, blank = (int(sum(x[index, i] for x in each)) for i in range(3))
+            make = functools.partial(levels.columns, index)
+            yield _File("shard", index, (grams - blank, blank, nodes), make)
+
+
+def _write_files(folder: Path, shards: int, c: Context, journal: Journal) -> None:
+    """Writes the files that are not done; `files` of the info lists them all."""
+    work = c.work
+    files = [FileEntry(**entry) for entry in work.info.get("files", [])]
+    for file in _files(c, shards, journal):
+        name = layout.file_name(file.kind, file.index)
+        c.progress.say(f"writing {name}")
+        columns = file.make()
+        size, digest = write_parts(folder / name, file.kind, columns)
+        for _, parts in columns.values():
+            for part in parts:
+                if isinstance(part, Spool) and part not in work.spools.values():
+                    part.remove()
+        files.append(FileEntry(file.kind, file.index, name, size, digest, *file.numbers))
+        work.info["files"] = [asdict(entry) for entry in files]
+        sync_folder(folder)
+        journal.save(name, work)
+
+
+def finish_words(c: Context) -> None:
+    """Flags and values of the 1-grams, and the ids of the model: as it was, and quantised."""
+    work, info = c.work, c.work.info
+    prob, backoff = work.array("word-prob"), work.array("word-backoff")
+    extended = np.zeros(c.words, np.bool_)
+    if c.order > 1:
+        extended = (backoff != 0) | (work.array("pair-sizes") > 0)
+        if not info["unk_in_model"]:
+            extended[UNK_ID] = True
+    work.drop("word-prob")
+    work.drop("word-backoff")
+    work.keep("word-values", np.stack([prob, backoff]).T)
+    work.keep("word-extended", extended)
+
+    digest = _words_digest(c)
+    sums: list[list[int]] = info["sums"]
+    own = digest.copy()
+    for count, pair in zip(c.counts, sums, strict=True):
+        for number in (count, *pair):
+            own.update(int(number).to_bytes(8, "little"))
+    info["model"], info["quantised_from"] = str(own.hexdigest()), None
+    if c.coding.bits is not None:
+        quantised = info.get("quantised_sums", {})
+        for k, count in enumerate(c.counts, 1):
+            for number in (count, *(sums[0] if k == 1 else quantised[str(k)])):
+                digest.update(int(number).to_bytes(8, "little"))
+        info["quantised_from"], info["model"] = info["model"], str(digest.hexdigest())
+    for k in range(1, c.order + 1):
+        for what in ("prob", "backoff"):
+            work.drop(f"{what}-values-{k}")
+            work.drop(f"{what}-counts-{k}")
+
+
+def _words_digest(c: Context) -> Any:
+    """The hash of every word, its length as eight bytes before it: how a model id begins."""
+    begin = c.work.array("word-begin").astype(I64)
+    data = c.work.spools["word-bytes"]
+    digest = xxhash.xxh3_128()
+    for first in range(0, c.words, c.budget.block_rows):
+        ends = begin[first : first + c.budget.block_rows + 1]
+        lengths = np.diff(ends)
+        count = len(lengths)
+        out = np.empty(8 * count + int(ends[-1] - ends[0]), np.uint8)
+        heads = ends[:-1] - ends[0] + 8 * np.arange(count)
+        out[heads[:, None] + np.arange(8)] = lengths.astype("<i8").view(np.uint8).reshape(-1, 8)
+        text = data.read(int(ends[0]), int(ends[-1]))
+        out[np.arange(len(text)) + 8 * np.repeat(np.arange(1, count + 1), lengths)] = text
+        digest.update(out.data)
+    digest.update(bytes([c.order, c.work.info["unk_in_model"]]))
+    return digest
+
+
+def vocabulary_columns(c: Context) -> dict[str, Any]:
+    """The columns of the vocabulary."""
+    begin = c.work.spools["word-begin"]
+    return {
+        "word_begin": (begin.dtype, [begin]),
+        "word_bytes": (np.uint8, [c.work.spools["word-bytes"]]),
+    }
+
+
+def low_columns(c: Context) -> dict[str, Any]:
+    """The columns of the low orders, the pairs a piece at a time."""
+    work, rows = c.work, c.budget.block_rows
+    values = work.array("word-values")
+    prob1, backoff1 = np.ascontiguousarray(values[:, 0]), np.ascontiguousarray(values[:, 1])
+    extended = work.array("word-extended")
+    prob_most, backoff_most = c.coding.prob_table, c.coding.backoff_table
+    word_prob = code_values(prob1, PROB_BITS, prob_most)
+    word_backoff = code_values(backoff1, BACKOFF_BITS, backoff_most)
+    pairs = work.spools["pairs"] if c.order > 1 else Spool(None, U32, 4)
+    begin = np.zeros(c.words + 1, I64)
+    if c.order > 1:
+        np.cumsum(work.array("pair-sizes"), out=begin[1:])
+
+    prob, backoff = Distinct(prob_most), Distinct(backoff_most)
+    for chunk in pairs.chunks(rows):
+        prob.add(np.ascontiguousarray(chunk[:, 1]))
+        backoff.add(np.ascontiguousarray(chunk[:, 2]))
+    prob_table, backoff_table = prob.table(PROB_BITS), backoff.table(BACKOFF_BITS)
+    prob_bits, backoff_bits = (
+        raw if table is None else bits_of(max(len(table) - 1, 0))
+        for raw, table in ((PROB_BITS, prob_table), (BACKOFF_BITS, backoff_table))
+    )
+    value_bits = PAIR_FLAG_BITS + prob_bits + backoff_bits
+    place = np.empty(c.words + 1, I64)
+    packed.key_list_bits(begin, c.key_bits, value_bits, place)
+    folder = work.folder
+    lists = BitStream(Spool(None if folder is None else folder / "low-list.part", np.uint64))
+    first = 0
+    while first < c.words:
+        after = int(np.searchsorted(begin, begin[first] + rows, side="right")) - 1
+        last = min(max(after, first + 1), c.words)
+        chunk = pairs.read(int(begin[first]), int(begin[last]))
+        key = np.ascontiguousarray(chunk[:, 0])
+        code = np.ascontiguousarray(chunk[:, 1])
+        near = (code & U32(0x7FFFFFFF) if prob_table is None else _codes(prob_table, code)).astype(
+            U64
+        )
+        far = chunk[:, 2] if backoff_table is None else _codes(backoff_table, chunk[:, 2])
+        near = (near << U64(PAIR_FLAG_BITS)) | _pair_flags(c, key, chunk[:, 3], extended)
+        bits = int(place[last] - place[first])
+        words, offset = lists.room(bits)
+        packed.put_key_lists(
+            words, place[first : last + 1] - place[first] + offset,
+            begin[first : last + 1] - begin[first], c.key_bits, value_bits,
+            PAIR_FLAG_BITS + prob_bits, key, near, far.astype(U64),
+        )  # fmt: skip
+        lists.put(words, bits)
+        first = last
+    # Arrays by word are in memory.
+    begin_bits, place_bits = bits_of(pairs.rows), bits_of(int(place[-1]))
+    stride = begin_bits + place_bits + word_backoff.bits
+    entries = room((c.words + 1) * stride)
+    packed.put_all(entries, 0, stride, begin_bits, begin)
+    packed.put_all(entries, begin_bits, stride, place_bits, place)
+    packed.put_all(entries, begin_bits + place_bits, stride, word_backoff.bits, word_backoff.codes)
+    near1 = (word_prob.codes << U64(1)) | extended.astype(U64)
+    shape = {
+        "words": c.words,
+        "pairs": pairs.rows,
+        "key_bits": c.key_bits,
+        "word_prob_bits": word_prob.bits,
+        "word_backoff_bits": word_backoff.bits,
+        "pair_prob_bits": prob_bits,
+        "pair_backoff_bits": backoff_bits,
+        "begin_bits": begin_bits,
+        "place_bits": place_bits,
+    }
+    none = np.zeros(0, F32)
+    columns: dict[str, NDArray[Any] | Spool] = {
+        "shape": np.array([shape[name] for name in LOW_SHAPE], np.uint64),
+        "word_value": pack_fields(near1, word_prob.bits + 1),
+        "word_entry": entries,
+        "list": lists.close(),
+        "word_prob_table": word_prob.table,
+        "word_backoff_table": word_backoff.table,
+        "pair_prob_table": none if prob_table is None else prob_table.view(F32),
+        "pair_backoff_table": none if backoff_table is None else backoff_table.view(F32),
+    }
+    return {name: (part.dtype, [part]) for name, part in columns.items()}
+
+
+def _codes(table: NDArray[np.uint32], bits: NDArray[np.uint32]) -> NDArray[np.int64]:
+    return np.searchsorted(table, bits)
+
+
+def _pair_flags(
+    c: Context, key: NDArray[np.uint32], bits: NDArray[np.uint32], extended: NDArray[np.bool_]
+) -> NDArray[np.uint64]:
+    """The flags of 2-grams: the length of their state, STORED and BLANK."""
+    second = extended[ids_of(key, c.key_bits)].astype(U64)
+    flags = np.where(bits & U32(1), U64(2), second)
+    flags |= np.where(bits & U32(2), U64(STORED), U64(0))
+    flags |= np.where(bits & U32(4), U64(BLANK), U64(0))
+    return flags
+
+
+class ShardLevels:
+    """The levels of one shard after the other."""
+
+    def __init__(self, c: Context, shards: int, counts: list[NDArray[np.int64]]) -> None:
+        self._c = c
+        self._shards = shards
+        self._counts = counts
+        self._stack = ExitStack()
+        self._takers: list[tuple[Taker, Taker]] = []
+        if shards > 1:
+            rows = c.budget.block_rows
+            for k in range(2, c.order):
+                pair = [
+                    Taker(c.work.runs[f"shard-{what}-{k}"].blocks(rows))
+                    for what in ("nodes", "entries")
+                ]
+                for taker in pair:
+                    self._stack.callback(taker.close)
+                self._takers.append((pair[0], pair[1]))
+
+    def __enter__(self) -> ShardLevels:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def skip(self, index: int) -> None:
+        """Passes over a shard."""
+        for level, takers in enumerate(self._takers):
+            for i, taker in enumerate(takers):
+                for _ in taker.take(int(self._counts[level][index, i])):
+                    pass
+
+    def columns(self, index: int) -> dict[str, Any]:
+        """The columns of a shard."""
+        c = self._c
+        folder = c.work.folder
+        own: list[Spool] = []
+
+        def taken(level: int, i: int) -> Spool:
+            what, width = (("nodes", 6), ("entries", 3))[i]
+            if self._shards == 1:
+                return c.work.spools[f"shard-{what}-{level + 2}"]
+            path = None if folder is None else folder / f"one-{what}-{level}.part"
+            spool = Spool(path, U32, width)
+            for piece in self._takers[level][i].take(int(self._counts[level][index, i])):
+                spool.append(piece)
+            own.append(spool)
+            return spool.finish(sync=False)
+
+        def levels() -> Iterator[LevelPacker]:
+            for level in range(c.order - 2):
+                shape = LevelShape(
+                    level == 0,
+                    level + 3 == c.order,
+                    bool(self._counts[level][index, 2]),
+                    c.work.spools["pairs"].rows,
+                    c.key_bits,
+                    c.coding.prob_table,
+                    c.coding.backoff_table,
+                )
+                yield LevelPacker(
+                    taken(level, 0), taken(level, 1), shape, folder, f"level-{level}",
+                    c.budget.block_rows,
+                )  # fmt: skip
+
+        with ThreadPoolExecutor(c.budget.threads) as pool:
+            coming = [pool.submit(packer.pack) for packer in levels()]
+            parts: list[LevelParts] = [future.result() for future in coming]
+        for spool in own:
+            spool.remove()
+        pairs = c.work.spools["pairs"].rows if c.order > 1 else 0
+        return tree_columns(parts, pairs, c.key_bits)

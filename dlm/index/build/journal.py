@@ -1,0 +1,136 @@
+"""What a build has finished, on disk, so that one that was killed goes on from there.
+
+`journal.json` in the folder of the build says what is built from what, and names everything that
+the finished stages left, with checksums. It is replaced in one step, after what it names is synced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from dlm import __version__
+from dlm.errors import ConfigError, SpillError
+from dlm.extsort import SortedRuns
+from dlm.files import sync_folder
+from dlm.index.build.budget import Budget
+from dlm.index.build.spool import Spool, Work
+from dlm.index.layout import FORMAT_VERSION
+from dlm.ngram.arpa import PARTS_INDEX, is_parts_folder
+
+JOURNAL = "journal.json"
+VERSION = 2  # grows when a stage leaves other things than before
+_SAMPLE_BYTES = 1 << 20
+
+
+def describe_input(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """What tells an input from another: size, time, XXH3 of its ends; None of a pipe."""
+    place = Path(path)
+    if is_parts_folder(place):
+        place /= PARTS_INDEX  # it names the parts and their sizes
+    if not place.is_file():
+        return None
+    status = place.stat()
+    digest = xxhash.xxh3_128()
+    with place.open("rb") as file:
+        digest.update(file.read(_SAMPLE_BYTES))
+        file.seek(max(status.st_size - _SAMPLE_BYTES, 0))
+        digest.update(file.read(_SAMPLE_BYTES))
+    return {
+        "path": os.fspath(place.absolute()),
+        "bytes": status.st_size,
+        "modified_ns": status.st_mtime_ns,
+        "ends_xxh3_128": digest.hexdigest(),
+    }
+
+
+def build_key(source: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same for a build to go on."""
+    return {
+        "journal_version": VERSION,
+        "format_version": FORMAT_VERSION,
+        "dlm": __version__,
+        "input": source,
+        "arguments": arguments,
+    }
+
+
+class Journal:
+    """The journal of one build.
+
+    Args
+        folder   of the build, where the journal is
+        key      `build_key`; None keeps no journal
+    """
+
+    def __init__(self, folder: Path, key: dict[str, Any] | None) -> None:
+        self._path = folder / JOURNAL
+        self._key = key
+        self.done: list[str] = []
+
+    def save(self, stage: str, work: Work) -> None:
+        """A stage is finished; then removes what the stages to come do not need."""
+        self.done.append(stage)
+        if self._key is not None:
+            content = {
+                "key": self._key,
+                "done": self.done,
+                "info": work.info,
+                "spools": {name: spool.manifest() for name, spool in work.spools.items()},
+                "runs": {name: runs.manifest() for name, runs in work.runs.items()},
+            }
+            partial = self._path.with_name(JOURNAL + ".partial")
+            with partial.open("w") as out:
+                json.dump(content, out)
+                out.flush()
+                os.fsync(out.fileno())
+            if work.folder is not None:
+                sync_folder(work.folder)
+            partial.replace(self._path)
+            sync_folder(self._path.parent)
+        work.sweep()
+
+    def forget(self, work: Work) -> None:
+        """As if nothing were done."""
+        work.spools.clear()
+        work.runs.clear()
+        work.info.clear()
+        self.done = []
+
+    def load(self, work: Work, budget: Budget) -> str | None:
+        """Takes up what a journal names; why not, if it cannot; None where there is none, or all
+        is well (`done` tells).
+        """
+        try:
+            text = self._path.read_text()
+        except FileNotFoundError:
+            return None
+        try:
+            content = json.loads(text)
+            if content["key"] != self._key:
+                return "it is of another input, other arguments or another version"
+            assert work.folder is not None
+            # The names come from a file: nothing outside of the folder is opened.
+            for name, manifest in content["spools"].items():
+                if Path(manifest["name"]).name != manifest["name"]:
+                    raise ValueError(f"{manifest['name']!r:.80} is no name")
+                work.spools[name] = Spool.open(work.folder, manifest)
+            for name, manifest in content["runs"].items():
+                work.runs[name] = SortedRuns.open(
+                    work.folder, manifest, budget.read_bytes, budget.threads
+                )
+            work.info.update(content["info"])
+            self.done = list(content["done"])
+        except (OSError, ConfigError, SpillError, ValueError, KeyError, TypeError) as exc:
+            self.forget(work)
+            return str(exc)
+        kept = {spool.path.name for spool in work.spools.values() if spool.path is not None}
+        kept |= {run.name for runs in work.runs.values() for run in runs.runs}
+        for path in work.folder.iterdir():
+            if path.name not in kept:
+                path.unlink()
+        return None

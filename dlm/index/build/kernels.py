@@ -1,0 +1,430 @@
+"""The kernels of the streaming builder: blocks of rows in, blocks of rows out, state in an array.
+
+A kernel that runs out of a block, or of room, returns which one, and is called again with the next:
+what it was doing stands in `at` and in the arrays that it was given for that.
+"""
+
+# mypy: disable-error-code="assignment,misc"
+from __future__ import annotations
+
+import numpy as np
+
+from dlm.jit import inlined, kernel
+from dlm.ngram.kernels import slot_of
+
+# What `join` and `route` return.
+DONE, FULL, ROWS, SUFFIXES, ENTRIES, PAIRS = -1, 0, 1, 2, 3, 4
+PARENTS, PARENT_KEYS, NODES, LIST = 1, 2, 3, 4
+
+# Places in `at` of `join`.
+(
+    A, Q, X, P, E, D, R, PHASE, BLANK, CHILDREN, FOLLOWING, PROB, BACKOFF, HELD, HELD_CHILDREN,
+    HELD_RANK, GROUP, GROUP_COUNT, NUMBER, BLANKS, TWICE, MISSING, SLOT_U, SLOT_V, SLOT, TWICE_KEPT,
+    MISSING_KEPT, MISSING_LAST,
+) = range(28)  # fmt: skip
+JOIN_STATE = 28
+
+BLANK_CODE = 0x7FFFFFFF  # no probability has these bits: it would be no number
+
+
+@kernel("uint32[:, :], uint32[:], uint32[:], uint64, uint64, out uint32[:, :]")
+def suffix_rows(ids, prob, backoff, multiplier, mask, out):  # type: ignore[no-untyped-def]
+    """Rows in suffix order, with the bits of their values behind.
+
+    Shapes
+        ids   (n, k)      uint32  k >= 2
+        prob, backoff (n,) uint32
+        out   (n, k + 2)  uint32  filled
+    """
+    k = ids.shape[1]
+    for i in range(len(ids)):
+        out[i, 0] = ids[i, k - 2]
+        out[i, 1] = np.uint32((np.uint64(ids[i, k - 1]) * multiplier) & mask)
+        for j in range(2, k):
+            out[i, j] = np.uint32((np.uint64(ids[i, k - 1 - j]) * multiplier) & mask)
+        out[i, k] = prob[i]
+        out[i, k + 1] = backoff[i]
+
+
+@inlined
+def _compare(x, i, y, j, width):  # type: ignore[no-untyped-def]
+    """-1, 0, 1 as the first `width` numbers of row i of x are below, equal to or above y's j."""
+    for c in range(width):
+        if x[i, c] != y[j, c]:
+            return -1 if x[i, c] < y[j, c] else 1
+    return 0
+
+
+@kernel(
+    "int64, bool, uint32[:, :], uint32[:, :], uint32[:, :], uint32[:, :], bool[:], out "
+    "int64[:], out uint32[:], out uint32[:], out uint32[:, :], out uint32[:, :], out uint32[:, "
+    ":], out int64[:], out uint32[:, :], out uint32[:, :], uint64, uint64, uint64, int64, int64"
+)
+def join(  # type: ignore[no-untyped-def]
+    k,
+    top,
+    rows,
+    suffixes,
+    entries,
+    pairs,
+    ended,
+    at,
+    current,
+    held,
+    out_entries,
+    out_nodes,
+    out_suffixes,
+    load,
+    twice,
+    missing,
+    multiplier,
+    inverse,
+    mask,
+    node_bytes,
+    gram_bytes,
+):
+    """Order k of the model, with blanks and flags, from three streams in suffix order.
+
+    Args
+        k, top   the order, and whether it is the highest
+        ended    (5,) bool, by number of the stream: whether this block is its last
+        node_bytes, gram_bytes  what a node and an n-gram add to the load of their slot
+    Shapes, uint32 unless it is said otherwise
+        rows      (n, k + 2)  k-grams of the file in suffix order, bits of probability and weight
+        suffixes  (n, k + 1)  what order k + 1 requires: distinct; nodes that hang below each
+        entries   (n, > k + 1) order k + 1 in list order; its last column the value, see below
+        pairs     (n, 4)      the 2-grams of the file in suffix order, where k is 3
+        at        (JOIN_STATE,) int64;  current, held (k,): the n-gram at hand, its suffix
+        out_entries    k > 3: (n, k + 1) list order, value;  k = 3: (n, 5), with the place in the
+                       list of 2-grams before the value;  k = 2: (n, 5) suffix order, bits of the
+                       values, and 1 extended | 2 node | 4 blank
+        out_nodes      (n, 5) key of the oldest word (k = 2: number of the pair), bits of the weight
+                       (k = 2: id of the second word), nodes below, n-grams following, slot
+        out_suffixes   (n, k) as `suffixes`, one order down
+        load           (4096,) int64
+        twice, missing (m, k) n-grams that stand twice; contexts that are no n-grams of the file
+    Returns      FULL, or the number of the stream whose block is used up, or DONE
+    A value is the bits of the probability without its sign, above a bit that says extended; those
+    of a blank are BLANK_CODE.
+    """
+    while True:
+        if at[PHASE] == 0:
+            if at[E] >= len(out_entries) or at[D] >= len(out_nodes) or at[R] >= len(out_suffixes):
+                return FULL
+            if at[A] >= len(rows) and not ended[ROWS]:
+                return ROWS
+            if at[Q] >= len(suffixes) and not ended[SUFFIXES]:
+                return SUFFIXES
+            has_row = at[A] < len(rows)
+            has_suffix = at[Q] < len(suffixes)
+            if not has_row and not has_suffix:
+                while at[X] < len(entries):  # contexts above all n-grams
+                    _note_missing(at, entries, missing, k)
+                    at[X] += 1
+                if not ended[ENTRIES]:
+                    return ENTRIES
+                if at[HELD]:
+                    _put_suffix(at, held, out_suffixes, k)
+                    at[HELD] = 0
+                return DONE
+            order = 0
+            if has_row and has_suffix:
+                order = _compare(rows, at[A], suffixes, at[Q], k)
+            elif has_row:
+                order = -1
+            else:
+                order = 1
+            at[CHILDREN] = 0
+            at[FOLLOWING] = 0
+            if order <= 0:
+                for c in range(k):
+                    current[c] = rows[at[A], c]
+                at[PROB] = rows[at[A], k]
+                at[BACKOFF] = rows[at[A], k + 1]
+                at[BLANK] = 0
+                at[A] += 1
+            else:
+                for c in range(k):
+                    current[c] = suffixes[at[Q], c]
+                at[PROB] = 0
+                at[BACKOFF] = 0
+                at[BLANK] = 1
+                at[BLANKS] += 1
+            if order >= 0:
+                at[CHILDREN] = suffixes[at[Q], k]
+                at[Q] += 1
+            at[PHASE] = 1
+        if at[PHASE] == 1:  # the same n-gram again?
+            while True:
+                if at[A] >= len(rows):
+                    if not ended[ROWS]:
+                        return ROWS
+                    break
+                same = True
+                for c in range(k):
+                    if rows[at[A], c] != current[c]:
+                        same = False
+                        break
+                if not same:
+                    break
+                at[TWICE] += 1
+                if at[TWICE_KEPT] < len(twice):
+                    for c in range(k):
+                        twice[at[TWICE_KEPT], c] = current[c]
+                    at[TWICE_KEPT] += 1
+                at[A] += 1
+            at[PHASE] = 2
+        if at[PHASE] == 2:  # what follows it
+            while True:
+                if at[X] >= len(entries):
+                    if not ended[ENTRIES]:
+                        return ENTRIES
+                    break
+                order = 0
+                for c in range(k):
+                    if entries[at[X], c] != current[c]:
+                        order = -1 if entries[at[X], c] < current[c] else 1
+                        break
+                if order > 0:
+                    break
+                if order < 0 or at[BLANK]:
+                    _note_missing(at, entries, missing, k)
+                if order == 0:
+                    at[FOLLOWING] += 1
+                at[X] += 1
+            at[PHASE] = 3
+        if at[PHASE] == 3:  # its suffix
+            new = not at[HELD]
+            if k > 2 and not new:
+                for c in range(k - 1):
+                    if current[c] != held[c]:
+                        new = True
+                        break
+            if k > 2 and new:
+                if k == 3:
+                    # How many of the same first word, of the file or required, are before it.
+                    while True:
+                        if at[P] >= len(pairs):
+                            if not ended[PAIRS]:
+                                return PAIRS
+                            break
+                        u = np.int64(pairs[at[P], 0])
+                        key = pairs[at[P], 1]
+                        if u > current[0] or (u == current[0] and key > current[1]):
+                            break
+                        if u == current[0] and key < current[1]:
+                            if at[GROUP] != u:
+                                at[GROUP] = u
+                                at[GROUP_COUNT] = 0
+                            at[GROUP_COUNT] += 1
+                        at[P] += 1
+                    if at[GROUP] != current[0]:
+                        at[GROUP] = current[0]
+                        at[GROUP_COUNT] = 0
+                    at[HELD_RANK] = at[GROUP_COUNT]
+                    at[GROUP_COUNT] += 1
+                if at[HELD]:
+                    _put_suffix(at, held, out_suffixes, k)
+                for c in range(k - 1):
+                    held[c] = current[c]
+                at[HELD] = 1
+                at[HELD_CHILDREN] = 0
+            following = at[FOLLOWING] > 0
+            weight = at[BACKOFF] != 0
+            node = (following or at[CHILDREN] > 0 or (k > 2 and weight)) and not top
+            extended = (following or weight) and not top
+            e = at[E]
+            if k == 2:
+                out_entries[e, 0] = current[0]
+                out_entries[e, 1] = current[1]
+                out_entries[e, 2] = at[PROB]
+                out_entries[e, 3] = at[BACKOFF]
+                out_entries[e, 4] = (
+                    (1 if extended else 0) | (2 if node else 0) | (4 if at[BLANK] else 0)
+                )
+            else:
+                second = current[2]
+                out_entries[e, 0] = np.uint32((np.uint64(second) * inverse) & mask)
+                out_entries[e, 1] = np.uint32((np.uint64(current[0]) * multiplier) & mask)
+                for c in range(3, k):
+                    out_entries[e, c - 1] = current[c]
+                out_entries[e, k - 1] = current[1]
+                code = np.int64(BLANK_CODE) if at[BLANK] else at[PROB] & np.int64(0x7FFFFFFF)
+                value = (code << np.int64(1)) | (np.int64(1) if extended else np.int64(0))
+                if k == 3:
+                    out_entries[e, 3] = at[HELD_RANK]
+                    out_entries[e, 4] = value
+                else:
+                    out_entries[e, k] = value
+            at[E] += 1
+            if node:
+                if at[SLOT_U] != current[0] or at[SLOT_V] != current[1]:
+                    at[SLOT_U] = current[0]
+                    at[SLOT_V] = current[1]
+                    at[SLOT] = slot_of(current[0], (np.uint64(current[1]) * inverse) & mask)
+                d = at[D]
+                if k == 2:
+                    out_nodes[d, 0] = at[NUMBER]
+                    out_nodes[d, 1] = np.uint32((np.uint64(current[1]) * inverse) & mask)
+                else:
+                    out_nodes[d, 0] = current[k - 1]
+                    out_nodes[d, 1] = at[BACKOFF]
+                out_nodes[d, 2] = at[CHILDREN]
+                out_nodes[d, 3] = at[FOLLOWING]
+                out_nodes[d, 4] = at[SLOT]
+                at[D] += 1
+                at[HELD_CHILDREN] += 1
+                load[at[SLOT]] += node_bytes + gram_bytes * at[FOLLOWING]
+            at[NUMBER] += 1
+            at[PHASE] = 0
+
+
+@inlined
+def _put_suffix(at, held, out_suffixes, k):  # type: ignore[no-untyped-def]
+    r = at[R]
+    for c in range(k - 1):
+        out_suffixes[r, c] = held[c]
+    out_suffixes[r, k - 1] = at[HELD_CHILDREN]
+    at[R] += 1
+
+
+@inlined
+def _note_missing(at, entries, missing, k):  # type: ignore[no-untyped-def]
+    """Keeps the context of an entry that has none; a blank's is no fault of the file."""
+    x = at[X]
+    if np.int64(entries[x, entries.shape[1] - 1]) >> np.int64(1) == BLANK_CODE:
+        return
+    at[MISSING] += 1
+    kept = at[MISSING_KEPT]
+    if kept and _compare(entries, x, missing, kept - 1, k) == 0:
+        return
+    if kept < len(missing):
+        for c in range(k):
+            missing[kept, c] = entries[x, c]
+        at[MISSING_KEPT] += 1
+
+
+# Places in `at` of `route`.
+LISTED, FILLED, LEFT_NODES, LEFT_ENTRIES, FROM, R_PARENT, R_KEY, R_NODE, R_ENTRY = range(9)
+ROUTE_STATE = 9
+
+
+@kernel(
+    "bool, uint32[:, :], uint32[:, :], uint32[:, :], uint32[:, :], bool[:], out int64[:], out "
+    "uint32[:], uint32[:], int64[:], out uint32[:, :], out uint32[:, :], out int64[:, :]"
+)
+def route(  # type: ignore[no-untyped-def]
+    direct,
+    parents,
+    parent_keys,
+    nodes,
+    entries,
+    ended,
+    at,
+    listed,
+    shard_of_slot,
+    sizes,
+    out_nodes,
+    out_entries,
+    counts,
+):
+    """The shard of each node and entry of a level, and the places of the entries.
+
+    Args
+        direct   whether the nodes are roots: no parents, and entries know their places
+        ended    (5,) bool, by number of the stream
+    Shapes, uint32 unless it is said otherwise
+        parents, nodes   (n, 5) as `join` makes them, of two orders one after the other
+        parent_keys, entries  (n, 2) key, value; where `direct`, entries are (n, 3), with the place
+                         in the middle
+        at               (ROUTE_STATE,) int64
+        listed           (V,)  the keys of the parent's list
+        shard_of_slot    (4096,)
+        sizes            (V,) int64  2-grams that begin with each word
+        out_nodes        (len(nodes), 6) shard, key, weight, nodes below, n-grams following,
+                         entries of the parent's list
+        out_entries      (len(entries), 3) shard, place in the parent's list, value
+        counts           (B, 3) int64  nodes, n-grams, blanks of each shard
+    Returns      the number of the stream whose block is used up, or DONE
+    """
+    while True:
+        if at[LEFT_ENTRIES] > 0:
+            d = at[R_NODE] - 1
+            shard = out_nodes[d, 0]
+            following = np.int64(out_nodes[d, 4])
+            whole = not direct and following == at[LISTED]
+            while at[LEFT_ENTRIES] > 0:
+                e = at[R_ENTRY]
+                if e >= len(entries):
+                    return DONE if ended[LIST] else LIST
+                if direct:
+                    out_entries[e, 1] = entries[e, 1]
+                    value = entries[e, 2]
+                else:
+                    value = entries[e, 1]
+                    low = at[FROM]
+                    if not whole:
+                        key = entries[e, 0]
+                        # Doubling steps, then halving: places rise within a list.
+                        step = np.int64(1)
+                        high = low
+                        while high < at[LISTED] and listed[high] < key:
+                            low = high + 1
+                            high += step
+                            step += step
+                        high = min(high, at[LISTED])
+                        while low < high:
+                            middle = (low + high) >> np.int64(1)
+                            if listed[middle] < key:
+                                low = middle + 1
+                            else:
+                                high = middle
+                    out_entries[e, 1] = low
+                    at[FROM] = low + 1
+                out_entries[e, 0] = shard
+                out_entries[e, 2] = value
+                counts[shard, 1] += 1
+                if np.int64(value) >> np.int64(1) == BLANK_CODE:
+                    counts[shard, 2] += 1
+                at[R_ENTRY] += 1
+                at[LEFT_ENTRIES] -= 1
+        elif at[LEFT_NODES] > 0 or direct:
+            d = at[R_NODE]
+            if d >= len(nodes):
+                return DONE if ended[NODES] else NODES
+            shard = shard_of_slot[nodes[d, 4]]
+            out_nodes[d, 0] = shard
+            out_nodes[d, 1] = nodes[d, 0]
+            out_nodes[d, 3] = nodes[d, 2]
+            out_nodes[d, 4] = nodes[d, 3]
+            if direct:
+                out_nodes[d, 2] = 0
+                out_nodes[d, 5] = sizes[nodes[d, 1]]
+            else:
+                out_nodes[d, 2] = nodes[d, 1]
+                out_nodes[d, 5] = at[LISTED]
+            counts[shard, 0] += 1
+            at[LEFT_ENTRIES] = nodes[d, 3]
+            at[LEFT_NODES] -= 1
+            at[FROM] = 0
+            at[R_NODE] += 1
+        elif at[FILLED] < at[LISTED]:
+            p = at[R_KEY]
+            if p >= len(parent_keys):
+                return DONE if ended[PARENT_KEYS] else PARENT_KEYS
+            count = min(at[LISTED] - at[FILLED], len(parent_keys) - p)
+            for i in range(count):
+                listed[at[FILLED] + i] = parent_keys[p + i, 0]
+            at[FILLED] += count
+            at[R_KEY] += count
+            if at[FILLED] == at[LISTED]:
+                at[LEFT_NODES] = parents[at[R_PARENT] - 1, 2]
+        else:
+            p = at[R_PARENT]
+            if p >= len(parents):
+                return DONE if ended[PARENTS] else PARENTS
+            at[R_PARENT] += 1
+            at[LISTED] = parents[p, 3]
+            at[FILLED] = 0
+            if at[LISTED] == 0:
+                at[LEFT_NODES] = parents[p, 2]

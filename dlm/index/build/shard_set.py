@@ -1,0 +1,372 @@
+"""From an ARPA file to the files of a shard set: the whole folder or nothing.
+
+`builder` makes the files, in bounded memory; here is what surrounds it: the folder and its lock,
+the limit of memory, room on the disk, repair, and the manifest, which is written last.
+
+Paper: DLM Algorithms 2 and 3.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from dlm import __version__
+from dlm import kernels as sorting
+from dlm.errors import ConfigError
+from dlm.files import remove_leftovers, scratch_folder, sync_folder
+from dlm.index import layout
+from dlm.index.build import kernels as joining
+from dlm.index.build import stages
+from dlm.index.build.budget import (
+    Budget,
+    credible_counts,
+    least_bytes,
+    output_bytes,
+    spill_bytes,
+)
+from dlm.index.build.builder import build, source_of
+from dlm.index.build.journal import JOURNAL, build_key, describe_input
+from dlm.index.coding import Coding, coding_of
+from dlm.index.layout import Manifest
+from dlm.index.ngrams import read_raw, sorted_tables, with_prefixes
+from dlm.index.packed import kernels as packed
+from dlm.ngram import kernels as reading
+from dlm.ngram.arpa import ArpaReader, write_arpa
+from dlm.ngram.partition import SLOTS, check_shards
+from dlm.resources import available_bytes, check_disk
+
+Progress = Callable[[str], None]
+
+# What makes a shard set in the encoding exact; see jit.compile_ahead.
+KERNELS = (
+    joining.join,
+    sorting.refine,
+    reading.read_ngrams,
+    reading.enter_words,
+    joining.route,
+    reading.read_words,
+    packed.put_key_lists,
+    packed.hash_ngrams,
+    packed.put_rank_lists,
+    reading.find_words,
+    sorting.pack,
+    joining.suffix_rows,
+    sorting.column_range,
+    packed.key_list_bits,
+    packed.rank_list_bits,
+    sorting.gather,
+    reading.count_newlines,
+)
+
+
+def build_shard_set(
+    arpa: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    shards: int,
+    *,
+    encoding: str = "exact",
+    bits: int | None = None,
+    slot_load: NDArray[np.int64] | None = None,
+    repair: bool = False,
+    memory_bytes: int | None = None,
+    spill: str | os.PathLike[str] | None = None,
+    threads: int = 2,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Shards the model in an ARPA file.
+
+    Args
+        arpa       plain, gzip, zstd or xz
+        output     folder to make; it must not exist, or be empty
+        shards     how many, 1 to 4,096
+        encoding   "exact", or "compact": smaller, and its values quantised
+        bits       of a quantised value, or 32 to keep values as they are; of the compact encoding
+                   only; see `coding.coding_of`
+        slot_load  queries recorded for each slot, to balance those instead of the bytes stored
+        repair     add prefixes that are missing (`ngrams.with_prefixes`); the model is first
+                   rewritten with them, for which it is taken into memory as a whole
+        memory_bytes  limit; None takes half of what is available, but no less than is needed. What
+                   the interpreter takes is not counted, some 300 MB
+        spill      folder for what does not fit in it; None: beside the output
+        threads    1 or more
+        progress   called with a line for each stage, and every few seconds
+    Returns        the manifest
+    Raises
+        ArpaError, ConfigError, OSError
+    Guarantees
+        The folder appears whole or not at all: it is written beside, synced, and renamed.
+        The same model and arguments give the same bytes, whatever the memory.
+        A build of a file that spills, if it is killed or interrupted, goes on from its last
+        finished stage when it is begun again with the same arguments.
+    Cost
+        memory: a limit that spares the words, 300 bytes each; with `repair`, before that, some
+        400 bytes per n-gram
+    """
+    check_shards(shards)
+    coding = coding_of(encoding, bits)
+    say = progress or (lambda line: None)
+    if threads < 1:
+        raise ConfigError(f"--threads {threads}: give 1 or more")
+    if slot_load is not None and len(slot_load) != SLOTS:
+        raise ConfigError(f"a load of {len(slot_load)} slots was given, {SLOTS} expected")
+    destination = Path(output)
+    check_destination(destination)
+    with _building(destination, spill) as place, _explained(place), ExitStack() as stack:
+        original = None
+        if repair:
+            place.clear()
+            parent = place.repaired.parent
+            parent.mkdir(parents=True, exist_ok=True)
+            folder = stack.enter_context(scratch_folder(parent, place.repaired.name))
+            source, arpa = arpa, folder / "model.arpa.zst"
+            original = _repair(source, arpa, say)
+        content = _streamed(
+            place, arpa, original, shards, coding, slot_load, memory_bytes, threads, say
+        )
+        place.clear_all_but_set()
+        manifest = layout.make_manifest(content)
+        with (place.folder / layout.MANIFEST).open("wb") as out:
+            out.write(manifest.text)
+            out.flush()
+            os.fsync(out.fileno())
+        sync_folder(place.folder)
+        check_destination(destination)
+        place.folder.rename(destination)  # takes the place of an empty folder, in one step
+        sync_folder(destination.absolute().parent)
+    return manifest
+
+
+def _streamed(
+    place: _Place,
+    arpa: str | os.PathLike[str],
+    original: dict[str, Any] | None,
+    shards: int,
+    coding: Coding,
+    slot_load: NDArray[np.int64] | None,
+    memory_bytes: int | None,
+    threads: int,
+    say: Progress,
+) -> dict[str, Any]:
+    """Writes the files of a set in bounded memory; returns the content of its manifest.
+
+    Args
+        original  what `_repair` says of the source of `arpa`, where that is a repaired model
+    """
+    with ArpaReader(arpa) as reader:
+        stages.check_header(reader)
+        counts = credible_counts(reader)
+        if memory_bytes is None:
+            memory_bytes = max(available_bytes() // 2, least_bytes(counts))
+        budget = Budget.of(memory_bytes, counts, threads)
+        key = None
+        # A repaired model is written anew each time: there is nothing to go on with.
+        source = describe_input(arpa) if budget.durable and original is None else None
+        if source is not None:
+            load = None if slot_load is None else xxhash.xxh3_128_hexdigest(slot_load.tobytes())
+            key = build_key(
+                source,
+                {
+                    "shards": shards,
+                    "encoding": coding.name,
+                    "bits": coding.bits,
+                    "slot_load": load,
+                },
+            )
+        place.begin(keep=key is not None)
+        _check_room(place, counts, budget)
+        if budget.durable:
+            say(
+                f"{sum(counts):,} n-grams are more than {memory_bytes:,} bytes of memory hold; "
+                f"spilling to {place.spill}"
+            )
+        found = build(
+            reader,
+            place.folder,
+            place.spill,
+            shards,
+            coding,
+            budget,
+            key=key,
+            slot_load=slot_load,
+            say=say,
+        )
+    provenance = {"source": Path(reader.path).name, **found.pop("source"), **(original or {})}
+    provenance |= {"builder": f"dlm {__version__}", "repaired": original is not None}
+    quantised_from = found.pop("quantised_from")
+    if coding.bits is not None:
+        provenance |= {"quantised_from": quantised_from, "bits": coding.bits}
+    return {**_HEAD, **found, "provenance": provenance}
+
+
+def _repair(arpa: str | os.PathLike[str], path: Path, say: Progress) -> dict[str, Any]:
+    """Writes the model in `arpa` to `path` with the prefixes that it lacks; what its source is.
+
+    Raises  ArpaError, which names places in `arpa`: nothing is left for the builder to refuse
+    """
+    say(f"reading {os.fspath(arpa)} to repair it")
+    with ArpaReader(arpa) as reader:
+        stages.check_header(reader)
+        raw = read_raw(reader)
+        raw = with_prefixes(reader.vocabulary, raw)
+        sorted_tables(reader.vocabulary, raw, reader)
+    say("writing the repaired model")
+    write_arpa(path, reader.vocabulary, raw)
+    return {"source": Path(reader.path).name, **source_of(reader)}
+
+
+def _check_room(place: _Place, counts: Sequence[int], budget: Budget) -> None:
+    """Raises `ConfigError` where a disk has too little room for what is still to be written."""
+    held = place.held_bytes()
+    output = output_bytes(counts)
+    spilled = spill_bytes(counts) if budget.durable else 0
+    if place.spill.stat().st_dev == place.folder.stat().st_dev:
+        check_disk(place.folder, output + spilled - held, "sharding this model")
+    else:
+        check_disk(place.folder, output - held, "the shard set")
+        check_disk(place.spill, spilled - held, "sorting this model")
+
+
+_HEAD = {
+    "format": layout.FORMAT_NAME,
+    "format_version": layout.FORMAT_VERSION,
+    "features": [],
+}
+
+
+def check_destination(destination: Path) -> None:
+    """Raises `ConfigError` unless `destination` is free or an empty folder."""
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise ConfigError(
+            f"{destination} exists and is not an empty folder; "
+            "give another --output, or remove it first"
+        )
+
+
+@dataclass
+class _Place:
+    """Where a build writes.
+
+    folder    the set, and the journal;  spill  everything else
+    repaired  beside which there is a folder for the repaired model, if there is one
+    keeps     whether what is there may serve a later build
+    """
+
+    folder: Path
+    spill: Path
+    repaired: Path
+    keeps: bool = False
+
+    def begin(self, keep: bool) -> None:
+        """Makes the folders; what an earlier build left is removed unless `keep`."""
+        self.keeps = keep
+        if not keep or not (self.folder / JOURNAL).exists():
+            self.clear()
+        self.spill.mkdir(parents=True, exist_ok=True)
+
+    def clear(self) -> None:
+        """Removes what an earlier build left, and makes the folder of the set."""
+        shutil.rmtree(self.spill, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(exist_ok=True)
+
+    def clear_all_but_set(self) -> None:
+        """Removes what is no part of a finished set."""
+        shutil.rmtree(self.spill, ignore_errors=True)
+        (self.folder / JOURNAL).unlink(missing_ok=True)
+        self.keeps = False
+
+    def remove(self) -> None:
+        """Removes everything."""
+        shutil.rmtree(self.spill, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def held_bytes(self) -> int:
+        """Bytes of the files that an earlier build left."""
+        folders = {self.folder, self.spill}
+        return sum(p.stat().st_size for f in folders for p in f.iterdir() if p.is_file())
+
+
+@contextmanager
+def _building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterator[_Place]:
+    """Folders to write in, the set's beside `destination`, locked against a second builder.
+
+    The lock tells a killed build from a running one. An error removes everything; a signal leaves
+    what a later build can go on with.
+    """
+    whole = destination.absolute()
+    whole.parent.mkdir(parents=True, exist_ok=True)
+    folder = whole.with_name(destination.name + ".building")
+    if spill is None:
+        spilled = folder / "spill"
+    else:
+        name = xxhash.xxh3_64_hexdigest(os.fsencode(whole))
+        spilled = Path(spill).absolute() / f"dlm-{destination.name}-{name}"
+    beside = folder if spill is None else spilled
+    place = _Place(folder, spilled, beside.with_name(beside.name + ".repaired"))
+    lock_path = whole.with_name(destination.name + ".building.lock")
+    with lock_path.open("w") as lock:
+        _lock(lock, lock_path, destination)
+        try:
+            remove_leftovers(place.repaired)
+            folder.mkdir(exist_ok=True)
+            yield place
+        except Exception:
+            place.keeps = False
+            raise
+        finally:
+            if not place.keeps:
+                place.remove()
+            lock_path.unlink(missing_ok=True)
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def _explained(place: _Place) -> Iterator[None]:
+    """Says of a full disk where it is."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno not in _NO_ROOM or exc.filename is not None or "Free room" in str(exc):
+            raise
+        free = [
+            f"{shutil.disk_usage(f).free:,} in {f}"
+            for f in (place.folder, place.spill)
+            if f.exists()
+        ]
+        raise OSError(
+            exc.errno,
+            f"{exc.strerror}: the build is given up and removed; free were {' and '.join(free)}. "
+            "Free room, or give another place with --output or --tmp",
+        ) from exc
+
+
+def _lock(lock: IO[str], path: Path, destination: Path) -> None:
+    running = ConfigError(
+        f"another build of {destination} is running; wait for it, or give another --output"
+    )
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        raise running from exc
+    # A build that just ended may have removed the file after it was opened here: such a lock
+    # keeps nobody out.
+    try:
+        same = os.path.samestat(os.fstat(lock.fileno()), path.stat())
+    except FileNotFoundError:
+        same = False
+    if not same:
+        raise running

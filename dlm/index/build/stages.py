@@ -1,0 +1,599 @@
+"""The stages of a streaming build, each from what the ones before left in a `Work`.
+
+`read` sorts the n-grams of each order; `join_order` closes an order and finds its nodes, from the
+highest down; `route_level` gives each node and n-gram its shard. Names in the work: `suffix-K` and
+`list-K` are order K sorted, `needed-K` what it must have for K + 1, `entries-K` and `nodes-K` its
+columns, `shard-nodes-K` and `shard-entries-K` the same by shard.
+
+One file past 500 lines: a stage is read beside the one whose outputs it takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import ArpaError
+from dlm.extsort import SortedRuns, Sorter
+from dlm.index.build import kernels
+from dlm.index.build.budget import Budget
+from dlm.index.build.journal import Journal
+from dlm.index.build.spool import Feed, Spool, Work
+from dlm.index.build.values import Book, Histogram
+from dlm.index.coding import Coding, weight_bits
+from dlm.index.layout import MAX_ORDER, offset_dtype
+from dlm.index.packed import kernels as packed
+from dlm.index.packed.low import ids_of, key_bits_of, multiplier_of
+from dlm.ngram.arpa import ArpaReader, NgramBatch, is_reopenable
+from dlm.ngram.partition import SLOTS
+from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB, Vocabulary
+
+U32 = np.uint32
+I64 = np.int64
+F32 = np.float32
+# Bytes a node and an n-gram take in a shard, about; the balance goes by these.
+NODE_BYTES = 6
+GRAM_BYTES = 6
+MOST_NGRAMS = (1 << 32) - 1  # of one order: places have 32 bits
+FAULTS_KEPT = 1 << 16  # contexts that are missing, and n-grams that stand twice, of an order
+
+Rows = NDArray[np.uint32]
+
+
+@dataclass
+class Progress:
+    """Says how far a build is.
+
+    Args
+        say      called with a line
+        seconds  between lines of one stage
+    """
+
+    say: Callable[[str], None]
+    seconds: float = 2.0
+    _stage: str = field(default="", init=False)
+    _total: int = field(default=1, init=False)
+    _done: int = field(default=0, init=False)
+    _began: float = field(default=0.0, init=False)
+    _told: float = field(default=0.0, init=False)
+
+    def begin(self, stage: str, total: int) -> None:
+        """A stage of so many n-grams begins."""
+        self.say(stage)
+        self._stage, self._total, self._done = stage, max(total, 1), 0
+        self._began = self._told = time.monotonic()
+
+    def step(self, done: int) -> None:
+        """So many more are done."""
+        self._done += done
+        now = time.monotonic()
+        if now - self._told >= self.seconds and self._done:
+            self._told = now
+            rate = self._done / (now - self._began)
+            left = max(self._total - self._done, 0) / rate
+            self.say(
+                f"{self._stage}: {min(100 * self._done / self._total, 100):.0f} %, "
+                f"{rate:,.0f} n-grams/s, {left:,.0f} s left"
+            )
+
+
+@dataclass
+class Context:
+    """What every stage is given."""
+
+    work: Work
+    budget: Budget
+    coding: Coding
+    progress: Progress
+    folder: Path  # where sorters may write
+
+    @property
+    def order(self) -> int:
+        """N."""
+        return int(self.work.info["order"])
+
+    @property
+    def counts(self) -> list[int]:
+        """N-grams of the file by order."""
+        counts: list[int] = self.work.info["counts"]
+        return counts
+
+    @property
+    def words(self) -> int:
+        """Words, the unknown one included."""
+        return int(self.work.info["words"])
+
+    @property
+    def key_bits(self) -> int:
+        """Bits of a key."""
+        return key_bits_of(self.words)
+
+    def permutation(self) -> tuple[np.uint64, np.uint64, np.uint64]:
+        """Multiplier, its inverse and mask of `keys_of`."""
+        bits = self.key_bits
+        multiplier = multiplier_of(bits)
+        inverse = pow(multiplier, -1, 1 << bits)
+        return np.uint64(multiplier), np.uint64(inverse), np.uint64((1 << bits) - 1)
+
+
+def check_header(reader: ArpaReader) -> None:
+    """Raises `ArpaError` for a model that no shard set can hold."""
+    if reader.order > MAX_ORDER:
+        raise ArpaError(
+            f"the model has order {reader.order}, {MAX_ORDER} is the largest that shards hold",
+            path=reader.path,
+        )
+    for k, count in enumerate(reader.counts, 1):
+        if k > 1 and count > MOST_NGRAMS:
+            raise ArpaError(f"{count} n-grams; an order holds {MOST_NGRAMS} at most", order=k)
+
+
+class Source(Protocol):
+    """A model to build from: an `ArpaReader`, or the n-grams of a shard set."""
+
+    @property
+    def order(self) -> int:
+        """N."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """N-grams by order."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words, once the 1-grams were read."""
+
+    def batches(self) -> Iterable[NgramBatch]:
+        """The n-grams, order by order from 1."""
+
+
+def read(source: Source, expected: Sequence[int], c: Context) -> None:
+    """Reads a model, and sorts every order above 1 in suffix order.
+
+    Args
+        expected  n-grams by order for which memory is set aside
+    """
+    work, info = c.work, c.work.info
+    top = source.order
+    sums = np.zeros((top, 2), np.uint64)
+    wanted = c.coding.bits is not None
+    histograms = [(Histogram(), Histogram()) for _ in range(top)] if wanted else []
+    first: list[tuple[Rows, NDArray[np.float32], NDArray[np.float32]]] = []
+    sorting: dict[int, Future[SortedRuns]] = {}
+    multiplier = mask = np.uint64(0)
+    with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+        sorter: Sorter | None = None
+        at = 1
+
+        def settle(until: int) -> Sorter | None:
+            """Ends the orders before `until`; the sorter of that one."""
+            nonlocal at, sorter
+            while at < until:
+                if at == 1:
+                    _unigrams(c, source, first)
+                    nonlocal multiplier, mask
+                    multiplier, _, mask = c.permutation()
+                elif sorter is not None:
+                    ending = sorter
+                    sorting[at] = pool.submit(c.budget.finish, ending)
+                    if c.budget.durable:
+                        sorting[at].result()  # its memory is the next one's
+                at += 1
+                sorter = None
+                if at <= top:
+                    sorter = stack.enter_context(
+                        c.budget.sorter(c.folder, f"suffix.{at}", at + 2, at, expected[at - 1])
+                    )
+            return sorter
+
+        for batch in source.batches():
+            ids, prob, backoff = batch.ids, batch.log10_prob, batch.log10_backoff
+            k = batch.order
+            bits = prob.view(U32), backoff.view(U32)
+            sums[k - 1] += packed.hash_ngrams(ids, *bits)
+            if wanted:
+                histograms[k - 1][0].add(prob)
+                histograms[k - 1][1].add(backoff)
+            if k == 1:
+                first.append((ids, prob, backoff))
+            else:
+                into = settle(k)
+                assert into is not None
+                rows = np.empty((len(ids), k + 2), U32)
+                kernels.suffix_rows(ids, *bits, multiplier, mask, rows)
+                into.add(rows)
+            c.progress.step(len(ids))
+        settle(top + 1)
+        for k, coming in sorting.items():
+            work.runs[f"suffix-{k}"] = coming.result()
+    info["sums"] = [[int(x) for x in row] for row in sums]
+    info["blanks"] = [0] * top
+    info["blanks"][0] = 0 if info["unk_in_model"] else 1
+    info["faults"] = []
+    work.keep(f"load-{top + 1}", np.zeros(SLOTS, I64))
+    for k, pair in enumerate(histograms, 1):
+        for what, histogram in zip(("prob", "backoff"), pair, strict=True):
+            histogram.merge()
+            work.keep(f"{what}-values-{k}", histogram.values)
+            work.keep(f"{what}-counts-{k}", histogram.counts)
+
+
+def _unigrams(
+    c: Context,
+    source: Source,
+    first: list[tuple[Rows, NDArray[np.float32], NDArray[np.float32]]],
+) -> None:
+    work, info = c.work, c.work.info
+    vocabulary = source.vocabulary
+    words = vocabulary.words
+    info["order"], info["counts"] = source.order, list(source.counts)
+    info["words"], info["unk_in_model"] = len(words), vocabulary.unk_in_model
+    prob = np.full(len(words), MISSING_UNK_LOG10_PROB, F32)
+    backoff = np.zeros(len(words), F32)
+    for ids, p, b in first:
+        prob[ids[:, 0]], backoff[ids[:, 0]] = p, b
+    first.clear()
+    work.keep("word-prob", prob)
+    work.keep("word-backoff", backoff)
+    lengths = np.fromiter(map(len, words), I64, len(words))
+    begin = np.zeros(len(words) + 1, I64)
+    np.cumsum(lengths, out=begin[1:])
+    work.keep("word-begin", begin.astype(offset_dtype(int(begin[-1]))))
+    work.keep("word-bytes", np.frombuffer(b"".join(words), np.uint8))
+
+
+def books(c: Context, k: int) -> tuple[Book, Book] | None:
+    """What the values of order k are replaced by; None where they stay."""
+    if c.coding.bits is None or k == 1:  # as `coding.quantised`
+        return None
+    out = []
+    for what, bits in (("prob", c.coding.bits), ("backoff", weight_bits(c.coding.bits))):
+        values, counts = c.work.array(f"{what}-values-{k}"), c.work.array(f"{what}-counts-{k}")
+        if what == "backoff" and c.work.info["blanks"][k - 1] and not (values == 0).any():
+            # The weights of blanks are 0, and take a code.
+            place = int(np.searchsorted(values, F32(0)))
+            values, counts = np.insert(values, place, F32(0)), np.insert(counts, place, 1)
+        out.append(Book(values, counts, bits))
+    return out[0], out[1]
+
+
+def join(c: Context, journal: Journal) -> None:
+    """Every order, from the highest down to 2."""
+    for k in range(c.order, 1, -1):
+        if f"join-{k}" not in journal.done:
+            join_order(c, k)
+            journal.save(f"join-{k}", c.work)
+
+
+def join_order(c: Context, k: int) -> None:
+    """Order k in suffix order: its blanks, flags and nodes; sorted in list order if k > 2."""
+    work, info, budget = c.work, c.work.info, c.budget
+    top, size = c.order, budget.block_rows
+    count = c.counts[k - 1]
+    c.progress.begin(f"joining order {k}", count)
+    multiplier, inverse, mask = c.permutation()
+    load = work.array(f"load-{k + 1}").copy()
+    at = np.zeros(kernels.JOIN_STATE, I64)
+    at[[kernels.SLOT_U, kernels.SLOT_V, kernels.GROUP]] = -1
+    current, held = np.zeros(k, U32), np.zeros(k, U32)
+    width = 5 if k <= 3 else k + 1
+    out = np.empty((size, width), U32), np.empty((size, 5), U32), np.empty((size, k), U32)
+    twice, missing = np.empty((FAULTS_KEPT, k), U32), np.empty((FAULTS_KEPT, k), U32)
+    sizes = np.zeros(c.words, I64) if k == 2 else None
+    nodes = work.spool(f"nodes-{k}", U32, 5) if k < top else None
+    needed = work.spool(f"needed-{k - 1}", U32, k) if k > 2 else None
+    below = work.spools[f"needed-{k}"].rows if k < top else 0
+    with ExitStack() as stack:
+        feeds = [
+            Feed(iter(()), 1),
+            Feed(_raw(c, k, top, stack), k + 2),
+            Feed(work.spools[f"needed-{k}"].chunks(size) if k < top else iter(()), k + 1),
+            Feed(
+                _listed(c, k + 1, stack) if k < top else iter(()),
+                5 if k == 2 else k + 2,
+            ),
+            Feed(work.runs["suffix-2"].blocks(size) if k == 3 else iter(()), 4),
+        ]
+        for feed in feeds:
+            stack.callback(feed.close)
+        sorter = None
+        pairs = None
+        if k > 2:
+            sorter = stack.enter_context(
+                budget.sorter(c.folder, f"list.{k}", width, k, count + below)
+            )
+        else:
+            pairs = work.spool("pairs", U32, 4)
+        ended = np.zeros(5, np.bool_)
+
+        def flush() -> None:
+            e, d, r = (int(at[i]) for i in (kernels.E, kernels.D, kernels.R))
+            if sorter is not None:
+                sorter.add(out[0][:e])
+            elif pairs is not None and sizes is not None:
+                found, many = np.unique(out[0][:e, 0], return_counts=True)
+                sizes[found] += many
+                pairs.append(out[0][:e, 1:])
+            if nodes is not None:
+                nodes.append(out[1][:d])
+            if needed is not None:
+                needed.append(out[2][:r])
+            c.progress.step(e)
+            at[[kernels.E, kernels.D, kernels.R]] = 0
+
+        while True:
+            asked = kernels.join(
+                k, k == top, feeds[1].rows, feeds[2].rows, feeds[3].rows, feeds[4].rows, ended,
+                at, current, held, *out, load, twice, missing, multiplier, inverse, mask,
+                NODE_BYTES, GRAM_BYTES,
+            )  # fmt: skip
+            if asked == kernels.DONE:
+                break
+            if asked == kernels.FULL:
+                flush()
+                continue
+            feeds[asked].refill()
+            ended[asked] = feeds[asked].ended
+            at[asked - 1] = 0  # A, Q, X, P stand in this order
+        flush()
+        if sorter is not None:
+            work.runs[f"list-{k}"] = budget.finish(sorter)
+    for spool in (nodes, needed, pairs):
+        if spool is not None:
+            spool.finish()
+    info["blanks"][k - 1] = int(at[kernels.BLANKS])
+    if int(at[kernels.NUMBER]) > MOST_NGRAMS:
+        raise ArpaError(
+            f"{int(at[kernels.NUMBER])} n-grams, {int(at[kernels.BLANKS])} of them blanks; an "
+            f"order holds {MOST_NGRAMS} at most",
+            order=k,
+        )
+    work.keep(f"load-{k}", load)
+    work.drop(f"load-{k + 1}")
+    if at[kernels.MISSING]:
+        kept = missing[: at[kernels.MISSING_KEPT]]
+        _fault(c, k + 1, "missing", int(at[kernels.MISSING]), _ids_of_rows(c, kept))
+    if at[kernels.TWICE]:
+        kept = twice[: at[kernels.TWICE_KEPT]]
+        _fault(c, k, "twice", int(at[kernels.TWICE]), _ids_of_rows(c, kept))
+    if sizes is not None:
+        work.keep("pair-sizes", sizes)
+    if k < top:
+        work.drop(f"list-{k + 1}")
+        work.drop(f"needed-{k}")
+        work.spools[f"entries-{k + 1}"].finish()
+    work.drop(f"suffix-{k}")
+
+
+def _raw(c: Context, k: int, top: int, stack: ExitStack) -> Iterator[Rows]:
+    """Order k of the file in suffix order, its values quantised if they are to be."""
+    blocks = stack.enter_context(closing(c.work.runs[f"suffix-{k}"].blocks(c.budget.block_rows)))
+    return _quantised(c, k, blocks) if c.coding.bits is not None else blocks
+
+
+def _quantised(c: Context, k: int, blocks: Iterator[Rows]) -> Iterator[Rows]:
+    info = c.work.info
+    if k < c.order and c.work.spools[f"needed-{k}"].rows:
+        # Whether a blank exists must be known before the first value is replaced.
+        info["blanks"][k - 1] = _count_blanks(c, k)
+    both = books(c, k)
+    assert both is not None
+    sums = np.zeros(2, np.uint64)
+    for rows in blocks:
+        prob = both[0](np.ascontiguousarray(rows[:, k]).view(F32)).view(U32)
+        backoff = both[1](np.ascontiguousarray(rows[:, k + 1]).view(F32)).view(U32)
+        out = np.empty_like(rows)
+        out[:, :k], out[:, k], out[:, k + 1] = rows[:, :k], prob, backoff
+        sums += packed.hash_ngrams(_ids_of_rows(c, rows[:, :k]), prob, backoff)
+        yield out
+    info.setdefault("quantised_sums", {})[str(k)] = [int(x) for x in sums]
+
+
+def _count_blanks(c: Context, k: int) -> int:
+    """Suffixes that order k + 1 requires and the file lacks."""
+    needed = c.work.spools[f"needed-{k}"].chunks(c.budget.block_rows)
+    blocks = c.work.runs[f"suffix-{k}"].blocks(c.budget.block_rows)
+    at = np.zeros(kernels.JOIN_STATE, I64)
+    at[[kernels.SLOT_U, kernels.SLOT_V, kernels.GROUP]] = -1
+    multiplier, inverse, mask = c.permutation()
+    size = c.budget.block_rows
+    width = 5 if k <= 3 else k + 1
+    none = np.empty((0, 5 if k == 2 else k + 2), U32)
+    out = np.empty((size, width), U32), np.empty((size, 5), U32), np.empty((size, k), U32)
+    current, held, load = np.zeros(k, U32), np.zeros(k, U32), np.zeros(SLOTS, I64)
+    rest = np.empty((0, k), U32)
+    feeds = [Feed(iter(()), 1), Feed(blocks, k + 2), Feed(needed, k + 1)]
+    ended = np.array([False, False, False, True, True])
+    with closing(blocks):
+        while True:
+            asked = kernels.join(
+                k, False, feeds[1].rows, feeds[2].rows, none, np.empty((0, 4), U32), ended, at,
+                current, held, *out, load, rest, rest, multiplier, inverse, mask, 0, 0,
+            )  # fmt: skip
+            if asked == kernels.DONE:
+                return int(at[kernels.BLANKS])
+            if asked == kernels.FULL:
+                at[[kernels.E, kernels.D, kernels.R]] = 0
+                continue
+            feeds[asked].refill()
+            ended[asked] = feeds[asked].ended
+            at[asked - 1] = 0
+
+
+def _ids_of_rows(c: Context, rows: Rows) -> Rows:
+    """N-grams, oldest word first, of rows in suffix order."""
+    k = rows.shape[1]
+    out = np.empty((len(rows), k), U32)
+    out[:, k - 2] = rows[:, 0]
+    out[:, k - 1] = ids_of(rows[:, 1], c.key_bits)
+    for j in range(2, k):
+        out[:, k - 1 - j] = ids_of(rows[:, j], c.key_bits)
+    return out
+
+
+def _listed(c: Context, k: int, stack: ExitStack) -> Iterator[Rows]:
+    """Order k in list order; its columns are kept on the way."""
+    spool = c.work.spool(f"entries-{k}", U32, 3 if k == 3 else 2)
+    blocks = stack.enter_context(closing(c.work.runs[f"list-{k}"].blocks(c.budget.block_rows)))
+    for rows in blocks:
+        spool.append(rows[:, k - 1 :])
+        yield rows
+
+
+def _fault(c: Context, order: int, kind: str, count: int, ids: Rows) -> None:
+    name = f"{kind}-{order}"
+    c.work.keep(name, ids)
+    c.work.info["faults"].append([order, kind, count])
+
+
+def raise_faults(c: Context, path: str) -> None:
+    """Raises the `ArpaError` that `ngrams.sorted_tables` raises, if anything was found.
+
+    Reads the file again, up to the n-gram.
+    """
+    faults = sorted(c.work.info["faults"])  # the lowest order; "missing" before "twice"
+    if not faults:
+        return
+    order, kind, count = faults[0]
+    rows = c.work.array(f"{kind}-{order}")
+    wanted = {tuple(row): 0 for row in rows.tolist()}
+    if not is_reopenable(path):
+        raise ArpaError(_fault_message(order, kind, count), path=path, order=order)
+    with ArpaReader(path) as reader:
+        words: list[bytes] = []
+        for batch in reader.batches():
+            if batch.order < order:
+                continue
+            if batch.order > order:
+                break
+            words = words or reader.vocabulary.words
+            for i, ids in enumerate(batch.ids.tolist()):
+                ngram = tuple(ids[:-1]) if kind == "missing" else tuple(ids)
+                if ngram not in wanted:
+                    continue
+                wanted[ngram] += 1
+                if kind == "twice" and wanted[ngram] < 2:
+                    continue
+
+                if kind == "missing":
+                    message = (
+                        f"the prefix {_spell(words, ids[:-1])} of the {order}-gram "
+                        f"{_spell(words, ids)} is not among the {order - 1}-grams ({count} such)"
+                    )
+                    advice = (
+                        "Add the missing n-grams with --repair, which changes no score beyond "
+                        "its last bit"
+                    )
+                else:
+                    message = f"the {order}-gram {_spell(words, ids)} stands twice ({count} such)"
+                    advice = "Remove one of the two lines"
+                raise reader.error_at(message, order=order, row=batch.first_row + i, advice=advice)
+    raise ArpaError(_fault_message(order, kind, count), path=path, order=order)
+
+
+def _spell(words: list[bytes], ids: list[int]) -> str:
+    return repr(b" ".join(words[i] for i in ids).decode("utf-8", "replace"))
+
+
+def _fault_message(order: int, kind: str, count: int) -> str:
+    what = f"have a prefix that is not among the {order - 1}-grams"
+    return f"{count} {order}-grams " + (what if kind == "missing" else "stand twice")
+
+
+def route(c: Context, slots: NDArray[np.uint16], shards: int, journal: Journal) -> None:
+    """Every level, by the shard of each slot."""
+    work, owners = c.work, slots.astype(U32)
+
+    def drop(k: int) -> None:
+        work.drop(f"nodes-{k}")
+        work.drop(f"entries-{k + 1}")
+
+    if not c.budget.durable:
+        # Levels need nothing of each other, and nothing is given up early to save room on a disk.
+        with ThreadPoolExecutor(c.budget.threads) as pool:
+            for coming in [
+                pool.submit(route_level, c, k, owners, shards) for k in range(2, c.order)
+            ]:
+                coming.result()
+        for k in range(2, c.order):
+            drop(k)
+        return
+    for k in range(2, c.order):
+        if f"route-{k}" not in journal.done:
+            route_level(c, k, owners, shards)
+            if k > 2:
+                drop(k - 1)
+            if k + 1 == c.order:
+                drop(k)
+            journal.save(f"route-{k}", work)
+
+
+def route_level(c: Context, k: int, shard_of_slot: Rows, shards: int) -> None:
+    """Nodes of k words and the n-grams of k + 1 that follow them, by shard."""
+    work, budget, size = c.work, c.budget, c.budget.block_rows
+    nodes, entries = work.spools[f"nodes-{k}"], work.spools[f"entries-{k + 1}"]
+    c.progress.begin(f"placing order {k + 1}", entries.rows)
+    direct = k == 2
+    feeds = [
+        Feed(iter(()), 1),
+        Feed(iter(()) if direct else work.spools[f"nodes-{k - 1}"].chunks(size), 5),
+        Feed(iter(()) if direct else work.spools[f"entries-{k}"].chunks(size), 2),
+        Feed(nodes.chunks(size), 5),
+        Feed(entries.chunks(size), 3 if direct else 2),
+    ]
+    sizes = work.array("pair-sizes")
+    at = np.zeros(kernels.ROUTE_STATE, I64)
+    ended = np.zeros(5, np.bool_)
+    listed = np.empty(c.words, U32)
+    counts = np.zeros((shards, 3), I64)
+    out: list[Rows] = [np.empty((size, 6), U32), np.empty((size, 3), U32)]
+    with ExitStack() as stack:
+        sinks: list[Sorter | Spool] = []
+        for name, width, most in (("nodes", 6, nodes.rows), ("entries", 3, entries.rows)):
+            if shards == 1:
+                sinks.append(work.spool(f"shard-{name}-{k}", U32, width))
+            else:
+                sorter = budget.sorter(c.folder, f"shard.{name}.{k}", width, 1, most)
+                sinks.append(stack.enter_context(sorter))
+
+        def flush(i: int) -> None:
+            done = int(at[(kernels.R_NODE, kernels.R_ENTRY)[i]])
+            sink = sinks[i]
+            if isinstance(sink, Spool):
+                sink.append(out[i][:done])
+            else:
+                sink.add(out[i][:done])
+            if i:
+                c.progress.step(done)
+
+        while True:
+            asked = kernels.route(
+                direct, feeds[1].rows, feeds[2].rows, feeds[3].rows, feeds[4].rows, ended, at,
+                listed, shard_of_slot, sizes, out[0], out[1], counts,
+            )  # fmt: skip
+            if asked == kernels.DONE:
+                break
+            if asked == kernels.NODES:
+                flush(0)
+            elif asked == kernels.LIST:
+                flush(1)
+            feeds[asked].refill()
+            ended[asked] = feeds[asked].ended
+            at[kernels.R_PARENT + asked - 1] = 0
+        flush(0)
+        flush(1)
+        for i, sink in enumerate(sinks):
+            name = f"shard-{('nodes', 'entries')[i]}-{k}"
+            if isinstance(sink, Spool):
+                sink.finish()
+            else:
+                work.runs[name] = budget.finish(sink)
+    work.keep(f"shard-counts-{k}", counts)

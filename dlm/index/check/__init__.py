@@ -1,0 +1,1 @@
+"""Shard sets back to n-grams: what is compared, verified and exported."""

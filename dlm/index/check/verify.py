@@ -1,0 +1,510 @@
+"""Whether a shard set keeps every rule of shards/FORMAT.md, and whether it holds a given model.
+
+Opening a set checks what a kernel relies on; this checks that the answers can be right. Each file
+is read whole and decoded to n-grams; the rules are checked on those, and last the columns are
+compared with what the builder makes of the same n-grams. The rules share nothing with the builder,
+and neither does the comparison with an ARPA file: a fault of the builder shows there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import ShardFormatError
+from dlm.index import layout
+from dlm.index.build.builder import rebuild
+from dlm.index.build.files import pieces
+from dlm.index.check.decode import Tables, decode_tables, spell
+from dlm.index.coding import coding_of_set
+from dlm.index.layout import Manifest, read_manifest
+from dlm.index.ngrams import NgramTables, read_raw, sorted_tables, with_prefixes
+from dlm.index.packed.low import STATE_LENGTH
+from dlm.index.search.shard import LowOrders, Shard, ShardSet, open_vocabulary
+from dlm.ngram.arpa import ArpaReader, NgramBatch
+from dlm.ngram.partition import slots_of
+from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, MISSING_UNK_LOG10_PROB, UNK_ID, Vocabulary
+
+Mask = NDArray[np.bool_]
+Progress = Callable[[str], None]
+
+BATCH_ROWS = 1 << 16
+NAMED = 3  # n-grams that a message names; the rest are counted
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A rule that a file breaks. `rule` is a short name, the same in every release."""
+
+    rule: str
+    file: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.message} [{self.rule}]"
+
+
+@dataclass
+class Report:
+    """What `verify` found.
+
+    manifest    None where it cannot be read
+    violations  the first of each rule and file
+    warnings    what is odd but breaks no rule
+    complete    False where a violation kept some rules from being checked
+    """
+
+    directory: Path
+    manifest: Manifest | None = None
+    violations: list[Violation] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    complete: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether every rule was checked and none is broken."""
+        return self.complete and not self.violations
+
+    def add(self, rule: str, file: str, message: str) -> None:
+        """Notes a violation, once for each rule and file."""
+        if not any((v.rule, v.file) == (rule, file) for v in self.violations):
+            self.violations.append(Violation(rule, file, message))
+
+
+def verify(
+    directory: str | os.PathLike[str],
+    *,
+    arpa: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Checks every rule of shards/FORMAT.md on all files of the shard set in `directory`.
+
+    Args
+        arpa      the ARPA file that the set should hold, compared n-gram for n-gram
+        progress  called with a line for each stage
+    Returns       a report; a damaged set raises nothing
+    Raises
+        ArpaError  the file given as `arpa` is malformed
+        OSError    a file that is there cannot be read
+    Cost
+        memory: some 100 bytes an n-gram
+    """
+    say = progress or (lambda line: None)
+    report = Report(Path(directory))
+    try:
+        report.manifest = read_manifest(report.directory)
+    except ShardFormatError as exc:
+        report.add("manifest", layout.MANIFEST, str(exc))
+        return report
+    _note_other_files(report, report.manifest)
+    say(f"reading {len(report.manifest.files)} files")
+    opened = _open(report, report.manifest)
+    if opened is None:
+        return report
+    say("decoding them")
+    tables = decode_tables(opened, report.add)
+    say("checking every n-gram")
+    _Rules(report, opened, tables).check()
+    if report.complete and not report.violations:
+        say("comparing the files with what the builder makes of these n-grams")
+        _compare_with_rebuilt(report, opened, tables.model)
+    if arpa is not None:
+        say(f"comparing with {os.fspath(arpa)}")
+        _compare_with_arpa(report, opened, tables.model, arpa)
+    return report
+
+
+def _note_other_files(report: Report, manifest: Manifest) -> None:
+    ours = {layout.MANIFEST, *(entry.name for entry in manifest.files)}
+    for path in sorted(report.directory.iterdir()):
+        if path.name not in ours:
+            report.warnings.append(f"{path} is no file of this shard set; dlm does not read it")
+
+
+def _open(report: Report, manifest: Manifest) -> ShardSet | None:
+    """The files, or None where one cannot be used; the others are looked at all the same."""
+    directory = report.directory
+    vocabulary = low = None
+    try:
+        vocabulary = open_vocabulary(directory, manifest)
+    except ShardFormatError as exc:
+        report.add("file", layout.file_name("vocabulary"), str(exc))
+    try:
+        low = LowOrders.open(directory, manifest)
+    except ShardFormatError as exc:
+        report.add("file", layout.file_name("low_orders"), str(exc))
+    shards = []
+    for entry in manifest.files[2:]:
+        try:
+            if low is None:  # its keys cannot be checked then, but damage shows
+                layout.map_columns(directory / entry.name, entry)
+            else:
+                shards.append(Shard.open(directory, entry.index or 0, manifest=manifest, low=low))
+        except ShardFormatError as exc:
+            report.add("file", entry.name, str(exc))
+    if vocabulary is None or low is None or len(shards) != manifest.shards:
+        return None
+    return ShardSet(directory, manifest, vocabulary, low, shards)
+
+
+class _Rules:
+    """The rules on n-grams, each a method; `bad` notes a violation where a mask is not empty."""
+
+    def __init__(self, report: Report, opened: ShardSet, tables: Tables) -> None:
+        self.report = report
+        self.opened = opened
+        self.manifest = opened.manifest
+        self.tables = tables
+        self.model = tables.model
+        self.order = opened.manifest.order
+        self.orders = range(1, self.order + 1)
+        self.trees = [shard.plain() for shard in opened.shards]
+
+    def check(self) -> None:
+        """All of them; those that need closure only where it holds."""
+        self.vocabulary()
+        self.roots()
+        self.counts()
+        self.values()
+        self.blanks()
+        self.model_id()
+        if self.closure():
+            self.useless_blanks()
+            self.nodes()
+            self.stored()
+            self.extended()
+            self.report.complete = True
+
+    # ------------------------------------------------------------------ helpers
+
+    def file_of(self, k: int, row: int) -> str:
+        """The file that holds row `row` of order `k`."""
+        if k < 3:
+            return layout.file_name("low_orders")
+        u, v = self.model.tables[k - 1].rows[row, -3:-1]
+        return layout.file_name("shard", int(self.manifest.slots[slots_of(u, v)]))
+
+    def bad(self, rule: str, k: int, broken: Mask, message: str) -> None:
+        """Notes the first n-gram of order `k` that is `broken`."""
+        rows = np.flatnonzero(broken)
+        if len(rows):
+            ids = self.model.tables[k - 1].rows[rows[0]]
+            self.report.add(
+                rule,
+                self.file_of(k, int(rows[0])),
+                f"the {k}-gram {spell(self.opened.vocabulary, ids)} {message} ({len(rows)} such)",
+            )
+
+    def suffix_ranks(self, k: int) -> NDArray[np.int64]:
+        """Rank, one order down, of each n-gram of order `k` without its oldest word; -1: none."""
+        return self.model.ranks(self.model.tables[k - 1].rows[:, 1:])
+
+    # ------------------------------------------------------------------ rules
+
+    def vocabulary(self) -> None:
+        """Words that an ARPA file can hold, the sentence marks among them."""
+        file = layout.file_name("vocabulary")
+        words = self.opened.vocabulary.words
+        for i, word in enumerate(words):
+            if not word or any(separator in word for separator in (b" ", b"\t", b"\n", b"\r")):
+                self.report.add("word", file, f"word {i}, {word!r}, is empty or holds a space")
+                break
+        for mark in (BEGIN_SENTENCE, END_SENTENCE):
+            if self.opened.vocabulary.ids.get(mark, UNK_ID) == UNK_ID:
+                self.report.add("word", file, f"the words lack {mark.decode()}")
+
+    def roots(self) -> None:
+        """A root lies in the shard that owns its slot."""
+        if self.order < 3:
+            return
+        two = self.model.tables[1]
+        for shard, tree in zip(self.opened.shards, self.trees, strict=True):
+            rows = two.rows[tree[0].key]
+            at = np.flatnonzero(~shard.owned[slots_of(rows[:, 0], rows[:, 1])])
+            if len(at):
+                self.report.add(
+                    "slot",
+                    layout.file_name("shard", shard.index),
+                    f"the pair {spell(self.opened.vocabulary, rows[at[0]])} is a root of a shard "
+                    f"that does not own its slot ({len(at)} such)",
+                )
+
+    def counts(self) -> None:
+        """The manifest's numbers, by order and by file."""
+        for k, (table, count, blanks) in enumerate(
+            zip(self.model.tables, self.manifest.counts, self.manifest.blanks, strict=True), 1
+        ):
+            blank = int(table.blank.sum())
+            if (len(table) - blank, blank) != (count, blanks):
+                self.report.add(
+                    "counts",
+                    layout.MANIFEST,
+                    f"it says {count} {k}-grams and {blanks} blanks; "
+                    f"the files hold {len(table) - blank} and {blank}",
+                )
+        for tree, entry in zip(self.trees, self.manifest.files[2:], strict=True):
+            blank = sum(int(level.blank.sum()) for level in tree)
+            if blank != entry.blanks:
+                self.report.add(
+                    "counts", entry.name, f"the manifest says {entry.blanks} blanks, it has {blank}"
+                )
+
+    def values(self) -> None:
+        """Probabilities are at most 1, weights finite, and no zero is negative."""
+        for k, table in enumerate(self.model.tables, 1):
+            prob, backoff = table.log10_prob, table.log10_backoff
+            self.bad("probability", k, ~(prob <= 0), "has a probability above 1 or none")
+            self.bad("backoff", k, ~np.isfinite(backoff), "has a back-off weight that is no number")
+            negative = _negative_zero(prob) | _negative_zero(backoff)
+            self.bad("negative-zero", k, negative, "has a value of -0.0; zero is written 0.0")
+            if k == self.order:
+                self.bad("backoff", k, backoff != 0, "has a back-off weight at the highest order")
+
+    def blanks(self) -> None:
+        """Blanks have no values, and among the 1-grams only a missing unknown word is one."""
+        unk = self.manifest.unk_in_model
+        for k, table in enumerate(self.model.tables, 1):
+            none = MISSING_UNK_LOG10_PROB if k == 1 else np.float32(0)
+            valued = (table.log10_prob != none) | (table.log10_backoff != 0)
+            self.bad("blank-value", k, table.blank & valued, "is a blank with a value")
+            if k == 1:
+                wrong = table.blank.copy()
+                wrong[UNK_ID] ^= not unk
+                self.bad("blank-word", k, wrong, "is a blank, or should be one")
+            elif not unk:
+                holds = (table.rows == UNK_ID).any(axis=1)
+                self.bad("blank-word", k, holds, "holds the unknown word, which the model has not")
+            if k > 1:
+                shorter = self.model.tables[k - 2].blank[table.prefix]
+                self.bad("prefix", k, shorter & ~table.blank, "has a blank for its prefix")
+
+    def model_id(self) -> None:
+        found = self.model.model_id()
+        if found != self.manifest.model:
+            self.report.add(
+                "model-id",
+                layout.MANIFEST,
+                f"it says model {self.manifest.model}; the n-grams in the files are {found}",
+            )
+
+    def closure(self) -> bool:
+        """Every n-gram without its oldest word is an n-gram or a blank."""
+        holds = True
+        for k in range(3, self.order + 1):
+            lost = self.suffix_ranks(k) < 0
+            self.bad("suffix", k, lost, "has neither an n-gram nor a blank for its suffix")
+            holds = holds and not bool(lost.any())
+        # A node or an n-gram that was left out of the tables leaves a hole that shows as more.
+        return holds and not any(v.rule in ("node", "twice") for v in self.report.violations)
+
+    def useless_blanks(self) -> None:
+        """A blank is the suffix of something."""
+        for k in range(2, self.order + 1):
+            table = self.model.tables[k - 1]
+            needed = np.zeros(len(table), np.bool_)
+            if k < self.order:
+                needed[self.suffix_ranks(k + 1)] = True
+            self.bad("blank-useless", k, table.blank & ~needed, "is a blank that closes nothing")
+
+    def nodes(self) -> None:
+        """A node has n-grams, a weight or a child. (One that is needed cannot be missing: what
+        needs it is reached through it.)"""
+        needed = self.needed_nodes()
+        for k, (wanted, found) in enumerate(zip(needed, self.tables.nodes, strict=True), 2):
+            useless = np.zeros(len(wanted), np.bool_)
+            useless[found] = True
+            at = np.flatnonzero(useless & ~wanted)
+            if len(at):
+                row = self.model.tables[k - 1].rows[at[0]]
+                shard = int(self.manifest.slots[slots_of(row[-2], row[-1])])
+                self.report.add(
+                    "node-useless",
+                    layout.file_name("shard", shard),
+                    f"the context {spell(self.opened.vocabulary, row)} is a node to which nothing "
+                    f"belongs ({len(at)} such)",
+                )
+
+    def needed_nodes(self) -> list[Mask]:
+        """By length from 2: which contexts something follows, have a weight that stands nowhere
+        else, or stand above a longer one that is needed."""
+        needed: list[Mask] = []
+        for k in range(2, self.order):
+            table = self.model.tables[k - 1]
+            own = (table.log10_backoff != 0) if k > 2 else np.zeros(len(table), np.bool_)
+            own[self.model.tables[k].prefix] = True
+            needed.append(own)
+        for k in range(self.order - 1, 2, -1):
+            needed[k - 3][self.suffix_ranks(k)[needed[k - 2]]] = True
+        return needed
+
+    def stored(self) -> None:
+        """The bit of a pair says whether it is a root."""
+        if self.order < 2:
+            return
+        said = self.tables.stored
+        root = np.zeros(len(said), np.bool_)
+        if self.order > 2:
+            root[self.tables.nodes[0]] = True
+        self.bad("stored", 2, said & ~root, "says that something is stored under it; nothing is")
+        self.bad("stored", 2, root & ~said, "says that nothing is stored under it; something is")
+
+    def extended(self) -> None:
+        """What is said of each n-gram, that it matters to the right, follows from all of them.
+
+        It does if it is the beginning of a longer one, blanks included, or has a back-off weight;
+        KenLM's states keep just these (Heafield 2011, section 4.1, "minimising states").
+        """
+        for k, said in enumerate(self.tables.extended, 1):
+            wanted = np.zeros(len(said), np.bool_)
+            if k < self.order:
+                wanted = self.model.tables[k - 1].log10_backoff != 0
+                wanted[self.model.tables[k].prefix] = True
+                if k == 1 and not self.manifest.unk_in_model:
+                    wanted[UNK_ID] = True  # as KenLM does; see ngram.backoff.DictModel
+            self.bad("extended", k, said & ~wanted, "is said to matter to the right; it does not")
+            self.bad("extended", k, wanted & ~said, "is said not to matter to the right; it does")
+        if self.order > 1:  # a pair that does not matter has the state of its second word
+            matters, words = self.tables.extended[1], self.model.tables[1].rows[:, 1]
+            length = np.where(matters, 2, self.tables.extended[0][words])
+            found = self.opened.low.plain().pair_flags & STATE_LENGTH
+            self.bad("extended", 2, ~matters & (found != length), "has a wrong state length")
+
+
+def _bits(values: NDArray[np.float32]) -> NDArray[np.uint32]:
+    return np.ascontiguousarray(values).view(np.uint32)
+
+
+def _negative_zero(values: NDArray[np.float32]) -> Mask:
+    found: Mask = (values == 0) & np.signbit(values)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Ngrams:
+    """The n-grams of a model, blanks left out, as a reader gives them: a `stages.Source`."""
+
+    model: NgramTables
+
+    @property
+    def order(self) -> int:
+        return self.model.order
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return self.model.counts()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.model.vocabulary
+
+    def batches(self) -> Iterator[NgramBatch]:
+        for k, table in enumerate(self.model.tables, 1):
+            for first in range(0, len(table), BATCH_ROWS):
+                some = slice(first, first + BATCH_ROWS)
+                keep = ~table.blank[some]
+                yield NgramBatch(
+                    k,
+                    first,
+                    table.rows[some][keep],
+                    table.log10_prob[some][keep],
+                    table.log10_backoff[some][keep],
+                )
+
+
+def _compare_with_rebuilt(report: Report, opened: ShardSet, model: NgramTables) -> None:
+    """The columns are a function of the n-grams and the slot table; here it is computed again."""
+    manifest = opened.manifest
+    rebuilt = rebuild(
+        _Ngrams(model), manifest.slots, manifest.shards, coding_of_set(manifest.encoding)
+    )
+    for entry, (file, columns) in zip(manifest.files, rebuilt, strict=True):
+        found = layout.map_columns(opened.directory / entry.name, entry, verify=False)
+        for name, (dtype, parts) in columns.items():
+            if found[name].dtype != dtype:
+                said = f"{found[name].dtype}; {np.dtype(dtype)} is enough"
+                report.add("width", file, f"column {name} is {said}")
+            elif not _is_made_of(found[name], pieces(parts)):
+                report.add("columns", file, f"column {name} is not what its n-grams give")
+
+
+def _is_made_of(column: NDArray[Any], parts: Iterator[memoryview]) -> bool:
+    """Whether the bytes of a column are those of its parts."""
+    data, at = column.view(np.uint8), 0
+    for part in parts:
+        if not np.array_equal(data[at : at + len(part)], np.frombuffer(part, np.uint8)):
+            return False
+        at += len(part)
+    return at == len(data)
+
+
+def _compare_with_arpa(
+    report: Report, opened: ShardSet, model: NgramTables, arpa: str | os.PathLike[str]
+) -> None:
+    """Every n-gram of the file must be in the set with its values, and no other.
+
+    Ids are matched by word, since another file of the same model may number its words differently.
+    """
+    with ArpaReader(arpa) as reader:
+        raw = read_raw(reader)
+        words = reader.vocabulary.words
+    repaired = opened.manifest.provenance.get("repaired") is True
+    if repaired:
+        raw = with_prefixes(reader.vocabulary, raw)
+    wanted = sorted_tables(reader.vocabulary, raw, reader)
+    place = os.fspath(arpa)
+    if wanted.order != model.order:
+        report.add(
+            "arpa-order",
+            layout.MANIFEST,
+            f"it says order {model.order}; {place} has order {wanted.order}",
+        )
+    ids = _ids_by_word(report, opened.vocabulary, words, place)
+    for k, (theirs, ours) in enumerate(zip(wanted.tables, model.tables, strict=False), 1):
+        theirs_kept = np.flatnonzero(~theirs.blank)
+        rows = ids[theirs.rows[theirs_kept]]
+        rank = model.ranks(np.maximum(rows, 0).astype(np.uint32))
+        rank[(rows < 0).any(axis=1)] = -1
+        rank[(rank >= 0) & np.append(ours.blank, False)[rank]] = -1
+        met = rank >= 0
+        here = theirs_kept[met]
+        differs = (_bits(theirs.log10_prob[here]) != _bits(ours.log10_prob[rank[met]])) | (
+            _bits(theirs.log10_backoff[here]) != _bits(ours.log10_backoff[rank[met]])
+        )
+        extra = ~ours.blank
+        extra[rank[met]] = False
+        for rule, who, at, what in (
+            ("arpa-missing", wanted, theirs_kept[~met], f"of {place} are not in the shards"),
+            ("arpa-value", wanted, here[differs], f"have other values than in {place}"),
+            ("arpa-extra", model, np.flatnonzero(extra), f"are not in {place}"),
+        ):
+            if len(at):
+                table = who.tables[k - 1]
+                named = ", ".join(spell(who.vocabulary, table.rows[i]) for i in at[:NAMED])
+                file = layout.file_name("low_orders") if k < 3 else "shards"
+                report.add(rule, file, f"{len(at)} {k}-grams {what}: {named}")
+
+
+def _ids_by_word(
+    report: Report, vocabulary: Vocabulary, words: list[bytes], place: str
+) -> NDArray[np.int64]:
+    """The set's id of each word of the ARPA file, -1 where it has none; notes words that differ."""
+    ids = np.array([UNK_ID, *(vocabulary.ids.get(word, -1) for word in words[1:])], np.int64)
+    theirs = set(words[1:])
+    lost = [words[i] for i in np.flatnonzero(ids < 0)]
+    more = [word for word in vocabulary.words[1:] if word not in theirs]
+    for found, what in (
+        (lost, f"words of {place} are not in it"),
+        (more, f"of its words are not in {place}"),
+    ):
+        if found:
+            named = ", ".join(repr(word.decode("utf-8", "replace")) for word in found[:NAMED])
+            report.add(
+                "arpa-words", layout.file_name("vocabulary"), f"{len(found)} {what}: {named}"
+            )
+    return ids

@@ -1,0 +1,310 @@
+"""One shard, mapped and ready to answer; and the low orders that every machine holds.
+
+Opening checks the checksum of each file and then every offset, key and value in it, so that neither
+damage nor a hostile file can make a kernel read where it should not, or become a score.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import QueryError, ShardFormatError
+from dlm.index.layout import Arrays, Manifest, map_columns, read_manifest
+from dlm.index.packed import kernels as packed
+from dlm.index.packed.check import check_low, check_tree
+from dlm.index.packed.low import LowPlain, sizes_after, unpack_low
+from dlm.index.packed.tree import LevelPlain, unpack_tree
+from dlm.index.residence import MAPPED, Residence
+from dlm.index.search import kernels
+from dlm.index.search.view import WORDS, low_view, tree_view
+from dlm.ngram.query import Answers, QueryGroups
+from dlm.ngram.vocab import Vocabulary
+
+# What opening a shard and checking it run, and searching it too; see jit.compile_ahead.
+OPENING = (
+    packed.check_key_lists,
+    packed.check_list_ids,
+    packed.check_rank_lists,
+    packed.sizes_after,
+    packed.check_values,
+    packed.check_ids,
+    packed.get_offsets,
+)
+KERNELS = (kernels.score_lengths, *OPENING)
+
+_U8, _U32 = np.dtype(np.uint8), np.dtype(np.uint32)
+
+
+def _require(holds: bool | np.bool_, path: Path, rule: str) -> None:
+    if not holds:
+        raise ShardFormatError(
+            f"{path} breaks the format: {rule}. Fetch it again, or build the shards again"
+        )
+
+
+def _check_begins(begins: NDArray[Any], parents: int, total: int, path: Path, name: str) -> None:
+    _require(len(begins) == parents + 1, path, f"{name} must have {parents + 1} values")
+    _require(begins[0] == 0 or name == "node_child", path, f"{name} must begin with 0")
+    _require(int(begins[-1]) == total, path, f"{name} must end with {total}")
+    _require(bool((begins[1:] >= begins[:-1]).all()), path, f"{name} must never fall")
+
+
+@dataclass(frozen=True, eq=False)
+class LowOrders:
+    """1- and 2-grams, with the bit that says whether anything is stored under a pair.
+
+    Shapes
+        arrays     the packed columns, mapped; `view` holds their addresses
+        view       int64  what `kernels.score_groups` takes where only the low orders answer
+        pairs      2-grams, blanks included
+    """
+
+    manifest: Manifest
+    arrays: Arrays
+    view: NDArray[np.int64]
+    pairs: int
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        manifest: Manifest,
+        *,
+        verify: bool = True,
+        residence: Residence = MAPPED,
+    ) -> LowOrders:
+        """Maps the file in `directory`; raises `ShardFormatError` where it is damaged.
+
+        Args
+            verify     check its checksum; offsets, keys and values are checked regardless
+            residence  see `layout.map_columns`
+        """
+        entry = manifest.file("low_orders")
+        path = directory / entry.name
+        a = map_columns(path, entry, verify=verify, residence=residence)
+        with _breaks(path):
+            _, pairs = check_low(a, manifest.vocabulary_size, manifest.order)
+        return cls(manifest, a, low_view(a), pairs)
+
+    def plain(self) -> LowPlain:
+        """The low orders unpacked: 25 bytes a 2-gram, in memory of the process's own."""
+        return unpack_low(self.arrays)
+
+    def sizes_after(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Entries of the list of the second word of each of `pairs`, which rise."""
+        return sizes_after(self.arrays, pairs)
+
+
+@contextmanager
+def _breaks(path: Path) -> Iterator[None]:
+    """A ValueError inside becomes the `ShardFormatError` that names the file."""
+    try:
+        yield
+    except ValueError as exc:
+        raise ShardFormatError(
+            f"{path} breaks the format: {exc}. Fetch it again, or build the shards again"
+        ) from exc
+
+
+def open_vocabulary(directory: Path, manifest: Manifest, *, verify: bool = True) -> Vocabulary:
+    """The words of a shard set; raises `ShardFormatError` where the file is damaged."""
+    entry = manifest.file("vocabulary")
+    path = directory / entry.name
+    a = map_columns(path, entry, verify=verify)
+    begin = a["word_begin"]
+    _check_begins(begin, manifest.vocabulary_size, len(a["word_bytes"]), path, "word_begin")
+    data = a["word_bytes"].tobytes()
+    edges = begin.tolist()
+    words = [data[i:j] for i, j in pairwise(edges)]
+    try:
+        return Vocabulary(words, unk_in_model=manifest.unk_in_model)
+    except ValueError as exc:
+        raise ShardFormatError(f"{path} breaks the format: {exc}") from exc
+
+
+class Shard:
+    """One shard of a shard set, with the low orders beside it.
+
+    `Shard.open` is the way to make one.
+    """
+
+    def __init__(
+        self, directory: Path, manifest: Manifest, index: int, low: LowOrders, arrays: Arrays
+    ) -> None:
+        self.directory = directory
+        self.manifest = manifest
+        self.index = index
+        self.low = low
+        self.arrays = arrays
+        self.order = manifest.order
+        self.vocabulary_size = manifest.vocabulary_size
+        self.view = tree_view(low.view, arrays)
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        index: int,
+        *,
+        verify: bool = True,
+        manifest: Manifest | None = None,
+        low: LowOrders | None = None,
+        residence: Residence = MAPPED,
+    ) -> Shard:
+        """Maps shard `index` of the shard set in `directory`.
+
+        Args
+            verify         check the checksum of each file; offsets, keys and values are checked
+                           regardless
+            manifest, low  those of the same set, where already open
+            residence      see `layout.map_columns`
+        Raises
+            ConfigError       memory cannot be locked
+            ShardFormatError  a file is missing, damaged or contradicts the manifest
+        """
+        directory = Path(directory)
+        manifest = read_manifest(directory) if manifest is None else manifest
+        entry = manifest.file("shard", index)
+        if low is None:
+            low = LowOrders.open(directory, manifest, verify=verify, residence=residence)
+        path = directory / entry.name
+        arrays = map_columns(path, entry, verify=verify, residence=residence)
+        with _breaks(path):
+            grams = check_tree(
+                arrays,
+                max(manifest.order - 2, 0),
+                manifest.vocabulary_size,
+                low.pairs,
+                low.sizes_after,
+                entry.nodes,
+            )
+            if grams != entry.ngrams + entry.blanks:
+                raise ValueError(
+                    f"the manifest says {entry.ngrams} n-grams and {entry.blanks} blanks"
+                )
+        return cls(directory, manifest, index, low, arrays)
+
+    def plain(self) -> list[LevelPlain]:
+        """The levels of the tree unpacked, roots first."""
+        return unpack_tree(self.arrays, self.low.sizes_after)
+
+    @cached_property
+    def owned(self) -> NDArray[np.bool_]:
+        """(4096,) bool: the slots of this shard."""
+        owned: NDArray[np.bool_] = self.manifest.slots == self.index
+        return owned
+
+    def score(self, groups: QueryGroups) -> Answers:
+        """Answers to every query, in order; one kernel call, without the GIL.
+
+        Trusts  the ids are below the vocabulary's size: a server checks them before it looks for
+                slots; and the contexts are owned by this shard
+        """
+        return run_kernel(self.view, self.order, groups, check_ids=False)[0]
+
+
+@dataclass(frozen=True, eq=False)
+class ShardSet:
+    """All files of a shard set, mapped and checked."""
+
+    directory: Path
+    manifest: Manifest
+    vocabulary: Vocabulary
+    low: LowOrders
+    shards: list[Shard]
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        verify: bool = True,
+        residence: Residence = MAPPED,
+    ) -> ShardSet:
+        """Maps every file; see `Shard.open` for the arguments and what is raised."""
+        path = Path(directory)
+        manifest = read_manifest(path)
+        vocabulary = open_vocabulary(path, manifest, verify=verify)
+        low = LowOrders.open(path, manifest, verify=verify, residence=residence)
+        shards = [
+            Shard.open(path, index, verify=verify, manifest=manifest, low=low, residence=residence)
+            for index in range(manifest.shards)
+        ]
+        return cls(path, manifest, vocabulary, low, shards)
+
+
+def check_types(groups: QueryGroups) -> None:
+    """Raises `QueryError` where an array of `groups` has a wrong type."""
+    for array, dtype in (
+        (groups.context_lengths, _U8),
+        (groups.context_words, _U32),
+        (groups.word_counts, _U32),
+        (groups.words, _U32),
+    ):
+        if (array.dtype is not dtype and array.dtype != dtype) or array.ndim != 1:
+            raise QueryError(
+                f"an array of {array.dtype} with {array.ndim} dimensions was sent, "
+                f"expected {dtype} with 1"
+            )
+
+
+def run_kernel(
+    view: NDArray[np.int64], order: int, groups: QueryGroups, *, check_ids: bool = True
+) -> tuple[Answers, NDArray[np.uint8]]:
+    """One call of `kernels.score_groups`; the answers, and per context whether a shard is needed.
+
+    Args
+        check_ids  False where the caller has checked that they are in range
+    Raises  QueryError: lengths that do not fit each other, a context too long, an id out of range
+    Trusts  the columns behind `view` are still mapped; the arrays have the types of `QueryGroups`
+    """
+    queries = len(groups.words)
+    # One allocation for the four answers: a call of a thousand queries takes some 100 microseconds.
+    floats = np.empty(queries, np.float32)
+    bytes_ = np.empty((3, queries), np.uint8)
+    answers = Answers(floats, bytes_[0], bytes_[1], bytes_[2])
+    needs_shard = np.empty(len(groups.context_lengths), np.uint8)
+    fault = kernels.score_lengths(
+        view,
+        order,
+        groups.context_lengths,
+        groups.context_words,
+        groups.word_counts,
+        groups.words,
+        check_ids,
+        answers.log10_prob,
+        answers.matched_order,
+        answers.ngram_length,
+        answers.state_length,
+        needs_shard,
+    )
+    if fault:
+        raise QueryError(_refusal(int(fault), order, int(view[WORDS]), groups))
+    return answers, needs_shard
+
+
+def _refusal(fault: int, order: int, size: int, groups: QueryGroups) -> str:
+    """What is wrong with `groups`, for a person."""
+    if fault == kernels.LENGTHS:
+        return (
+            f"{len(groups.context_lengths)} contexts, {len(groups.word_counts)} counts, "
+            f"{len(groups.context_words)} context words and {len(groups.words)} words do not fit "
+            "each other"
+        )
+    if fault == kernels.CONTEXT_LENGTH:
+        return (
+            f"a context of {int(groups.context_lengths.max())} words was asked of a model of order "
+            f"{order}, which takes {order - 1} at most; leave the oldest out"
+        )
+    largest = max(int(a.max()) for a in (groups.context_words, groups.words) if len(a))
+    return f"word id {largest} was asked; ids are below {size}"

@@ -1,0 +1,130 @@
+"""Sentences of text scored by a whole model in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.index.search.shard import Shard
+from dlm.index.search.text import kernels
+from dlm.ngram import kernels as reading
+from dlm.ngram.query import Answers
+from dlm.ngram.text.kernels import FIXED_LIMIT
+from dlm.ngram.vocab import Vocabulary
+from dlm.ngram.wordtable import WordTable
+
+
+class WholeModel(Protocol):
+    """What of `local.LocalModel` is used here."""
+
+    @property
+    def order(self) -> int:
+        """N."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Its words."""
+
+    @property
+    def word_table(self) -> WordTable:
+        """Ids of many words at once."""
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """All of them."""
+
+    def score(
+        self,
+        contexts: NDArray[np.uint32],
+        lengths: NDArray[np.uint8],
+        words: NDArray[np.uint32],
+    ) -> Answers:
+        """A query each."""
+
+
+# What scoring text in one process runs, after shard.OPENING; see jit.compile_ahead.
+KERNELS = (
+    kernels.score_tokens,
+    kernels.put_totals,
+    reading.find_text,
+    kernels.sum_sentences,
+    kernels.lay_out,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """Lines of text, each scored as a sentence.
+
+    Shapes, S sentences of T tokens, marks included
+        words       (T,)          uint32   ids, `<s>` of each sentence before its words
+        answers     (T,)                   that of `<s>` means nothing
+        begin       (S + 1,)      int64    where the words of each begin, marks not counted
+        totals      (S,)          float64  log10 P
+        tokens      (S,)          int64    what is scored: words, and sentence ends
+        oovs        (S,)          int64    tokens that the vocabulary lacks
+        log10_oovs  (S,)          float64  the share of `totals` that falls on those
+        hits        (order + 1,)  int64    tokens of all sentences by the longest n-gram found
+    """
+
+    words: NDArray[np.uint32]
+    answers: Answers
+    begin: NDArray[np.int64]
+    totals: NDArray[np.float64]
+    tokens: NDArray[np.int64]
+    oovs: NDArray[np.int64]
+    log10_oovs: NDArray[np.float64]
+    hits: NDArray[np.int64]
+
+    def rows(self) -> str:
+        """A row for each sentence: log10 P with six decimals, tokens and OOVs, tabs between."""
+        if not bool((np.abs(self.totals) < FIXED_LIMIT).all()):  # a probability of zero, say
+            columns = (self.totals.tolist(), self.tokens.tolist(), self.oovs.tolist())
+            return "".join(f"{p:.6f}\t{n}\t{oov}\n" for p, n, oov in zip(*columns, strict=True))
+        text = np.empty(kernels.ROW_BYTES * len(self.totals), np.uint8)
+        end = int(kernels.put_totals(self.totals, self.tokens, self.oovs, text))
+        return text[:end].tobytes().decode("ascii")
+
+
+def score_lines(model: WholeModel, text: bytes, *, bos: bool = True, eos: bool = True) -> Lines:
+    """Scores each line of `text` as a sentence, with what `dlm score` shows of it."""
+    ids, begin = model.word_table.ids_of_text(text)
+    sentences = len(begin) - 1
+    size = len(ids) + sentences * (int(bos) + int(eos))
+    words, reach = np.empty(size, np.uint32), np.empty(size, np.uint8)
+    vocabulary = model.vocabulary
+    kernels.lay_out(
+        ids, begin, vocabulary.begin_id, vocabulary.end_id, int(bos), int(eos), model.order,
+        words, reach,
+    )  # fmt: skip
+    if len(model.shards) == 1:
+        answers = Answers.empty(size)
+        kernels.score_tokens(
+            model.shards[0].view, model.order, words, reach, answers.log10_prob,
+            answers.matched_order, answers.ngram_length, answers.state_length,
+        )  # fmt: skip
+    else:
+        answers = _one_by_one(model, words, reach)
+    lines = Lines(
+        words, answers, begin, np.empty(sentences), np.diff(begin) + int(eos),
+        np.empty(sentences, np.int64), np.empty(sentences), np.zeros(model.order + 1, np.int64),
+    )  # fmt: skip
+    kernels.sum_sentences(
+        words, answers.log10_prob, answers.matched_order, begin, int(bos), int(eos),
+        lines.totals, lines.oovs, lines.log10_oovs, lines.hits,
+    )  # fmt: skip
+    return lines
+
+
+def _one_by_one(model: WholeModel, words: NDArray[np.uint32], reach: NDArray[np.uint8]) -> Answers:
+    """Each word with its context as a query of its own: contexts lie in different shards."""
+    width = max(model.order - 1, 0)
+    contexts = np.zeros((len(words), width), np.uint32)
+    for back in range(1, width + 1):
+        rows = np.flatnonzero(reach >= back)
+        contexts[rows, width - back] = words[rows - back]
+    return model.score(contexts, reach, words)

@@ -1,0 +1,389 @@
+"""Compiled kernels: how they are made, and where they are kept between processes.
+
+`kernel` and `inlined` stand in for numba's decorators in every file of kernels. numba's own cache
+compares a kernel with the file that defines it. A kernel also holds code of other files, which it
+took in when it was compiled; after an upgrade it would run the old code. So ours keeps kernels in a
+folder that is named after the exact source of all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+import numpy as np
+from numba.core import config
+from numba.core.caching import NullCache
+from numba.core.compiler import CompileResult
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.serialize import dumps
+from numba.core.sigutils import normalize_signature
+
+from dlm.files import scratch_folder, try_lock, write_whole
+
+PACKAGE = Path(__file__).parent
+# The files whose text is in compiled code: kernels, and the modules whose constants they use.
+SOURCES = (
+    "kernels.py",
+    "*_kernels.py",
+    "jit.py",
+    "index/search/view.py",
+    "index/packed/columns.py",
+    "index/packed/low.py",
+    "index/packed/tree.py",
+)
+KEPT = 3  # folders of other versions; a process may still run one
+_DIGEST_BYTES = 16
+_FOLDER = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
+
+
+def kernel(types: str | Callable[..., Any]) -> Any:
+    """Compiles a function when it is first called, without the GIL, and keeps what it compiled.
+
+    Args
+        types  of its arguments, as "uint32[:], out int64[:, :], bool": arrays in C order, those
+               marked `out` writable. Then it is compiled once, and other arguments are a
+               TypeError; and it can be compiled ahead. Without, anew for each kind of arguments:
+               a read-only array is one kind and a writable one another
+    """
+    if callable(types):
+        return _kept(numba.njit(nogil=True)(types))
+    text = types
+    return lambda function: _declared(_kept(numba.njit(nogil=True)(function)), text)
+
+
+def _declared(dispatcher: Any, text: str) -> Any:
+    """The dispatcher, which takes arguments of these types alone."""
+    compile_for = getattr(dispatcher, "compile", None)
+    if compile_for is None:  # compilation is disabled
+        return dispatcher
+
+    def compile_once(_: object = None) -> Any:
+        with global_compiler_lock:
+            if not dispatcher.overloads:
+                compile_for(_types(text))
+                dispatcher.disable_compile()
+            (result,) = dispatcher.overloads.values()
+            return result.entry_point
+
+    def first_call(*_: object, **__: object) -> Any:
+        compile_once()
+        return dispatcher  # numba calls it, with the arguments checked
+
+    dispatcher.compile, dispatcher._compile_for_args = compile_once, first_call
+    dispatcher._cache.types = text
+    return dispatcher
+
+
+_TYPE = re.compile(r"(out )?(\w+)(\[:(?:, :)*\])?(?:, )?")
+
+
+@lru_cache
+def _types(text: str) -> tuple[Any, ...]:
+    found = []
+    end = 0
+    while end < len(text):
+        match = _TYPE.match(text, end)
+        assert match is not None, text
+        out, name, axes = match.groups()
+        scalar = numba.types.boolean if name == "bool" else getattr(numba.types, name)
+        ndim = axes.count(":") if axes else 0
+        found.append(numba.types.Array(scalar, ndim, "C", readonly=not out) if axes else scalar)
+        end = match.end()
+    return tuple(found)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """A function that kernels take in wherever they call it; Python runs it as it is written.
+
+    What would make it callable from Python is not compiled: a third of the time for a small one.
+    """
+    dispatcher = numba.njit(
+        nogil=True, forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True
+    )(function)
+
+    def add_overload(result: Any) -> None:
+        """Without numba's table of what Python calls, where it would have no address."""
+        dispatcher.overloads[tuple(result.signature.args)] = result
+
+    if not config.DISABLE_JIT:
+        dispatcher.add_overload = add_overload
+        dispatcher._compile_for_args = lambda *_, **__: function
+    return _kept(dispatcher)
+
+
+def _kept(dispatcher: Any) -> Any:
+    if not config.DISABLE_JIT:
+        dispatcher._cache = _Kernels(dispatcher.py_func)
+    return dispatcher
+
+
+class _Kernels(NullCache):  # type: ignore[misc]
+    """The compiled forms of one function, a file for each; numba asks here before it compiles."""
+
+    def __init__(self, function: Any) -> None:
+        self._name = f"{function.__module__}.{function.__qualname__}"
+        self.types = ""  # where they are declared
+
+    @property
+    def cache_path(self) -> str:
+        return os.fspath(folders()[-1])
+
+    def file(self, signature: Any, context: Any) -> str:
+        """The name of the file for these argument types, on this kind of processor."""
+        arguments, result = normalize_signature(signature)
+        key = repr((str(arguments), str(result), context.codegen().magic_tuple()))
+        return f"{self._name}-{_digest(key.encode())}"
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        target_context.refresh()
+        name = self.file(sig, target_context)
+        for folder in folders():
+            with contextlib.suppress(FileNotFoundError):
+                data = (folder / name).read_bytes()
+                if _digest(data[_DIGEST_BYTES:]) == data[:_DIGEST_BYTES].hex():
+                    parts = pickle.loads(data[_DIGEST_BYTES:])
+                    return CompileResult._rebuild(target_context, *parts)
+        return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        if data.lifted or data.library.has_dynamic_globals:
+            return  # bound to this process
+        content = dumps(data._reduce())
+        name = self.file(sig, data.target_context)
+        # A full disk, or a folder that was taken away: the process goes on with what it compiled.
+        with contextlib.suppress(OSError):
+            write_whole(folders()[-1] / name, bytes.fromhex(_digest(content)) + content)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+@lru_cache(1)
+def version() -> str:
+    """Names the code of every kernel: its exact source, and what else decides how it compiles."""
+    paths = sorted({path for name in SOURCES for path in PACKAGE.rglob(name)})
+    text = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    versions = (numba.__version__, llvmlite.__version__, np.__version__, sys.version_info[:3])
+    options = (config.OPT, config.BOUNDSCHECK, config.DEBUGINFO_DEFAULT)
+    text.update(repr((versions, sys.implementation.cache_tag, options)).encode())
+    for path in paths:
+        data = path.read_bytes()
+        text.update(f"{path.relative_to(PACKAGE).as_posix()} {len(data)}\n".encode())
+        text.update(data)
+    return text.hexdigest()
+
+
+_private = contextlib.ExitStack()  # what is in it goes at the exit of the interpreter
+
+
+@lru_cache(1)
+def folders() -> Sequence[Path]:
+    """Where kernels are looked for; the last is where new ones are written.
+
+    The first place that can be written is the last; those before may come with an image. Where none
+    can be, a folder of this process and its children, which goes with it: what lies in a shared one
+    would be executed.
+    """
+    found: list[Path] = []
+    for place in _places():
+        folder = place / version()
+        found.append(folder)
+        with contextlib.suppress(OSError):
+            _claim(folder)
+            return found
+    with contextlib.suppress(OSError):  # nothing can be written at all: kernels are not kept
+        private = _private.enter_context(scratch_folder(None, "dlm-kernels"))
+        os.environ["NUMBA_CACHE_DIR"] = os.fspath(private)
+        found.append(next(_places()) / version())
+        found[-1].mkdir(parents=True)
+    return found
+
+
+def _places() -> Iterator[Path]:
+    if named := os.environ.get("NUMBA_CACHE_DIR"):
+        yield Path(named) / "dlm"
+    yield PACKAGE / "__pycache__" / "kernels"
+    user = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    yield Path(user) / "dlm" / "kernels"
+
+
+def _claim(folder: Path) -> None:
+    """Marks a folder as in use while this process lives, by the lock on a file that stays open; if
+    it is new, removes old ones.
+
+    Raises  OSError  the folder cannot be written
+    """
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()  # permissions alone do not always tell
+    os.utime(folder)
+    claim = os.open(folder / ".in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(claim, fcntl.LOCK_SH)
+    if is_new:
+        _forget_old(folder)
+
+
+def _forget_old(current: Path) -> None:
+    """Removes the folders of other versions but the newest, and those that a process uses."""
+    others = [
+        (other.stat().st_mtime_ns, other)
+        for other in current.parent.iterdir()
+        if other != current and _FOLDER.fullmatch(other.name)
+    ]
+    for _, other in sorted(others, reverse=True)[KEPT:]:
+        with contextlib.suppress(OSError), (other / ".in-use").open("w") as claim:
+            if try_lock(claim.fileno()):
+                shutil.rmtree(other, ignore_errors=True)
+
+
+# What a helper runs: with the modules of the process that started it, a kernel for each line.
+_HELPER = """
+import importlib, json, sys
+sys.path[:] = json.loads(sys.stdin.readline())
+for line in sys.stdin:
+    module, name = line.split()
+    getattr(importlib.import_module(module), name).compile()
+    sys.stdout.write("compiled\\n")
+    sys.stdout.flush()
+"""
+HELPERS = 3  # at most, each of 150 MB: the processors that are seen may not all be ours
+
+Tell = Callable[[int, int], None]
+
+
+def compile_ahead(kernels: Sequence[Any], tell: Tell = lambda done, of: None) -> int:
+    """Compiles those kernels that are nowhere kept, side by side in processes of their own.
+
+    numba compiles one function at a time in a process. Of several processes that need the same
+    kernels, one compiles them and the others wait for it.
+
+    Args
+        kernels  whose types are declared; those that take long first
+        tell     called with the number of kernels done and of all to do, from 0, in any thread; not
+                 at all where all are there
+    Returns      how many were compiled
+    """
+    missing = [] if config.DISABLE_JIT else [k for k in dict.fromkeys(kernels) if _is_missing(k)]
+    if not missing:
+        return 0
+    of, telling = len(missing), threading.Lock()
+    tell(0, of)
+    with _compiling_alone():
+        waiting = deque(kernel for kernel in missing if _is_missing(kernel))
+        compiled = len(waiting)
+        done = of - compiled
+        if not waiting:
+            tell(of, of)
+            return 0
+
+        def work(compile_one: Callable[[Any], None]) -> None:
+            nonlocal done
+            while True:
+                try:
+                    kernel = waiting.popleft()
+                except IndexError:
+                    return
+                try:
+                    compile_one(kernel)
+                except OSError:  # a helper that ended; this process does its work
+                    waiting.append(kernel)
+                    return
+                with telling:
+                    done += 1
+                    tell(done, of)
+
+        def compile_here(kernel: Any) -> None:
+            kernel.compile()
+
+        count = min(HELPERS, len(os.sched_getaffinity(0)) - 1, compiled - 1)
+        with contextlib.ExitStack() as stack:
+            helpers = [stack.enter_context(_helper()) for _ in range(count)]
+            threads = [threading.Thread(target=work, args=(helper,)) for helper in helpers]
+            for thread in threads:
+                thread.start()
+            work(compile_here)
+            for thread in threads:
+                thread.join()
+        work(compile_here)
+        return compiled
+
+
+def _is_missing(kernel: Any) -> bool:
+    kept: _Kernels = kernel._cache
+    if kernel.overloads:
+        return False
+    kernel.targetctx.refresh()
+    name = kept.file(_types(kept.types), kernel.targetctx)
+    return not any((folder / name).exists() for folder in folders())
+
+
+@contextlib.contextmanager
+def _compiling_alone() -> Iterator[None]:
+    """Waits until no other process compiles ahead into the same folder."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # nowhere to write, or no locks
+            lock = stack.enter_context((folders()[-1] / ".compiling").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _helper() -> Iterator[Callable[[Any], None]]:
+    """A process that compiles kernels into the folder where this one looks for them.
+
+    It ends with this process, whose end closes its input, and at once where this is left.
+    """
+    process = subprocess.Popen(
+        # -P: what lies in the current folder, a json.py say, is not run.
+        [sys.executable, "-P", "-c", _HELPER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # its work is done again here, and the error with it
+        text=True,
+        start_new_session=True,  # Ctrl-C reaches this process, which ends it
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    stdin, stdout = process.stdin, process.stdout
+
+    def say(line: str) -> None:
+        stdin.write(line + "\n")
+        stdin.flush()
+
+    def compile_there(kernel: Any) -> None:
+        if not started:
+            say(json.dumps(sys.path))
+            started.append(True)
+        say(f"{kernel.py_func.__module__} {kernel.py_func.__qualname__}")
+        if stdout.readline() != "compiled\n":
+            raise ChildProcessError(process.pid)
+
+    started: list[bool] = []
+    try:
+        yield compile_there
+    finally:
+        process.kill()
+        process.wait()
+        stdout.close()
+        with contextlib.suppress(OSError):  # what was not read yet
+            stdin.close()

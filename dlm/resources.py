@@ -1,0 +1,72 @@
+"""Memory and disk of this machine: what is free, and how a person writes a size."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from dlm.errors import ConfigError
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\Z", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size as a person writes it: 800M, 1.5G, 2GiB; units are powers of 1,024."""
+    match = _SIZE.match(text.strip())
+    if match is None:
+        raise ConfigError(f"{text!r} is no size; write for example 800M or 2G")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def available_bytes() -> int:
+    """Memory that this process may still take: the machine's, or that of its control group."""
+    found = [
+        int(line.split()[1]) << 10
+        for line in _read("/proc/meminfo").splitlines()
+        if line.startswith("MemAvailable:")
+    ]
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            places = [("/sys/fs/cgroup", "memory.max", "memory.current")]
+        elif "memory" in controllers.split(","):
+            places = [("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes")]
+        else:
+            continue
+        for root, limit, usage in places:
+            path = Path(root + group)
+            while path.is_relative_to(root):
+                most, used = _read(path / limit).strip(), _read(path / usage).strip()
+                if most.isdigit() and used.isdigit():
+                    # Pages of files count as used, though they are given back when asked for.
+                    cached = 0
+                    for row in _read(path / "memory.stat").splitlines():
+                        name, _, number = row.partition(" ")
+                        if name in ("total_inactive_file", "inactive_file"):
+                            cached = max(cached, int(number))
+                    found.append(max(int(most) - int(used) + cached, 0))
+                path = path.parent
+    return min(found, default=1 << 30)
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
+def check_disk(folder: Path, needed: int, what: str) -> None:
+    """Raises `ConfigError` unless so much is free where `folder` is."""
+    place = folder
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise ConfigError(
+            f"{what} needs about {needed:,} bytes in {os.fspath(folder)}, and {free:,} are free "
+            "there; free room, or give another place with --output or --tmp"
+        )

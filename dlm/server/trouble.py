@@ -1,0 +1,120 @@
+"""Why a server whose workers answer is not ready all the same; for probes, metrics and the log.
+
+Two causes. A file that it has mapped is damaged: every worker that touches the missing part dies.
+No file or connection can be opened any more: new clients wait, and nobody tells them.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import resource
+import time
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+
+from dlm.logs import EventLog
+
+logger = EventLog(__name__)
+
+REMIND_S = 60.0  # what lasts is logged again after so long
+CALM_LOOKS = 5  # looks in a row that must find room before it counts as over
+
+
+class Cause(Enum):
+    """Of a server that is not ready; values are labels."""
+
+    DAMAGED_FILE = "damaged_file"
+    OPEN_FILES = "open_files"
+
+
+class OpenFiles:
+    """How many files and connections this process has open, and whether it may open another.
+
+    Args
+        room   raises OSError where nothing can be opened
+        clock  seconds that never go back
+    """
+
+    def __init__(
+        self, room: Callable[[], None] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._room, self._clock = room or _open_one, clock
+        self._calm_looks = CALM_LOOKS
+        self._logged_at = 0.0
+        self.trouble = ""
+
+    @property
+    def limit(self) -> int:
+        """Of this process; what `ulimit -n` shows."""
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+    def count(self) -> int:
+        """Open now; takes a microsecond for each."""
+        try:
+            return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # less the folder itself
+        except OSError:
+            return self.limit  # not even the folder can be opened
+
+    def look(self) -> str:
+        """One look; why no file can be opened, or "" where one can."""
+        try:
+            self._room()
+        except OSError as exc:
+            # Another error (no memory, no such device) says nothing of how many are open.
+            if exc.errno in (errno.EMFILE, errno.ENFILE):
+                self._none_left(exc.errno)
+        else:
+            self._calm_looks += 1
+            if self.trouble and self._calm_looks >= CALM_LOOKS:
+                self.trouble = ""
+                logger.info("server.open_files.room_again", extra={"open": self.count()})
+        return self.trouble
+
+    def _none_left(self, number: int) -> None:
+        self._calm_looks = 0
+        begins = not self.trouble
+        if number == errno.EMFILE:
+            self.trouble = (
+                f"{self.limit:,} files and connections are open, which is this process's limit; "
+                "new clients wait for one to close. Raise it (LimitNOFILE= in a systemd unit, "
+                "ulimit -n) or find who opens so many connections"
+            )
+        else:
+            self.trouble = (
+                "this machine has as many files and connections open as it may (fs.file-max); new "
+                "clients wait for one to close. Raise it with sysctl or find who opens so many"
+            )
+        now = self._clock()
+        if begins or now - self._logged_at >= REMIND_S:
+            self._logged_at = now
+            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            facts = {"limit": self.limit, "hard_limit": hard, "error": self.trouble}
+            logger.error("server.open_files.none_left", extra=facts)
+
+
+def _open_one() -> None:
+    os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+
+class SharedText:
+    """A short text that this process writes, and that its children of fork read."""
+
+    _BYTES = 4096
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, self._BYTES)
+
+    def write(self, text: str) -> None:
+        """Replaces the text; what is too long is cut."""
+        data = text.encode()[: self._BYTES - 2]
+        self._memory[:2] = b"\0\0"  # a reader meanwhile finds nothing rather than half
+        self._memory[2 : 2 + len(data)] = data
+        self._memory[:2] = len(data).to_bytes(2, "little")
+
+    def read(self) -> str:
+        """The text; "" where there is none."""
+        length = int.from_bytes(self._memory[:2], "little")
+        return self._memory[2 : 2 + length].decode(errors="replace")

@@ -1,0 +1,163 @@
+"""What commands leave behind that are ended while they write: nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cli.support import command
+from cluster import WAIT_S
+from dlm.files import SUFFIX
+
+# The command, on a disk that says when it is asked to sync, and then takes its time.
+SLOW_DISK = """
+import os
+real = os.fsync
+def fsync(descriptor):
+    real(descriptor)
+    os.write(1, b"syncing\\n")
+    os.read(0, 1)
+os.fsync = fsync
+from dlm.cli.main import main
+main()
+"""
+TRAINS = importlib.util.find_spec("sentencepiece") is not None
+needs_training = pytest.mark.skipif(not TRAINS, reason="the training extra is not installed")
+
+# Arguments, in a folder with what `inputs` makes; outputs go to out/.
+COMMANDS = {
+    "prune": ["prune", "model.arpa", "--threshold", "0.1", "-o", "out/x.arpa"],
+    "merge": ["merge", "model.arpa", "other.arpa", "--weights", "0.5,0.5", "-o", "out/x.arpa.gz"],
+    "reduce": ["reduce", "model.arpa", "--order", "2", "-o", "out/x.arpa.zst"],
+    "export": ["export", "shards", "-o", "out/x.arpa"],
+    "filter": ["filter", "model.arpa", "--vocab", "words", "-o", "out/x.arpa"],
+    "estimate": ["estimate", "text", "-o", "out/x.arpa", "--order", "3", "--discount-fallback"],
+    "token": ["token", "alice", "--token-file", "out/alice"],
+    "tokens": ["token", "alice", "--tokens", "out/tokens"],
+    "perplexity": ["perplexity", "model.arpa", "text", "--tmp", "out"],
+    "pieces": ["pieces", "counts.tsv", "--size", "20", "-o", "out/x.model", "--public"],
+}
+KINDS = [pytest.param(k, marks=[needs_training] if k == "pieces" else []) for k in COMMANDS]
+
+
+@pytest.fixture
+def inputs(folder: Path, other: Path, tmp_path: Path) -> Path:
+    """What the commands above read; out/ is empty."""
+    for name in ("model.arpa", "other.arpa", "shards"):
+        (tmp_path / name).symlink_to(folder / name)
+    words = [
+        line.split()[1] for line in (folder / "model.arpa").read_text().splitlines() if "\t" in line
+    ]
+    (tmp_path / "words").write_text("\n".join(words))
+    plain = [word for word in words if not word.startswith("<")]
+    (tmp_path / "text").write_text("".join(f"{a} {b} {a}\n" for a in plain for b in plain))
+    stems = ("walk", "talk", "nation", "read")
+    counts = [stem + end for stem in stems for end in ("", "s", "ed", "ing", "ness")]
+    (tmp_path / "counts.tsv").write_text("".join(f"{w}\t{9.5 + len(w)}\n" for w in counts))
+    (tmp_path / "out").mkdir()
+    return tmp_path
+
+
+@contextmanager
+def writing(folder: Path, arguments: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """The command, once it syncs something that it wrote in out/."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_DISK, *arguments],
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None and process.stderr is not None
+    with process:
+        try:
+            there = left(folder)
+            while True:
+                while (line := process.stdout.readline()) != b"syncing\n":
+                    assert line, process.stderr.read().decode()
+                if left(folder) != there:
+                    break
+                process.stdin.write(b"\n")  # what is synced elsewhere goes on
+                process.stdin.flush()
+            yield process
+        finally:
+            process.kill()
+
+
+def left(folder: Path) -> set[str]:
+    """All names in out/."""
+    return {path.name for path in (folder / "out").iterdir()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_command_that_is_ended_leaves_nothing(kind: str, inputs: Path) -> None:
+    """SIGKILL: the next run removes what lies there. SIGTERM: nothing lies there."""
+    with writing(inputs, COMMANDS[kind]) as killed:
+        before = left(inputs)
+        assert before
+        assert all(name.startswith(".") and name.endswith(SUFFIX) for name in before)
+    assert killed.returncode == -signal.SIGKILL
+    assert left(inputs) == before
+    with writing(inputs, COMMANDS[kind]) as ended:
+        assert left(inputs)
+        assert not left(inputs) & before
+        ended.terminate()
+        _, errors = ended.communicate(timeout=WAIT_S)
+    assert (ended.returncode, errors.decode().count("Traceback")) == (128 + signal.SIGTERM, 0)
+    assert left(inputs) == set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_is_an_exit_status_and_the_second_does_not_stop_the_removal(
+    number: signal.Signals, inputs: Path
+) -> None:
+    """What stood there before stays as it was."""
+    place = inputs / "out" / "x.arpa"
+    place.write_bytes(b"what was there")
+    with writing(inputs, [*COMMANDS["reduce"][:-1], "out/x.arpa"]) as ended:
+        ended.send_signal(number)
+        ended.send_signal(number)
+        _, errors = ended.communicate(timeout=WAIT_S)
+    assert ended.returncode == 128 + number, errors.decode()
+    assert b"Traceback" not in errors
+    assert left(inputs) == {"x.arpa"}
+    assert place.read_bytes() == b"what was there"
+
+
+def test_a_filter_that_is_ended_while_it_reads_removes_its_folder(inputs: Path) -> None:
+    """Half of a model came through a pipe, and the rest will not."""
+    os.mkfifo(inputs / "pipe")
+    text = (inputs / "model.arpa").read_bytes()
+    arguments = ("filter", "pipe", "--vocab", "words", "--output", "out/x.arpa")
+    process = subprocess.Popen(command(*arguments), cwd=inputs, stderr=subprocess.PIPE)
+    with process, (inputs / "pipe").open("wb") as pipe:
+        pipe.write(text[: len(text) // 2])
+        pipe.flush()
+        (scratch,) = left(inputs)
+        assert scratch.startswith(".dlm-filter.")
+        process.terminate()
+        assert process.wait(WAIT_S) == 128 + signal.SIGTERM
+    assert left(inputs) == set()
+
+
+def test_a_command_that_nohup_started_survives_its_terminal(inputs: Path) -> None:
+    """SIGHUP was ignored when it was started, and stays so."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with writing(inputs, COMMANDS["reduce"]) as process:
+            signal.signal(signal.SIGHUP, before)
+            process.send_signal(signal.SIGHUP)
+            process.communicate(b"\n" * 9, timeout=WAIT_S)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert process.returncode == 0
+    assert left(inputs) == {"x.arpa.zst"}

@@ -1,0 +1,143 @@
+"""What a command reads and writes is looked for before it works for hours."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import MODEL, OTHER, Run
+from dlm.cli import main
+
+NOISE = "--lambda 100 --rounds 4 --report-goal 5"
+TEXT = "a b c\nb c a\n" * 40
+JAX = pytest.mark.skipif(
+    importlib.util.find_spec("jax") is None, reason="pip install -e '.[train]'"
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path, folder: Path) -> Path:
+    """A folder with a file of every kind, small."""
+    MODEL.write(tmp_path / "model.arpa")
+    OTHER.write(tmp_path / "other.arpa")
+    (tmp_path / "shards").symlink_to(folder / "shards")
+    (tmp_path / "text").write_text(TEXT)
+    (tmp_path / "words").write_text("a\nb\nc\n")
+    (tmp_path / "counts.tsv").write_text("a\t5\nb\t4\n")
+    (tmp_path / "users.tsv").write_text("user_id\tutterance\nu1\ta b\nu2\tb c\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/kept").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("estimate none --output out", "none"),
+        ("estimate text none --output out", "none"),
+        ("estimate folder --output out", "folder"),
+        ("estimate text --vocab none --output out", "none"),
+        ("estimate text --vocab folder --output out", "folder"),
+        ("estimate text --output none/out", "none"),
+        ("estimate text --output words/out", "words"),
+        ("estimate text --output folder", "folder"),
+        ("estimate text --output out --tmp none", "none"),
+        ("estimate ./none --output out --engine spark", "none"),
+        ("prune none --threshold 0.1 --output out", "none"),
+        ("prune model.arpa --threshold 0.1 --output none/out", "none"),
+        ("prune model.arpa --threshold 0.1 --output folder", "folder"),
+        ("prune model.arpa --threshold 0.1 --history none --output out", "none"),
+        ("prune model.arpa --threshold 0.1 --output out --tmp none", "none"),
+        ("reduce none --order 1 --output out", "none"),
+        ("reduce model.arpa --order 1 --output none/out", "none"),
+        ("reduce model.arpa --order 1 --output folder", "folder"),
+        ("merge model.arpa none --weights 0.5,0.5 --output out", "none"),
+        ("merge model.arpa other.arpa --tune none --output out", "none"),
+        ("merge model.arpa other.arpa --tune folder --output out", "folder"),
+        ("merge model.arpa other.arpa --weights 0.5,0.5 --output none/out", "none"),
+        ("merge model.arpa other.arpa --weights 0.5,0.5 --output folder", "folder"),
+        ("filter none --vocab words --output out", "none"),
+        ("filter model.arpa --vocab none --output out", "none"),
+        ("filter model.arpa --vocab words --output none/out", "none"),
+        ("filter model.arpa --vocab words --output folder", "folder"),
+        ("filter model.arpa --vocab words --renormalise --output none/out", "none"),
+        ("filter model.arpa --vocab words --output out --tmp none", "none"),
+        ("perplexity none text", "none"),
+        ("perplexity model.arpa none", "none"),
+        ("perplexity model.arpa text none", "none"),
+        ("perplexity model.arpa text --tmp none", "none"),
+        ("perplexity shards none", "none"),
+        ("perplexity --cluster none text", "none"),
+        ("shard none --shards 2 --output out", "none"),
+        ("shard model.arpa --shards 2 --output words/out", "words"),
+        ("shard model.arpa --shards 2 --output folder", "folder"),
+        ("shard model.arpa --shards 2 --output out --tmp words/in", "words"),
+        ("verify shards --arpa none", "none"),
+        ("info none", "none"),
+        ("export none --output out", "none"),
+        ("export shards --output none/out", "none"),
+        ("export shards --output folder", "folder"),
+        ("serve none --shard 0", "none"),
+        ("serve shards --shard 0 --config none", "none"),
+        ("serve shards --shard 0 --ready-file none/ready", "none"),
+        ("cluster none", "none"),
+        ("cluster shards --cluster none/cluster.toml", "none"),
+        ("cluster shards --small none", "none"),
+        ("cluster shards --tokens none", "none"),
+        ("cluster shards --tls-cert none --tls-key words", "none"),
+        ("cluster shards --token-file none", "none"),
+        ("chaos none", "none"),
+        ("status --cluster none", "none"),
+        ("score none --local shards", "none"),
+        ("score text --local none", "none"),
+        ("score text --cluster none", "none"),
+        ("token me --tokens none/tokens --token-file token", "none"),
+        ("token me --tokens tokens --token-file none/token", "none"),
+        (f"unigrams none --whitelist words {NOISE} --output out.tsv", "none"),
+        (f"unigrams users.tsv --whitelist none {NOISE} --output out.tsv", "none"),
+        (f"unigrams users.tsv --whitelist words {NOISE} --output none/out.tsv", "none"),
+        (f"unigrams users.tsv --whitelist words {NOISE} --output folder", "folder"),
+        pytest.param("pieces none --public --size 40 --output out.model", "none", marks=JAX),
+        pytest.param("pieces counts.tsv --size 9 --output none/o.model", "none", marks=JAX),
+        pytest.param("federate users.tsv --config none --output out", "none", marks=JAX),
+        pytest.param("federate none --config run.toml --output out", "none", marks=JAX),
+        pytest.param("federate users.tsv --config run.toml --output words/o", "words", marks=JAX),
+        pytest.param("federate users.tsv --config vocabulary.toml --output o", "none", marks=JAX),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_named_before_any_work(
+    home: Path,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: str,
+    named: str,
+) -> None:
+    """In one line that names it, before any stage is told; and nothing new lies there."""
+    for name, vocabulary in (("run", "words"), ("vocabulary", "none")):
+        settings = (
+            "[run]\nrounds = 1\nseed = 1\n[privacy]\nclip_norm = 1.0\nnoise_multiplier = 1.0\n"
+            f'[data]\nvocabulary = "{vocabulary}"\n'
+        )
+        (home / f"{name}.toml").write_text(settings)
+    before = sorted(home.rglob("*"))
+    if arguments.startswith(("serve", "cluster")):  # these take signals and the log for themselves
+        done = run(*arguments.split(), cwd=home)
+        status, said = done.returncode, done.stderr.decode()
+    else:
+        monkeypatch.chdir(home)
+        monkeypatch.setattr(sys, "argv", ["dlm", *arguments.split()])
+        monkeypatch.setattr(main, "END_SIGNALS", ())
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+        status, said = ended.value.code, capfd.readouterr().err
+    lines = [line for line in said.splitlines() if not line.startswith("     ")]
+    assert status == 1, said
+    assert len(lines) == 1, said
+    assert lines[0].startswith("dlm: "), said
+    assert re.search(rf"\b{re.escape(named)}\b", lines[0]), said
+    assert sorted(home.rglob("*")) == before

@@ -1,0 +1,254 @@
+"""Every command that takes text reads the same text, and `dlm score` answers it as it comes."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import select
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cli.support import command
+from cluster import WAIT_S
+from dlm.cli.estimate import estimate
+from dlm.cli.merge import merge
+from dlm.cli.perplexity import perplexity
+from dlm.cli.score import score
+from dlm.errors import ConfigError, TextError
+
+Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
+Say = Callable[..., str]
+
+LINES = [b"a b c d", b"", b"never a  seen\tb\r", b"\xff\xfe a", b"<unk> a", b"d a b"]
+TEXT = b"\n".join(LINES) + b"\n"
+
+
+def zstd(data: bytes) -> bytes:
+    """As zstd packs it."""
+    out = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(out, "zstd") as stream:
+        stream.write(data)
+    return out.getvalue().to_pybytes()
+
+
+PACKS = {"gzip": gzip.compress, "zstd": zstd, "xz": lzma.compress, "bzip2": bz2.compress}
+
+
+@pytest.fixture
+def said(folder: Path, capsys: pytest.CaptureFixture[str]) -> Say:
+    """What `dlm score --local` or `dlm perplexity` prints of a file."""
+
+    def call(name: str, text: Path, **options: object) -> str:
+        capsys.readouterr()  # of a call before, which was refused
+        if name == "score":
+            score(text, local=folder / "shards", **options)  # type: ignore[arg-type]
+        else:
+            perplexity([folder / "shards", text], quiet=True, **options)  # type: ignore[arg-type]
+        return capsys.readouterr().out
+
+    return call
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_compressed_text_scores_as_plain_text(pack: str, said: Say, tmp_path: Path) -> None:
+    """Told from its bytes: the names say nothing."""
+    (tmp_path / "plain.gz").write_bytes(TEXT)
+    (tmp_path / "packed.txt").write_bytes(PACKS[pack](TEXT))
+    for name in ("score", "perplexity"):
+        assert said(name, tmp_path / "packed.txt") == said(name, tmp_path / "plain.gz")
+    assert len(said("score", tmp_path / "plain.gz").splitlines()) == 1 + len(LINES) + 5
+
+
+def test_servers_score_compressed_text_too(run: Run, cluster: Path, tmp_path: Path) -> None:
+    """From a file and from a pipe."""
+    (tmp_path / "packed").write_bytes(zstd(TEXT))
+    plain = run("score", "--cluster", cluster, text=TEXT)
+    assert plain.returncode == 0, plain.stderr
+    assert run("score", "--cluster", cluster, tmp_path / "packed").stdout == plain.stdout
+    assert run("score", "--cluster", cluster, text=gzip.compress(TEXT)).stdout == plain.stdout
+
+
+def test_parquet_is_scored_row_by_row(said: Say, tmp_path: Path) -> None:
+    """By the column that is named; a null is a fault, which --skip leaves out in its place."""
+    rows = ["a b c d", None, "d a b", "a"]
+    pq.write_table(pa.table({"said": rows, "id": [1, 2, 3, 4]}), tmp_path / "rows")
+    (tmp_path / "plain").write_text("a b c d\nd a b\na\n")
+    with pytest.raises(ConfigError, match="no column 'text'; it has said, id"):
+        said("score", tmp_path / "rows")
+    with pytest.raises(TextError, match=r"rows, line 2 .* has a null.*--skip"):
+        said("score", tmp_path / "rows", column="said")
+    found = said("score", tmp_path / "rows", column="said", skip=True).splitlines()
+    plain = said("score", tmp_path / "plain").splitlines()
+    assert found[2] == "nan\t0\t0"
+    assert found[-1] == "Lines left out:\t1 (null row: 1)"
+    assert [*found[:2], *found[3:-1]] == plain
+    hits = said("perplexity", tmp_path / "rows", column="said", skip=True).splitlines()
+    assert hits[:6] == found[-6:]
+
+
+@pytest.mark.parametrize("form", [{}, {"words": True}, {"as_json": True}])
+def test_a_line_left_out_has_a_row_in_its_place(
+    form: dict[str, bool], said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row N answers line N, wherever blocks end; the summary counts what was left out."""
+    lines = [b"\0", b"a b", b"caf\xe9", b"\0 a", b"d a b", b"x" * (1 << 20) + b"y", b"a", b"\xff"]
+    kinds = ["NUL", None, "not UTF-8", "NUL", None, "line too long", None, "not UTF-8"]
+    (tmp_path / "faulty").write_bytes(b"\n".join(lines))
+    clean = [line for line, kind in zip(lines, kinds, strict=True) if kind is None]
+    (tmp_path / "clean").write_bytes(b"\n".join(clean))
+    answers = answers_of(said("score", tmp_path / "clean", **form), form)
+    for block_bytes in (64, 1 << 20):
+        monkeypatch.setattr("dlm.cli.score.BLOCK_BYTES", block_bytes)
+        text = said("score", tmp_path / "faulty", skip=True, **form)
+        found = answers_of(text, form)
+        assert len(found) == len(lines)
+        good = iter(answers)
+        for answer, kind in zip(found, kinds, strict=True):
+            if kind is None:
+                assert answer == next(good)
+            elif "as_json" in form:
+                assert json.loads(answer) == {
+                    "log10_prob": None, "tokens": 0, "oovs": 0, "skipped": kind,
+                }  # fmt: skip
+            else:
+                assert answer.removeprefix("= ") == "nan\t0\t0"
+        if "as_json" in form:
+            summary = json.loads(text.splitlines()[-1])["summary"]
+            assert summary["sentences"] == 3
+            assert summary["skipped"] == {"NUL": 2, "not UTF-8": 2, "line too long": 1}
+        else:
+            assert "Sentences:\t3\nLines left out:\t5 (" in text
+
+
+def answers_of(text: str, form: dict[str, bool]) -> list[str]:
+    """What stands for each line, without the head and the summary."""
+    if "as_json" in form:
+        return text.splitlines()[:-1]
+    body, _, _ = text.partition("Perplexity including")
+    if "words" in form:
+        return [part.removesuffix("\n") for part in body.split("\n\n") if part]
+    return body.splitlines()[1:]
+
+
+NO_TEXT = {
+    "gzip cut short": (gzip.compress(TEXT * 1000)[:-9], "gzip stream is cut short or damaged"),
+    "zstd cut short": (zstd(TEXT * 1000)[:-9], "zstd stream is cut short or damaged"),
+    "gzip of zeros": (b"\x1f\x8b\x08" + bytes(40), "gzip stream is cut short or damaged"),
+    "gzip in gzip": (gzip.compress(gzip.compress(TEXT)), "compressed twice"),
+    "lz4": (b"\x04\x22\x4d\x18rest", "compressed with lz4, which is not read here"),
+    "compress": (b"\x1f\x9d\x90rest", "compressed with compress"),
+    "UTF-16": ("a b\n".encode("utf-16"), "NUL byte"),
+    "binary": (b"a b\n\x7fELF\0\0\n", r"line 2 .* NUL byte"),
+    "parquet cut short": (b"PAR1 and nothing else", "cannot be read as one"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_TEXT)
+def test_what_is_no_text_is_refused_by_every_command(
+    kind: str, said: Say, folder: Path, tmp_path: Path
+) -> None:
+    """With the name of the file; nothing is scored as far as it goes and called the whole."""
+    content, message = NO_TEXT[kind]
+    text = tmp_path / "text"
+    text.write_bytes(content)
+    model, out = folder / "model.arpa", tmp_path / "out.arpa"
+    for take in (
+        lambda: said("score", text),
+        lambda: said("perplexity", text),
+        lambda: estimate([str(text)], output=str(out), discount_fallback=True, quiet=True),
+        lambda: merge([model, model], output=out, tune=text, quiet=True),
+    ):
+        with pytest.raises(TextError, match=f"(?s){text}.*{message}"):
+            take()
+    assert not out.exists()
+
+
+def test_what_is_no_text_ends_with_one_and_no_summary(run: Run, folder: Path) -> None:
+    """A message, not a perplexity."""
+    cut = gzip.compress(TEXT * 1000)[:-9]
+    for command_line in (
+        ["score", "--local", folder / "shards"],
+        ["perplexity", folder / "shards"],
+    ):
+        done = run(*command_line, text=cut)
+        assert done.returncode == 1
+        assert b"Perplexity" not in done.stdout
+        assert b"dlm: standard input does not decompress" in done.stderr
+        assert b"Traceback" not in done.stderr
+
+
+def test_lines_before_a_faulty_one_are_answered(run: Run, folder: Path, tmp_path: Path) -> None:
+    """Those of the blocks before it; then the error says where."""
+    (tmp_path / "text").write_bytes(b"a b c d\n" * 300_000 + b"\0\n")
+    done = run("score", "--local", folder / "shards", tmp_path / "text")
+    assert done.returncode == 1
+    assert len(done.stdout.splitlines()) > 200_000
+    assert b"line 300,001" in done.stderr
+
+
+def test_merge_tunes_on_parquet_and_skips(folder: Path, tmp_path: Path) -> None:
+    """The weights are those of the plain lines."""
+    pq.write_table(pa.table({"said": ["a b c d", None, "d a b"]}), tmp_path / "rows")
+    (tmp_path / "plain").write_text("a b c d\nd a b\n")
+    models = [folder / "model.arpa", folder / "model.arpa"]
+    tuned = []
+    for name, options in (("rows", {"column": "said", "skip": True}), ("plain", {})):
+        out = tmp_path / f"{name}.arpa"
+        merge(models, output=out, tune=tmp_path / name, quiet=True, **options)  # type: ignore[arg-type]
+        head = out.read_text().splitlines()[0]
+        tuned.append(json.loads(head.removeprefix("# provenance: ")))
+    assert tuned[0]["weights"] == tuned[1]["weights"]
+    assert tuned[0]["tuned"]["tokens"] == tuned[1]["tuned"]["tokens"] == 9
+
+
+@pytest.mark.parametrize("place", ["--local", "--cluster"])
+def test_a_line_from_a_pipe_is_answered_before_the_next_is_there(
+    place: str, cluster: Path, folder: Path, environ: dict[str, str]
+) -> None:
+    """As a program does that writes a line and waits for its score."""
+    where = folder / "shards" if place == "--local" else cluster
+    process = subprocess.Popen(
+        command("score", place, where, "--json"),
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        for text in (b"a\n", b"a b c d\nd a b\n", b"half", b" a line\n"):
+            process.stdin.write(text)
+            for _ in range(text.count(b"\n")):
+                assert json.loads(line_of(process.stdout))["log10_prob"] < 0
+    finally:
+        process.stdin.close()
+        rest = process.stdout.read()
+        process.stdout.close()
+        assert process.wait(WAIT_S) == 0
+    assert json.loads(rest)["summary"]["sentences"] == 4
+
+
+def line_of(pipe: io.RawIOBase | object) -> bytes:
+    """The next line of a pipe, which must come within the bound."""
+    number = pipe.fileno()  # type: ignore[attr-defined]
+    limit = time.monotonic() + WAIT_S
+    line = b""
+    while not line.endswith(b"\n"):
+        left = limit - time.monotonic()
+        assert left > 0, "no answer"
+        assert select.select([number], [], [], left)[0], "no answer"
+        byte = os.read(number, 1)
+        assert byte, "the command ended"
+        line += byte
+    return line

@@ -1,0 +1,197 @@
+"""A decoder's handles without servers, and what a developer's first slips are answered with."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dlm
+from client.questions import ask, assert_equal, assert_sentence, random_queries, random_sentences
+from cluster import Cluster, ModelFiles
+from dlm import AsyncClient, Client, LocalModel
+from dlm.errors import ConfigError, DlmError, QueryError, ShardDown, ShardFormatError
+
+
+@pytest.fixture(scope="module")
+def local(files: ModelFiles) -> Iterator[Client]:
+    """The model of these tests, in this process."""
+    with Client.local(files.directory) as client:
+        yield client
+
+
+def test_the_package_itself_has_what_a_decoder_needs() -> None:
+    """Each by its name, and nothing that is not there."""
+    assert {"AsyncClient", "Client", "ClientConfig", "LocalModel"} < set(dir(dlm))
+    assert LocalModel.__module__ == "dlm.index.search.local"
+    with pytest.raises(AttributeError, match="no attribute 'Cleint'"):
+        dlm.Cleint  # noqa: B018
+
+
+def test_a_local_client_gives_the_bits_of_the_oracle_and_of_servers(
+    files: ModelFiles, local: Client, client: Client
+) -> None:
+    """Every method of the handle, the servers' client beside it."""
+    queries = random_queries(files.oracle, 1, 300)
+    ask(local.utterance(), files.oracle, queries)
+    ours, theirs = local.utterance(deadline_s=60), client.utterance(deadline_s=60)
+    assert ours.family == theirs.family
+    assert (ours.order, ours.vocabulary) == (theirs.order, theirs.vocabulary)
+    sentences = [" ".join(words) for words in random_sentences(files.oracle, 2, 12)]
+    for mine, other in zip(
+        ours.score_sentences(sentences), theirs.score_sentences(sentences), strict=True
+    ):
+        assert np.array_equal(mine.token_log10_prob, other.token_log10_prob)
+        assert np.array_equal(mine.token_source, other.token_source)
+    states: Any = [ours.begin(), ours.null()]
+    for word in range(3, 8):
+        found, expected = (one.extend(states, [word, word + 1]) for one in (ours, theirs))
+        assert np.array_equal(found.log10_prob, expected.log10_prob)
+        assert list(found.states.reshape(-1)) == list(expected.states.reshape(-1))
+        states = found.states.reshape(-1)
+    # A state goes from one to the other: they are of one family.
+    assert ours.next_words(states[0], 5) == theirs.next_words(states[0], 5)
+    assert local.manifest.shard_set == client.manifest.shard_set
+    assert local.vocabulary == client.vocabulary
+    assert local.stats.queries > 300
+    assert local.stats.messages == 0
+
+
+def test_a_local_client_pickles_closes_and_has_no_cascade(files: ModelFiles) -> None:
+    """A copy opens the same folder; what is closed no longer answers."""
+    with Client.local(files.directory, verify=False) as one:
+        copy = pickle.loads(pickle.dumps(one))
+        with pytest.raises(ConfigError, match="it has no servers"):
+            one.cascade  # noqa: B018
+        assert next(iter(one.metrics.collect())).name
+    with pytest.raises(ShardDown, match="closed"):
+        one.utterance()
+    ask(copy.utterance(), files.oracle, random_queries(files.oracle, 3, 20))
+    copy.close()
+
+
+def test_an_async_client_is_opened_by_await_and_by_async_with(
+    files: ModelFiles, cluster: Cluster, cache_dir: Path
+) -> None:
+    """Of servers and local alike; as a coroutine, too, which tasks take; closed at the end."""
+    config = dlm.ClientConfig(deadline_s=60.0, cache_dir=cache_dir)
+    queries = random_queries(files.oracle, 4, 30)
+    expected = [files.oracle.score(c, w) for c, w in queries]
+
+    async def asked(client: AsyncClient) -> None:
+        answers = await client.utterance().score([c for c, _ in queries], [w for _, w in queries])
+        assert_equal(answers, expected)
+
+    async def story() -> None:
+        for opening in (
+            lambda: AsyncClient.connect(cluster.addresses, config),
+            lambda: AsyncClient.local(files.directory),
+        ):
+            async with opening() as client:
+                await asked(client)
+            with pytest.raises(ShardDown, match="closed"):
+                client.utterance()
+            for client in (await opening(), await asyncio.create_task(opening())):
+                async with client:
+                    await asked(client)
+            opening().close()  # never awaited: nothing was begun
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("face", [Client, AsyncClient])
+def test_what_is_no_way_to_open_a_client_says_what_to_write(
+    face: Any, files: ModelFiles, tmp_path: Path
+) -> None:
+    """The slips of a first minute."""
+    name = face.__name__
+
+    def refused(write: Any) -> str:
+        with pytest.raises(ConfigError) as caught:
+            opened = write()
+            if face is AsyncClient:
+                asyncio.run(opened)
+        return str(caught.value)
+
+    with pytest.raises(TypeError, match=rf"write {name}\.connect\('cluster.toml'\)"):
+        face("cluster.toml")
+    assert "write connect(['ten:50061'])" in refused(lambda: face.connect("ten:50061"))
+    assert "Client.local(DIR)" in refused(lambda: face.connect(files.directory))
+    assert "ten is not a server" not in refused(lambda: face.connect("ten"))
+    assert "'ten' is not a server address" in refused(lambda: face.connect(["ten"]))
+    for nothing in (None, 5, b"ten:50061"):
+        assert repr(nothing) in refused(lambda nothing=nothing: face.connect(nothing))
+    assert "does not exist" in refused(lambda: face.local(tmp_path / "none"))
+    (tmp_path / "file").touch()
+    assert "is a file" in refused(lambda: face.local(tmp_path / "file"))
+    with pytest.raises(ShardFormatError, match=r"manifest\.json"):
+        Client.local(tmp_path)
+
+
+def test_sentences_may_be_ids_or_strings_as_everywhere(files: ModelFiles, local: Client) -> None:
+    """Lists, tuples, arrays, and ids among words."""
+    words = [w.decode() for w in files.oracle.vocabulary.words]
+    utterance = local.utterance()
+    asked = [
+        [5, 6], (5, 6), np.array([5, 6]), np.array([5, 6], np.uint8), [np.int64(5), words[6]],
+        [words[5], words[6].encode()], f"{words[5]} {words[6]}", np.array([words[5], words[6]]),
+    ]  # fmt: skip
+    scores = utterance.score_sentences(asked)
+    for score in [*scores, *utterance.score_sentences(np.array([[5, 6], [5, 6]]))]:
+        assert_sentence(score, files.oracle, [words[5], words[6]])
+    assert utterance.score_sentences([]) == []
+
+
+@pytest.mark.parametrize(
+    ("ask", "complaint"),
+    [
+        ("u.score_sentences(None)", "sentences is None"),
+        ("u.score_sentences('a b')", "sequence of sentences"),
+        ("u.score_sentences(5)", "sentences is of type int"),
+        ("u.score_sentences(x for x in 'ab')", "sentences is of type generator"),
+        ("u.score_sentences({'a': 1})", "sentences is of type dict"),
+        ("u.score_sentences([None])", "sentences[0] is None"),
+        ("u.score_sentences(['a', 5])", "sentences[1] is of type int"),
+        ("u.score_sentences([[1, None]])", "not NoneType"),
+        ("u.score_sentences([[1.5]])", "not float"),
+        ("u.score_sentences([[10**9]])", "word id 1000000000; ids are 0 to"),
+        ("u.score_sentences([np.array([-1])])", "word ids from -1"),
+        ("u.score_sentences([np.float32(1)])", "sentences[0] is of type float32"),
+        ("u.score_sentences(np.array(5))", "sentences is an array without dimensions"),
+        ("u.score(None, [1])", "contexts is None"),
+        ("u.score([None], [1])", "contexts[0] is None"),
+        ("u.score([['a'], 'b'], [1, 2])", "contexts[1] is one string"),
+        ("u.score([7], [1])", "contexts[0] is of type int"),
+        ("u.score([[1]], None)", "words is None"),
+        ("u.score([[1]], 'a')", "words is one string"),
+        ("u.score([[1]], [None])", "not NoneType"),
+        ("u.score([[None]], [1])", "not NoneType"),
+        ("u.score([[1]], [b'a', 2])", "1 contexts and 2 words"),
+        ("u.extend(None, [1])", "states is None"),
+        ("u.extend(5, [1])", "states is of type int"),
+        ("u.extend(u.begin(), [1])", "give [state]"),
+        ("u.extend([u.begin()], None)", "words is None"),
+        ("u.extend([u.begin()], 5)", "words is of type int"),
+        ("u.extend([u.begin()], 'a')", "words is one string"),
+        ("u.extend([u.begin()], [None])", "not NoneType"),
+        ("u.extend([u.begin()], [[1], None])", "words[1] is None"),
+        ("u.extend([u.begin()], iter([1]))", "words is of type list_iterator"),
+        ("u.extend([None], [1])", "a State is expected, not NoneType"),
+        ("u.next_words(None, 1)", "a State is expected, not NoneType"),
+        ("u.next_words(u.begin(), None)", "None next words"),
+        ("u.next_words(u.begin(), 1.5)", "1.5 next words"),
+        ("u.next_words(u.begin(), 0)", "0 next words"),
+        ("u.score([[1]], [1], deadline_s='1')", "a deadline of '1'"),
+    ],
+)
+def test_what_has_no_answer_is_refused_by_its_name(local: Client, ask: str, complaint: str) -> None:
+    """As an error of dlm that says what was found where; never a TypeError of Python's own."""
+    with pytest.raises(DlmError) as caught:
+        eval(ask, {"u": local.utterance(), "np": np})
+    assert complaint in str(caught.value)
+    assert isinstance(caught.value, QueryError)

@@ -1,0 +1,48 @@
+"""The page's three commands make certificates that a server and a client take."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cluster import WAIT_S, Cluster, build
+from deploy.documents import texts
+from dlm.client import Client, ClientConfig
+from dlm.errors import UnavailableError
+from models import random_model
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not on PATH")
+def test_three_commands_make_certificates_that_are_served_and_trusted(tmp_path: Path) -> None:
+    """With a server of ours, found by the name and by the address in its certificate; a client that
+    trusts another authority does not connect."""
+    section = re.search(r"^## Certificates\n(.*?)^## ", texts()["README.md"], re.M | re.S)
+    assert section
+    commands = re.findall(r"^\$ (.*)$", section[1], re.M)
+    assert len(commands) == 3
+    for folder in ("ours", "theirs"):
+        (tmp_path / folder).mkdir()
+        for line in commands:
+            here = line.replace("HOST", "localhost").replace("10.0.0.12", "127.0.0.1")
+            done = subprocess.run(
+                here, shell=True, cwd=tmp_path / folder, capture_output=True, timeout=WAIT_S
+            )
+            assert done.returncode == 0, (here, done.stderr)
+    made = tmp_path / "ours"
+    assert (made / "server.key").stat().st_mode & 0o077 == 0
+    files = build(random_model(5, order=3, words=30, per_order=60), tmp_path / "model", 1)
+    tls = {"tls_cert": str(made / "server.crt"), "tls_key": str(made / "server.key")}
+    with Cluster(files, **tls) as cluster:
+        port = cluster.ports[0]
+        for address in (f"127.0.0.1:{port}", f"localhost:{port}"):
+            config = ClientConfig(cache_dir=tmp_path / "cache", ca=str(made / "ca.crt"))
+            with Client.connect([address], config) as client:
+                [score] = client.utterance().score_sentences(["a b c"])
+                assert score.tokens == 4
+        stranger = ClientConfig(cache_dir=tmp_path / "cache", ca=str(tmp_path / "theirs/ca.crt"))
+        with pytest.raises(UnavailableError, match="authority in ca does not vouch"):
+            Client.connect([f"127.0.0.1:{port}"], stranger)

@@ -1,0 +1,144 @@
+"""Clients that nobody closes leave nothing behind: no descriptor, no thread."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.questions import ask, assert_equal, random_queries
+from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, build, until
+from dlm.client import AsyncClient, Client, ClientConfig
+from models import random_model
+
+DROPPED = 50
+# What a process may open meanwhile for other reasons.
+SPARE = 8
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """A random model of order 4 in two shards."""
+    model = random_model(17, order=4, words=40, per_order=300)
+    return build(model, tmp_path_factory.mktemp("model"), 2)
+
+
+@pytest.fixture(scope="module")
+def cluster(files: ModelFiles) -> Iterator[Cluster]:
+    """A server for each shard."""
+    with Cluster(files, kind=ProcessServer) as running:
+        yield running
+
+
+def held() -> tuple[int, int]:
+    """Descriptors and threads of this process."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir()), threading.active_count()
+
+
+def synchronous(where: list[str], config: ClientConfig, queries: Any, expected: Any) -> None:
+    """Uses a client, and drops it."""
+    client = Client.connect(where, config)
+    contexts, words = [c for c, _ in queries], [w for _, w in queries]
+    assert_equal(client.utterance().score(contexts, words), expected)
+
+
+def asynchronous(where: list[str], config: ClientConfig, queries: Any, expected: Any) -> None:
+    """The same of the asyncio face."""
+
+    async def use() -> None:
+        client = await AsyncClient.connect(where, config)
+        contexts, words = [c for c, _ in queries], [w for _, w in queries]
+        assert_equal(await client.utterance().score(contexts, words), expected)
+
+    asyncio.run(use())
+
+
+def copied(where: list[str], config: ClientConfig, queries: Any, expected: Any) -> None:
+    """The same of a copy."""
+    with Client.connect(where, config) as client:
+        frozen = pickle.dumps(client)
+    contexts, words = [c for c, _ in queries], [w for _, w in queries]
+    assert_equal(pickle.loads(frozen).utterance().score(contexts, words), expected)
+
+
+@pytest.mark.parametrize("beats", [False, True], ids=["none", "beats"])
+@pytest.mark.parametrize("use", [synchronous, asynchronous, copied])
+def test_clients_that_are_dropped_hold_no_descriptors_and_no_threads(
+    files, cluster, tmp_path, use: Callable[..., None], beats: bool
+) -> None:
+    """Fifty, each of which asked every server."""
+    config = ClientConfig(deadline_s=WAIT_S, cache_dir=tmp_path, heartbeats=beats)
+    queries = random_queries(files.oracle, 3, 60)
+    expected = [files.oracle.score(c, w) for c, w in queries]
+    for _ in range(2):
+        use(cluster.addresses, config, queries, expected)
+    gc.collect()
+    most = [have + SPARE for have in held()]
+    for _ in range(DROPPED):
+        use(cluster.addresses, config, queries, expected)
+
+    def gone() -> bool:
+        gc.collect()
+        return all(have <= limit for have, limit in zip(held(), most, strict=True))
+
+    until(gone)
+
+
+def test_a_client_that_is_dropped_on_both_sides_of_a_fork_harms_neither(
+    files, cluster, tmp_path: Path
+) -> None:
+    """The child drops what it inherited, unused and used, and one of its own; the parent too."""
+    config = ClientConfig(deadline_s=WAIT_S, cache_dir=tmp_path, heartbeats=True)
+    queries = random_queries(files.oracle, 3, 60)
+    unused, used = (Client.connect(cluster.addresses, config) for _ in range(2))
+    for client in (unused, used):
+        ask(client.utterance(), files.oracle, queries)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            ask(used.utterance(), files.oracle, queries)
+            own = Client.connect(cluster.addresses, config)
+            ask(own.utterance(), files.oracle, queries)
+            del unused, used, own, client
+            gc.collect()
+            again = Client.connect(cluster.addresses, config)
+            ask(again.utterance(), files.oracle, queries)
+            status = 0
+        finally:
+            os._exit(status)
+    ask(used.utterance(), files.oracle, queries)
+    del unused, used, client
+    gc.collect()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    ask(Client.connect(cluster.addresses, config).utterance(), files.oracle, queries)
+
+
+DROP_LOCAL = """
+import gc, sys
+from dlm import Client
+from dlm.client.runtime import Runtime
+for number in range(20):
+    client = Client.local(sys.argv[1])
+    if number % 2:
+        client.close()
+    del client
+gc.collect()
+print(sum(isinstance(one, Runtime) for one in gc.get_objects()))
+"""
+
+
+def test_local_clients_that_are_dropped_leave_nothing(files) -> None:
+    """Closed or not, in a process that never asks a server, so that no loop ever runs."""
+    command = [sys.executable, "-c", DROP_LOCAL, files.directory]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=True)
+    assert int(done.stdout) == 0

@@ -1,0 +1,301 @@
+"""Calls that end by their deadline, whatever holds up the process that makes them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client.questions import ask, assert_equal, random_queries, random_sentences
+from client.scripted import Clients
+from cluster import ROOT, WAIT_S, Cluster, ModelFiles, ProcessServer, build
+from dlm.client import AsyncClient, Utterance, fork
+from dlm.errors import ConfigError, DeadlineExceeded
+from dlm.ngram.query import FULL, PARTIAL
+from models import random_model
+
+SOON_S = 60.0  # a call with a deadline far below that has hung
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """A random model of order 4 in two shards."""
+    model = random_model(17, order=4, words=40, per_order=300)
+    return build(model, tmp_path_factory.mktemp("model"), 2)
+
+
+@pytest.fixture(scope="module")
+def cluster(files: ModelFiles) -> Iterator[Cluster]:
+    """A server for each shard."""
+    with Cluster(files) as running:
+        yield running
+
+
+@pytest.fixture
+def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+    """Opens clients; closes them with the test."""
+    with Clients(tmp_path_factory.getbasetemp() / "low-orders") as clients:
+        yield clients
+
+
+@contextmanager
+def gate_held() -> Iterator[None]:
+    """Another thread is inside gRPC, and stays there."""
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with fork.inside():
+            held.set()
+            done.wait(WAIT_S)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(WAIT_S)
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(WAIT_S)
+
+
+def client_calls(utterance: Utterance) -> int:
+    """Calls, or parts of them, that its client has counted."""
+    return sum(utterance._core.counts.calls.values())
+
+
+def bits(found: Any) -> Any:
+    """Everything in it, to compare."""
+    if isinstance(found, np.ndarray):
+        return found.shape, found.dtype, found.tobytes()
+    if is_dataclass(found):
+        return [bits(getattr(found, field.name)) for field in fields(found)]
+    return found
+
+
+# -- what callers wait for ------------------------------------------------------------------------
+
+
+def test_the_first_call_is_answered_while_another_thread_is_inside_grpc(
+    files, cluster, connect
+) -> None:
+    """It opens its streams without waiting for that thread."""
+    client = connect(cluster)
+    queries = random_queries(files.oracle, 3, 60)
+    with ThreadPoolExecutor(1) as caller:
+        with gate_held():
+            call = caller.submit(ask, client.utterance(), files.oracle, queries)
+            call.result(SOON_S)
+        assert client.stats.messages
+
+
+FORKING = """
+import os, pickle, sys, threading
+from pathlib import Path
+
+begun, told = threading.Event(), threading.Event()
+
+# Before any channel: runs after the client's own part, in the middle of the fork.
+os.register_at_fork(before=lambda: (begun.set(), told.wait(60)))
+
+from dlm.client import Client, ClientConfig
+from dlm.errors import DeadlineExceeded
+
+contexts, words, bits = pickle.loads(Path(sys.argv[1]).read_bytes())
+client = Client.connect(sys.argv[3:], ClientConfig(cache_dir=Path(sys.argv[2])))
+utterance = client.utterance()
+
+def right():
+    return utterance.score(contexts, words, deadline_s=30).log10_prob.tobytes() == bits
+
+def fork():
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if right() else 1)
+    status.append(os.waitpid(child, 0)[1])
+
+assert right()
+status = []
+thread = threading.Thread(target=fork)
+thread.start()
+assert begun.wait(60)
+for _ in range(3):
+    try:
+        utterance.score(contexts, words, deadline_s=0.05)
+        print("answered")
+    except DeadlineExceeded:
+        assert not status
+    assert thread.is_alive()
+print("ended" if not told.is_set() else "late")
+told.set()
+thread.join(60)
+assert status == [0], status
+assert right()
+client.close()
+print("done")
+"""
+
+
+def test_calls_end_by_their_deadline_while_the_process_forks(
+    files, cluster, tmp_path: Path
+) -> None:
+    """Another part of the program takes long to get ready for the fork; afterwards the parent and
+    the child get right answers."""
+    queries = random_queries(files.oracle, 40, 60)
+    bits = np.array([files.oracle.score(c, w).log10_prob for c, w in queries], np.float32).tobytes()
+    (tmp_path / "queries").write_bytes(
+        pickle.dumps(([c for c, _ in queries], [w for _, w in queries], bits))
+    )
+    given = [str(tmp_path / "queries"), str(tmp_path / "cache"), *cluster.addresses]
+    process = subprocess.run(
+        [sys.executable, "-c", FORKING, *given],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (process.stdout, process.returncode, process.stderr) == ("ended\ndone\n", 0, "")
+
+
+# -- planning -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def text(files: ModelFiles) -> list[str]:
+    """20,000 sentences."""
+    rng = np.random.default_rng(9)
+    words = files.words()
+    some = [" ".join(words[i] for i in rng.integers(3, len(words), 12)) for _ in range(1000)]
+    return some * 20
+
+
+@pytest.mark.parametrize("partial", [False, True], ids=["full", "partial"])
+def test_a_call_that_is_too_large_for_its_deadline_ends_before_all_of_it_is_planned(
+    cluster, connect, text, partial: bool
+) -> None:
+    """By the processor time of its caller's thread, which a busy machine does not change."""
+    utterance = connect(cluster, partial=partial).utterance()
+    begun = time.thread_time()
+    assert len(utterance.score_sentences(text, deadline_s=WAIT_S)) == len(text)
+    whole_s = time.thread_time() - begun
+    least_s = whole_s
+    for _ in range(5):
+        begun = time.thread_time()
+        with pytest.raises(DeadlineExceeded, match=r"within 0\.01 s.*ask less at once"):
+            utterance.score_sentences(text, deadline_s=0.01)
+        least_s = min(least_s, time.thread_time() - begun)
+    assert least_s < whole_s / 4
+
+
+def test_an_event_loop_goes_on_while_a_large_call_is_planned(cluster, connect, text) -> None:
+    """By the processor time between two turns of another task."""
+
+    async def both() -> tuple[float, float]:
+        async with await AsyncClient.connect(
+            cluster.addresses, connect(cluster)._core.config
+        ) as client:
+            call = asyncio.create_task(client.utterance().score_sentences(text, deadline_s=WAIT_S))
+            begun = last = time.thread_time()
+            longest = 0.0
+            while not call.done():
+                await asyncio.sleep(0)
+                if not call.done():  # results of a call that is answered are made at once
+                    longest = max(longest, time.thread_time() - last)
+                last = time.thread_time()
+            assert len(call.result()) == len(text)
+            return longest, last - begun
+
+    longest, whole = asyncio.run(both())
+    assert longest < whole / 5
+
+
+def test_a_call_in_parts_has_the_answers_of_one_that_is_whole(
+    files, cluster, connect, monkeypatch
+) -> None:
+    """Wherever it is cut: between sentences, within one, between states, among their words."""
+    utterance = connect(cluster).utterance()
+    queries = random_queries(files.oracle, 5, 100)
+    contexts, words = [c for c, _ in queries], [w for _, w in queries]
+    sentences = [*random_sentences(files.oracle, 7, 30), []]
+    sentences += [" ".join(w for s in sentences for w in s) + " \t  \n"]  # longer than two parts
+    states = [utterance.null(), utterance.begin()]
+    many = utterance.extend(states, words[:20]).states.reshape(-1)
+    rows = np.arange(len(many) * 3, dtype=np.uint32).reshape(-1, 3) % utterance.vocabulary_size
+
+    def asked() -> list[Any]:
+        out: list[Any] = [utterance.score(contexts, words)]
+        out += [utterance.extend(states, words), utterance.extend(many, [3, 1, 4])]
+        out += [utterance.extend(list(many), rows.tolist()), utterance.extend(many, rows)]
+        for bos, eos in ((True, True), (False, False)):
+            out += utterance.score_sentences(sentences, bos=bos, eos=eos)
+        return [bits(found) for found in [*out, utterance.next_words(states[1], 15)]]
+
+    whole = asked()
+    monkeypatch.setattr("dlm.client.utterance.PART", 7)
+    monkeypatch.setattr("dlm.client.utterance.SPLIT_BYTES", 16)
+    before = client_calls(utterance)
+    assert asked() == whole
+    assert client_calls(utterance) - before > 100
+
+
+def test_a_large_call_of_a_stopped_server_is_partial_by_its_deadline(files, connect, text) -> None:
+    """Every part of it; and the other shard's scores are the full model's."""
+    with Cluster(files, kind=ProcessServer) as cluster:
+        client = connect(cluster, partial=True, heartbeats=False)
+        utterance = client.utterance()
+        utterance.score_sentences(text[:50])
+        cluster.servers[0].pause()
+        try:
+            scores = utterance.score_sentences(text[:2000], deadline_s=WAIT_S / 10)
+        finally:
+            cluster.servers[0].resume()
+    sources = np.concatenate([score.token_source for score in scores])
+    assert set(sources.tolist()) == {FULL, PARTIAL}
+
+
+# -- an asyncio client that has not connected -----------------------------------------------------
+
+
+def test_a_copy_of_an_asyncio_client_connects_while_its_loop_goes_on(
+    files, cluster, connect
+) -> None:
+    """Awaited, or by its first call, which its deadline ends; what cannot wait says what to do."""
+    config = connect(cluster)._core.config
+    client = asyncio.run(AsyncClient.connect(cluster.addresses, config))
+    frozen = pickle.dumps(client)
+    queries = random_queries(files.oracle, 3, 60)
+    contexts, words = [c for c, _ in queries], [w for _, w in queries]
+    expected = [files.oracle.score(c, w) for c, w in queries]
+
+    async def use() -> None:
+        awaited, called = pickle.loads(frozen), pickle.loads(frozen)
+        for unknown in (lambda: called.vocabulary, called.utterance().begin):
+            with pytest.raises(ConfigError, match=r"await client\.utterance\(\)"):
+                unknown()
+        with gate_held():  # so it cannot connect yet
+            handle = called.utterance(deadline_s=0.05)
+            with pytest.raises(DeadlineExceeded, match="had not connected"):
+                await handle.score(contexts, words)
+        for answers in (
+            await handle.score(contexts, words, deadline_s=WAIT_S),
+            await (await awaited.utterance()).score(contexts, words, deadline_s=WAIT_S),
+            await (await awaited.utterance()).score(contexts, words, deadline_s=WAIT_S),
+        ):
+            assert_equal(answers, expected)
+        assert called.vocabulary.words == files.oracle.vocabulary.words
+        await asyncio.gather(awaited.close(), called.close(), client.close())
+
+    asyncio.run(use())

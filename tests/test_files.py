@@ -1,0 +1,241 @@
+"""dlm.files: whole or not at all, and nothing left behind, whatever ends the process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from dlm import files
+from dlm.files import (
+    SUFFIX,
+    Replacement,
+    replacing,
+    replacing_folder,
+    scratch_folder,
+    write_whole,
+)
+
+ROOT = Path(__file__).parents[1]
+
+# A process that writes `place` as it is asked to, and then waits for a line.
+WRITER = """
+import sys
+from pathlib import Path
+from dlm.files import *
+place = Path(sys.argv[1])
+def wait():
+    print("begun", flush=True)
+    sys.stdin.readline()
+{body}
+"""
+FILE = """
+with replacing(place) as file:
+    file.write(b"new")
+    wait()
+"""
+FOLDER = """
+with replacing_folder(place) as folder:
+    (folder / "one").write_bytes(b"new")
+    wait()
+"""
+SCRATCH = """
+with scratch_folder(place.parent, place.name) as folder:
+    (folder / "one").write_bytes(b"new")
+    wait()
+"""
+
+
+def writer(place: Path, body: str) -> subprocess.Popen[str]:
+    """Such a process, once it has begun to write."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER.format(body=body), str(place)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    return process
+
+
+def names(folder: Path) -> list[str]:
+    """Of all that is in a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
+    """Nothing shows before the end; an error leaves what was there, and nothing beside it."""
+    place = tmp_path / "a.txt"
+    with replacing(place) as file:
+        file.write(b"one")
+        assert not place.exists()
+    assert place.read_bytes() == b"one"
+    with pytest.raises(RuntimeError, match="stop"), replacing(place) as file:
+        file.write(b"two")
+        raise RuntimeError("stop")
+    assert place.read_bytes() == b"one"
+    write_whole(place, b"three")
+    assert place.read_bytes() == b"three"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_what_cannot_be_put_in_place_leaves_nothing(tmp_path: Path) -> None:
+    """A folder stands there."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    with pytest.raises(OSError), replacing_folder(tmp_path / "a") as folder:
+        (folder / "new").touch()
+    assert names(tmp_path) == ["a"]
+    assert names(tmp_path / "a") == ["b"]
+
+
+def test_a_folder_appears_whole(tmp_path: Path) -> None:
+    """Also in the place of an empty one."""
+    place = tmp_path / "set"
+    place.mkdir()
+    with replacing_folder(place) as folder:
+        (folder / "deep").mkdir()
+        (folder / "deep" / "file").write_bytes(b"x")
+        assert names(place) == []
+    assert (place / "deep" / "file").read_bytes() == b"x"
+    assert names(tmp_path) == ["set"]
+
+
+def test_modes_are_those_that_are_asked_for(tmp_path: Path) -> None:
+    """A secret is never wider than asked; owner and mode of what stood there stay where wanted."""
+    secret = tmp_path / "secret"
+    with replacing(secret, mode=0o600) as file:
+        assert stat.S_IMODE(Path(file.name).stat().st_mode) == 0o600
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    secret.chmod(0o640)
+    with replacing(secret, mode=0o600, keep_owner=True) as file:
+        assert stat.S_IMODE(Path(file.name).stat().st_mode) == 0o640
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o640
+    with scratch_folder(tmp_path, "work") as folder:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_pipe_is_written_to_directly(tmp_path: Path) -> None:
+    """It cannot be replaced by a file, and stays a pipe."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()))
+    reader.start()
+    write_whole(pipe, b"through")
+    reader.join()
+    assert found == [b"through"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert names(tmp_path) == ["pipe"]
+
+
+@pytest.mark.parametrize("body", [FILE, FOLDER, SCRATCH], ids=["file", "folder", "scratch"])
+def test_the_next_one_removes_what_a_killed_process_left_and_nothing_else(
+    body: str, tmp_path: Path
+) -> None:
+    """What a live one writes stays, whatever number its process has; so do other files."""
+    place = tmp_path / "model"
+    lives = writer(place, body)
+    (ours,) = names(tmp_path)
+    killed = writer(place, body)
+    (left,) = set(names(tmp_path)) - {ours}
+    killed.kill()
+    killed.communicate()
+    # The live one under the number of one that is gone: numbers are used again.
+    renamed = ours.replace(str(lives.pid), str(killed.pid))
+    (tmp_path / ours).rename(tmp_path / renamed)
+    others = [".model.partial", ".model.arpa.1-0abc.partial", "model.1-0abc.partial"]
+    for name in others:
+        (tmp_path / name).touch()
+    assert left in names(tmp_path)
+    with replacing(place) as file:
+        file.write(b"x")
+        assert names(tmp_path) == sorted([renamed, Path(file.name).name, *others])
+    (tmp_path / renamed).rename(tmp_path / ours)
+    place.unlink()
+    _, errors = lives.communicate("\n")
+    assert (lives.returncode, errors) == (0, "")
+    made = [] if body is SCRATCH else ["model"]
+    assert names(tmp_path) == sorted(made + others)
+
+
+def test_what_escapes_every_finally_goes_with_the_interpreter(tmp_path: Path) -> None:
+    """As where a signal comes between the making of a file and the block that would remove it."""
+    process = writer(tmp_path / "model", "held = Replacement(place)\nwait()")
+    assert len(names(tmp_path)) == 1
+    process.communicate("\n")
+    assert names(tmp_path) == []
+
+
+def test_a_child_leaves_its_parents_files_alone(tmp_path: Path) -> None:
+    """It ends by itself, with its parent's list of what is to be removed."""
+    body = """
+import os
+held = Replacement(place)
+if not os.fork():
+    sys.exit()
+os.wait()
+wait()
+held.commit()
+"""
+    process = writer(tmp_path / "model", body)
+    assert len(names(tmp_path)) == 1
+    process.communicate("\n")
+    assert names(tmp_path) == ["model"]
+
+
+def test_one_that_is_taken_for_left_before_it_is_locked_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its making and its lock another process looks for leftovers: here, each time."""
+    real, calls = files.try_lock, []
+
+    def try_lock(descriptor: int) -> bool:
+        calls.append(descriptor)
+        if len(calls) < 3:
+            (beside,) = (p for p in tmp_path.iterdir() if p.name.endswith(SUFFIX))
+            beside.unlink()
+        return real(descriptor)
+
+    monkeypatch.setattr(files, "try_lock", try_lock)
+    write_whole(tmp_path / "model", b"whole")
+    assert len(calls) == 3
+    assert (tmp_path / "model").read_bytes() == b"whole"
+    assert names(tmp_path) == ["model"]
+
+
+def test_where_nothing_can_be_locked_files_are_written_and_leftovers_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some network file systems have no locks: nobody can tell what is left there."""
+
+    def no_locks(descriptor: int) -> bool:
+        raise OSError(os.strerror(37))
+
+    (tmp_path / ".model.1-0abc.partial").touch()
+    monkeypatch.setattr(files, "try_lock", no_locks)
+    write_whole(tmp_path / "model", b"whole")
+    assert names(tmp_path) == [".model.1-0abc.partial", "model"]
+
+
+def test_a_discard_after_the_end_does_nothing(tmp_path: Path) -> None:
+    """Nor does a second one."""
+    replacement = Replacement(tmp_path / "a")
+    replacement.commit()
+    replacement.discard()
+    assert names(tmp_path) == ["a"]
+
+
+def test_signals_are_those_of_the_command_alone() -> None:
+    """A library leaves its caller's handlers alone."""
+    code = "import signal, dlm.files; print(signal.getsignal(signal.SIGTERM))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(signal.SIG_DFL)

@@ -1,0 +1,34 @@
+"""What a package that is built from this tree has in it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git says which files are ignored")
+def test_no_source_file_is_ignored(tmp_path: Path) -> None:
+    """The builder of packages leaves out what .gitignore names, be it in a folder of the code."""
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    sources = [
+        str(path.relative_to(ROOT))
+        for folder in ("dlm", "proto", "deploy", "tests")
+        for path in (ROOT / folder).rglob("*.*")
+        if path.is_file() and "cache" not in str(path) and path.suffix != ".pyc"
+    ]
+    assert len(sources) > 300
+    found = subprocess.run(
+        ["git", "check-ignore", "--no-index", "--stdin"],
+        cwd=tmp_path,
+        input="\n".join(sources),
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout == ""
+    assert found.returncode == 1, found.stderr  # which says that none is
