@@ -170,6 +170,20 @@ def test_what_does_not_finish_is_cut_off_with_status_1(sharded, gated, how):
     assert outcome_of(first).code in (UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
+def test_a_message_that_is_about_to_be_refused_is_not_cut_off(gated, monkeypatch):
+    """It came after the last answer, and was never taken: exit status 0."""
+    _, server, _ = gated(linger_s=0.0, drain_s=WAIT_S)
+    app, post = server.server, server.server.post
+
+    def post_once_another_came(event):
+        app.service.metrics.in_flight += event is Event.DRAINED
+        post(event)
+
+    monkeypatch.setattr(app, "post", post_once_another_came)
+    app.drain()
+    assert server.status.result(WAIT_S) == 0
+
+
 def test_signal_during_the_warm_up_stops_the_server(gated):
     """It need not be ready to be stopped."""
     shard, server, _ = gated(open_gate=False, wait=False)
