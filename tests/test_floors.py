@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -303,3 +304,58 @@ def test_what_is_allowed_is_not_found(path: str, text: str, tmp_path: Path) -> N
     (tmp_path / path).parent.mkdir(exist_ok=True)
     (tmp_path / path).write_text(text)
     assert faults(tmp_path) == []
+
+
+# What stands in the text of an ARPA file around its rows.
+ARPA_MARK = re.compile(r"\\data\\|(^|\\\S*)-grams:|\\end\\")
+
+
+def arpa_makers(package: Path) -> list[str]:
+    """Files below `package` that hold a mark of ARPA text, or the kernel that writes rows.
+
+    Docstrings are not looked at, nor what reads: `ngram/arpa/reader.py` and `header.py`.
+    """
+    found = []
+    for file in sorted(package.rglob("*.py")):
+        path = file.relative_to(package)
+        if is_below(path, "ngram/arpa/reader.py", "ngram/arpa/header.py"):
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        said = {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        }
+        for node in ast.walk(tree):
+            text = node.value if isinstance(node, ast.Constant) and id(node) not in said else ""
+            text = text.decode("latin-1") if isinstance(text, bytes) else text
+            names = [getattr(node, "attr", ""), getattr(node, "id", "")]
+            if isinstance(node, ast.ImportFrom):
+                names = [alias.name for alias in node.names]
+            if "put_rows" in names or (isinstance(text, str) and ARPA_MARK.search(text)):
+                found.append(str(path))
+                break
+    return found
+
+
+def test_one_module_writes_arpa_text() -> None:
+    """Whatever makes a model gives it to the one writer."""
+    assert arpa_makers(ROOT / "dlm") == ["ngram/arpa/writer.py"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'x = b"\\n\\\\%d-grams:\\n" % order',
+        'x = f"\\\\data\\\\\\nngram 1={n}"',
+        'x = "\\n\\\\end\\\\\\n"',
+        'x = f"\\\\{order}-grams:\\n"',
+        "from dlm.ngram.arpa.kernels import put_rows",
+        "kernels.put_rows(ids)",
+    ],
+)
+def test_a_second_writer_of_arpa_text_is_found(text: str, tmp_path: Path) -> None:
+    """By what it would have to write, or by the kernel."""
+    (tmp_path / "a.py").write_text(f'"""Reads `-grams:`."""\n{text}\n')
+    (tmp_path / "b.py").write_text("def f():\n    r'''Writes `\\data\\`.'''\n")
+    assert arpa_makers(tmp_path) == ["a.py"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -41,7 +40,6 @@ def filter_(
 
     Example: dlm filter model.arpa.zst --vocab words.txt --output small.arpa.zst
     """
-    from dlm import __version__
     from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.errors import ConfigError
     from dlm.estimate.columns import ModelColumns
@@ -52,7 +50,7 @@ def filter_(
         renormalised,
         renormalised_bytes,
     )
-    from dlm.ngram.arpa import ArpaReader, write_arpa
+    from dlm.ngram.arpa import ArpaReader, provenance_line, write_arpa
     from dlm.resources import available_bytes, parse_size
 
     began = time.monotonic()
@@ -63,7 +61,6 @@ def filter_(
 
     def comment(comments: list[str], before: tuple[int, ...], _after: tuple[int, ...]) -> list[str]:
         about = {
-            "made_by": f"dlm {__version__} filter",
             "method": "the n-grams of a vocabulary",
             "vocabulary": vocab.name,
             "contexts": contexts,
@@ -71,7 +68,7 @@ def filter_(
             "from": model.name,
             "from_ngrams": before,
         }
-        return [*comments, f"provenance: {json.dumps(about)}"]
+        return [*comments, provenance_line("filter", **about)]
 
     if contexts and renormalise:
         raise ConfigError(

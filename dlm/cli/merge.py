@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -49,13 +48,12 @@ def merge(
 
     Example: dlm merge news.arpa speech.arpa --tune heldout.txt --output mixed.arpa.zst
     """
-    from dlm import __version__
     from dlm.cli.paths import check_reads, check_writes
     from dlm.errors import ConfigError
     from dlm.estimate.columns import ModelColumns, memory_bytes
     from dlm.estimate.merge import check_weights, merge_models, unite
     from dlm.estimate.merge.mixture import needed_bytes
-    from dlm.ngram.arpa import ArpaReader
+    from dlm.ngram.arpa import ArpaReader, provenance_line
     from dlm.resources import available_bytes, parse_size
 
     began = time.monotonic()
@@ -108,7 +106,6 @@ def merge(
             f"the n-grams of {merged.scaled:,} were scaled for it"
         )
     about = {
-        "made_by": f"dlm {__version__} merge",
         "method": "static linear interpolation",
         "weights": [round(share, 9) for share in shares],
         "tuned": tuned,
@@ -118,7 +115,7 @@ def merge(
         ],
     }
     tell(f"writing {sum(merged.counts):,} n-grams to {output}")
-    merged.write(output, comments=[f"provenance: {json.dumps(about)}"])
+    merged.write(output, comments=[provenance_line("merge", **about)])
     tell("done")
 
 

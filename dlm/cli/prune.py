@@ -62,15 +62,14 @@ def prune(
 
     Example: dlm prune model.arpa.zst --threshold 1e-8 --output small.arpa.zst
     """
-    import json
     from dataclasses import replace
 
-    from dlm import __version__
     from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.errors import ConfigError
     from dlm.estimate.columns import IN_MEMORY, ModelColumns, Storage
     from dlm.estimate.prune import Goal, file_bytes, least_bytes, measure, needed_bytes
     from dlm.estimate.prune import prune as prune_columns
+    from dlm.ngram.arpa import provenance_line
     from dlm.resources import available_bytes, check_disk, parse_size
 
     began = time.monotonic()
@@ -115,7 +114,6 @@ def prune(
     tell(f"reading {model}")
     columns = ModelColumns.read(model, storage=storage)
     about: dict[str, object] = {
-        "made_by": f"dlm {__version__} prune",
         "method": "relative entropy",
         **goal.facts(),
         "histories": None if history is None else history.name,
@@ -123,7 +121,7 @@ def prune(
         "from": model.name,
         "from_ngrams": columns.counts,
     }
-    line = f"provenance: {json.dumps(about)}"
+    line = provenance_line("prune", **about)
     columns = replace(columns, comments=[*columns.comments, line])
     result = prune_columns(
         columns,

@@ -26,17 +26,14 @@ def reduce(
 
     Example: dlm reduce model.arpa.zst --order 2 --output bigrams.arpa.zst
     """
-    import json
-
-    from dlm import __version__
     from dlm.cli.paths import check_reads, check_writes
     from dlm.estimate.reduce import reduce_arpa
+    from dlm.ngram.arpa import provenance_line
     from dlm.resources import available_bytes, parse_size
 
     check_reads("MODEL", model, folders=True)
     check_writes("--output", output)
     about = {
-        "made_by": f"dlm {__version__} reduce",
         "method": "lower orders as they are",
         "order": order,
         "from": model.name,
@@ -46,7 +43,7 @@ def reduce(
         order,
         output,
         memory_bytes=available_bytes() if memory is None else parse_size(memory),
-        comment=f"provenance: {json.dumps(about)}",
+        comment=provenance_line("reduce", **about),
     )
     if not quiet:
         before, after = sum(result.counts_before), sum(result.counts)

@@ -23,7 +23,7 @@ from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns, memory_bytes
 from dlm.estimate.merge.union import Walk, unite
 from dlm.files import scratch_folder
-from dlm.ngram.arpa import ArpaReader, NgramBatch, write_arpa
+from dlm.ngram.arpa import ArpaReader, NgramBatch, SectionColumns, write_arpa
 from dlm.ngram.vocab import Vocabulary
 
 U32, F32, F64 = np.uint32, np.float32, np.float64
@@ -150,9 +150,9 @@ class _Kept:
         rows[:, -1] = batch.log10_backoff[passes].view(U32)
         self._files[batch.order - 1].write(rows.tobytes())
 
-    def sections(self) -> list[tuple[NDArray[np.uint32], NDArray[np.float32], Any]]:
+    def sections(self) -> list[SectionColumns]:
         """What `write_arpa` takes, mapped from the files."""
-        out: list[tuple[NDArray[np.uint32], NDArray[np.float32], Any]] = []
+        out: list[SectionColumns] = []
         for k, file in enumerate(self._files, 1):
             file.close()
             rows = np.zeros((0, k + 2), U32)
@@ -195,7 +195,7 @@ def renormalised_bytes(counts: Iterable[int]) -> int:
 
 def renormalised(
     model: ModelColumns, words: Collection[bytes], *, path: str = "the model", threads: int = 2
-) -> tuple[Vocabulary, list[tuple[NDArray[np.uint32], NDArray[np.float32], Any]], int]:
+) -> tuple[Vocabulary, list[SectionColumns], int]:
     """The n-grams whose words are all in a vocabulary, given that every word is.
 
     With Z(h) the probability after h of all words that stay, p'(w | h) = p(w | h) / Z(h). That is a
@@ -220,7 +220,7 @@ def renormalised(
     predicted = keep.copy()
     predicted[model.vocabulary.begin_id] = False
     union = unite([model])
-    out: list[tuple[NDArray[np.uint32], NDArray[np.float32], Any]] = []
+    out: list[SectionColumns] = []
     z_empty = 0.0
     before: tuple[Any, ...] | None = None
     with ThreadPoolExecutor(threads, thread_name_prefix="filter") as pool:
@@ -271,7 +271,7 @@ def _rows(
     divisor: NDArray[np.float64],
     weight: NDArray[np.float64] | None,
     new_id: NDArray[np.uint32],
-) -> tuple[NDArray[np.uint32], NDArray[np.float32], Any]:
+) -> SectionColumns:
     """A section of what stays."""
     with np.errstate(divide="ignore"):
         log10_prob = np.maximum(np.log10(prob[passes] / divisor[passes]), -99.0)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlm import __version__
+from dlm.ngram.arpa import provenance_line
 
 if TYPE_CHECKING:
     from dlm.estimate.pipeline import Settings, Summary
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 def provenance(settings: Settings, summary: Summary, sources: Sequence[str]) -> list[str]:
     """Where the model comes from, in one line of JSON."""
     about: dict[str, Any] = {
-        "made_by": f"dlm {__version__} estimate",
         "method": "interpolated modified Kneser-Ney",
         "order": settings.order,
         "prune": settings.thresholds,
@@ -33,4 +31,4 @@ def provenance(settings: Settings, summary: Summary, sources: Sequence[str]) -> 
             "skipped": {str(k): v for k, v in summary.totals.skipped.items()},
         },
     }
-    return [f"provenance: {json.dumps(about)}"]
+    return [provenance_line("estimate", **about)]

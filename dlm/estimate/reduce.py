@@ -16,15 +16,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dlm.errors import ConfigError
-from dlm.ngram.arpa import ArpaReader, NgramBatch, write_arpa
+from dlm.ngram.arpa import ArpaReader, NgramBatch, SectionColumns, write_arpa
 
 _PARSER_BYTES = 64 << 20
 _WORD_BYTES = 300
-
-Section = tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32] | None]
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ def reduce_arpa(
                 f"{sum(counts):,} n-grams take {needed:,} bytes, and the limit is "
                 f"{memory_bytes:,}; raise --memory"
             )
-        sections: list[Section] = []
+        sections: list[SectionColumns] = []
         parts: list[NgramBatch] = []
         left = sum(counts)
         # What comes after them is not looked at.
@@ -102,7 +99,7 @@ def reduce_arpa(
     return Reduced(before, counts)
 
 
-def _section(parts: list[NgramBatch], order: int, top: int) -> Section:
+def _section(parts: list[NgramBatch], order: int, top: int) -> SectionColumns:
     """The n-grams of one order; `parts` is emptied."""
     ids = np.concatenate([np.zeros((0, order), np.uint32), *(p.ids for p in parts)])
     prob = np.concatenate([np.zeros(0, np.float32), *(p.log10_prob for p in parts)])
@@ -111,7 +108,7 @@ def _section(parts: list[NgramBatch], order: int, top: int) -> Section:
     return ids, prob, None if order == top else weight
 
 
-def _by_id(sections: list[Section]) -> list[Section]:
+def _by_id(sections: list[SectionColumns]) -> list[SectionColumns]:
     """Words in the order of their ids, as the writer takes them: `<unk>` may stand anywhere."""
     ids, prob, weight = sections[0]
     place = np.argsort(ids[:, 0], kind="stable")

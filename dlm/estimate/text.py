@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from dlm.errors import ConfigError, TextError
 from dlm.estimate.counts import kernels
-from dlm.ngram._arpa_open import TEXT_COMPRESSIONS, DamagedStream, TextSource, compression_of
+from dlm.ngram.arpa.source import TEXT_COMPRESSIONS, DamagedStream, TextSource, compression_of
 from dlm.ngram.wordtable import PADDING
 
 BLOCK_BYTES = 4 << 20

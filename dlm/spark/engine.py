@@ -27,6 +27,7 @@ from dlm.estimate.progress import Progress
 from dlm.estimate.provenance import provenance
 from dlm.estimate.text import Totals
 from dlm.ngram.arpa import parts_index
+from dlm.ngram.arpa.writer import WordBytes
 from dlm.ngram.wordtable import WordTable
 from dlm.spark import tasks
 from dlm.spark.driver import statistics_of, table_of, take_facts
@@ -275,7 +276,7 @@ class _Estimation:
                 kept.astype(np.uint32).reshape(-1, 1),
                 probs[kept],
                 backoffs[kept] if self._settings.order > 1 else None,
-                table,
+                WordBytes.of(table),
             )
         )
         rows = pa.table(

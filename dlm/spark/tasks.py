@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from dlm.errors import EstimationError
 from dlm.estimate.adjust.kernels import COUNT_BITS, PRUNED
 from dlm.estimate.adjust.trie import TrieBuilder
-from dlm.estimate.arpa.rows import ngram_blocks
 from dlm.estimate.counts import block, kernels
 from dlm.estimate.interpolate import kernels as interpolation
+from dlm.estimate.interpolate.rows import log10_rows, ngram_blocks
 from dlm.estimate.store import Memory
 from dlm.estimate.text import DELIMITERS, Fault, fault_of, lines_of, may_have_fault
-from dlm.ngram.text.kernels import put_rows
+from dlm.ngram.arpa.writer import WordBytes, rows_text
 from dlm.ngram.wordtable import PADDING, WordTable
 
 NONE = -1
@@ -463,6 +463,7 @@ def interpolated(
         blocks of rows, without the last line end, and their places in the order of the n-grams
     """
     keys = names(order)
+    spelling = WordBytes.of(table)
     place = 0
     for piece in whole_groups(batches, keys[:2], group_rows):
         words = np.column_stack([piece.column(key).to_numpy() for key in keys])
@@ -504,7 +505,7 @@ def interpolated(
                 with_weight = follows[at]
                 backoffs[with_weight] = gamma[at[with_weight] + 1].astype(F32)
             ids = np.ascontiguousarray(words[at, :n][:, ::-1], U32)
-            for text in section_text(ids, probs, backoffs, table):
+            for text in section_text(ids, probs, backoffs, spelling):
                 yield pa.record_batch(
                     {
                         "order": pa.array([n], pa.int32()),
@@ -520,7 +521,7 @@ def section_text(
     ids: NDArray[np.uint32],
     probs: NDArray[np.float32],
     backoffs: NDArray[np.float32] | None,
-    table: WordTable,
+    words: WordBytes,
 ) -> Iterator[str]:
     """Rows of a section in blocks, without their last line ends.
 
@@ -528,25 +529,8 @@ def section_text(
         ids              (n, order)  oldest word first
         probs, backoffs  (n,)        not logarithms
     """
-    none = np.empty(0, F32)
-    log10_prob = np.empty(len(ids), F32)
-    interpolation.as_log10(probs, log10_prob)
-    log10_backoff = none
-    if backoffs is not None:
-        log10_backoff = np.empty(len(ids), F32)
-        interpolation.as_log10(backoffs, log10_backoff)
-    size = 24 * TEXT_ROWS * (1 + ids.shape[1] // 2) + (1 << 12)
     for begin in range(0, len(ids), TEXT_ROWS):
-        some = slice(begin, min(begin + TEXT_ROWS, len(ids)))
-        done = 0
-        while done < some.stop - some.start:
-            room = np.empty(size, np.uint8)
-            before = done
-            done, used = put_rows(
-                ids[some], log10_prob[some], log10_backoff[some] if len(log10_backoff) else none,
-                np.empty(0, U32), done, table.word_begin, table.word_bytes, room,
-            )  # fmt: skip
-            if used:
-                yield room[: used - 1].tobytes().decode()
-            if done == before:
-                size *= 2  # not even one row fitted
+        some = slice(begin, begin + TEXT_ROWS)
+        rows = log10_rows(ids[some], probs[some], None if backoffs is None else backoffs[some])
+        for text in rows_text(words, rows):
+            yield str(text[:-1], "utf-8")

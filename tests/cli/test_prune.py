@@ -194,9 +194,9 @@ def test_a_killed_run_leaves_no_model(after: int, model: Path, tmp_path: Path) -
     output.parent.mkdir()
     child = (
         "import os, time, typer; from dlm.cli.prune import prune;"
-        "from dlm.ngram import _arpa_write as w; real = w._rows_text; w._WRITE_ROWS = 20;"
+        "from dlm.ngram.arpa import writer as w; real = w.rows_text; w._WRITE_ROWS = 20;"
         # Each piece of text is told of, by one write since several threads make pieces.
-        "w._rows_text = lambda *a: (os.write(1, b'piece\\n'), time.sleep(0.01), real(*a))[2];"
+        "w.rows_text = lambda *a: (os.write(1, b'piece\\n'), time.sleep(0.01), real(*a))[2];"
         "app = typer.Typer(); app.command()(prune); app()"
     )
     line = [sys.executable, "-c", child, str(model), "--threshold", "1e-6", "-o", str(output)]

@@ -13,9 +13,9 @@ import pytest
 from dlm.errors import ConfigError, EstimationError
 from dlm.estimate import pipeline
 from dlm.estimate.adjust.trie import Trie
-from dlm.estimate.arpa import writer
 from dlm.estimate.pipeline import Settings, Summary, estimate
 from dlm.ngram.arpa import ArpaReader
+from dlm.ngram.arpa.output import OutputFile
 from estimate import oracle
 from estimate.corpora import Case, case
 from estimate.lmplz import Values, lmplz, needs_lmplz, parsed
@@ -221,8 +221,8 @@ def test_a_full_disk_is_told_and_leaves_nothing(
         assert "no room left" in complaint
         assert [p.name for p in tmp_path.iterdir()] == ["text"]
     monkeypatch.setattr(
-        writer.ArpaFile,
-        "write_raw",
+        OutputFile,
+        "_write",
         lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")),
     )
     complaint = made(tmp_path, one)

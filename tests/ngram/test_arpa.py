@@ -27,9 +27,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlm.errors import ArpaError
-from dlm.ngram import _arpa_write, arpa
-from dlm.ngram._arpa_rows import RowBlock
-from dlm.ngram.arpa import ArpaReader, ArpaWarning, NgramBatch, write_arpa
+from dlm.ngram.arpa import (
+    ArpaReader,
+    ArpaWarning,
+    NgramBatch,
+    source,
+    write_arpa,
+    writer,
+)
+from dlm.ngram.arpa import header as heading
+from dlm.ngram.arpa import lines as line_reader
+from dlm.ngram.arpa import reader as reading
+from dlm.ngram.arpa.rows import MAX_LINE_BYTES, RowBlock
 from dlm.ngram.vocab import Vocabulary
 
 TINY = b"""# made here
@@ -255,8 +264,8 @@ def test_block_edges_change_nothing(
         path = saved(tmp_path, text)
         whole = read(path)
         with monkeypatch.context() as patch:
-            patch.setattr(arpa, "_CHUNK_BYTES", chunk)
-            patch.setattr(arpa._arpa_open, "recognise", lambda *_: None)
+            patch.setattr(line_reader, "CHUNK_BYTES", chunk)
+            patch.setattr(source, "recognise", lambda *_: None)
             assert same(read(path), whole)
 
 
@@ -578,7 +587,7 @@ def test_model_without_sentence_boundaries_is_refused(tmp_path: Path, missing: b
 
 def test_line_beyond_the_cap_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long line is refused in a row, in the header, at the end, and before it is all read."""
-    long = b"x" * (arpa.MAX_LINE_BYTES + 1)
+    long = b"x" * (MAX_LINE_BYTES + 1)
     for old, order in ((b"ngram 2=4", None), (b"-0.5\ta b", 2), (b"-0.5\t<s> a", 2)):
         text = TINY.replace(old, old + long)
         error = refusal(tmp_path, text)
@@ -600,7 +609,7 @@ def test_memory_does_not_grow_with_an_endless_line(tmp_path: Path) -> None:
             file.write(bytes(4 << 20))
     with ArpaReader(path) as reader, pytest.raises(ArpaError, match="longer than"):
         read_all(reader)
-    assert reader._text_bytes < 32 << 20
+    assert reader._text.text_bytes < 32 << 20
 
 
 # ------------------------------------------------------------------------------ malformed header
@@ -667,7 +676,7 @@ def test_file_without_sections_is_refused(tmp_path: Path) -> None:
 
 def test_endless_preamble_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Comments before the model are bounded."""
-    monkeypatch.setattr(arpa, "MAX_HEADER_BYTES", 1000)
+    monkeypatch.setattr(heading, "MAX_HEADER_BYTES", 1000)
     assert "no section within" in str(refusal(tmp_path, b"# again\n" * 1000 + TINY))
 
 
@@ -880,7 +889,7 @@ def test_disk_error_stays_a_disk_error(
         def open(self, *_: Any) -> io.BufferedReader:
             return io.BufferedReader(Failing(data), 16)
 
-    monkeypatch.setattr(arpa._arpa_open, "Path", FailingPath)
+    monkeypatch.setattr(source, "Path", FailingPath)
     with pytest.raises(OSError, match="Input/output error"):
         read(path)
 
@@ -1015,7 +1024,7 @@ def test_blocks_parsed_ahead_change_nothing(
     with monkeypatch.context() as patch:
         one_by_one(patch)
         careful = read(path)
-    monkeypatch.setattr(arpa, "_CHUNK_BYTES", chunk)
+    monkeypatch.setattr(line_reader, "CHUNK_BYTES", chunk)
     quick = read(path, batch_ngrams=150)
     assert same(quick, careful)
     assert reading_threads() == 0
@@ -1026,7 +1035,7 @@ def test_fault_in_a_late_block_is_raised_once_after_the_rows_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: int
 ) -> None:
     """Blocks parsed ahead of it, and faults in them, do not matter."""
-    monkeypatch.setattr(arpa, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(line_reader, "CHUNK_BYTES", 1000)
     text = many_rows(7, False)
     lines = text.split(b"\n")
     first = lines.index(b"\\%d-grams:" % order) + 1
@@ -1051,7 +1060,7 @@ def test_reader_left_early_leaves_no_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Whether it is closed, forgotten, or left by an exception of the caller."""
-    monkeypatch.setattr(arpa, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(line_reader, "CHUNK_BYTES", 1000)
     for pack in (bytes, *COMPRESSORS.values()):
         path = saved(tmp_path, pack(many_rows(8, False)))
         reader = ArpaReader(path)
@@ -1076,7 +1085,7 @@ def test_pipe_that_stalls_holds_up_no_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No thread waits for a pipe: a reader is closed while the writer keeps it open."""
-    monkeypatch.setattr(arpa, "_CHUNK_BYTES", 100)
+    monkeypatch.setattr(line_reader, "CHUNK_BYTES", 100)
     path = tmp_path / "pipe"
     os.mkfifo(path)
     text = many_rows(9, False)
@@ -1105,13 +1114,13 @@ def test_disk_error_comes_after_the_rows_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading ahead meets the error early; it is raised in its place, as it is."""
-    monkeypatch.setattr(arpa, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(line_reader, "CHUNK_BYTES", 1000)
     text = many_rows(10, False)
     good = text.index(b"\\3-grams:")
     path = saved(tmp_path, text)
     reader = ArpaReader(path)
-    honest = reader._source.read
-    left = good - len(reader._text.text)
+    honest = reader._text._source.read
+    left = good - len(reader._text._here.text)
 
     def read(size: int) -> bytes:
         nonlocal left
@@ -1120,7 +1129,7 @@ def test_disk_error_comes_after_the_rows_before_it(
         left -= size
         return honest(size)
 
-    monkeypatch.setattr(reader._source, "read", read)
+    monkeypatch.setattr(reader._text._source, "read", read)
     rows = 0
     with reader, pytest.raises(OSError, match="Input/output error"):
         for batch in reader.batches():
@@ -1131,16 +1140,16 @@ def test_disk_error_comes_after_the_rows_before_it(
 
 def test_text_in_flight_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller who takes one batch and waits has the file read no further than some blocks."""
-    monkeypatch.setattr(arpa, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(line_reader, "CHUNK_BYTES", 1000)
     text = many_rows(11, False)
     with ArpaReader(saved(tmp_path, text)) as reader:
         batches = reader.batches()
         while next(batches).order < 2:
             pass
-        assert reader._ahead is not None
-        reader._ahead.exception()
+        assert reader._text._ahead is not None
+        reader._text._ahead.exception()
         start = text.index(b"\\2-grams:")
-        assert start < reader._text_bytes < start + (arpa._BLOCKS + 5) * 1000
+        assert start < reader._text.text_bytes < start + (reading._BLOCKS + 5) * 1000
 
 
 # --------------------------------------------------------------------------------- writer
@@ -1206,7 +1215,7 @@ def test_reading_and_writing_again_gives_the_same_bytes(tmp_path: Path) -> None:
     write_arpa(one, vocabulary, sections)
     again = read(one)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_arpa_write, "_WRITE_ROWS", 2)
+        patch.setattr(writer, "_WRITE_ROWS", 2)
         write_arpa(two, *again)
     assert two.getvalue() == one.read_bytes()
     assert not two.closed

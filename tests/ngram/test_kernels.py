@@ -15,15 +15,16 @@ from numba import njit
 from numba.core.dispatcher import Dispatcher
 
 from dlm.ngram import kernels
-from dlm.ngram._arpa_rows import RowFault, float32_of
 from dlm.ngram.arpa import ArpaReader
+from dlm.ngram.arpa import kernels as row_kernels
+from dlm.ngram.arpa.rows import RowFault, float32_of
 from dlm.ngram.wordtable import PADDING, WordTable, tokenize
 
 
 @njit
 def compiled_number(text):  # type: ignore[no-untyped-def]
     """`read_number` of an array."""
-    return kernels.read_number(kernels.raw(text), 0)
+    return row_kernels.read_number(kernels.raw(text), 0)
 
 
 @njit
@@ -48,9 +49,10 @@ def as_plain_python(test: Any) -> Any:
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The source of all kernels in place of what the compiler makes of it."""
-    for name, value in list(vars(kernels).items()):
-        if isinstance(value, Dispatcher):
-            monkeypatch.setattr(kernels, name, value.py_func)
+    for module in (kernels, row_kernels):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Dispatcher):
+                monkeypatch.setattr(module, name, value.py_func)
 
 
 def number_of(text: bytes, how: str) -> tuple[bool, Any, int]:
@@ -58,7 +60,7 @@ def number_of(text: bytes, how: str) -> tuple[bool, Any, int]:
     chars = np.frombuffer(text + b" " + PADDING, np.uint8)
     if how == "compiled":
         return compiled_number(chars)  # type: ignore[no-any-return]
-    return kernels.read_number(chars, 0)  # type: ignore[no-any-return]
+    return row_kernels.read_number(chars, 0)  # type: ignore[no-any-return]
 
 
 def test_machine_operations_agree_with_their_plain_form() -> None:

@@ -11,11 +11,11 @@ import pytest
 from numba import njit
 from numpy.typing import NDArray
 
-from dlm.ngram._arpa_rows import float32_of
+from dlm.ngram.arpa import kernels as row_kernels
+from dlm.ngram.arpa.rows import float32_of
+from dlm.ngram.arpa.writer import RowColumns, WordBytes, rows_text
 from dlm.ngram.text import kernels
 from dlm.ngram.wordtable import PADDING, WordTable
-
-NO_MARKS = np.empty(0, np.uint32)
 
 EDGES = np.array(
     [0, -0.0, 1, -1, 0.1, 1e-6, 1e-7, 1.25e-7, 9999999, 1e9, 1e10, 1.5e10, -99, 2**24, 2**25,
@@ -52,17 +52,12 @@ def from_bits(bits: NDArray[np.integer]) -> NDArray[np.float32]:
     return numbers[~np.isnan(numbers)]
 
 
-def rows_text(numbers: NDArray[np.float32]) -> bytes:
+def rows_of(numbers: NDArray[np.float32]) -> bytes:
     """Numbers as the probabilities of rows of the word `w`."""
     ids = np.zeros((len(numbers), 1), np.uint32)
     begin, word = np.array([0, 1], np.int64), np.frombuffer(b"w" + PADDING, np.uint8)
-    room, longest = kernels.rows_room(ids, begin, False)
-    text = np.empty(int(room), np.uint8)
-    done, end = kernels.put_rows(ids, numbers, numbers[:0], NO_MARKS, 0, begin, word, text)
-    assert done == len(numbers)
-    written = text[:end].tobytes()
-    assert max(map(len, written.splitlines())) < longest
-    return written
+    words = WordBytes(begin, word, 1)
+    return b"".join(rows_text(words, RowColumns(ids, numbers, None)))
 
 
 def test_edges_are_written_as_arrow_writes_them() -> None:
@@ -90,8 +85,7 @@ def test_numbers_are_written_as_arrow_writes_them(name: str, bits: NDArray[np.in
     """Over a million of each kind where there are so many."""
     numbers = from_bits(bits)
     want = "\tw\n".join([*of_arrow(numbers), ""])
-    assert rows_text(numbers).decode() == want
-    assert int(kernels.numbers_bytes(numbers)) == len(want) - 3 * len(numbers)
+    assert rows_of(numbers).decode() == want
 
 
 def test_what_is_written_reads_back() -> None:
@@ -125,12 +119,12 @@ def test_the_kernel_is_what_its_python_says() -> None:
 @pytest.mark.parametrize("room", [133, 200, 4096])
 def test_rows_are_written_as_far_as_there_is_room(python: bool, room: int) -> None:
     """In as many pieces as it takes, without those that are left out; nothing beyond the room."""
-    put_rows = kernels.put_rows.py_func if python else kernels.put_rows
+    put_rows = row_kernels.put_rows.py_func if python else row_kernels.put_rows
     rng = np.random.default_rng(6)
     table = WordTable([b"<unk>", b"a", b"eightbyt", b"ninebytes", b"x" * 40])
     ids = rng.integers(0, 5, (60, 2), dtype=np.uint32)
     prob, weight = (-rng.random((2, 60))).astype(np.float32)
-    marks = rng.integers(0, 2, 60, dtype=np.uint32) * kernels.LEFT_OUT
+    marks = rng.integers(0, 2, 60, dtype=np.uint32) * row_kernels.LEFT_OUT
     words = [table.word_bytes[b:e].tobytes() for b, e in pairwise(table.word_begin.tolist())]
     want = [
         b"%s\t%s\t%s\n" % (p.encode(), b" ".join(words[i] for i in row), w.encode())

@@ -19,12 +19,12 @@ import pytest
 from dlm.errors import EstimationError
 from dlm.estimate import pipeline
 from dlm.estimate.adjust.kernels import KEPT, PRUNED
-from dlm.estimate.arpa import writer
 from dlm.estimate.interpolate.contexts import unigrams
 from dlm.estimate.pipeline import Settings, Summary, told_discounts
 from dlm.estimate.progress import Progress
 from dlm.estimate.provenance import provenance
 from dlm.estimate.text import Totals
+from dlm.ngram.arpa.writer import END, WordBytes, header, section_head
 from dlm.spark import tasks
 from dlm.spark.driver import statistics_of, table_of, take_facts
 from estimate.corpora import Case, case
@@ -130,13 +130,16 @@ def made(one: Case, seed: int, skip: bool = False) -> bytes:
     kept = np.flatnonzero(counts < PRUNED).astype(np.uint32)
     sections[1] = list(
         tasks.section_text(
-            kept.reshape(-1, 1), probs[kept], backoffs[kept] if order > 1 else None, words
+            kept.reshape(-1, 1),
+            probs[kept],
+            backoffs[kept] if order > 1 else None,
+            WordBytes.of(words),
         )
     )
-    out = [writer.header(provenance(settings, summary, ["text"]), summary.counts)]
+    out = [header(provenance(settings, summary, ["text"]), summary.counts)]
     for n in range(1, order + 1):
-        out += [writer.section_head(n), *(f"{block}\n".encode() for block in sections[n])]
-    return b"".join([*out, writer.END])
+        out += [section_head(n), *(f"{block}\n".encode() for block in sections[n])]
+    return b"".join([*out, END])
 
 
 def local(folder: Path, one: Case, skip: bool = False) -> bytes:

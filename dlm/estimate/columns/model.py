@@ -21,13 +21,12 @@ from dlm.errors import ArpaError, ConfigError
 from dlm.estimate.columns import kernels, orders
 from dlm.estimate.columns.orders import MISSING, Builder, Fault, OrderColumns, new_order
 from dlm.estimate.columns.storage import IN_MEMORY, Storage
-from dlm.ngram.arpa import ArpaReader, NgramBatch, write_arpa
+from dlm.ngram.arpa import ArpaReader, NgramBatch, SectionColumns, write_arpa
 from dlm.ngram.vocab import Vocabulary
 
 U32 = np.uint32
 
 Raw = tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]
-Section = tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32] | None]
 
 _SCORED_AT_ONCE = 1 << 18
 # Of sorting, where arrays are in files.
@@ -246,7 +245,7 @@ class ModelColumns:
         comments = self.comments if comments is None else comments
         write_arpa(path, self.vocabulary, self.sections(), comments=comments)
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> list[SectionColumns]:
         """The n-grams as `write_arpa` takes them."""
         *shorter, top = self.orders
         below = [(c.ids, c.log10_prob, c.log10_backoff) for c in shorter]

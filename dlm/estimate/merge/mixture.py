@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +20,10 @@ from dlm.estimate.columns import ModelColumns
 from dlm.estimate.merge import kernels
 from dlm.estimate.merge.union import Nodes, Union, Walk, run_parts, split
 from dlm.estimate.merge.weights import check_weights
-from dlm.ngram.arpa import write_arpa
+from dlm.ngram.arpa import SectionColumns, write_arpa
 from dlm.ngram.vocab import Vocabulary
 
 F32, F64 = np.float32, np.float64
-
-Section: TypeAlias = tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32] | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +41,7 @@ class Merged:
     """
 
     vocabulary: Vocabulary
-    sections: list[Section]
+    sections: list[SectionColumns]
     word_sum: float
     lacking: int
     scaled: int
@@ -142,7 +139,7 @@ class _Mixing:
         self._lacking = self._scaled = 0
 
     def run(self, say: Callable[[str], None]) -> Merged:
-        sections: list[Section] = []
+        sections: list[SectionColumns] = []
         below: tuple[Nodes, NDArray[np.float64], NDArray[np.float64]] | None = None
         words = 0
         for nodes in Walk(self._union, self._pool, self._threads).orders():
@@ -215,7 +212,7 @@ def _section(
     _prob: NDArray[np.float64],
     mixed: NDArray[np.float64],
     backoff: NDArray[np.float64] | None,
-) -> Section:
+) -> SectionColumns:
     """What is written of an order; blanks are left out."""
     kept = slice(None) if nodes.real.all() else nodes.real.astype(np.bool_)
     if nodes.ids.shape[1] == 1:

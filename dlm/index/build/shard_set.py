@@ -44,6 +44,7 @@ from dlm.index.ngrams import read_raw, sorted_tables, with_prefixes
 from dlm.index.packed import kernels as packed
 from dlm.ngram import kernels as reading
 from dlm.ngram.arpa import ArpaReader, write_arpa
+from dlm.ngram.arpa import kernels as rows
 from dlm.ngram.partition import SLOTS, check_shards
 from dlm.resources import available_bytes, check_disk
 
@@ -53,10 +54,10 @@ Progress = Callable[[str], None]
 KERNELS = (
     joining.join,
     sorting.refine,
-    reading.read_ngrams,
+    rows.read_ngrams,
     reading.enter_words,
     joining.route,
-    reading.read_words,
+    rows.read_words,
     packed.put_key_lists,
     packed.hash_ngrams,
     packed.put_rank_lists,

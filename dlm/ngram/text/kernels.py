@@ -1,7 +1,7 @@
-"""Numbers and rows to text: arrays in, bytes out, no Python object, no GIL.
+"""Numbers to text: arrays in, bytes out, no Python object, no GIL.
 
-The way back of `dlm.ngram.kernels`. A float32 gets the fewest digits that read back as itself, and
-among those the ones nearest to it, written as JavaScript and JSON writers do.
+The way back of `read_number`. A float32 gets the fewest digits that read back as itself, and among
+those the ones nearest to it, written as JavaScript and JSON writers do.
 """
 
 # mypy: disable-error-code="assignment"
@@ -16,7 +16,6 @@ from numba import types
 from numba.extending import intrinsic, overload
 
 from dlm.jit import inlined, kernel
-from dlm.ngram.kernels import load64, raw
 
 # Bytes of the longest number: a sign, nine digits, a point and an exponent, or zeros before them.
 NUMBER_BYTES = 20
@@ -25,18 +24,14 @@ DECIMALS = 6
 COUNT_BYTES = 20
 FIXED_LIMIT = 2.0**53
 FIXED_BYTES = 1 + 16 + 1 + DECIMALS
-# Bytes that may be overwritten after a row.
-SPARE_BYTES = 8
 
-_TAB, _NEWLINE, _SPACE, _MINUS, _PLUS, _POINT, _ZERO, _E = (ord(c) for c in "\t\n -+.0e")
+_MINUS, _PLUS, _POINT, _ZERO, _E = (ord(c) for c in "-+.0e")
 _FRACTION_BITS = 23
 _FRACTION_MASK = np.uint32((1 << _FRACTION_BITS) - 1)
 _BIAS = 127 + _FRACTION_BITS
 _U2, _U4, _U10, _U32 = (np.uint64(n) for n in (2, 4, 10, 32))
 _LOW_HALF = np.uint64(0xFFFFFFFF)
 _ONE, _U100 = np.uint64(1), np.uint64(100)
-# An n-gram whose mark has this bit is left out.
-LEFT_OUT = np.uint32(1 << 31)
 _TENS = 10 ** np.arange(10, dtype=np.uint64)
 _ALL_TENS = 10 ** np.arange(20, dtype=np.uint64)
 _MILLION = np.uint64(10**DECIMALS)
@@ -260,27 +255,6 @@ def put_fixed(text, at, number):  # type: ignore[no-untyped-def]
     return at + 1 + DECIMALS
 
 
-@kernel("uint32[:, :], int64[:], bool")
-def rows_room(ids, word_begin, backoff):  # type: ignore[no-untyped-def]
-    """Bytes that the lines of some rows take at most, and the most that one of them takes.
-
-    Shapes
-        ids         (n, k)    uint32
-        word_begin  (V + 1,)  int64
-    """
-    order = ids.shape[1]
-    total, most = np.int64(0), np.int64(0)
-    fixed = (2 if backoff else 1) * (NUMBER_BYTES + 1) + order + 1
-    for row in range(len(ids)):
-        size = fixed
-        for i in range(order):
-            word = ids[row, i]
-            size += word_begin[np.int64(word) + 1] - word_begin[word]
-        total += size
-        most = max(most, size)
-    return total + SPARE_BYTES, most
-
-
 def store64(text: Any, at: Any, value: Any) -> None:
     """Puts a number as eight little-endian bytes into raw `text` from `at` on."""
     text[at : at + 8] = np.frombuffer(int(value).to_bytes(8, "little"), np.uint8)
@@ -299,82 +273,3 @@ def _store64(context, text, at, value):  # type: ignore[no-untyped-def]
 @overload(store64)
 def _compiled_store64(text, at, value):  # type: ignore[no-untyped-def]
     return lambda text, at, value: _store64(text, at, value)
-
-
-@kernel("uint32[:, :], float32[:], float32[:], uint32[:], int64, int64[:], uint8[:], out uint8[:]")
-def put_rows(ids, log10_prob, log10_backoff, marks, begin, word_begin, word_bytes, text):  # type: ignore[no-untyped-def]
-    """Writes n-grams as the lines of an ARPA section, as far as there is room.
-
-    Shapes
-        ids            (n, k)    uint32   oldest word first
-        log10_prob     (n,)      float32
-        log10_backoff  (n,)      float32  or empty: no such column
-        marks          (n,)      uint32   or empty; rows whose mark has LEFT_OUT are passed over
-        begin          int                the first row to write
-        word_begin     (V + 1,)  int64
-        word_bytes     (...)     uint8    and PAD_BYTES after the last word, as WordTable has them
-        text           (...)     uint8    filled; what lies after the end is overwritten too
-    Returns
-        (the first row that was not written, bytes written)
-    Guarantees
-        `rows_room` bytes are room for all of them
-    Trusts
-        ids < V; numbers that are not NaN: write_arpa, estimate.arpa.rows
-    """
-    order = np.int64(ids.shape[1])
-    words = raw(ids.reshape(len(ids) * order))
-    begins, letters, out = raw(word_begin), raw(word_bytes), raw(text)
-    size = np.int64(len(text))
-    backoff, marked = len(log10_backoff) > 0, len(marks) > 0
-    fixed = np.int64((2 if backoff else 1) * (NUMBER_BYTES + 1) + order + 1)
-    at = np.int64(0)
-    for row in range(begin, len(ids)):
-        if marked and marks[row] & LEFT_OUT:
-            continue
-        needed = fixed
-        for i in range(order):
-            word = np.int64(words[row * order + i])
-            needed += begins[word + 1] - begins[word]
-        # Eight bytes are copied at a time, up to seven beyond the word.
-        if at + needed + SPARE_BYTES > size:
-            return np.int64(row), at
-        at = put_number(out, at, log10_prob[row])
-        separator = np.uint8(_TAB)
-        for i in range(order):
-            out[at] = separator
-            at += 1
-            separator = np.uint8(_SPACE)
-            word = np.int64(words[row * order + i])
-            letter, end = begins[word], begins[word + 1]
-            while letter < end:
-                store64(out, at, load64(letters, letter))
-                at += 8
-                letter += 8
-            at += end - letter
-        if backoff:
-            out[at] = _TAB
-            at = put_number(out, at + 1, log10_backoff[row])
-        out[at] = _NEWLINE
-        at += 1
-    return np.int64(len(ids)), at
-
-
-@kernel
-def numbers_bytes(numbers):  # type: ignore[no-untyped-def]
-    """Bytes of the texts of some float32, together."""
-    text = np.empty(NUMBER_BYTES, np.uint8)
-    total = np.int64(0)
-    for i in range(len(numbers)):
-        total += put_number(text, 0, numbers[i])
-    return total
-
-
-@kernel
-def words_bytes(ids, word_begin):  # type: ignore[no-untyped-def]
-    """Bytes of the words of some rows, together."""
-    total = np.int64(0)
-    for row in range(len(ids)):
-        for i in range(ids.shape[1]):
-            word = ids[row, i]
-            total += word_begin[np.int64(word) + 1] - word_begin[word]
-    return total

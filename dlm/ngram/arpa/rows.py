@@ -1,6 +1,6 @@
 """Rows of an ARPA file: text to numbers and words, in bulk and one at a time.
 
-Rows are read in bulk by the kernels of `kernels.py`, which stop at a row that is irregular; that
+Rows are read in bulk by the kernels beside it, which stop at a row that is irregular; that
 one is read by itself, to be understood or to be named as the fault. Both ways must agree; a test
 holds them to it.
 """
@@ -18,7 +18,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.ngram import kernels
+from dlm.ngram.arpa import kernels
+from dlm.ngram.kernels import NEWLINE, count_newlines
 from dlm.ngram.wordtable import WordTable
 
 # The longest line that is read or written; a row of real models is some hundred bytes.
@@ -54,9 +55,11 @@ class NgramBatch:
         return len(self.log10_prob)
 
 
-Section: TypeAlias = (
-    NgramBatch | tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32] | None]
-)
+# ids, log10_prob and log10_backoff of one order, of the shapes of NgramBatch; None: no such column.
+SectionColumns: TypeAlias = tuple[
+    NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32] | None
+]
+Section: TypeAlias = NgramBatch | SectionColumns
 
 
 class RowBlock:
@@ -86,7 +89,7 @@ class RowBlock:
 
     def start(self, order: int, most: int) -> None:
         """Makes room for the rows, at most `most`, and forgets what was read."""
-        lines = int(kernels.count_newlines(self._chars(), self.begin, self.end))
+        lines = int(count_newlines(self._chars(), self.begin, self.end))
         rows = min(lines, most)
         self.position = self.begin
         self.filled = 0
@@ -168,7 +171,7 @@ class RowBlock:
         """Where the line of a row begins; of the row after the last that was read, too."""
         if row == self.filled:
             return self.position
-        ends = np.flatnonzero(self._chars()[self.begin : self.position] == kernels.NEWLINE)
+        ends = np.flatnonzero(self._chars()[self.begin : self.position] == NEWLINE)
         return self.begin + (int(ends[row - 1]) + 1 if row else 0)
 
     def next_line(self) -> bytes:

@@ -18,7 +18,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dlm.errors import ArpaError
-from dlm.ngram._arpa_open import DamagedStream, TextSource
+from dlm.ngram.arpa.source import DamagedStream, TextSource
+from dlm.ngram.arpa.writer import END, header, section_head
 
 INDEX = "model.json"
 FORMAT = "dlm-arpa-parts"
@@ -84,15 +85,12 @@ class PartsSource:
             self._part = None
 
     def _text(self, about: dict[str, Any]) -> Iterator[bytes]:
-        lines = [f"# {line}" for comment in about["comments"] for line in comment.split("\n")]
-        lines.append("\\data\\")
-        lines += [f"ngram {n}={count}" for n, count in enumerate(about["counts"], 1)]
-        yield "\n".join([*lines, ""]).encode("utf-8", "surrogateescape")
+        yield header(about["comments"], about["counts"])
         for n, own in enumerate(about["parts"], 1):
-            yield b"\n\\%d-grams:\n" % n
+            yield section_head(n)
             for part in own:
                 yield from self._rows(part["name"])
-        yield b"\n\\end\\\n"
+        yield END
 
     def _rows(self, name: str) -> Iterator[bytes]:
         """The text of one part, which ends with a line end."""

@@ -1,1 +1,0 @@
-"""Probabilities and backoff weights to ARPA text."""

@@ -1,0 +1,30 @@
+"""ARPA files: a streaming reader that refuses what is not one, and a writer it agrees with.
+
+An ARPA file is text in bytes. `\\data\\` opens it, with a line `ngram K=COUNT` for each order; a
+section `\\K-grams:` for each order follows, and `\\end\\` closes it. A row of a section holds a
+log10 probability, K words, and, below the highest order, a log10 backoff weight that may be left
+out. Space and tab separate the fields and nothing else does.
+"""
+
+from dlm.ngram.arpa.lines import is_reopenable
+from dlm.ngram.arpa.parts import INDEX as PARTS_INDEX
+from dlm.ngram.arpa.parts import index_text as parts_index
+from dlm.ngram.arpa.parts import is_parts_folder
+from dlm.ngram.arpa.provenance import provenance_line
+from dlm.ngram.arpa.reader import ArpaReader, ArpaWarning
+from dlm.ngram.arpa.rows import NgramBatch, SectionColumns
+from dlm.ngram.arpa.writer import arpa_bytes, write_arpa
+
+__all__ = [
+    "PARTS_INDEX",
+    "ArpaReader",
+    "ArpaWarning",
+    "NgramBatch",
+    "SectionColumns",
+    "arpa_bytes",
+    "is_parts_folder",
+    "is_reopenable",
+    "parts_index",
+    "provenance_line",
+    "write_arpa",
+]

@@ -1,0 +1,117 @@
+"""What comes before the sections of an ARPA file: comments, and a count for each order."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from dlm.errors import ArpaError
+from dlm.ngram.arpa import source
+from dlm.ngram.arpa.lines import Line, LineReader
+from dlm.ngram.arpa.rows import shown
+
+# The most text there may be before the first section.
+MAX_HEADER_BYTES = 16 << 20
+# The largest count the header may promise for an order.
+MAX_COUNT = 1 << 40
+# The same for order 1: ids are uint32, and id 0 may have no row.
+MAX_WORDS = (1 << 32) - 2
+
+_COUNT_LINE = re.compile(rb"ngram[ \t]+(-?\d+)[ \t]*=[ \t]*(-?\d+)\Z")
+
+
+class Header(NamedTuple):
+    """What was read.
+
+    comments  lines that began with `#`, without it and one space
+    counts    n-grams by order
+    after     the first line after them, which begins a section; None at the end of the text
+    """
+
+    comments: list[str]
+    counts: tuple[int, ...]
+    after: Line | None
+
+
+def read_header(text: LineReader) -> Header:
+    """Reads the header of a text that was just opened.
+
+    Raises  ArpaError  it is none; what the file is instead, where that can be told
+    """
+    head = text.head()
+    if not head:
+        text.fail_if_damaged(None)
+        raise ArpaError(
+            "the file is empty",
+            path=text.path,
+            advice="Whatever wrote it did not finish; make it again",
+        )
+    known = source.recognise(head, text.path, text.compression)
+    if known is not None:
+        text.fail(known[0], None, None, known[1])
+    comments: list[str] = []
+    while True:
+        line = _next_line(text)
+        if line is None:
+            text.fail("no \\data\\ line in the file", None, None, "Is this an ARPA file?")
+        if line.text.startswith(b"#"):
+            comment = line.text[1:].removeprefix(b" ")
+            comments.append(comment.decode("utf-8", "surrogateescape"))
+        elif line.text == b"\\data\\":
+            break
+        elif line.text:
+            what, advice = source.guess(head) or (
+                f"expected \\data\\ as the first line, found {shown(line.text)}",
+                "Lines before \\data\\ must be empty or start with #",
+            )
+            text.fail(what, line, None, advice)
+    counts: list[int] = []
+    while True:
+        line = _next_line(text)
+        if line is None or line.text.startswith(b"\\"):
+            break
+        if not line.text:
+            continue
+        match = _COUNT_LINE.match(line.text)
+        if match is None:
+            text.fail(
+                f"expected a line ngram {len(counts) + 1}=COUNT, found {shown(line.text)}",
+                line,
+                None,
+            )
+        if len(match[1]) > 9 or int(match[1]) != len(counts) + 1:
+            text.fail(
+                f"expected the count of order {len(counts) + 1}, found {shown(line.text)}",
+                line,
+                None,
+                "Counts are listed once for each order, from 1 up",
+            )
+        most = MAX_COUNT if counts else MAX_WORDS
+        if match[2].startswith(b"-") or len(match[2]) > 19 or int(match[2]) > most:
+            text.fail(
+                f"the count of order {len(counts) + 1} is not credible: {shown(line.text)}",
+                line,
+                len(counts) + 1,
+                f"Expected a number from 0 to {most}",
+            )
+        counts.append(int(match[2]))
+    if not counts:
+        text.fail(
+            "no count follows \\data\\",
+            line,
+            None,
+            "Expected a line ngram K=COUNT for each order",
+        )
+    return Header(comments, tuple(counts), line)
+
+
+def _next_line(text: LineReader) -> Line | None:
+    line = text.next_line(None)
+    if line is not None and line.offset > MAX_HEADER_BYTES:
+        text.fail(
+            f"no section within the first {MAX_HEADER_BYTES} bytes",
+            line,
+            None,
+            "Is this an ARPA file?",
+        )
+    return line

@@ -1,0 +1,18 @@
+"""What a model says of where it is from: a comment of its ARPA file, which shard sets keep."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dlm import __version__
+
+
+def provenance_line(command: str, **facts: Any) -> str:
+    """The comment of a model that a command of dlm makes, without `#`: one JSON object.
+
+    Args
+        command  as `prune`
+        facts    JSON values: the method, what was asked, and the name of the model it was made of
+    """
+    return f"provenance: {json.dumps({'made_by': f'dlm {__version__} {command}', **facts})}"

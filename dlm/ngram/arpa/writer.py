@@ -1,0 +1,354 @@
+"""The writer of ARPA files: header, the rows of each order, and the end.
+
+All ARPA text that dlm makes is made here. A model in memory goes to `write_arpa`. What makes its
+n-grams as it goes gives an `ArpaWriter` one order after the other; and what writes parts of a
+model elsewhere makes their rows with `rows_text`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import ArpaError
+from dlm.ngram.arpa import kernels
+from dlm.ngram.arpa.output import XZ_PRESET, OutputFile
+from dlm.ngram.arpa.rows import MAX_LINE_BYTES, NgramBatch, Section, SectionColumns, shown
+from dlm.ngram.text.kernels import NUMBER_BYTES
+from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, Vocabulary
+from dlm.ngram.wordtable import PADDING, WordTable
+
+END = b"\n\\end\\\n"
+
+_SEPARATOR = re.compile(rb"[ \t\n\r]")
+_WRITE_ROWS = 1 << 15
+# Threads that make text while it is compressed and written.
+_THREADS = 2
+_NO_MARKS = np.empty(0, np.uint32)
+_NO_BACKOFF = np.empty(0, np.float32)
+
+
+def header(comments: Iterable[str], counts: Iterable[int]) -> bytes:
+    """What comes before the sections."""
+    lines = [f"# {line}" for comment in comments for line in comment.split("\n")]
+    lines.append("\\data\\")
+    lines += [f"ngram {order}={count}" for order, count in enumerate(counts, 1)]
+    return "\n".join([*lines, ""]).encode("utf-8", "surrogateescape")
+
+
+def section_head(order: int) -> bytes:
+    """What comes before the rows of an order."""
+    return b"\n\\%d-grams:\n" % order
+
+
+@dataclass(frozen=True, eq=False)
+class WordBytes:
+    """The words of the ids, one after the other.
+
+    Shapes
+        begin    (V + 1,)  int64
+        text     (...)     uint8  and PADDING
+        longest  int       bytes of the longest
+    """
+
+    begin: NDArray[np.int64]
+    text: NDArray[np.uint8]
+    longest: int
+
+    @classmethod
+    def of(cls, words: Vocabulary | WordTable) -> WordBytes:
+        """Those of a vocabulary, or of a table, whose arrays are shared."""
+        if isinstance(words, WordTable):
+            begin, text = words.word_begin[: len(words) + 1], words.word_bytes
+        else:
+            lengths = np.fromiter(map(len, words.words), np.int64, len(words))
+            begin = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+            text = np.frombuffer(b"".join([*words.words, PADDING]), np.uint8)
+        return cls(begin, text, int(np.diff(begin).max()))
+
+
+class RowColumns(NamedTuple):
+    """Consecutive n-grams of one order.
+
+    Shapes
+        ids            (n, order)  uint32   oldest word first
+        log10_prob     (n,)        float32
+        log10_backoff  (n,)        float32  or None: no such column
+        marks          (n,)        uint32   or None; rows with kernels.LEFT_OUT are passed over
+    """
+
+    ids: NDArray[np.uint32]
+    log10_prob: NDArray[np.float32]
+    log10_backoff: NDArray[np.float32] | None
+    marks: NDArray[np.uint32] | None = None
+
+
+def rows_text(words: WordBytes, rows: RowColumns) -> list[memoryview]:
+    """The lines of some rows, ends included, in one piece or a few.
+
+    Raises
+        ArpaError  a row longer than MAX_LINE_BYTES
+    Trusts
+        ids of words, and numbers that are not NaN
+    """
+    ids = np.ascontiguousarray(rows.ids)
+    log10_prob = np.ascontiguousarray(rows.log10_prob)
+    log10_backoff = _NO_BACKOFF
+    if rows.log10_backoff is not None:
+        log10_backoff = np.ascontiguousarray(rows.log10_backoff)
+    marks = _NO_MARKS if rows.marks is None else rows.marks
+    count, order = ids.shape
+    room = 24 * count * (1 + order // 2) + (1 << 12)  # of usual words
+    done, pieces = 0, []
+    while done < count:
+        text = np.empty(room, np.uint8)
+        before = done
+        done, size = kernels.put_rows(
+            ids, log10_prob, log10_backoff, marks, done, words.begin, words.text, text
+        )
+        if size:
+            _check_lines(text[:size], order, words.longest)
+            pieces.append(text.data[:size])
+        if done == before:
+            room *= 2  # not even one row fitted
+    return pieces
+
+
+def _check_lines(text: NDArray[np.uint8], order: int, longest_word: int) -> None:
+    if order * (longest_word + 1) + 2 * NUMBER_BYTES < MAX_LINE_BYTES:
+        return
+    ends = np.flatnonzero(text == ord("\n"))
+    if int(np.diff(ends, prepend=-1).max()) > MAX_LINE_BYTES + 1:
+        raise _unwritable(f"a row longer than {MAX_LINE_BYTES} bytes", order)
+
+
+class ArpaWriter:
+    """Writes a model as ARPA text, one order after the other.
+
+        with ArpaWriter(path, words, counts, comments=comments) as writer:
+            for blocks in orders:
+                writer.section(blocks)
+
+    Args
+        target     as of OutputFile
+        counts     n-grams by order
+        comments   lines to put before the model
+        threads    that make text, while the caller's writes it
+        xz_preset  as of OutputFile
+    Raises
+        OSError    the disk failed
+    Guarantees
+        what OutputFile guarantees; it is committed where the block ends, and discarded where it
+        raises
+    """
+
+    def __init__(
+        self,
+        target: Path | IO[bytes],
+        words: WordBytes,
+        counts: Sequence[int],
+        *,
+        comments: Iterable[str] = (),
+        threads: int = _THREADS,
+        xz_preset: int = XZ_PRESET,
+    ) -> None:
+        self.text_bytes = 0
+        self._words = words
+        self._orders = len(counts)
+        self._order = 0
+        self._most_waiting = 2 * threads
+        self._file = OutputFile(target, xz_preset=xz_preset)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dlm-arpa-write")
+        try:
+            self._write(header(comments, counts))
+        except BaseException:
+            self._close(commit=False)
+            raise
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the file, which are all there after the block."""
+        return self._file.bytes_written
+
+    def section(self, blocks: Iterable[Callable[[], RowColumns]]) -> None:
+        """Writes the next order.
+
+        Args
+            blocks  what makes some rows; each is called once, in one of the threads, and the rows
+                    are written in the order in which the blocks come
+        """
+        self._order += 1
+        self._write(section_head(self._order))
+        waiting: deque[Future[list[memoryview]]] = deque()
+        for block in blocks:
+            waiting.append(self._pool.submit(self._text, block))
+            if len(waiting) > self._most_waiting:
+                self._write(*waiting.popleft().result())
+        while waiting:
+            self._write(*waiting.popleft().result())
+
+    def __enter__(self) -> ArpaWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                assert self._order == self._orders, "a section is missing"
+                self._write(END)
+        except BaseException:
+            self._close(commit=False)
+            raise
+        self._close(commit=kind is None)
+
+    def _close(self, *, commit: bool) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        try:
+            if commit:
+                self._file.commit()
+        finally:
+            self._file.discard()
+
+    def _text(self, block: Callable[[], RowColumns]) -> list[memoryview]:
+        return rows_text(self._words, block())
+
+    def _write(self, *texts: bytes | memoryview) -> None:
+        for text in texts:
+            self._file.write(text)
+            self.text_bytes += len(text)
+
+
+def write_arpa(
+    path_or_file: str | os.PathLike[str] | IO[bytes],
+    vocabulary: Vocabulary,
+    sections: Sequence[Section],
+    *,
+    comments: Iterable[str] = (),
+) -> int:
+    """Write a model as an ARPA file.
+
+    Args
+        path_or_file  a path, compressed by its suffix (.gz, .zst, .xz, else plain), or an open
+                      binary file, which gets plain text and stays open
+        vocabulary    the words of the ids
+        sections      the n-grams of order 1, 2, ..., as (ids, log10_prob, log10_backoff) or as
+                      NgramBatch; a backoff of None leaves the column out, and so does the
+                      highest order. Memory-mapped arrays are read a slice at a time
+        comments      lines to put before the model, as in ArpaReader.comments
+    Shapes
+        ids            (n, order)  uint32   oldest word first
+        log10_prob     (n,)        float32
+        log10_backoff  (n,)        float32
+    Returns
+        bytes of the text, as they are before they are compressed
+    Raises
+        ArpaError   the model cannot be said in ARPA: a word with a space in it, a positive log
+                    probability, a weight that is not finite, no `<s>`
+        ValueError  arrays of the wrong shape or type
+        OSError     the disk failed
+    Guarantees
+        ArpaReader reads back the same words, bits and order, -0.0 becoming 0.0; a number has
+        the fewest digits that do so. A path has either its old content or all of the new one,
+        on disk: the text is written beside it, synced, and renamed
+    Edge cases
+        the row of id 0 is left out of order 1 where the vocabulary has no unknown word
+    Trusts
+        no n-gram stands twice, and order 1 has every word once, in the order of the ids
+    """
+    columns = _writable(vocabulary, sections)
+    target = path_or_file
+    if isinstance(target, (str, os.PathLike)):
+        target = Path(target)
+    counts = [len(ids) for ids, _, _ in columns]
+    with ArpaWriter(target, WordBytes.of(vocabulary), counts, comments=comments) as writer:
+        for section in columns:
+            writer.section(_slices(vocabulary, section))
+    return writer.text_bytes
+
+
+def arpa_bytes(
+    vocabulary: Vocabulary, sections: Sequence[Section], *, comments: Iterable[str] = ()
+) -> int:
+    """Bytes that `write_arpa` would write of a model to a plain file: it writes them nowhere."""
+    return write_arpa(os.devnull, vocabulary, sections, comments=comments)
+
+
+def _slices(vocabulary: Vocabulary, columns: SectionColumns) -> Iterator[Callable[[], RowColumns]]:
+    """An order, some rows at a time."""
+    for begin in range(0, len(columns[0]), _WRITE_ROWS):
+        yield partial(_slice, vocabulary, columns, slice(begin, begin + _WRITE_ROWS))
+
+
+def _slice(vocabulary: Vocabulary, columns: SectionColumns, some: slice) -> RowColumns:
+    """Some rows, their values checked."""
+    ids, probs, backoffs = columns
+    rows = RowColumns(ids[some], probs[some], None if backoffs is None else backoffs[some])
+    order = ids.shape[1]
+    most = int(rows.ids.max())
+    if most >= len(vocabulary) or (not vocabulary.unk_in_model and not rows.ids.all()):
+        raise _unwritable(f"an id that is no word of the vocabulary, among {most}", order)
+    if not bool((rows.log10_prob <= 0).all()):  # also false for NaN
+        raise _unwritable("a log10 probability that is positive or NaN", order)
+    if rows.log10_backoff is not None and not bool(np.isfinite(rows.log10_backoff).all()):
+        raise _unwritable("a log10 backoff weight that is not finite", order)
+    return rows
+
+
+def _writable(vocabulary: Vocabulary, sections: Sequence[Section]) -> list[SectionColumns]:
+    """The arrays of a model; raises where it cannot be said in ARPA, values not looked at."""
+    columns = [_checked_section(section, i + 1) for i, section in enumerate(sections)]
+    if not columns:
+        raise ValueError("a model has at least the section of order 1")
+    if columns[-1][2] is not None:
+        if bool(columns[-1][2].any()):
+            raise _unwritable("a backoff weight other than 0 at the highest order", len(columns))
+        columns[-1] = (*columns[-1][:2], None)
+    if not vocabulary.unk_in_model:
+        ids, probs, backoffs = columns[0]
+        keep = ids[:, 0] != 0
+        columns[0] = ids[keep], probs[keep], None if backoffs is None else backoffs[keep]
+    for word in (BEGIN_SENTENCE, END_SENTENCE):
+        if vocabulary.ids.get(word, 0) == 0:
+            raise _unwritable(f"the vocabulary lacks {word.decode()}", 1)
+    if b"" in vocabulary.ids or _SEPARATOR.search(b"\0".join(vocabulary.words)):
+        bad = next(word for word in vocabulary.words if not word or _SEPARATOR.search(word))
+        raise _unwritable(f"the word {shown(bad)} is empty or holds a space or line end", 1)
+    return columns
+
+
+def _unwritable(message: str, order: int) -> ArpaError:
+    return ArpaError(f"cannot be written as ARPA: {message}", order=order)
+
+
+def _checked_section(section: Section, order: int) -> SectionColumns:
+    """The three arrays of a section; ValueError where they do not fit each other."""
+    backoffs: NDArray[np.float32] | None
+    if isinstance(section, NgramBatch):
+        ids, probs, backoffs = section.ids, section.log10_prob, section.log10_backoff
+        if section.order != order:
+            raise ValueError(f"a batch of order {section.order} in the place of order {order}")
+    else:
+        ids, probs, backoffs = section
+    if ids.dtype != np.uint32 or ids.ndim != 2 or ids.shape[1] != order:
+        raise ValueError(
+            f"ids of order {order} must be uint32 of shape (n, {order}), "
+            f"not {ids.dtype} {ids.shape}"
+        )
+    floats: list[tuple[str, NDArray[np.float32] | None]]
+    floats = [("log10_prob", probs), ("log10_backoff", backoffs)]
+    for name, column in floats:
+        if column is not None and (column.dtype != np.float32 or column.shape != (len(ids),)):
+            raise ValueError(
+                f"{name} of order {order} must be float32 of shape ({len(ids)},), "
+                f"not {column.dtype} {column.shape}"
+            )
+    return ids, probs, backoffs
