@@ -6,6 +6,7 @@ Long, since each way in which a file can be wrong is a case with its order, line
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import io
 import itertools
@@ -31,6 +32,8 @@ from dlm.ngram.arpa import (
     ArpaReader,
     ArpaWarning,
     NgramBatch,
+    arpa_bytes,
+    output,
     source,
     write_arpa,
     writer,
@@ -1327,6 +1330,44 @@ def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
         write_arpa(path, vocabulary, sections)
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_row_that_no_reader_takes_is_not_written(tmp_path: Path) -> None:
+    """A line has a longest length, whatever it is made of; the length itself is written."""
+    vocabulary = Vocabulary(
+        [b"<unk>", b"<s>", b"</s>", b"x" * (MAX_LINE_BYTES - 3)], unk_in_model=False
+    )
+    one = (np.array([[1], [2], [3]], np.uint32), np.full(3, -1, np.float32), None)
+    path = tmp_path / "x.arpa"
+    write_arpa(path, vocabulary, [one])
+    assert same(read(path), (vocabulary, [(one[0], one[1], np.zeros(3, np.float32))]))
+    one[1][2] = -1.5
+    with pytest.raises(ArpaError, match="a row longer than"):
+        write_arpa(path, vocabulary, [one])
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_what_the_disk_refuses_meanwhile_is_told_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """The system tells it once: the last sync would know nothing of it."""
+    monkeypatch.setattr(output, "SYNC_BYTES", 1)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fdatasync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_arpa(tmp_path / f"x.arpa{suffix}", *good_model())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_size_of_a_file_is_known_without_it(tmp_path: Path) -> None:
+    """To the byte, comments included."""
+    path = tmp_path / "x.arpa"
+    model = read(saved(tmp_path, TINY))
+    written = write_arpa(path, *model, comments=["caf\xe9", "a\nb"])
+    assert arpa_bytes(*model, comments=["caf\xe9", "a\nb"]) == written == path.stat().st_size
 
 
 def test_compressed_output_is_reproducible(tmp_path: Path) -> None:

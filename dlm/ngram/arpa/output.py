@@ -51,14 +51,22 @@ class OutputFile:
         self._file = self._replacement.file
         if not self._replacement.is_direct:
             self._sync = ThreadPoolExecutor(1, thread_name_prefix="dlm-sync")
+        try:
+            self._packer = self._packer_for(target.suffix.lower(), xz_preset)
+        except BaseException:  # it has written its header
+            self.discard()
+            raise
+
+    def _packer_for(self, suffix: str, xz_preset: int) -> Any:
         raw: Any = _Raw(self._write)
-        match target.suffix.lower():
+        match suffix:
             case ".gz":  # no name and no time in the header
-                self._packer = gzip.GzipFile("", "wb", 6, raw, mtime=0)
+                return gzip.GzipFile("", "wb", 6, raw, mtime=0)
             case ".xz":
-                self._packer = lzma.LZMAFile(raw, "wb", preset=xz_preset)  # noqa: SIM115
+                return lzma.LZMAFile(raw, "wb", preset=xz_preset)
             case ".zst":
-                self._packer = pa.CompressedOutputStream(pa.PythonFile(raw, mode="w"), "zstd")
+                return pa.CompressedOutputStream(pa.PythonFile(raw, mode="w"), "zstd")
+        return None
 
     def write(self, text: bytes | memoryview) -> None:
         """Adds text."""
