@@ -89,7 +89,7 @@ def _estimate(model: Path, shards: int, bits: int | None) -> None:
     from dlm.cli.inspect import PROCESS_MIB
     from dlm.cli.status import size
     from dlm.index.coding import DEFAULT_BITS, LOSSLESS_BITS
-    from dlm.index.estimate import estimate_sizes, measure
+    from dlm.index.sizes import estimate_sizes, measure
 
     found = measure(model)
     ngrams = max(sum(found.counts), 1)

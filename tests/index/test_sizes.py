@@ -12,8 +12,8 @@ import pytest
 from cluster import ProcessServer
 from dlm.cli.inspect import PROCESS_MIB
 from dlm.index.build import build_shard_set
-from dlm.index.estimate import estimate_sizes, measure
 from dlm.index.search.local import LocalModel
+from dlm.index.sizes import estimate_sizes, measure
 from dlm.ngram.vocab import Vocabulary
 
 
