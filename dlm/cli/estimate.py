@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from dlm.estimate.pipeline import Settings, Summary
-    from dlm.estimate.progress import Progress
+    from dlm.estimate.progress import ProgressReporter
+    from dlm.estimate.settings import EstimationSettings, EstimationSummary
 
 
 class Engine(StrEnum):
@@ -94,8 +94,8 @@ def estimate(
     from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.errors import ConfigError
     from dlm.estimate.discount import checked_fallback
-    from dlm.estimate.pipeline import Settings
-    from dlm.estimate.progress import Progress
+    from dlm.estimate.progress import ProgressReporter
+    from dlm.estimate.settings import EstimationSettings
     from dlm.resources import available_bytes, parse_size
 
     began = time.monotonic()
@@ -111,7 +111,7 @@ def estimate(
         check_writes("--output", output)
     else:  # a path without a scheme may be of Spark's own file system
         check_reads("TEXT", *(one for one in text if one.startswith(("/", "./", "../"))))
-    settings = Settings(
+    settings = EstimationSettings(
         order=order,
         prune=_numbers(prune, int, "--prune"),
         vocabulary=None if vocab is None else frozenset(vocab.read_bytes().split()),
@@ -131,11 +131,11 @@ def estimate(
                 "--memory and --tmp are of --engine local; Spark is told by spark-submit "
                 "(--executor-memory, --conf spark.local.dir=...)"
             )
-        summary = _with_spark(text, output, settings, Progress(tell))
+        summary = _with_spark(text, output, settings, ProgressReporter(tell))
     else:
         from dlm.estimate.pipeline import estimate as run
 
-        summary = run(text, output, settings, tmp=tmp, progress=Progress(tell))
+        summary = run(text, output, settings, tmp=tmp, progress=ProgressReporter(tell))
     tell(f"done: {output}, {summary.arpa_bytes:,} bytes")
     if not quiet:
         out = sys.stderr if output == "-" else sys.stdout
@@ -143,7 +143,9 @@ def estimate(
         print(f"n-grams     {' '.join(f'{count:,}' for count in summary.counts)}", file=out)
 
 
-def _with_spark(text: list[str], output: str, settings: Settings, progress: Progress) -> Summary:
+def _with_spark(
+    text: list[str], output: str, settings: EstimationSettings, progress: ProgressReporter
+) -> EstimationSummary:
     """As `run`, by Spark."""
     from dlm.spark.engine import estimate as run
     from dlm.spark.session import session

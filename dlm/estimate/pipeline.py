@@ -18,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, TypeVar
@@ -30,19 +29,19 @@ from dlm.errors import ConfigError, EstimationError
 from dlm.estimate.adjust.kernels import ALL, KEPT
 from dlm.estimate.adjust.trie import Trie, TrieBuilder
 from dlm.estimate.counts import block, kernels, runs
-from dlm.estimate.discount import DEFAULT_FALLBACK, Fallback, discounts
+from dlm.estimate.discount import DEFAULT_FALLBACK, discounts
 from dlm.estimate.interpolate.contexts import CONTEXT_BYTES, Interpolation
 from dlm.estimate.interpolate.rows import section_rows
-from dlm.estimate.progress import Progress
+from dlm.estimate.progress import ProgressReporter
 from dlm.estimate.provenance import provenance
+from dlm.estimate.settings import EstimationSettings, EstimationSummary
 from dlm.estimate.store import Column, Memory
-from dlm.estimate.text import DELIMITERS, Reader, Totals
+from dlm.estimate.text import DELIMITERS, Reader
 from dlm.files import scratch_folder
 from dlm.ngram.arpa.writer import ArpaWriter, RowColumns, WordBytes
 from dlm.ngram.wordtable import WordTable
 
 MIB = 1 << 20
-MAX_ORDER = 8
 
 # Under this much beside the interpreter and the compiled code nothing can be done.
 MIN_WORKSPACE_BYTES = 24 * MIB
@@ -58,82 +57,14 @@ _M_MMAP_THRESHOLD = -3  # of malloc.h
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What model is made, and with what.
-
-    order            1 to 8 words; suggested 5 for a full model
-    prune            n-grams that occur so often or less are left out, by order; the last number
-                     holds for the orders above; none: all are kept
-    vocabulary       n-grams with other words are left out; None: all words stay
-    fallback         discounts for orders whose own cannot be had; None: that is an error
-    skip             leave faulty and empty lines out, and count them
-    column           of parquet files
-    memory_bytes     limit of the process; suggested: half of what is free
-    workspace_bytes  limit of what is allocated here, in place of memory_bytes; for tests
-    block_tokens     the most ids that are counted at once; for tests
-    threads          1 or more; suggested: the cores
-    """
-
-    order: int = 5
-    prune: tuple[int, ...] = ()
-    vocabulary: frozenset[bytes] | None = None
-    fallback: Fallback | None = None
-    skip: bool = False
-    column: str = "text"
-    memory_bytes: int = 1 << 30
-    workspace_bytes: int | None = None
-    block_tokens: int | None = None
-    threads: int = 2
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.order <= MAX_ORDER:
-            raise ConfigError(f"order {self.order}; expected 1 to {MAX_ORDER}")
-        if len(self.prune) > self.order:
-            raise ConfigError(
-                f"{len(self.prune)} pruning thresholds for a model of order {self.order}"
-            )
-        if any(t < 0 for t in self.prune):
-            raise ConfigError("a pruning threshold is negative; 0 keeps every n-gram of its order")
-        if any(a > b for a, b in zip(self.prune, self.prune[1:], strict=False)):
-            raise ConfigError(
-                f"pruning thresholds {' '.join(map(str, self.prune))} fall: an n-gram would stay "
-                "whose beginning is left out; give numbers that do not fall"
-            )
-        if self.threads < 1:
-            raise ConfigError(f"{self.threads} threads; give 1 or more")
-
-    @property
-    def thresholds(self) -> list[int]:
-        """A threshold for each order."""
-        last = self.prune[-1] if self.prune else 0
-        return [*self.prune, *[last] * (self.order - len(self.prune))]
-
-
-@dataclass
-class Summary:
-    """What was made of what."""
-
-    totals: Totals
-    counts: list[int] = field(default_factory=list)
-    counts_before_pruning: list[int] = field(default_factory=list)
-    discounts: list[list[float]] = field(default_factory=list)
-    fallback_orders: list[int] = field(default_factory=list)
-    runs: int = 0
-    spilled_bytes: int = 0
-    context_ranges: int = 0
-    arpa_bytes: int = 0
-    output: str = ""
-
-
 def estimate(
     sources: Sequence[str],
     output: str | os.PathLike[str],
-    settings: Settings,
+    settings: EstimationSettings,
     *,
     tmp: Path | None = None,
-    progress: Progress | None = None,
-) -> Summary:
+    progress: ProgressReporter | None = None,
+) -> EstimationSummary:
     """Makes an ARPA model of text by interpolated modified Kneser-Ney.
 
     Args
@@ -153,7 +84,7 @@ def estimate(
     folder = tmp or (Path(tempfile.gettempdir()) if str(place) == "-" else place.parent)
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder; make it, or give another with --tmp")
-    progress = progress or Progress(lambda _: None)
+    progress = progress or ProgressReporter(lambda _: None)
     try:
         with ThreadPoolExecutor(settings.threads, thread_name_prefix="dlm-estimate") as pool:
             return _Estimation(sources, place, settings, folder, progress, pool).run()
@@ -173,9 +104,9 @@ class _Estimation:
         self,
         sources: Sequence[str],
         output: Path,
-        settings: Settings,
+        settings: EstimationSettings,
         folder: Path,
-        progress: Progress,
+        progress: ProgressReporter,
         pool: ThreadPoolExecutor,
     ) -> None:
         self._settings = settings
@@ -186,16 +117,16 @@ class _Estimation:
         self._reader = Reader(sources, skip=settings.skip, column=settings.column)
         self._sources = sources
         self._table = WordTable([b"<unk>", b"<s>", b"</s>"])
-        self._summary = Summary(self._reader.totals, output=str(output))
+        self._summary = EstimationSummary(self._reader.totals, output=str(output))
         self._workspace = _workspace(settings)
         self._memory = Memory(0, folder)
         self._bucket = max(min(block.BUCKET, self._workspace // 1024), 1 << 10)
 
-    def run(self) -> Summary:
+    def run(self) -> EstimationSummary:
         """All stages."""
         settings, progress = self._settings, self._progress
         trie = self._count()
-        all_discounts = told_discounts(trie.statistics, settings, self._summary, progress)
+        all_discounts = estimate_discounts(trie.statistics, settings, self._summary, progress)
         work_bytes, chunk, rows = self._divide(trie)
         total = sum(trie.kept)
         done = 0
@@ -395,10 +326,13 @@ class _Estimation:
         return work, chunk, rows
 
 
-def told_discounts(
-    statistics: NDArray[np.int64], settings: Settings, summary: Summary, progress: Progress
+def estimate_discounts(
+    statistics: NDArray[np.int64],
+    settings: EstimationSettings,
+    summary: EstimationSummary,
+    progress: ProgressReporter,
 ) -> list[NDArray[np.float32]]:
-    """The discounts of each order, which are told, and noted in the summary with the counts.
+    """The discounts of each order, which are reported, and noted in the summary with the counts.
 
     Shapes  statistics       (order, kernels.STATISTICS)  as of Trie
     Raises  EstimationError  an order has none
@@ -451,7 +385,7 @@ def _ahead(items: Iterator[_T]) -> Iterator[_T]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _workspace(settings: Settings) -> int:
+def _workspace(settings: EstimationSettings) -> int:
     """Bytes that may be allocated here."""
     if settings.workspace_bytes is not None:
         return settings.workspace_bytes
@@ -474,7 +408,7 @@ def _load_code(threads: int) -> None:
         text = folder / "text"
         text.write_bytes(b"a b\n" * 30 + b"b a c\n" * 30)
         # Small blocks, so that runs are merged too.
-        settings = Settings(
+        settings = EstimationSettings(
             order=3, fallback=DEFAULT_FALLBACK, workspace_bytes=8 * MIB, block_tokens=100,
             threads=threads,
         )  # fmt: skip

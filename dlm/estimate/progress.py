@@ -8,7 +8,7 @@ from collections.abc import Callable
 Tell = Callable[[str], None]
 
 
-class Progress:
+class ProgressReporter:
     """Tells the stages of a job, and how far each is, at most every few seconds.
 
     Args

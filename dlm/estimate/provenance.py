@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dlm.estimate.settings import EstimationSettings, EstimationSummary
 from dlm.ngram.arpa import provenance_line
 
-if TYPE_CHECKING:
-    from dlm.estimate.pipeline import Settings, Summary
 
-
-def provenance(settings: Settings, summary: Summary, sources: Sequence[str]) -> list[str]:
+def provenance(
+    settings: EstimationSettings, summary: EstimationSummary, sources: Sequence[str]
+) -> list[str]:
     """Where the model comes from, in one line of JSON."""
     about: dict[str, Any] = {
         "method": "interpolated modified Kneser-Ney",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dlm.errors import EstimationError
 from dlm.estimate.adjust.kernels import ALL, COUNT_BITS, EOS, KEPT, PRUNED, STATISTICS
 from dlm.estimate.adjust.trie import TOO_OFTEN
-from dlm.estimate.pipeline import Settings
+from dlm.estimate.settings import EstimationSettings
 from dlm.estimate.text import Fault, Totals, complaint
 from dlm.ngram.wordtable import WordTable
 
@@ -72,7 +72,7 @@ def _bytes_of(column: pa.Array) -> bytes:
 
 
 def statistics_of(
-    settings: Settings,
+    settings: EstimationSettings,
     abouts: Sequence[bytes],
     sums: pa.Table,
     words: int,

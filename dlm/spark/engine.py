@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from dlm.errors import ConfigError, EstimationError
 from dlm.estimate.adjust.kernels import KEPT, PRUNED
 from dlm.estimate.interpolate.contexts import unigrams
-from dlm.estimate.pipeline import Settings, Summary, told_discounts
-from dlm.estimate.progress import Progress
+from dlm.estimate.pipeline import estimate_discounts
+from dlm.estimate.progress import ProgressReporter
 from dlm.estimate.provenance import provenance
+from dlm.estimate.settings import EstimationSettings, EstimationSummary
 from dlm.estimate.text import Totals
 from dlm.ngram.arpa import parts_index
 from dlm.ngram.arpa.writer import WordBytes
@@ -45,12 +46,12 @@ def estimate(
     spark: SparkSession,
     sources: Sequence[str],
     output: str,
-    settings: Settings,
+    settings: EstimationSettings,
     *,
-    progress: Progress | None = None,
+    progress: ProgressReporter | None = None,
     group_rows: int = tasks.GROUP_ROWS,
     block_tokens: int = tasks.BLOCK_TOKENS,
-) -> Summary:
+) -> EstimationSummary:
     """Makes an ARPA model in parts of text, by interpolated modified Kneser-Ney.
 
     Args
@@ -69,8 +70,8 @@ def estimate(
     """
     with _explained():
         job = _Estimation(
-            spark, sources, output, settings, progress or Progress(lambda _: None), group_rows,
-            block_tokens,
+            spark, sources, output, settings,
+            progress or ProgressReporter(lambda _: None), group_rows, block_tokens,
         )  # fmt: skip
         try:
             return job.run()
@@ -86,8 +87,8 @@ class _Estimation:
         spark: SparkSession,
         sources: Sequence[str],
         output: str,
-        settings: Settings,
-        progress: Progress,
+        settings: EstimationSettings,
+        progress: ProgressReporter,
         group_rows: int,
         block_tokens: int,
     ) -> None:
@@ -101,13 +102,13 @@ class _Estimation:
         self._lines = [_lines(spark, source, settings.column) for source in sources]
         if not self._lines:
             raise ConfigError("give at least one text")
-        self._summary = Summary(Totals(sources=len(sources)), output=output)
+        self._summary = EstimationSummary(Totals(sources=len(sources)), output=output)
         self._partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
         self._kept: list[DataFrame] = []
         self._broadcasts: list[Any] = []
         self._committed = False
 
-    def run(self) -> Summary:
+    def run(self) -> EstimationSummary:
         """All stages."""
         settings, progress, summary = self._settings, self._progress, self._summary
         order = settings.order
@@ -122,7 +123,7 @@ class _Estimation:
         shared = self._share(table)
         adjusted = self._adjusted(shared, len(table), known)
         statistics, counts = self._statistics(adjusted, len(table), known)
-        discounts = told_discounts(statistics, settings, summary, progress)
+        discounts = estimate_discounts(statistics, settings, summary, progress)
         probs = unigrams(counts, discounts[0], int(statistics[0, KEPT]))
         backoffs = np.ones(len(table), np.float32)
         if order > 1:

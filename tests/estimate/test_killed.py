@@ -11,11 +11,12 @@ from pathlib import Path
 CHILD = """
 import json, os, signal, sys
 from pathlib import Path
-from dlm.estimate.pipeline import Settings, estimate
-from dlm.estimate.progress import Progress
+from dlm.estimate.pipeline import estimate
+from dlm.estimate.settings import EstimationSettings
+from dlm.estimate.progress import ProgressReporter
 
 folder = Path(sys.argv[1])
-settings = Settings(
+settings = EstimationSettings(
     order=4, fallback=(0.5, 1.0, 1.5), workspace_bytes=4 << 20, block_tokens=4000
 )
 
@@ -26,7 +27,7 @@ def make(name, kill_at):
         if told[0] == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
     # Stages alone, so that every run tells as many lines, however long it takes.
-    progress = Progress(tell, interval_s=float("inf"))
+    progress = ProgressReporter(tell, interval_s=float("inf"))
     estimate([str(folder / "text")], folder / name, settings, progress=progress)
     return told[0]
 

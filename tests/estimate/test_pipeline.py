@@ -13,7 +13,8 @@ import pytest
 from dlm.errors import ConfigError, EstimationError
 from dlm.estimate import pipeline
 from dlm.estimate.adjust.trie import Trie
-from dlm.estimate.pipeline import Settings, Summary, estimate
+from dlm.estimate.pipeline import estimate
+from dlm.estimate.settings import EstimationSettings, EstimationSummary
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.arpa.output import OutputFile
 from estimate import oracle
@@ -31,10 +32,10 @@ def made(
     workspace: int = 64 * MIB,
     block: int | None = None,
     threads: int = 2,
-) -> tuple[Values, Summary] | str:
+) -> tuple[Values, EstimationSummary] | str:
     """The model as its file has it, or the complaint."""
     (folder / "text").write_bytes(one.text)
-    settings = Settings(
+    settings = EstimationSettings(
         order=one.order,
         prune=one.prune,
         vocabulary=one.vocabulary,
@@ -177,7 +178,7 @@ def test_the_header_says_where_the_model_comes_from(tmp_path: Path) -> None:
 def test_the_output_is_compressed_by_its_suffix(tmp_path: Path, suffix: str) -> None:
     """And reads back as the plain one."""
     (tmp_path / "text").write_bytes(long_case(3, sentences=50).text)
-    settings = Settings(order=3, fallback=(0.5, 1, 1.5), workspace_bytes=16 * MIB)
+    settings = EstimationSettings(order=3, fallback=(0.5, 1, 1.5), workspace_bytes=16 * MIB)
     for name in ("plain.arpa", f"model.arpa{suffix}"):
         estimate([str(tmp_path / "text")], tmp_path / name, settings)
     with ArpaReader(tmp_path / "plain.arpa") as one, ArpaReader(tmp_path / name) as other:
@@ -254,14 +255,16 @@ def test_settings_that_cannot_be_are_refused(
 ) -> None:
     """Before anything is read."""
     with pytest.raises(ConfigError, match=complaint):
-        Settings(**settings)  # type: ignore[arg-type]
+        EstimationSettings(**settings)  # type: ignore[arg-type]
 
 
 def test_a_limit_below_the_interpreter_is_refused(tmp_path: Path) -> None:
     """With the least that would do."""
     (tmp_path / "text").write_bytes(b"a\n")
     with pytest.raises(ConfigError, match="at least"):
-        estimate([str(tmp_path / "text")], tmp_path / "m.arpa", Settings(memory_bytes=MIB))
+        estimate(
+            [str(tmp_path / "text")], tmp_path / "m.arpa", EstimationSettings(memory_bytes=MIB)
+        )
 
 
 @needs_lmplz

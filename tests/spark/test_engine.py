@@ -20,9 +20,9 @@ from typer.testing import CliRunner, Result
 
 from dlm.cli.estimate import estimate as command
 from dlm.errors import ArpaError, ConfigError, DlmError, EstimationError
-from dlm.estimate.pipeline import Settings
 from dlm.estimate.pipeline import estimate as estimate_locally
-from dlm.estimate.progress import Progress
+from dlm.estimate.progress import ProgressReporter
+from dlm.estimate.settings import EstimationSettings
 from dlm.index.build import build_shard_set
 from dlm.ngram.arpa import PARTS_INDEX, ArpaReader, parts_index
 from spark.settings import SETTINGS
@@ -52,7 +52,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def estimate_by_spark(
-    spark: Any, sources: list[Any], folder: Path | str, settings: Settings
+    spark: Any, sources: list[Any], folder: Path | str, settings: EstimationSettings
 ) -> None:
     """With little at once, so that groups and blocks are many."""
     from dlm.spark.engine import estimate
@@ -60,7 +60,9 @@ def estimate_by_spark(
     estimate(spark, [*map(str, sources)], str(folder), settings, group_rows=500, block_tokens=1000)
 
 
-def made(spark: Any, sources: list[Any], folder: Path, settings: Settings) -> tuple[str, int]:
+def made(
+    spark: Any, sources: list[Any], folder: Path, settings: EstimationSettings
+) -> tuple[str, int]:
     """Hash and size of the text of the model, once it has been read as one."""
     estimate_by_spark(spark, sources, folder, settings)
     return read(folder)
@@ -95,7 +97,7 @@ def test_the_model_is_the_local_engine_s_to_the_byte(
 ) -> None:
     """All orders; pruned or not; with a vocabulary; whatever the partitions."""
     words = sorted(set(text.read_bytes().split()))
-    settings = Settings(
+    settings = EstimationSettings(
         order=order,
         prune=prune,
         vocabulary=frozenset(words[::2]) if half else None,
@@ -119,7 +121,7 @@ def test_compressed_files_and_parquet_are_read_as_by_the_local_engine(
     pq.write_table(pa.table({"sentence": rows}), tmp_path / "c.parquet")
     # Twice the same text: what is told of it is the same, and counts twice.
     sources = [tmp_path / name for name in ("b.bz2", "c.parquet", "a.gz", "b.bz2")]
-    settings = Settings(
+    settings = EstimationSettings(
         order=3, fallback=FALLBACK, skip=True, column="sentence", workspace_bytes=64 << 20
     )
     names = [str(source) for source in sources]
@@ -148,7 +150,7 @@ def test_the_command_s_parts_are_sharded_as_one_model_and_replaced_by_the_next(
     (folder / "run-killed").mkdir()
     run(text, "--order", 2, "--output", folder, "--prune", "0,1")
     assert len([path for path in folder.iterdir() if path.name.startswith("run-")]) == 1
-    settings = Settings(order=2, prune=(0, 1), workspace_bytes=64 << 20)
+    settings = EstimationSettings(order=2, prune=(0, 1), workspace_bytes=64 << 20)
     estimate_locally([str(text)], tmp_path / "local.arpa", settings)
     for name in ("m.arpa.d", "local.arpa"):
         build_shard_set(tmp_path / name, tmp_path / f"{name}.shards", 2)
@@ -160,7 +162,7 @@ def test_text_is_read_and_parts_are_written_on_another_file_system(
     spark: Any, text: Path, tmp_path: Path, mounted: Path
 ) -> None:
     """By the address of a file, a folder or a pattern; the model is replaced there too."""
-    settings = Settings(order=2, workspace_bytes=64 << 20)
+    settings = EstimationSettings(order=2, workspace_bytes=64 << 20)
     estimate_locally([str(text)], tmp_path / "text.arpa", settings)
     (mounted / "text").mkdir()
     shutil.copy(text, mounted / "text/text")
@@ -189,7 +191,10 @@ def test_a_run_that_ends_at_any_stage_leaves_the_model_before_and_a_rerun_succee
     from dlm.spark.engine import estimate
     from dlm.spark.folder import ModelFolder
 
-    before, after = Settings(order=1, workspace_bytes=64 << 20), Settings(order=2)
+    before, after = (
+        EstimationSettings(order=1, workspace_bytes=64 << 20),
+        EstimationSettings(order=2),
+    )
     folder = tmp_path / "m"
 
     def ended(stage: str) -> None:
@@ -198,7 +203,7 @@ def test_a_run_that_ends_at_any_stage_leaves_the_model_before_and_a_rerun_succee
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            estimate(spark, [str(text)], str(folder), after, progress=Progress(tell))
+            estimate(spark, [str(text)], str(folder), after, progress=ProgressReporter(tell))
 
     ended(STAGES[-1])
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
@@ -307,7 +312,7 @@ def test_a_killed_process_leaves_no_model_and_a_rerun_succeeds(
         ArpaReader(folder)
     done = run_to_end("to the end")
     assert done.returncode == 0, done.stderr
-    estimate_locally([str(text)], tmp_path / "local.arpa", Settings(order=2))
+    estimate_locally([str(text)], tmp_path / "local.arpa", EstimationSettings(order=2))
     assert read(folder) == read(tmp_path / "local.arpa")
     assert len(list(folder.glob("run-*"))) == 1
 

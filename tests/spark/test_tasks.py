@@ -20,9 +20,10 @@ from dlm.errors import EstimationError
 from dlm.estimate import pipeline
 from dlm.estimate.adjust.kernels import KEPT, PRUNED
 from dlm.estimate.interpolate.contexts import unigrams
-from dlm.estimate.pipeline import Settings, Summary, told_discounts
-from dlm.estimate.progress import Progress
+from dlm.estimate.pipeline import estimate_discounts
+from dlm.estimate.progress import ProgressReporter
 from dlm.estimate.provenance import provenance
+from dlm.estimate.settings import EstimationSettings, EstimationSummary
 from dlm.estimate.text import Totals
 from dlm.ngram.arpa.writer import END, WordBytes, header, section_head
 from dlm.spark import tasks
@@ -67,13 +68,13 @@ def shuffled(
 def made(one: Case, seed: int, skip: bool = False) -> bytes:
     """The text of the model, as the engine puts the stages together."""
     r = random.Random(seed)
-    settings = Settings(one.order, one.prune, one.vocabulary, one.fallback, skip)
+    settings = EstimationSettings(one.order, one.prune, one.vocabulary, one.fallback, skip)
     order, keys, rows = one.order, tasks.names(one.order), r.choice([1, 20, 1000])
     text = split(list(one.lines), r)
     found = [b for own in text for b in tasks.words_of_text(own, skip)]
     table = pa.Table.from_batches(found)
     facts = table.filter(pc.is_valid(table.column("facts"))).sort_by("start")
-    summary = Summary(Totals(1))
+    summary = EstimationSummary(Totals(1))
     take_facts(summary.totals, facts, skip)
     first: dict[bytes, tuple[int, int]] = {}
     for row in table.filter(pc.is_valid(table.column("word"))).to_pylist():
@@ -99,7 +100,7 @@ def made(one: Case, seed: int, skip: bool = False) -> bytes:
         .rename_columns(["w0", "left", "actual"])
     )
     statistics, counts = statistics_of(settings, abouts, sums, len(words), known)
-    discounts = told_discounts(statistics, settings, summary, Progress(lambda _: None))
+    discounts = estimate_discounts(statistics, settings, summary, ProgressReporter(lambda _: None))
     probs = unigrams(counts, discounts[0], int(statistics[0, KEPT]))
     backoffs = np.ones(len(words), np.float32)
     sections: list[list[str]] = [[] for _ in range(order + 1)]
@@ -145,7 +146,7 @@ def made(one: Case, seed: int, skip: bool = False) -> bytes:
 def local(folder: Path, one: Case, skip: bool = False) -> bytes:
     """The text of the model by the local engine."""
     (folder / "text").write_bytes(one.text)
-    settings = Settings(
+    settings = EstimationSettings(
         one.order, one.prune, one.vocabulary, one.fallback, skip, workspace_bytes=64 << 20
     )
     pipeline.estimate([str(folder / "text")], folder / "model.arpa", settings)
