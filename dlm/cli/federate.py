@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import shutil
 import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
-
-REPORTS = ("privacy.md", "privacy.json")
-STORE = "users.store"
 
 
 def federate(
@@ -49,8 +44,9 @@ def federate(
     """
     from dlm.cli.paths import check_reads, check_writes
     from dlm.errors import ConfigError
+    from dlm.federated.run_folder import RunFolder, finite
     from dlm.federated.settings import Settings
-    from dlm.federated.train import CHECKPOINT, Training
+    from dlm.federated.train import Training
     from dlm.federated.users import MISSING, UserDataset
 
     if missing not in MISSING:
@@ -72,15 +68,13 @@ def federate(
         tell("no noise: this model has no privacy guarantee")
     if settings.data.has_pieces and settings.run.evaluate_every:
         tell("accuracy and perplexity are of wordpieces: compare them with no model of words")
-    output.mkdir(parents=True, exist_ok=True)
-    store = output / STORE
-    with contextlib.ExitStack() as stack:
-        # What was refused before it began leaves no copy of users' text.
-        unless_begun = stack.enter_context(contextlib.ExitStack())
-        if not (output / CHECKPOINT).exists():
-            unless_begun.callback(shutil.rmtree, store, ignore_errors=True)
+    with RunFolder(output) as folder:
         dataset = UserDataset.open(
-            users, user_column=user_column, text_column=text_column, missing=missing, store=store
+            users,
+            user_column=user_column,
+            text_column=text_column,
+            missing=missing,
+            store=folder.store,
         )
         found = dataset.found
         if found.rows_without_user or found.users_without_text:
@@ -88,8 +82,7 @@ def federate(
                 f"left out: {found.rows_without_user:,} rows without a user id, "
                 f"{found.users_without_text:,} users without text"
             )
-        training = stack.enter_context(Training(settings, dataset, output, tell=tell))
-        unless_begun.pop_all()
+        training = Training(settings, dataset, folder, tell=tell)
         held_out = len(training.held_out_users)
         if held_out and settings.run.evaluate_every and not settings.run.simulation:
             tell(
@@ -97,26 +90,22 @@ def federate(
                 "them, and they must have agreed"
             )
         rounds = settings.run.rounds
-        # A report of fewer rounds must not stand beside a model of more, if this is killed.
-        for name in REPORTS:
-            (output / name).unlink(missing_ok=True)
         for done in training.run():
             line = done.line()
             if as_json:
-                print(json.dumps(line), flush=True)
+                print(json.dumps(finite(line)), flush=True)
             tell(_sentence(line, rounds, done.seconds))
         tell(f"{training.rounds_done} of {rounds} rounds done: {output}")
         if training.rounds_done:
             report = training.report()
-            text = json.dumps(report.to_dict(), indent=1) + "\n"
-            for name, content in zip(REPORTS, (report.markdown(), text), strict=True):
-                (output / name).write_text(content, encoding="utf-8")
+            report.write(*folder.reports)
             tell(report.statement())
         if training.rounds_done >= rounds:
-            shutil.rmtree(store, ignore_errors=True)
+            folder.remove_text()
         else:
             tell(
-                f"{store} holds users' text for the rounds that are left; remove it if none follow"
+                f"{folder.store} holds users' text for the rounds that are left; remove it if none "
+                "follow"
             )
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -14,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from dlm.federated.collect import Collection
-    from dlm.federated.unigrams import RoundMetrics
-    from dlm.federated.users import UserDataset
+    from dlm.federated.unigrams import OovRate, RoundMetrics
 
 TOLD_EVERY_S = 5.0
 DEFAULT_GOAL = 500
@@ -79,25 +74,19 @@ def unigrams(
     """Count how often people use the words of a list.
 
     Beside the counts stand who took part (.ledger.json), the privacy report (.report.md,
-    .report.json) and the record that whatever is built from them inherits (.provenance.json). If a
-    run is interrupted, the same command goes on where it was; until then .work and .users hold it,
-    the second of them with users' text.
+    .report.json), the record that whatever is built from them inherits (.provenance.json) and the
+    journal of its rounds (.metrics.jsonl). If a run is interrupted, the same command goes on where
+    it was; until then the folder .work holds it, with users' text.
 
     Example: dlm unigrams users.parquet --whitelist words.txt --lambda 100 --rounds 20
     --max-part 1 --noise-multiplier 1.0 --delta 1e-6 --output counts.tsv
     """
     from dlm.cli.paths import check_reads, check_writes
     from dlm.errors import ConfigError
-    from dlm.federated.collect import Collection
+    from dlm.federated.collect import Collection, folder_of, make_sampler, write_release
     from dlm.federated.keys import Key
-    from dlm.federated.sampling import (
-        AvailabilitySampler,
-        FixedGoalSampler,
-        PoissonSampler,
-        Sampler,
-        check_population,
-    )
-    from dlm.federated.unigrams import UnigramConfig, read_whitelist
+    from dlm.federated.sampling import check_population
+    from dlm.federated.unigrams import UnigramConfig, oov_rate, read_whitelist
     from dlm.federated.users import TOKENIZERS, UserDataset
     from dlm.resources import parse_size
 
@@ -137,27 +126,23 @@ def unigrams(
         if not quiet:
             print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
 
-    work = output.with_name(output.name + ".work")
-    if not work.exists():  # else it is this run that goes on, or is refused as another
-        _refuse_to_replace(output, released=noise_multiplier is not None and seed is None)
-    words = read_whitelist(whitelist)
-    never = sum(split(word) != [word] for word in words)
-    if never:
-        tell(
-            f"{never:,} of {len(words):,} words of the list are never met by --tokenizer "
-            f"{tokenizer}"
-        )
-    # Users sorted on disk stay while the run is not over, so that going on is quick.
-    store = output.with_name(output.name + ".users")
-    with contextlib.ExitStack() as unless_begun:
-        unless_begun.callback(shutil.rmtree, store, ignore_errors=True)
+    released = noise_multiplier is not None and seed is None
+    gap = None if min_sep is None else min_sep + 1
+    with folder_of(output, released=released) as folder:
+        words = read_whitelist(whitelist)
+        never = sum(split(word) != [word] for word in words)
+        if never:
+            tell(
+                f"{never:,} of {len(words):,} words of the list are never met by --tokenizer "
+                f"{tokenizer}"
+            )
         everyone = UserDataset.open(
             users,
             user_column=user_column,
             text_column=text_column,
             missing=missing,
             memory_bytes=memory_bytes,
-            store=store,
+            store=folder.store,
         )
         found = everyone.found
         left_out = found.rows_without_user, found.users_without_text
@@ -165,58 +150,54 @@ def unigrams(
         how_much = f", {found.utterances:,} utterances, {found.words:,} words"
         tell(
             f"{found.users:,} users"
-            + ("" if noise_multiplier is not None and seed is None else how_much)
+            + ("" if released else how_much)
             + (f"; left out: {left_out[0]:,} rows, {left_out[1]:,} users" if any(left_out) else "")
         )
         train, test = everyone.split(test_fraction, name="unigrams")
         key = Key.from_system() if seed is None else Key.from_seed(seed)
-        drawing = key.fold("unigrams", "sampling")
-        sampler: Sampler
-        if poisson is not None:
-            sampler = PoissonSampler(len(train), poisson, drawing)
-        elif max_part is not None or min_sep is not None:
-            gap = 1 if min_sep is None else min_sep + 1
-            sampler = AvailabilitySampler(len(train), goal, drawing, gap=gap, max_part=max_part)
-            sure = check_population(len(train), goal, rounds, gap=gap, max_part=max_part)
-            if not sure:
-                tell(
-                    f"{len(train):,} users may run out before the last round: they are drawn at "
-                    "random, and towards the end too few may be left who may take part again"
-                )
-        else:
-            sampler = FixedGoalSampler(len(train), goal, drawing)
+        sampler = make_sampler(
+            len(train),
+            key.fold("unigrams", "sampling"),
+            report_goal=goal,
+            poisson=poisson,
+            gap=gap,
+            max_part=max_part,
+        )
+        if (gap is not None or max_part is not None) and not check_population(
+            len(train), goal, rounds, gap=gap or 1, max_part=max_part
+        ):
+            tell(
+                f"{len(train):,} users may run out before the last round: they are drawn at "
+                "random, and towards the end too few may be left who may take part again"
+            )
         collection = Collection(
             train,
             words,
             config,
             sampler,
             key,
-            gap=None if min_sep is None else min_sep + 1,
+            gap=gap,
             max_part=max_part,
             split=split,
             tokenizer=tokenizer,
-            checkpoint=work,
+            folder=folder,
         )
-        unless_begun.pop_all()
-    if collection.resumed:
-        tell(f"going on after round {collection.state.round} of {rounds}")
-    last = 0.0
-
-    def told(metrics: RoundMetrics) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if metrics.z is not None or metrics.round == rounds or now - last > TOLD_EVERY_S:
-            last = now
-            tell(_line(metrics, rounds))
-
-    collection.run(told)
-    _finish(collection, output, delta, held_out=len(test))
-    work.unlink(missing_ok=True)
-    work.with_name(work.name + ".lock").unlink(missing_ok=True)
-    shutil.rmtree(store, ignore_errors=True)
+        if collection.resumed:
+            tell(f"going on after round {collection.rounds_done} of {rounds}")
+        last_s = 0.0
+        for metrics in collection.run():
+            now_s = time.monotonic()
+            if metrics.z is not None or metrics.round == rounds or now_s - last_s > TOLD_EVERY_S:
+                last_s = now_s
+                tell(_line(metrics, rounds))
+        counts, report = write_release(collection, output, delta=delta, held_out=len(test))
+        print(f"{len(counts.words):,} words in {output}")
+        print(report.statement())
+        rate = oov_rate(test, counts.words[:capacity], split=split) if len(test) else None
+        folder.remove()
     tell(f"done: {output}")
     if len(test):
-        _print_oov(collection, test, capacity)
+        _print_oov(rate, min(capacity, len(counts.words)))
 
 
 def _check_values(
@@ -247,36 +228,6 @@ def _check_values(
             raise ConfigError(f"{option} is {found}; it must be {bounds}")
 
 
-def _refuse_to_replace(output: Path, *, released: bool) -> None:
-    """Passes where this run would replace no release that people's guarantee counts.
-
-    Args
-        released   whether what this run writes is a release itself: noised, and not simulated
-    """
-    from dlm.errors import ConfigError, DlmError
-    from dlm.federated.provenance import Provenance
-    from dlm.federated.recorded import sidecar
-
-    there = [
-        path
-        for ending in ("", ".ledger.json", ".report.md", ".report.json", ".provenance.json")
-        if (path := Path(f"{output}{ending}")).exists()
-    ]
-    if there and not released:
-        # What nobody was promised anything for may be made again.
-        try:
-            record = json.loads(sidecar(output).read_text(encoding="utf-8"))["provenance"]
-            released = Provenance.from_dict(record).guarantee is not None
-        except (DlmError, OSError, ValueError, KeyError, TypeError):
-            return
-    if there and released:
-        raise ConfigError(
-            f"{', '.join(map(str, there))} exists. What was released of users stays released, and "
-            "counting them again adds to it: the guarantees of both compose. Give another "
-            "--output and keep both, or remove the old files"
-        )
-
-
 def _line(metrics: RoundMetrics, rounds: int) -> str:
     between = metrics.rounds_between_new
     rare = (
@@ -286,50 +237,12 @@ def _line(metrics: RoundMetrics, rounds: int) -> str:
     return text if metrics.z is None else f"{text}, Z {metrics.z:+.4g}"
 
 
-def _finish(collection: Collection, output: Path, delta: float | None, *, held_out: int) -> None:
-    """Writes counts, ledger, report and record, and prints what is guaranteed."""
-    import dataclasses
-
-    from dlm.federated.counts_file import write_counts
-    from dlm.federated.report import build
-
-    report = build(
-        [collection.stage()],
-        delta=1e-6 if delta is None else delta,
-        ledgers={"unigrams": collection.ledger},
-        config=collection.settings,
-        public_data="the list of words",
-        held_out=held_out,
-    )
-    collection.ledger.save(f"{output}.ledger.json")
-    Path(f"{output}.report.md").write_text(report.markdown(), encoding="utf-8")
-    Path(f"{output}.report.json").write_text(
-        json.dumps(report.to_dict(), indent=1) + "\n", encoding="utf-8"
-    )
-    counts = collection.counts()
-    write_counts(output, dataclasses.replace(counts, provenance=report.provenance))
-    print(f"{len(counts.words):,} words in {output}")
-    print(report.statement())
-
-
-def _print_oov(collection: Collection, test: UserDataset, capacity: int) -> None:
+def _print_oov(rate: OovRate | None, words: int) -> None:
     """OOV rate of the users that were kept out, over all words and as a mean over users."""
-    import numpy as np
-
-    from dlm.federated.unigrams import oov_counts
-    from dlm.federated.users import TOKENIZERS
-
-    counts = collection.counts()
-    split = TOKENIZERS[collection.settings["tokenizer"]]
-    out, total = oov_counts(test, counts.words[:capacity], split=split)
-    said = total > 0
-    if not said.any():
+    if rate is None:
         print("OOV rate: the users kept out said no words")
         return
-    rates = 100 * out[said] / total[said]
-    error = float(np.std(rates)) / math.sqrt(len(rates))
     print(
-        f"OOV rate of {len(rates):,} users kept out, {min(capacity, len(counts.words)):,} words: "
-        f"{100 * out.sum() / total.sum():.3f} % of words, {rates.mean():.3f} +- {error:.3f} % a "
-        "user (not covered by any guarantee)"
+        f"OOV rate of {rate.users:,} users kept out, {words:,} words: {rate.of_words:.3f} % of "
+        f"words, {rate.of_users:.3f} +- {rate.error:.3f} % a user (not covered by any guarantee)"
     )

@@ -5,7 +5,7 @@
     dlm federated checkpoint 1\\n
     length of the header, 8 bytes, little-endian; SHA-256 of the header, 32 bytes
     header: JSON, what is described below
-    arrays, one after another, little-endian, each from a multiple of 64 on
+    arrays, one after another, little-endian, each from a multiple of 64 on; then attachments
 
 The header holds the run's settings, so that a run that goes on with others is refused, and a
 checksum of all that follows it.
@@ -16,28 +16,71 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from dlm.errors import ConfigError, FormatError
 from dlm.files import write_whole
 
 MAGIC = b"dlm federated checkpoint 1\n"
 ALIGNMENT = 64
+Arrays = Sequence[npt.NDArray[Any]]
 
 
-def _is_key(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file that `save` wrote, read and checked whole.
+
+    Fields
+        path         where it stands, for errors
+        settings     of the run that wrote it, as JSON
+        facts        more JSON, which is compared with nothing
+        arrays       as they were given
+        attachments  bytes by name
+    """
+
+    path: Path
+    settings: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    arrays: tuple[npt.NDArray[Any], ...]
+    attachments: Mapping[str, bytes]
+
+    def refuse_other_settings(self, settings: Mapping[str, Any]) -> None:
+        """Passes for a run with the settings of this file.
+
+        Raises
+            ConfigError  each setting that differs, with both values
+        """
+        found = differences(self.settings, canonical(settings))
+        if found:
+            raise ConfigError(
+                f"{self.path} is of a run with other settings: {'; '.join(found)}. Go on with the "
+                "old settings, or start a new run in another folder"
+            )
 
 
-def _plain(leaf: Any) -> np.ndarray[Any, Any]:
-    """A leaf as an array of numbers; a key as those that it is made of."""
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+def check_shapes(arrays: Arrays, expected: Arrays, place: Path) -> None:
+    """Passes if arrays have the types and shapes of `expected`.
+
+    Raises
+        FormatError  more, fewer or other arrays; `place` is named
+    """
+    if len(expected) != len(arrays):
+        raise FormatError(
+            f"{place} holds {len(arrays)} arrays, and this run's state has {len(expected)}: it was "
+            "written by another version of dlm"
+        )
+    for array, want in zip(arrays, expected, strict=True):
+        if array.shape != want.shape or array.dtype != want.dtype:
+            raise FormatError(
+                f"{place}: an array is {array.dtype} {array.shape}, and this run's state has "
+                f"{want.dtype} {want.shape} there"
+            )
 
 
 def canonical(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,7 +94,7 @@ def _jsonable(value: Any) -> Any:
         return dataclasses.asdict(value)
     if isinstance(value, Path):
         return str(value)
-    raise TypeError(f"{type(value).__name__} is no setting")
+    raise TypeError(f"{type(value).__name__} is not a setting")
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[str]:
@@ -67,26 +110,25 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
 
 def save(
     path: Path,
-    tree: Any,
+    arrays: Arrays,
     settings: Mapping[str, Any],
     *,
     facts: Mapping[str, Any] | None = None,
     attachments: Mapping[str, bytes] | None = None,
     mode: int = 0o644,
-) -> None:
-    """Writes a tree of arrays, with the settings that it belongs to.
+) -> str:
+    """Writes arrays, with the settings that they belong to; returns the file's SHA-256.
 
     Args
         facts        more JSON for the header, which is not compared with anything
         attachments  bytes of any length, by name
     """
-    arrays = [_plain(leaf) for leaf in jax.tree.leaves(tree)]
     body = bytearray()
     table = []
     for array in arrays:
         body += bytes(-len(body) % ALIGNMENT)
-        little = array.astype(array.dtype.newbyteorder("<"))
-        table.append([array.dtype.newbyteorder("<").str, list(array.shape), len(body)])
+        little = np.asarray(array).astype(array.dtype.newbyteorder("<"))
+        table.append([little.dtype.str, list(array.shape), len(body)])
         body += little.tobytes()
     places = {}
     for name, content in (attachments or {}).items():
@@ -102,87 +144,23 @@ def save(
     }
     text = json.dumps(header, sort_keys=True).encode()
     seal = len(text).to_bytes(8, "little") + hashlib.sha256(text).digest()
-    content = MAGIC + seal + text + bytes(body)
-    write_whole(path, content, mode=mode)
+    whole = MAGIC + seal + text + bytes(body)
+    write_whole(path, whole, mode=mode)
+    return hashlib.sha256(whole).hexdigest()
 
 
-def load(path: Path, template: Any, settings: Mapping[str, Any] | None) -> Any:
-    """The tree that `save` wrote, in the shape of `template`.
-
-    Args
-        settings  of the run that goes on; None takes the file's as they are
-    Raises
-        FormatError  the file is cut off, damaged or of another kind
-        ConfigError  it is of a run with other settings, each of which is named
-    """
-    header, body = _read(path)
-    if settings is not None:
-        found = differences(header["settings"], canonical(settings))
-        if found:
-            raise ConfigError(
-                f"{path} is of a run with other settings: {'; '.join(found)}. Go on with the old "
-                "settings, or start a new run in another folder"
-            )
-    leaves, shape = jax.tree.flatten(template)
-    if len(leaves) != len(header["arrays"]):
-        raise FormatError(
-            f"{path} holds {len(header['arrays'])} arrays, and this run's state has {len(leaves)}: "
-            "it was written by another version of dlm"
-        )
-    out: list[Any] = []
-    for leaf, (kind, size, start) in zip(leaves, header["arrays"], strict=True):
-        want = _plain(leaf)
-        dtype = np.dtype(kind)
-        if tuple(size) != want.shape or dtype != want.dtype.newbyteorder("<"):
-            raise FormatError(
-                f"{path}: an array is {dtype} {tuple(size)}, and this run's state has "
-                f"{want.dtype} {want.shape} there"
-            )
-        count = int(np.prod(size, dtype=np.int64))
-        array = np.frombuffer(body, dtype, count, start).reshape(size).astype(want.dtype)
-        if isinstance(leaf, np.ndarray | np.generic):
-            out.append(array)  # as it was given: a NumPy array
-        elif _is_key(leaf):
-            out.append(jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf)))
-        else:
-            out.append(jnp.asarray(array))
-    return jax.tree.unflatten(shape, out)
-
-
-def facts_of(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(settings, facts) of a checkpoint's header.
+def read(path: Path) -> Checkpoint:
+    """What `save` wrote.
 
     Raises
         FormatError  the file is cut off, damaged or of another kind
     """
-    header = _read(path)[0]
-    return header["settings"], header["facts"]
-
-
-def attachment(path: Path, name: str) -> bytes:
-    """Bytes that were saved under a name.
-
-    Raises
-        FormatError  the file is cut off, damaged, of another kind, or has none of that name
-    """
-    header, body = _read(path)
-    if name not in header["attachments"]:
-        raise FormatError(f"{path} has no part named {name}")
-    start, length = header["attachments"][name]
-    return body[start : start + length]
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a whole file, in hexadecimal digits."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     content = path.read_bytes()
     start = len(MAGIC) + 8 + 32
     if content[: len(MAGIC)] != MAGIC:
         raise FormatError(
-            f"{path} does not begin with {MAGIC!r}: it is no checkpoint, or one of another version"
+            f"{path} does not begin with {MAGIC!r}: it is not a checkpoint, or one of another "
+            "version"
         )
     length = int.from_bytes(content[len(MAGIC) : len(MAGIC) + 8], "little")
     text = content[start : start + length]
@@ -192,16 +170,26 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
         )
     if hashlib.sha256(text).digest() != content[len(MAGIC) + 8 : start]:
         raise FormatError(f"{path} is damaged: its header does not have its checksum")
+    body = content[start + length :]
     try:
         header: dict[str, Any] = json.loads(text)
-        body = content[start + length :]
-        expected = int(header["bytes"])
-        whole = hashlib.sha256(body).hexdigest() == header["sha256"]
-        header["settings"], header["arrays"], header["facts"], header["attachments"]
+        expected, sha256 = int(header["bytes"]), header["sha256"]
+        settings, facts = dict(header["settings"]), dict(header["facts"])
+        table, places = list(header["arrays"]), dict(header["attachments"])
     except (ValueError, KeyError, TypeError) as exc:
         raise FormatError(f"{path}: its header is damaged ({exc})") from exc
     if len(body) != expected:
         raise FormatError(f"{path} is cut off: {len(body):,} bytes of arrays, not {expected:,}")
-    if not whole:
+    if hashlib.sha256(body).hexdigest() != sha256:
         raise FormatError(f"{path} is damaged: its arrays do not have the checksum of its header")
-    return header, body
+    arrays = []
+    for kind, shape, at in table:
+        little = np.frombuffer(body, kind, int(np.prod(shape, dtype=np.int64)), at).reshape(shape)
+        arrays.append(little.astype(little.dtype.newbyteorder("=")))
+    return Checkpoint(
+        path,
+        settings,
+        facts,
+        tuple(arrays),
+        {name: body[at : at + size] for name, (at, size) in places.items()},
+    )

@@ -1,29 +1,43 @@
-"""A whole collection of unigrams: rounds, ledger and checkpoint, stopped and resumed at will."""
+"""A whole collection of unigrams: rounds of counting, what they release, and what is said of it.
+
+| file | what it holds |
+| --- | --- |
+| OUTPUT, OUTPUT.provenance.json | counts (`counts_file`) and their record |
+| OUTPUT.ledger.json | who took part when, for the owner |
+| OUTPUT.report.md, OUTPUT.report.json | the privacy report |
+| OUTPUT.metrics.jsonl | the journal: a line per round; it stays, so that no older .work goes on |
+| OUTPUT.work | the run's folder (`run_folder`), until the run is over |
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import io
 import json
 import math
-import os
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dlm.errors import ConfigError, FormatError, PrivacyError
+from dlm.errors import ConfigError, DlmError, FormatError, PrivacyError
+from dlm.federated.checkpoint import Arrays
+from dlm.federated.cohorts import Cohorts
 from dlm.federated.convergence import Moments
-from dlm.federated.counts_file import WordCounts, ranked
+from dlm.federated.counts_file import WordCounts, ranked, write_counts
 from dlm.federated.keys import Key
-from dlm.federated.ledger import ParticipationLedger
-from dlm.federated.provenance import digest_of
-from dlm.federated.run_folder import locked
-from dlm.federated.sampling import AvailabilitySampler, Sampler
+from dlm.federated.provenance import Provenance
+from dlm.federated.recorded import SIDECAR_SUFFIX, sidecar
+from dlm.federated.report import Report, build
+from dlm.federated.run import FederatedRun
+from dlm.federated.run_folder import RunBinding, RunFolder
+from dlm.federated.sampling import (
+    AvailabilitySampler,
+    FixedGoalSampler,
+    PoissonSampler,
+    Sampler,
+)
 from dlm.federated.unigrams import (
     RoundMetrics,
     Split,
@@ -37,27 +51,30 @@ from dlm.federated.unigrams import (
     seen_threshold,
 )
 from dlm.federated.users import UserDataset, words_of
-from dlm.files import replacing
 
-CHECKPOINT_VERSION = 2  # 2: rounds' sizes, and not their squares alone
+LEDGER, REPORT_MD, REPORT_JSON = ".ledger.json", ".report.md", ".report.json"
+JOURNAL, WORK = ".metrics.jsonl", ".work"
+# What stands beside counts of users, whichever of it a stop has left.
+TRACES = (SIDECAR_SUFFIX, LEDGER, REPORT_JSON, JOURNAL, WORK)
+DELTA_OF_NOTHING = 1e-6  # of a report without noise, whose delta says nothing
 
 
-class Collection:
-    """Rounds of counting over a dataset, from its beginning or from a checkpoint.
+class Collection(FederatedRun[RoundMetrics]):
+    """Rounds of counting over a dataset, from its beginning or from the folder of a run.
 
     Args
-        gap, max_part   what the ledger enforces; with noise both have to be given, since accounting
-                        rests on them (with Poisson sampling on q instead)
+        gap, max_part   what the ledger enforces; with noise `max_part` has to be given, since
+                        accounting rests on it (with Poisson sampling on q instead)
         round_s         seconds from the beginning of a round to that of the next, for timers
         tokenizer       a name for `split`, so that a checkpoint tells one from another
-    Guarantees
-        a run that was stopped and resumed with the same seed ends in the same bits; with noise, a
-        round is in the checkpoint, ledger included, before anything is told of it
+        folder          None keeps nothing
     Raises
-        ConfigError    a checkpoint of other users, words or settings
+        ConfigError    a folder of other users, words or settings
         PrivacyError   a cohort that breaks what the ledger enforces; noise without bounds to
                        account with, or Poisson sampling with bounds
     """
+
+    state: UnigramState
 
     def __init__(
         self,
@@ -72,14 +89,10 @@ class Collection:
         split: Split = words_of,
         tokenizer: str = "whitespace",
         round_s: float = 0.0,
-        checkpoint: str | Path | None = None,
+        folder: RunFolder | None = None,
     ):
-        if sampler.users != len(dataset):
-            raise ConfigError(
-                f"the sampler is of {sampler.users} users, the dataset of {len(dataset)}"
-            )
-        drawn = sampler.describe()
-        if config.noise_multiplier is not None and drawn["kind"] != "poisson" and max_part is None:
+        noised, drawn = config.noise_multiplier is not None, sampler.describe()
+        if noised and drawn["kind"] != "poisson" and max_part is None:
             raise PrivacyError(
                 "with noise, either users are drawn by Poisson sampling or max_part is enforced: "
                 "otherwise nothing bounds how often a user is counted"
@@ -89,91 +102,27 @@ class Collection:
                 f"a gap of {gap} and at most {max_part} participations are to be enforced, and "
                 "users are Poisson-sampled: cohorts that keep to bounds are no Poisson samples"
             )
-        self.dataset, self.whitelist, self.config = dataset, tuple(whitelist), config
-        self.sampler, self.key = sampler, key
-        self.ledger = ParticipationLedger(len(dataset), gap=gap, max_part=max_part, sampling=drawn)
-        self.state = init(config, len(self.whitelist))
-        self.now = 0.0
-        self._round_s = round_s
+        self.whitelist, self.config, self.key = tuple(whitelist), config, key
+        self.cohorts = Cohorts(dataset, sampler, gap=gap, max_part=max_part, round_s=round_s)
         self._counts = UserCounts(dataset, self.whitelist, cap_words=config.cap_words, split=split)
-        self._path = None if checkpoint is None else Path(checkpoint)
-        self.settings: dict[str, Any] = {
-            "unigrams": config_dict(config),
-            "tokenizer": tokenizer,
-            "sampling": drawn,
-            "enforced": {"gap": gap, "max_part": max_part},
-            "round_s": round_s,
-            "users": dataset.digest,
-            "whitelist": digest_of({"words": list(self.whitelist)}),
-            # Of a seed a fingerprint, so that a run is not resumed with another; of a key of the
-            # system nothing at all: a resumed run draws a new one.
-            "key": key.fold("fingerprint").words(2).tolist() if key.simulated else "system",
-        }
-        self.resumed = self._path is not None and self._path.exists()
-        self._held: bytes | None = None
-        if self.resumed:
-            self._load()
-
-    @property
-    def done(self) -> bool:
-        """Whether all rounds are."""
-        return self.state.round >= self.config.rounds
-
-    def run(
-        self, told: Callable[[RoundMetrics], None] | None = None, *, stop_after: int | None = None
-    ) -> UnigramState:
-        """Does the rounds that are left, or `stop_after` of them; returns the state."""
-        if self._path is None:
-            return self._rounds(told, stop_after)
-        handle = locked(self._path.with_name(self._path.name + ".lock"))
-        try:
-            if self._on_disk() != self._held:
-                raise ConfigError(
-                    f"another process went on with {self._path}: what this one has of it is of an "
-                    "earlier round, which would be released again. Begin again from the file"
-                )
-            return self._rounds(told, stop_after)
-        finally:
-            os.close(handle)
-
-    def _on_disk(self) -> bytes | None:
-        """A digest of the checkpoint that is there."""
-        if self._path is None or not self._path.exists():
-            return None
-        return hashlib.sha256(self._path.read_bytes()).digest()
-
-    def _rounds(
-        self, told: Callable[[RoundMetrics], None] | None, stop_after: int | None
-    ) -> UnigramState:
-        every = 1 if self.config.noise_multiplier is not None else max(1, self.config.rounds // 20)
-        left = self.config.rounds if stop_after is None else stop_after
-        saved = self.state.round
-        try:
-            while not self.done and left > 0:
-                self._round()
-                left -= 1
-                if self.state.round % every == 0 or self.done:
-                    self._save()
-                    saved = self.state.round
-                if told is not None:
-                    told(self.state.history[-1])
-        finally:
-            if self.state.round != saved:
-                self._save()
-        return self.state
-
-    def _round(self) -> None:
-        number = self.state.round
-        if isinstance(self.sampler, AvailabilitySampler):
-            cohort, self.now = self.sampler.cohort_when_ready(number, self.now)
-        else:
-            cohort = self.sampler.cohort(number, self.now)
-        users = cohort.tolist()
-        # Recorded before anybody is counted: what the ledger refuses is never looked at.
-        self.ledger.record(number, (self.dataset.user_id(user) for user in users))
-        summed = round_sum(map(self._counts.of, users), self.config.clip, len(self.whitelist))
-        self.state = apply(self.state, self.config, summed, self.key)
-        self.now += self._round_s
+        self.rounds = config.rounds
+        self.released = noised and not key.simulated
+        self.save_every = 1 if noised else max(1, config.rounds // 20)
+        self.binding = RunBinding(
+            {
+                "unigrams": config_dict(config),
+                "tokenizer": tokenizer,
+                "sampling": drawn,
+                "enforced": {"gap": gap, "max_part": max_part},
+                "round_s": round_s,
+                # Of a seed a fingerprint, so that a run does not go on with another; of a key of
+                # the system nothing at all: a run that goes on draws a new one.
+                "key": key.fold("fingerprint").words(2).tolist() if key.simulated else "system",
+            },
+            {"users": dataset.digest},
+            "".join(f"{word}\n" for word in self.whitelist).encode(),
+        )
+        self._begin(folder)
 
     def counts(self) -> WordCounts:
         """The words seen so far and their counts, most frequent first."""
@@ -182,106 +131,133 @@ class Collection:
 
     def stage(self) -> dict[str, Any]:
         """What accounting takes of this stage: an `account.compose.StageRecord` as JSON."""
-        raw = self.config.noise_multiplier is None
-        drawn = self.sampler.describe()
-        return {
-            "stage": "unigrams",
-            "mechanism": "none" if raw else "gaussian",
-            "noise_multiplier": self.config.noise_multiplier,
-            "rounds": self.config.rounds,
-            "gap": self.ledger.gap or 1,
-            # Where nothing is enforced, a user may be in every round.
-            "max_part": self.ledger.max_part or self.config.rounds,
-            "sampling": drawn["kind"],
-            "sampling_rate": None if raw else drawn.get("q"),
-            "simulated": self.key.simulated,
-            "extras": {
-                "lambda": self.settings["unigrams"]["clip"],
-                "l2_sensitivity": None if math.isinf(self.config.clip) else self.config.sensitivity,
+        config = self.config
+        return self.cohorts.stage(
+            "unigrams",
+            self.rounds_done,
+            mechanism="none" if config.noise_multiplier is None else "gaussian",
+            noise_multiplier=config.noise_multiplier,
+            simulated=self.key.simulated,
+            extras={
+                "rounds_planned": config.rounds,
+                "lambda": config_dict(config)["clip"],
+                "l2_sensitivity": None if math.isinf(config.clip) else config.sensitivity,
                 "words": len(self.whitelist),
             },
-        }
+        )
 
-    def _save(self) -> None:
-        if self._path is None:
-            return
+    def report(self, *, delta: float = DELTA_OF_NOTHING, held_out: int = 0) -> Report:
+        """See `FederatedRun`; `held_out` users were kept out for the OOV rate."""
+        return build(
+            [self.stage()],
+            delta=delta,
+            ledgers={"unigrams": self.ledger},
+            config=self.binding.settings,
+            public_data="the list of words",
+            held_out=held_out,
+        )
+
+    def _first(self) -> None:
+        self.state = init(self.config, len(self.whitelist))
+
+    def _round(self, index: int, users: Sequence[int], is_last: bool) -> RoundMetrics:
+        del index, is_last
+        summed = round_sum(map(self._counts.of, users), self.config.clip, len(self.whitelist))
+        self.state = apply(self.state, self.config, summed, self.key)
+        return self.state.history[-1]
+
+    def _arrays(self) -> tuple[Arrays, Arrays, Mapping[str, Any]]:
         state = self.state
-        head = {
-            "version": CHECKPOINT_VERSION,
-            "settings": self.settings,
-            "round": state.round,
-            "now": self.now,
-            "snapshots": sorted(state.snapshots),
-            "sizes": [
-                [kept.length, kept.sizes]
-                for kept in (state.moments, *(m for _, m in sorted(state.snapshots.items())))
-            ],
-            "history": [dataclasses.astuple(metrics) for metrics in state.history],
-        }
-        arrays = {
-            "head": np.frombuffer(json.dumps(head).encode(), np.uint8),
-            "ledger": np.frombuffer(self.ledger.to_bytes(), np.uint8),
-            "moments": np.stack(state.moments[:3]),
-            "seen": np.packbits(state.seen),
-            **{f"snapshot{k}": np.stack(kept[:3]) for k, kept in state.snapshots.items()},
-            **{f"sampler_{name}": value for name, value in self.sampler.state().items()},
-        }
-        # The ledger is in it: for the owner alone.
-        with replacing(self._path, mode=0o600) as file:
-            np.savez(file, **arrays)
-        self._held = self._on_disk()
+        moments = [state.moments, *(m for _, m in sorted(state.snapshots.items()))]
+        public = [state.seen]
+        for one in moments:
+            public += [np.stack(one[:3]), np.array([one.length, one.sizes])]
+        history = [dataclasses.astuple(metrics) for metrics in state.history]
+        return public, [], {"snapshots": sorted(state.snapshots), "history": history}
 
-    def _load(self) -> None:
-        assert self._path is not None
-        try:
-            content = self._path.read_bytes()
-            self._held = hashlib.sha256(content).digest()
-            with np.load(io.BytesIO(content), allow_pickle=False) as file:
-                arrays = dict(file)
-            head = json.loads(arrays["head"].tobytes())
-            if head["version"] != CHECKPOINT_VERSION:
-                raise ValueError(f"version {head['version']}")
-            found = head["settings"]
-            mine = json.loads(json.dumps(self.settings))
-            if found != mine:
-                parts = sorted(k for k in {*found, *mine} if found.get(k) != mine.get(k))
-                raise ConfigError(
-                    f"{self._path} is of a run with other settings ({', '.join(parts)}): give "
-                    "those of that run, or another output to begin anew"
-                )
-            ledger = ParticipationLedger.from_bytes(arrays["ledger"].tobytes(), str(self._path))
-            if ledger.rounds != head["round"]:
-                raise PrivacyError(
-                    f"{self._path} holds {head['round']} rounds and a ledger of {ledger.rounds}"
-                )
-            words = len(self.whitelist)
-            self.state = UnigramState(
-                head["round"],
-                _moments(arrays["moments"], head["sizes"][0]),
-                np.unpackbits(arrays["seen"], count=words).astype(bool),
-                {
-                    k: _moments(arrays[f"snapshot{k}"], size)
-                    for k, size in zip(head["snapshots"], head["sizes"][1:], strict=True)
-                },
-                tuple(RoundMetrics(*row) for row in head["history"]),
-            )
-            if len(self.state.totals) != words:
-                raise ValueError("another number of words")
-            self.sampler.restore(
-                {
-                    n.removeprefix("sampler_"): v
-                    for n, v in arrays.items()
-                    if n.startswith("sampler_")
-                }
-            )
-            self.ledger, self.now = ledger, head["now"]
-        except (KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile, OSError) as exc:
-            if isinstance(exc, OSError) and exc.errno is not None:
-                raise
-            raise FormatError(f"{self._path} is no checkpoint of unigrams: {exc!r}") from exc
+    def _restore(self, public: Arrays, private: Arrays, facts: Mapping[str, Any]) -> None:
+        del private
+        seen, rest = public[0], public[1:]
+        shape = (3, len(self.whitelist))
+        if seen.shape != shape[1:] or any(rows.shape != shape for rows in rest[::2]):
+            raise FormatError("the checkpoint is of a list of another number of words")
+        moments = [_moments(rows, sizes) for rows, sizes in zip(rest[::2], rest[1::2], strict=True)]
+        history = tuple(RoundMetrics(*row) for row in facts["history"])
+        snapshots = dict(zip(facts["snapshots"], moments[1:], strict=True))
+        self.state = UnigramState(len(history), moments[0], seen, snapshots, history)
+
+    def _line(self, done: RoundMetrics) -> dict[str, Any]:
+        return {**dataclasses.asdict(done), "round": done.round - 1}
 
 
-def _moments(rows: npt.NDArray[np.float64], sizes: Sequence[float]) -> Moments:
+def _moments(rows: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> Moments:
     total, squares, cross = rows
-    length, squared = sizes
-    return Moments(total, squares, cross, length, squared)
+    return Moments(total, squares, cross, float(sizes[0]), float(sizes[1]))
+
+
+def make_sampler(
+    users: int,
+    key: Key,
+    *,
+    report_goal: int,
+    poisson: float | None = None,
+    gap: int | None = None,
+    max_part: int | None = None,
+) -> Sampler:
+    """Who takes part: each with the probability `poisson`, or `report_goal` of those who may."""
+    if poisson is not None:
+        return PoissonSampler(users, poisson, key)
+    if gap is None and max_part is None:
+        return FixedGoalSampler(users, report_goal, key)
+    return AvailabilitySampler(users, report_goal, key, gap=gap or 1, max_part=max_part)
+
+
+def folder_of(output: Path, *, released: bool) -> RunFolder:
+    """The folder of the run that makes `output`, which goes on if there is one.
+
+    Args
+        released   whether what this run writes is a release itself: noised, and not simulated
+    Raises
+        ConfigError   a new run would replace a release that people's guarantee counts
+    """
+    work = Path(f"{output}{WORK}")
+    if not work.exists():  # else it is this run that goes on, or is refused as another
+        _refuse_to_replace(output, released=released)
+    return RunFolder(
+        work,
+        journal=Path(f"{output}{JOURNAL}"),
+        reports=(Path(f"{output}{REPORT_MD}"), Path(f"{output}{REPORT_JSON}")),
+        private=True,
+    )
+
+
+def _refuse_to_replace(output: Path, *, released: bool) -> None:
+    endings = ("", LEDGER, REPORT_MD, REPORT_JSON, SIDECAR_SUFFIX, JOURNAL)
+    there = [path for ending in endings if (path := Path(f"{output}{ending}")).exists()]
+    if there and not released:
+        # What nobody was promised anything for may be made again.
+        try:
+            record = json.loads(sidecar(output).read_text(encoding="utf-8"))["provenance"]
+            released = Provenance.from_dict(record).guarantee is not None
+        except (DlmError, OSError, ValueError, KeyError, TypeError):
+            return
+    if there and released:
+        raise ConfigError(
+            f"{', '.join(map(str, there))} exists. What was released of users stays released, and "
+            "counting them again adds to it: the guarantees of both compose. Give another "
+            "--output and keep both, or remove the old files"
+        )
+
+
+def write_release(
+    collection: Collection, output: Path, *, delta: float | None, held_out: int
+) -> tuple[WordCounts, Report]:
+    """Writes ledger, report, counts and their record; the same files whenever it is repeated."""
+    report = collection.report(
+        delta=DELTA_OF_NOTHING if delta is None else delta, held_out=held_out
+    )
+    collection.ledger.save(f"{output}{LEDGER}")
+    report.write(Path(f"{output}{REPORT_MD}"), Path(f"{output}{REPORT_JSON}"))
+    counts = dataclasses.replace(collection.counts(), provenance=report.provenance)
+    write_counts(output, counts)
+    return counts, report

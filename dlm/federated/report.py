@@ -1,7 +1,7 @@
 """What was guaranteed, to whom, and how that is known: the checklist that a private model needs.
 
     report = build(stages, ledgers={"network": ledger}, config=run.to_dict(), delta=1e-10)
-    Path("privacy.md").write_text(report.markdown())
+    report.write(Path("privacy.md"), Path("privacy.json"))
     report.provenance                           # the small record that files carry
 
 The checklist is GDP's Appendix A and BLT's Appendix C, after Ponomareva et al. (2023) section 5.3.
@@ -16,11 +16,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dlm.errors import ConfigError, PrivacyError
 from dlm.federated.ledger import ParticipationLedger
 from dlm.federated.provenance import ADJACENCY, UNIT, Guarantee, Provenance, digest_of
+from dlm.files import write_whole
 
 FORMAT_NAME = "dlm privacy report"
 FORMAT_VERSION = 1
@@ -190,6 +192,11 @@ class Report:
         ]
         out += ["", "```", self.provenance.to_json(), "```", ""]
         return "\n".join(out)
+
+    def write(self, markdown: Path, as_json: Path) -> None:
+        """Writes it for people and for programs, each file whole or not at all."""
+        write_whole(markdown, self.markdown().encode())
+        write_whole(as_json, (json.dumps(self.to_dict(), indent=1) + "\n").encode())
 
     def to_dict(self) -> dict[str, Any]:
         """The report for programs, with a digest."""

@@ -1,84 +1,363 @@
 """The folder of a run: one process at a time, and no round of it done twice.
 
+| file | who may see it | what it holds |
+| --- | --- | --- |
+| `checkpoint.dlmfed` | whoever may have the model | what was released, settings, vocabulary |
+| `private-N.state` | the owner (mode 0600) | buffers of noise, ledger of participation, sampler |
+| the journal, `metrics.jsonl` | as the checkpoint | a line per round |
+| `users.store` | the owner | users' text, sorted, while rounds are left |
+
 What a round released cannot be taken back. A run that begins again from an older state draws other
 noise for rounds that were seen already, and counts their users anew: two answers to one question.
-Metrics are written after the checkpoint of their round, so that lines beyond the checkpoint show
-that the checkpoint is an older one.
+So a round counts when its checkpoint is in place; its line is written to the journal after that,
+and lines beyond the checkpoint show that the checkpoint is an older one.
 """
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
+import hashlib
 import json
+import math
 import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from dlm.errors import ConfigError, PrivacyError
-from dlm.files import write_whole
+from dlm.errors import ConfigError, FormatError, PrivacyError
+from dlm.federated import checkpoint
+from dlm.federated.checkpoint import Arrays
+from dlm.federated.ledger import ParticipationLedger
+from dlm.federated.provenance import file_digest
+from dlm.files import try_lock, write_whole
 
+CHECKPOINT = "checkpoint.dlmfed"
 METRICS = "metrics.jsonl"
+STORE = "users.store"
+REPORTS = ("privacy.md", "privacy.json")
+_LOCK = ".lock"
 
 
-def locked(file: Path) -> int:
-    """A handle on a lock file that no other process has; `os.close` lets go of it.
+@dataclass(frozen=True)
+class RunBinding:
+    """What a run that goes on must have in common with the one that began.
+
+    Text and vocabulary are compared by what they hold, wherever they lie.
+
+    Fields
+        public      settings, of files their digests; stands in the checkpoint
+        private     digests of what users wrote: computed without noise, so that they stay private
+        vocabulary  the words or wordpieces, as bytes; the checkpoint holds them; None where the
+                    run does not know them
+    """
+
+    public: Mapping[str, Any]
+    private: Mapping[str, Any]
+    vocabulary: bytes | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """`public`, with the digest of the vocabulary."""
+        if self.vocabulary is None:
+            return dict(self.public)
+        return {**self.public, "vocabulary": hashlib.sha256(self.vocabulary).hexdigest()}
+
+    def of_version(self, file: Mapping[str, Any]) -> dict[str, Any]:
+        """`settings` as the version that wrote a file's settings had them: without a digest of the
+        vocabulary, whose ids of users' text stand in `private`."""
+        mine = self.settings
+        return mine if "vocabulary" in file else {**mine, "vocabulary": None}
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run after a round that counts.
+
+    Fields
+        done     rounds
+        public   arrays of what was released
+        private  arrays that hide users, or tell who took part
+        ledger   of participation
+        now_s    the sampler's clock
+        facts    more about the public part, JSON
+    """
+
+    done: int
+    public: Arrays
+    private: Arrays
+    ledger: ParticipationLedger
+    now_s: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_history(
+    place: Path, *, done: int | None, private: Iterable[int], journal: Iterable[int], released: bool
+) -> None:
+    """Passes where going on does no round a second time.
+
+    Args
+        done      rounds of the checkpoint; None where there is none
+        private   rounds that private parts are of
+        journal   rounds (from 0) that the journal has lines of
+        released  whether rounds are releases, which may be done once; others may be done again
+    Raises
+        PrivacyError  rounds were done that the checkpoint lacks
+    """
+    if not released:
+        return
+    last = max(journal, default=-1)
+    if done is None:
+        left = [f"private-{rounds}.state" for rounds in sorted(private) if rounds]
+        if last >= 0:
+            left.append("a journal")
+        if left:
+            raise PrivacyError(
+                f"{place} has {', '.join(left)} of rounds that were done, and no checkpoint: a new "
+                "run there would forget who took part and what was released. Put the checkpoint "
+                "back, or begin elsewhere and account for both runs"
+            )
+    elif last >= done:
+        raise PrivacyError(
+            f"the journal of {place} tells of round {last} (from 0), and the checkpoint is of "
+            f"{done} rounds: an older one was put back. Those rounds were released, and doing them "
+            "again with other noise and users would void the guarantee. Put the latest checkpoint "
+            "and its private part back, or begin elsewhere and account for both runs"
+        )
+
+
+class RunFolder:
+    """The one owner of a run's folder.
+
+    Args
+        path      the folder; made where there is none
+        journal   where the journal stands; in the folder if not given. Beside it, an older folder
+                  that is put back *as a whole* is found out, too
+        reports   where the privacy report stands, for people and for programs
+        private   whether the whole folder is for its owner alone
+    Raises
+        ConfigError  another process has the folder; a file stands at `path`
+    Guarantees
+        a folder in which no run has begun is left without a copy of users' text, and removed where
+        it was made here
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        journal: Path | None = None,
+        reports: tuple[Path, Path] | None = None,
+        private: bool = False,
+    ):
+        if path.is_file():
+            raise ConfigError(
+                f"{path} is a file: dlm now keeps a run in a folder of that name. A run of an "
+                "earlier version goes on with that version; or begin with another output, and the "
+                "guarantees of both add up"
+            )
+        self.path, self.journal = path, journal or path / METRICS
+        self.reports = reports or (path / REPORTS[0], path / REPORTS[1])
+        self._mode = 0o600 if private else 0o644
+        self._is_new = not path.exists()
+        path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
+        self._lock: int | None = _locked(path / _LOCK)
+
+    @property
+    def store(self) -> Path:
+        """Where users' text is sorted to."""
+        return self.path / STORE
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a run has."""
+        return (self.path / CHECKPOINT).exists()
+
+    def close(self) -> None:
+        """Lets others have the folder."""
+        if self._lock is None:
+            return
+        if not self.has_begun:
+            self.remove_text()
+            if self._is_new:
+                (self.path / _LOCK).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # there is more in it
+                    self.path.rmdir()
+        os.close(self._lock)
+        self._lock = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def remove_text(self) -> None:
+        """Removes the copy of users' text."""
+        shutil.rmtree(self.store, ignore_errors=True)
+
+    def remove(self) -> None:
+        """Removes the folder, its run being over; the journal stays if it stands elsewhere."""
+        shutil.rmtree(self.path)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def load(self, binding: RunBinding, *, released: bool) -> RunState | None:
+        """The state to go on from; None where a new run may begin.
+
+        Raises
+            ConfigError   a run with other settings, users or vocabulary
+            PrivacyError  a ledger or noise that is not the one of the checkpoint; rounds that were
+                          released and are not in it
+            FormatError   a damaged or missing file
+        """
+        lines = _lines(_text(self.journal))
+        parts = {int(p.stem.partition("-")[2]): p for p in self.path.glob("private-*.state")}
+        again = released or any(line.released for line in lines)
+        history = {"private": parts, "journal": [line.round for line in lines]}
+        if not self.has_begun:
+            check_history(self.path, done=None, released=again, **history)
+            return None
+        found = checkpoint.read(self.path / CHECKPOINT)
+        found.refuse_other_settings(binding.of_version(found.settings))
+        done = int(found.facts["round"])
+        if done not in parts:
+            raise FormatError(
+                f"{self.path / f'private-{done}.state'} is missing: without the noise that is "
+                "under way and the ledger this run cannot go on under its guarantee; restore both "
+                "files together"
+            )
+        if file_digest(parts[done]) != found.facts["private"]:
+            raise PrivacyError(
+                f"{parts[done]} is not the one of this checkpoint: its noise or its ledger is of "
+                "another time, or was changed. Restore both files together"
+            )
+        private = checkpoint.read(parts[done])
+        private.refuse_other_settings({**binding.of_version(private.settings), **binding.private})
+        ledger = ParticipationLedger.from_bytes(
+            private.attachments["ledger"], str(parts[done]), expect=found.facts["ledger"]
+        )
+        if ledger.rounds != done:
+            raise PrivacyError(f"{self.path} holds {done} rounds and a ledger of {ledger.rounds}")
+        check_history(self.path, done=done, released=released, **history)
+        self._mend_journal(done, [*lines, *_lines(found.facts.get("lines", ()))])
+        return RunState(
+            done,
+            found.arrays,
+            private.arrays,
+            ledger,
+            float(private.facts["now_s"]),
+            found.facts.get("state", {}),
+        )
+
+    def save(
+        self,
+        state: RunState,
+        binding: RunBinding,
+        lines: Sequence[Mapping[str, Any]] = (),
+        *,
+        released: bool,
+    ) -> None:
+        """Makes rounds count: private part, then checkpoint, then the old part goes.
+
+        Args
+            lines     of the journal, of the rounds that this checkpoint brings; it holds them too,
+                      so that a stop before they are written loses none
+            released  as in `check_history`
+        """
+        mark = {"released": True} if released else {}
+        told = [json.dumps({**finite(line), **mark}) for line in lines]
+        vocabulary = {} if binding.vocabulary is None else {"vocabulary": binding.vocabulary}
+        private = self.path / f"private-{state.done}.state"
+        digest = checkpoint.save(
+            private,
+            state.private,
+            {**binding.settings, **binding.private},
+            facts={"now_s": state.now_s},
+            attachments={"ledger": state.ledger.to_bytes()},
+            mode=0o600,
+        )
+        facts = {
+            "round": state.done,
+            "private": digest,
+            "ledger": state.ledger.digest,
+            "lines": told,
+            "state": state.facts,
+        }
+        checkpoint.save(
+            self.path / CHECKPOINT,
+            state.public,
+            binding.settings,
+            facts=facts,
+            attachments=vocabulary,
+            mode=self._mode,
+        )
+        for old in self.path.glob("private-*.state"):
+            if old != private:
+                old.unlink()
+        if state.done == 0:
+            write_whole(self.journal, b"", mode=self._mode)
+            return
+        with self.journal.open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in told)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _mend_journal(self, done: int, lines: Iterable[_Line]) -> None:
+        """Lines of rounds from `done` on go: those rounds may be done again, to the bit. What the
+        checkpoint has and the journal lacks comes back."""
+        counted = {line.round: line.text for line in lines if line.round < done}
+        text = "".join(f"{counted[index]}\n" for index in sorted(counted))
+        write_whole(self.journal, text.encode(), mode=self._mode)
+
+
+def _locked(file: Path) -> int:
+    """A descriptor that holds the lock on a file; `os.close` lets go of it.
 
     Raises
         ConfigError  another process has it
     """
-    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        os.close(handle)
-        raise ConfigError(
-            f"another process is at work in {file.parent}; two would release two noises of a round"
-        ) from exc
-    return handle
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(FileNotFoundError):
+        # The file that is there, and not one that its last owner has just removed.
+        if try_lock(handle) and os.path.samestat(os.fstat(handle), file.stat()):
+            return handle
+    os.close(handle)
+    raise ConfigError(
+        f"another process is at work in {file.parent}; two would release two noises of a round"
+    )
 
 
-def refuse_a_new_run(folder: Path) -> None:
-    """Passes where no round was done.
+class _Line(NamedTuple):
+    """A line of a journal, of a round from 0."""
 
-    Raises
-        PrivacyError  what is left of rounds lies there, without the checkpoint
-    """
-    left = [path.name for path in folder.glob("private-*.state") if path.stem != "private-0"]
-    if _lines(folder / METRICS):
-        left.append(METRICS)
-    if left:
-        raise PrivacyError(
-            f"{folder} has {', '.join(sorted(left))} of rounds that were done, and no checkpoint: "
-            "a new run there would forget who took part and what was released. Put the checkpoint "
-            "back, or begin in another folder and account for both runs"
-        )
+    round: int
+    released: bool
+    text: str
 
 
-def keep_metrics(folder: Path, done: int, *, simulation: bool) -> None:
-    """Lines of rounds from `done` on go: a simulation does those again, to the bit.
-
-    Raises
-        PrivacyError  a run that is no simulation told of rounds that its checkpoint lacks
-    """
-    kept: list[tuple[int, str]] = []
-    later: list[tuple[int, str]] = []
-    for index, line in _lines(folder / METRICS):
-        (kept if index < done else later).append((index, line))
-    if later and not simulation:
-        raise PrivacyError(
-            f"{folder / METRICS} tells of round {later[-1][0]} (from 0), and the checkpoint is of "
-            f"{done} rounds: an older one was put back. Those rounds were released, and doing them "
-            "again with other noise and users would void the guarantee. Put the latest checkpoint "
-            "and its private part back, or begin in another folder and account for both runs"
-        )
-    write_whole(folder / METRICS, "".join(line + "\n" for _, line in kept).encode())
+def _text(journal: Path) -> list[str]:
+    return journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
 
 
-def _lines(path: Path) -> list[tuple[int, str]]:
-    """(round, line) of whole lines: a stop may have cut the last one."""
+def _lines(texts: Iterable[str]) -> list[_Line]:
+    """Whole lines: a stop may have cut the last one."""
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    for text in texts:
         try:
-            found.append((int(json.loads(line)["round"]), line))
-        except (ValueError, KeyError, TypeError):
+            line = json.loads(text)
+            found.append(_Line(int(line["round"]), bool(line.get("released")), text))
+        except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return found
+
+
+def finite(value: Any) -> Any:
+    """JSON values, in which infinity and nan are null."""
+    if isinstance(value, Mapping):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

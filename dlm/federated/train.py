@@ -1,29 +1,10 @@
-"""A whole run in a folder: cohorts, rounds, checkpoints, evaluation; and going on after a stop.
-
-What a run writes:
-
-| file | who may see it | what it holds |
-| --- | --- | --- |
-| `checkpoint.dlmfed` | anybody who may have the model | model, optimiser, clip norm, settings |
-| `private-N.state` | the owner (mode 0600) | buffers of noise, ledger of participation, sampler |
-| `metrics.jsonl` | as the checkpoint | a line a round |
-
-No key is in any file. A simulation makes its keys again from the seed and goes on to the bit. A run
-that is none draws new ones when it goes on: what noise is still to come is independent of what was
-drawn before, and what ties rounds together are the buffers, so that its law stays the same.
-A round counts when its checkpoint is in place. Nothing of a round is told before.
-
-One file past 500 lines: what ties a run's parts together, each of which is a file of its own.
-"""
+"""A network trained in a run of rounds: what is released, from whom, and how well it does."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dlm.errors import ConfigError, FormatError, PrivacyError
-from dlm.federated import checkpoint, metrics, rnn, run_folder
+from dlm.errors import ConfigError
+from dlm.federated import checkpoint, metrics, rnn, trees
 from dlm.federated.account.compose import StageRecord
+from dlm.federated.checkpoint import Arrays
+from dlm.federated.cohorts import Cohorts
 from dlm.federated.engine import Aggregator, Engine, LocalEngine
 from dlm.federated.keys import Key
-from dlm.federated.ledger import ParticipationLedger
 from dlm.federated.local import UserWork, work_of
 from dlm.federated.noise import make_mechanism
 from dlm.federated.pretrain import pretrain
@@ -51,6 +33,8 @@ from dlm.federated.rounds import (
     ServerState,
     make_algorithm,
 )
+from dlm.federated.run import FederatedRun
+from dlm.federated.run_folder import CHECKPOINT, RunBinding, RunFolder
 from dlm.federated.sampling import (
     AvailabilitySampler,
     FixedGoalSampler,
@@ -64,8 +48,6 @@ from dlm.federated.users import TOKENIZERS, UserDataset
 from dlm.federated.words import Encode, public_text, read_encoder
 
 GENERATOR = "threefry2x32"
-CHECKPOINT = "checkpoint.dlmfed"
-METRICS = run_folder.METRICS
 
 
 @dataclass(frozen=True)
@@ -101,23 +83,17 @@ class RoundReport:
         if self.diagnostics.raw is not None:
             # How long a cohort takes tells how much its users wrote.
             found["seconds"] = round(self.seconds, 3)
-        return {key: _finite(value) for key, value in found.items()}
+        return found
 
 
-def _finite(value: Any) -> Any:
-    """Numbers that JSON has."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class Training:
+class Training(FederatedRun[RoundReport]):
     """One run.
 
     Args
         settings   of the run
         users      whose text it is
-        folder     where the run lives; what it holds of an earlier start is gone on with
+        folder     where the run lives, or its owner if the caller has it open; what it holds of an
+                   earlier start is gone on with
         encode     words of an utterance -> ids, and `vocab_size` with it; by default the words of
                    `settings.data.vocabulary`
         vocabulary_record  what protects those whose text `encode` was made from, as an inventory of
@@ -132,11 +108,13 @@ class Training:
         FormatError   a damaged file
     """
 
+    state: ServerState
+
     def __init__(
         self,
         settings: Settings,
         users: UserDataset,
-        folder: Path,
+        folder: RunFolder | Path,
         *,
         encode: Encode | None = None,
         vocab_size: int | None = None,
@@ -145,11 +123,12 @@ class Training:
         aggregator: Aggregator | None = None,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.settings, self.folder, self._tell = settings, folder, tell
+        self.settings, self._tell = settings, tell
         run = settings.run
+        vocabulary: bytes | None = None
         if encode is None:
             data = settings.data
-            encode, vocab_size, vocabulary_record = read_encoder(
+            encode, vocab_size, vocabulary_record, vocabulary = read_encoder(
                 data.vocabulary, data.vocabulary_size
             )
         elif vocabulary_record is None:  # wordpieces know it themselves
@@ -169,7 +148,8 @@ class Training:
         if not len(self.train_users):
             raise ConfigError(f"of {len(users)} users nobody is left to train; lower data.held_out")
         # A run that has begun goes on as far as it comes.
-        if not (folder / CHECKPOINT).exists():
+        place = folder if isinstance(folder, Path) else folder.path
+        if not (place / CHECKPOINT).exists():
             self._check_population()
         self.model = settings.model.network(vocab_size)
         self._root = Key.from_seed(run.seed) if run.simulation else Key.from_system()
@@ -194,79 +174,47 @@ class Training:
             simulation=run.simulation,
             aggregation_key=lambda index: self._root.fold("aggregation", index),
         )
-        self._sampler = self._make_sampler()
         privacy = settings.privacy
-        self.ledger = ParticipationLedger(
-            len(self.train_users),
+        self.cohorts = Cohorts(
+            self.train_users,
+            self._make_sampler(),
             gap=privacy.gap if privacy.gap > 1 else None,
             max_part=privacy.max_part or None,
-            sampling=self._sampler.describe(),
+            round_s=settings.sampling.round_s,
             salt=bytes(self._root.fold("ledger").words(4).tobytes()),
         )
-        # Text and vocabulary are compared by what they hold, wherever they lie. What is computed
-        # from users' text without noise, a digest too, stays in the private part.
-        self.binding = {
-            **settings.binding(),
-            "vocab_size": vocab_size,
-            "vocabulary_record": None if vocabulary_record is None else vocabulary_record.digest,
-            "matrix": None if self.mechanism is None else self.mechanism.digest(),
-        }
-        self.private_binding = {
-            **self.binding,
-            "users": users.digest,
-            "encoding": self._encoding_digest(),
-        }
-        self._now_s = 0.0
+        self.rounds, self.save_every = run.rounds, run.checkpoint_every
+        self.released = not run.simulation
+        record = None if vocabulary_record is None else vocabulary_record.digest
+        self.binding = RunBinding(
+            {
+                **settings.binding(),
+                "vocab_size": vocab_size,
+                "vocabulary_record": record,
+                "matrix": None if self.mechanism is None else self.mechanism.digest(),
+            },
+            {"users": users.digest, "encoding": self._encoding_digest()},
+            vocabulary,
+        )
         self._held_out: list[Ids] | None = None
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock = run_folder.locked(folder / ".lock")
-        try:
-            self.state = self._begin()
-        except BaseException:
-            self.close()
-            raise
+        self._begin(folder)
+        if self.resumed:
+            tell(f"goes on after round {self.rounds_done}")
 
-    def close(self) -> None:
-        """Lets others have the folder."""
-        os.close(self._lock)
+    def run(self, until: int | None = None) -> Iterator[RoundReport]:
+        """See `FederatedRun`; up to `run.stop_after` if not told otherwise."""
+        return super().run(until or self.settings.run.stop_after or None)
 
-    def __enter__(self) -> Training:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def rounds_done(self) -> int:
-        """Rounds that count."""
-        return int(self.state.round)
-
-    def run(self) -> Iterator[RoundReport]:
-        """Does the rounds that are left, and tells of each when it counts.
-
-        Raises
-            PrivacyError  a participation that breaks the enforced bounds
-        """
-        run = self.settings.run
-        last = min(run.rounds, run.stop_after or run.rounds)
-        waiting: list[RoundReport] = []
-        while self.rounds_done < last:
-            began = time.monotonic()
-            index = self.rounds_done
-            cohort = self._cohort(index)
-            self.state, diagnostics = self.algorithm.apply(self.state, cohort)
-            done = index + 1
-            seconds = time.monotonic() - began
-            evaluation = None
-            if run.evaluate_every and (done % run.evaluate_every == 0 or done == last):
-                evaluation = self.evaluate()
-            waiting.append(RoundReport(diagnostics, evaluation, seconds))
-            if done % run.checkpoint_every == 0 or done == last:
-                self._save()
-                with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-                    file.writelines(json.dumps(report.line()) + "\n" for report in waiting)
-                yield from waiting
-                waiting.clear()
+    def _round(self, index: int, users: Sequence[int], is_last: bool) -> RoundReport:
+        began = time.monotonic()
+        cohort = [self._work(index, user) for user in users]
+        self.state, diagnostics = self.algorithm.apply(self.state, cohort)
+        seconds = time.monotonic() - began
+        every = self.settings.run.evaluate_every
+        evaluation = None
+        if every and ((index + 1) % every == 0 or is_last):
+            evaluation = self.evaluate()
+        return RoundReport(diagnostics, evaluation, seconds)
 
     def evaluate(self) -> metrics.Metrics:
         """The model's metrics on held-out users."""
@@ -285,35 +233,25 @@ class Training:
 
     def stage(self) -> StageRecord:
         """What accounting needs to know of this run, as far as it went."""
-        privacy, sampling = self.settings.privacy, self.settings.sampling
+        privacy, adaptive = self.settings.privacy, self._release.adaptive
         noised = self.mechanism is not None
-        poisson = sampling.kind == "poisson"
-        gap = privacy.gap if privacy.gap > 1 else self.ledger.observed_gap() or 1
-        most = privacy.max_part or max(self.ledger.observed_max_part(), 1)
-        if poisson:
-            gap, most = 1, max(self.rounds_done, 1)
-        adaptive = self._release.adaptive
-        size = rnn.parameter_count(self.state.params)
+        restarts = () if self.mechanism is None else self.mechanism.restarts
+        gap, most = self.cohorts.bounds(self.rounds_done)
         return StageRecord(
-            "network",
-            privacy.mechanism,
-            self._release.update_multiplier() if noised else None,
-            self.rounds_done,
-            gap,
-            most,
-            sensitivity=self._sensitivity(gap, most),
-            sampling=sampling.kind,
-            # Amplification is known for independent noise alone.
-            sampling_rate=sampling.q if poisson and privacy.mechanism == "gaussian" else None,
-            clip_noise=adaptive.count_stddev if noised and adaptive is not None else None,
-            norm_inflation=self.engine.sensitivity_factor(size),
-            restarts=tuple(
-                at
-                for at in (() if self.mechanism is None else self.mechanism.restarts)
-                if at < self.rounds_done
-            ),
-            simulated=self.settings.run.simulation,
-            extras={"rounds_planned": self.settings.run.rounds},
+            **self.cohorts.stage(
+                "network",
+                self.rounds_done,
+                mechanism=privacy.mechanism,
+                noise_multiplier=self._release.update_multiplier() if noised else None,
+                simulated=self.settings.run.simulation,
+                sensitivity=self._sensitivity(gap, most),
+                clip_noise=adaptive.count_stddev if noised and adaptive is not None else None,
+                norm_inflation=self.engine.sensitivity_factor(
+                    rnn.parameter_count(self.state.params)
+                ),
+                restarts=tuple(at for at in restarts if at < self.rounds_done),
+                extras={"rounds_planned": self.rounds},
+            )
         )
 
     def _sensitivity(self, gap: int, most: int) -> float | None:
@@ -340,7 +278,7 @@ class Training:
             [self.stage()],
             delta=self.settings.privacy.delta,
             ledgers={"network": self.ledger},
-            config=self.binding,
+            config=self.binding.settings,
             simulated=self.settings.run.simulation,
             public_data=", ".join(public) or "none",
             inherited=[] if record is None else [record],
@@ -407,23 +345,16 @@ class Training:
                 f"towards the end too few may be left with fewer than {most} participations"
             )
 
-    def _cohort(self, index: int) -> Sequence[UserWork]:
-        """The users of a round, noted in the ledger, with their text packed."""
-        if isinstance(self._sampler, AvailabilitySampler):
-            try:
-                chosen, self._now_s = self._sampler.cohort_when_ready(index, self._now_s)
-            except ConfigError as exc:
-                raise ConfigError(
-                    f"{exc}. What is enforced cannot change within a run, which ends here; with "
-                    f"run.stop_after = {index} the rounds done are reported. More rounds are a new "
-                    "run in another folder, with a lower report goal, a smaller gap, shorter timer "
-                    "or more users; the guarantees of both add up"
-                ) from exc
-            self._now_s += self.settings.sampling.round_s
-        else:
-            chosen = self._sampler.cohort(index)
-        self.ledger.record(index, [self.train_users.user_id(int(user)) for user in chosen])
-        return [self._work(index, int(user)) for user in chosen]
+    def _cohort(self, index: int) -> list[int]:
+        try:
+            return super()._cohort(index)
+        except ConfigError as exc:
+            raise ConfigError(
+                f"{exc}. What is enforced cannot change within a run, which ends here; with "
+                f"run.stop_after = {index} the rounds done are reported. More rounds are a new "
+                "run in another folder, with a lower report goal, a smaller gap, shorter timer "
+                "or more users; the guarantees of both add up"
+            ) from exc
 
     def _work(self, index: int, user: int) -> UserWork:
         text = self._tokens(self.train_users, user, self.settings.data.max_tokens)
@@ -448,15 +379,11 @@ class Training:
                 found.update(ids.astype("<i4").tobytes())
         return found.hexdigest()[:32]
 
-    def _begin(self) -> ServerState:
-        """The state to go on from: that of the folder, or a new one."""
-        key = None if self.mechanism is None else self._key("noise")
+    def _noise_key(self) -> jax.Array | None:
+        return None if self.mechanism is None else self._key("noise")
+
+    def _first(self) -> None:
         fresh = rnn.init(self._key("init"), self.model)
-        path = self.folder / CHECKPOINT
-        if path.exists():
-            return self._restored(path, self.algorithm.init(fresh, key), key)
-        if not self.settings.run.simulation:
-            run_folder.refuse_a_new_run(self.folder)
         given = self.settings.pretrain
         if given.steps:
             text = public_text(Path(given.text), self._encode, self._split)
@@ -474,66 +401,27 @@ class Training:
                 ),
                 progress=lambda step, loss: self._tell(f"step {step}: loss {loss:.4f}"),
             )
-        self.state = self.algorithm.init(fresh, key)
-        self._save()
-        (self.folder / METRICS).write_text("")
-        return self.state
+        self.state = self.algorithm.init(fresh, self._noise_key())
 
-    def _save(self) -> None:
-        """Makes what was done count: private part, then checkpoint, then the old part goes."""
-        done = self.rounds_done
+    def _arrays(self) -> tuple[Arrays, Arrays, Mapping[str, Any]]:
         noise = self.state.noise
         if noise is not None:
-            # The key is not written; see above.
+            # The key is not written; see `run`.
             zeros = jnp.zeros_like(jax.random.key_data(noise.key))
             noise = noise._replace(key=jax.random.wrap_key_data(zeros, impl=GENERATOR))
-        private = self.folder / f"private-{done}.state"
-        checkpoint.save(
-            private,
-            {"noise": noise, "sampler": self._sampler.state()},
-            self.private_binding,
-            facts={"now_s": self._now_s},
-            attachments={"ledger": self.ledger.to_bytes()},
-            mode=0o600,
-        )
-        facts = {
-            "round": done,
-            "private": checkpoint.digest(private),
-            "ledger": self.ledger.digest,
-            "simulation": self.settings.run.simulation,
-        }
-        public = self.state._replace(noise=None)
-        checkpoint.save(self.folder / CHECKPOINT, public, self.binding, facts=facts)
-        for old in self.folder.glob("private-*.state"):
-            if old != private:
-                old.unlink()
+        return trees.leaves(self.state._replace(noise=None)), trees.leaves(noise), {}
 
-    def _restored(self, path: Path, template: ServerState, key: jax.Array | None) -> ServerState:
-        state: ServerState = checkpoint.load(path, template._replace(noise=None), self.binding)
-        _, facts = checkpoint.facts_of(path)
-        private = self.folder / f"private-{int(state.round)}.state"
-        if not private.exists():
-            raise FormatError(
-                f"{private} is missing: without the noise that is under way and the ledger this "
-                "run cannot go on under its guarantee; restore both files together"
-            )
-        if checkpoint.digest(private) != facts["private"]:
-            raise PrivacyError(
-                f"{private} is not the one of this checkpoint: its noise or its ledger is of "
-                "another time, or was changed. Restore both files together"
-            )
-        template_of_private = {"noise": template.noise, "sampler": self._sampler.state()}
-        parts = checkpoint.load(private, template_of_private, self.private_binding)
-        self._sampler.restore(parts["sampler"])
-        self._now_s = float(checkpoint.facts_of(private)[1]["now_s"])
-        self.ledger = ParticipationLedger.from_bytes(
-            checkpoint.attachment(private, "ledger"), str(private), expect=facts["ledger"]
-        )
-        state = state._replace(noise=parts["noise"])
-        simulation = self.settings.run.simulation
-        run_folder.keep_metrics(self.folder, int(state.round), simulation=simulation)
-        self._tell(f"goes on after round {int(state.round)}")
-        return state if key is None else self.algorithm.resume(state, key)
+    def _restore(self, public: Arrays, private: Arrays, facts: Mapping[str, Any]) -> None:
+        del facts
+        assert self.folder is not None
+        key, place = self._noise_key(), self.folder.path
+        template = self.algorithm.init(rnn.init(self._key("init"), self.model), key)
+        state: ServerState = trees.rebuilt(public, template._replace(noise=None), place)
+        state = state._replace(noise=trees.rebuilt(private, template.noise, place))
+        self.state = state if key is None else self.algorithm.resume(state, key)
+
+    def _line(self, done: RoundReport) -> dict[str, Any]:
+        return done.line()
 
 
 def load_model(folder: Path) -> tuple[rnn.RnnConfig, rnn.Params]:
@@ -542,12 +430,12 @@ def load_model(folder: Path) -> tuple[rnn.RnnConfig, rnn.Params]:
     Raises
         FormatError  the checkpoint is damaged or of another version
     """
-    path = folder / CHECKPOINT
-    settings, _ = checkpoint.facts_of(path)
+    found = checkpoint.read(folder / CHECKPOINT)
+    settings = found.settings
     network = ModelSettings(**settings["model"]).network(settings["vocab_size"])
     params = rnn.init(jax.random.key(0), network)
     moments = ServerConfig(**settings["server"]).transformation().init(params)
     zero = jnp.float32(0.0)
     template = ServerState(jnp.int32(0), params, moments, zero, zero, None)
-    state: ServerState = checkpoint.load(path, template, None)
+    state: ServerState = trees.rebuilt(found.arrays, template, found.path)
     return network, state.params

@@ -304,6 +304,38 @@ def oov_counts(
     return out, total
 
 
+@dataclass(frozen=True)
+class OovRate:
+    """Words out of a vocabulary, in per cent, of users who said any.
+
+    Fields
+        of_words   of all their words
+        of_users   mean over users, with its standard `error`
+    """
+
+    users: int
+    of_words: float
+    of_users: float
+    error: float
+
+
+def oov_rate(
+    dataset: UserDataset, vocabulary: Iterable[str], *, split: Split = words_of
+) -> OovRate | None:
+    """The rate of a dataset's users; None where they said no words."""
+    out, total = oov_counts(dataset, vocabulary, split=split)
+    spoke = total > 0
+    if not spoke.any():
+        return None
+    rates = 100 * out[spoke] / total[spoke]
+    return OovRate(
+        len(rates),
+        float(100 * out.sum() / total.sum()),
+        float(rates.mean()),
+        float(np.std(rates)) / math.sqrt(len(rates)),
+    )
+
+
 def config_dict(config: UnigramConfig) -> dict[str, Any]:
     """JSON values; infinity is "inf"."""
     values = dataclasses.asdict(config)

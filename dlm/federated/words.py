@@ -65,6 +65,11 @@ class Vocabulary:
         """Ids, marks included."""
         return len(self.words) + FIRST_WORD_ID
 
+    @property
+    def content(self) -> bytes:
+        """The words, one a line: what a checkpoint keeps of them."""
+        return "".join(f"{word}\n" for word in self.words).encode()
+
     def first(self, size: int) -> Vocabulary:
         """The first words, `size` of them or all where it is 0.
 
@@ -85,24 +90,24 @@ class Vocabulary:
         return encode
 
 
-def read_encoder(path: Path, size: int = 0) -> tuple[Encode, int, Provenance | None]:
+def read_encoder(path: Path, size: int = 0) -> tuple[Encode, int, Provenance | None, bytes]:
     """What a run's `data.vocabulary` names: words, or wordpieces where it ends in .model.
 
     Returns      (words of an utterance -> ids, number of ids, what protects whose text it came
-                 from; None for a plain list, which is public)
+                 from; None for a plain list, which is public; the words or wordpieces, as bytes)
     Raises
         ConfigError, FormatError, PrivacyError   as `Vocabulary.read` and `pieces.Inventory.load`
     """
     if path.suffix != PIECES_SUFFIX:
         words = Vocabulary.read(path).first(size)
-        return words.encoder(), words.size, words.provenance
+        return words.encoder(), words.size, words.provenance, words.content
     from dlm.federated.pieces import Inventory
 
     try:
         inventory = Inventory.load(path)
     except OSError as exc:
         raise ConfigError(f"the wordpieces {path} cannot be read: {exc}") from exc
-    return inventory.encode, inventory.size, inventory.provenance
+    return inventory.encode, inventory.size, inventory.provenance, inventory.model
 
 
 def public_text(

@@ -62,7 +62,7 @@ def collected(train: UserDataset, words: list[str], config: UnigramConfig, goal:
     found = Collection(
         train, words, config, sampler, key, max_part=1 if once else None, split=spoken_words
     )
-    found.run()
+    list(found.run())
     return found
 
 

@@ -232,7 +232,7 @@ def test_a_network_of_wordpieces_inherits_what_they_are_worth(place: Path) -> No
 def test_wordpieces_that_cannot_be_used_are_refused_by_name(place: Path) -> None:
     """No file, no model, words asked for by number, no such tokenizer."""
     for more, message in (
-        ("", "pieces.model cannot be read"),
+        ("", "pieces.model does not exist"),
         ("\nvocabulary_size = 3", "build a smaller inventory with dlm pieces"),
         ('\ntokenizer = "letters"', "data.tokenizer is letters; it must be one of words, white"),
     ):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -15,7 +17,8 @@ from cli.support import command
 from cluster import WAIT_S
 from dlm.cli.main import app
 from dlm.errors import ConfigError, FormatError, PrivacyError
-from dlm.federated.collect import Collection
+from dlm.federated import checkpoint
+from dlm.federated.collect import Collection, folder_of
 from dlm.federated.counts_file import read_counts
 from dlm.federated.keys import Key
 from dlm.federated.ledger import ParticipationLedger
@@ -77,7 +80,7 @@ def test_every_user_once_gives_the_plain_sum(people: UserDataset, tmp_path: Path
     assert report["provenance"] == found.provenance.to_dict()
     assert "# Privacy report" in (tmp_path / "counts.tsv.report.md").read_text()
     assert sorted(p.name.removeprefix("counts.tsv") for p in tmp_path.iterdir()) == [
-        *("", ".ledger.json", ".provenance.json", ".report.json", ".report.md"),
+        *("", ".ledger.json", ".metrics.jsonl", ".provenance.json", ".report.json", ".report.md"),
     ]
     assert "round 8/10" in done.stderr and "Z " in done.stderr
 
@@ -207,17 +210,31 @@ def test_a_release_is_never_replaced(people: UserDataset, tmp_path: Path) -> Non
         unigrams(people, output, *noised)
 
 
-def collection(people: UserDataset, path: Path | None, **changes: Any) -> Collection:
-    """A small one, with noise."""
+def collection(people: UserDataset, output: Path | None, **changes: Any) -> Collection:
+    """A small one, with noise, in the folder of its output."""
     key = changes.pop("key", KEY)
     sampler = changes.pop(
         "sampler",
         AvailabilitySampler(len(people), 20, key.fold("sampling"), gap=2, max_part=6),
     )
-    settings = {"gap": 2, "max_part": 6, "checkpoint": path, **changes}
+    settings = {"gap": 2, "max_part": 6, **changes}
     config = settings.pop("config", UnigramConfig(30.0, 24, noise_multiplier=0.5))
     words = settings.pop("words", WORDS)
-    return Collection(people, words, config, sampler, key, **settings)
+    if output is None:
+        return Collection(people, words, config, sampler, key, **settings)
+    released = config.noise_multiplier is not None and not key.simulated
+    with contextlib.ExitStack() as on_error:
+        folder = on_error.enter_context(folder_of(output, released=released))
+        made = Collection(people, words, config, sampler, key, folder=folder, **settings)
+        on_error.pop_all()
+    return made
+
+
+def rounds(people: UserDataset, output: Path, until: int | None = None, **changes: Any) -> int:
+    """Goes on with a collection; how many rounds it has then."""
+    with collection(people, output, **changes) as run:
+        list(run.run(until))
+        return run.rounds_done
 
 
 @pytest.mark.parametrize("noise", [None, 0.5])
@@ -227,13 +244,13 @@ def test_a_stopped_run_ends_in_the_bits_of_one_that_was_not(
     """Counts, history and ledger's rounds, wherever it was stopped."""
     config = UnigramConfig(30.0, 24, noise_multiplier=noise)
     whole = collection(people, None, config=config)
-    whole.run()
-    path = tmp_path / "work"
-    for after in (1, 6, 9, 100):
-        part = collection(people, path, config=config)
-        assert part.resumed == (after > 1)
-        part.run(stop_after=after)
-    assert part.done
+    list(whole.run())
+    output = tmp_path / "counts.tsv"
+    for until in (1, 7, 16, None):
+        with collection(people, output, config=config) as part:
+            assert part.resumed == (until != 1)
+            list(part.run(until))
+    assert part.rounds_done == 24
     np.testing.assert_array_equal(part.state.totals, whole.state.totals)
     np.testing.assert_array_equal(part.state.seen, whole.state.seen)
     assert part.state.history == whole.state.history
@@ -247,72 +264,152 @@ def test_a_stopped_run_ends_in_the_bits_of_one_that_was_not(
         assert part.ledger.participations(name) == whole.ledger.participations(name)
 
 
+def test_a_stop_between_any_two_writes_loses_nothing_that_counted(
+    people: UserDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before each file of a round takes its name, before an old one goes, at the journal."""
+    whole = tmp_path / "whole.tsv"
+    rounds(people, whole, 3)
+    journal = (tmp_path / "whole.tsv.metrics.jsonl").read_bytes()
+    state = checkpoint.read(tmp_path / "whole.tsv.work/checkpoint.dlmfed")
+    steps_left = [0]
+
+    def doomed(real: Any) -> Any:
+        def step(*args: Any, **more: Any) -> Any:
+            steps_left[0] -= 1
+            if steps_left[0] == 0:
+                raise KeyboardInterrupt
+            return real(*args, **more)
+
+        return step
+
+    for name in ("replace", "unlink", "open"):
+        monkeypatch.setattr(Path, name, doomed(getattr(Path, name)))
+    stopped = 0
+    for steps in range(1, 40):
+        output = tmp_path / f"stopped{steps}.tsv"
+        steps_left[0] = steps
+        try:
+            rounds(people, output, 2)
+        except KeyboardInterrupt:
+            stopped += 1
+        steps_left[0] = -1
+        rounds(people, output, 3)
+        assert Path(f"{output}.metrics.jsonl").read_bytes() == journal
+        found = checkpoint.read(Path(f"{output}.work/checkpoint.dlmfed"))
+        for a, b in zip(found.arrays, state.arrays, strict=True):
+            assert a.tobytes() == b.tobytes()
+    assert 9 < stopped < 39
+
+
 def test_with_noise_a_round_is_kept_before_it_is_told(people: UserDataset, tmp_path: Path) -> None:
     """A run that dies while it tells has not released what it does not remember."""
-    path = tmp_path / "work"
-
-    def die(metrics: Any) -> None:
-        if metrics.round == 3:
-            raise KeyboardInterrupt
-        held = collection(people, path)
-        assert held.state.history[-1] == metrics
-
-    with pytest.raises(KeyboardInterrupt):
-        collection(people, path).run(die)
-    assert collection(people, path).state.round == 3
-    assert collection(people, path).ledger.rounds == 3
+    output = tmp_path / "counts.tsv"
+    with collection(people, output) as dying:
+        for metrics in dying.run():
+            assert dying.folder is not None
+            held = tmp_path / f"copy{metrics.round}.tsv"
+            shutil.copytree(dying.folder.path, f"{held}.work")
+            shutil.copy(dying.folder.journal, f"{held}.metrics.jsonl")
+            with collection(people, held) as copy:
+                assert copy.state.history[-1] == metrics
+            if metrics.round == 3:
+                break
+    with collection(people, output) as run:
+        assert run.rounds_done == run.ledger.rounds == 3
 
 
 def test_a_real_run_keeps_its_key_out_of_every_file(people: UserDataset, tmp_path: Path) -> None:
-    """A resumed one draws a new key and goes on."""
-    path = tmp_path / "work"
-    first = collection(people, path, key=Key.from_system())
-    first.run(stop_after=2)
-    held = path.read_bytes()
-    for name in ((), ("sampling",), ("unigrams", "noise", 0)):
-        key = first.key.fold(*name)._material
-        assert key not in held and key.hex().encode() not in held
-    assert b'"key": "system"' in held
-    second = collection(people, path, key=Key.from_system())
-    second.run(stop_after=2)
-    assert second.state.round == 4
+    """One that goes on draws a new key."""
+    output = tmp_path / "counts.tsv"
+    with collection(people, output, key=Key.from_system()) as first:
+        list(first.run(2))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {"checkpoint.dlmfed", "private-2.state"}
+    for path in files:
+        held = path.read_bytes()
+        for name in ((), ("sampling",), ("unigrams", "noise", 0)):
+            key = first.key.fold(*name)._material
+            assert key not in held and key.hex().encode() not in held
+    assert b'"key": "system"' in (tmp_path / "counts.tsv.work/checkpoint.dlmfed").read_bytes()
+    assert rounds(people, output, 4, key=Key.from_system()) == 4
+
+
+def test_an_older_folder_that_is_put_back_is_not_noised_anew(
+    people: UserDataset, tmp_path: Path
+) -> None:
+    """The journal beside it tells of the rounds it lacks, also when the run is long over."""
+    pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
+    output, real = tmp_path / "a.tsv", {"key": Key.from_system()}
+    rounds(people, output, 2, **real)
+    shutil.copytree(tmp_path / "a.tsv.work", tmp_path / "older")
+    rounds(people, output, 3, **real)
+    for _ in range(2):
+        shutil.rmtree(tmp_path / "a.tsv.work")
+        shutil.copytree(tmp_path / "older", tmp_path / "a.tsv.work")
+        with pytest.raises(PrivacyError, match=r"tells of round \d+ .* checkpoint is of 2 rounds"):
+            rounds(people, output, **real)
+        # The second time, the journal is of a run that ended.
+        shutil.copy(tmp_path / "a.tsv.metrics.jsonl", tmp_path / "whole")
+        lines = [{"round": index, "released": True} for index in range(24)]
+        (tmp_path / "a.tsv.metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    # Without the folder, neither a release nor what may be repeated begins over it.
+    shutil.rmtree(tmp_path / "a.tsv.work")
+    for more in (real, {}):
+        with pytest.raises((ConfigError, PrivacyError), match=r"exists|of rounds that were done"):
+            rounds(people, output, **more)
 
 
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        ({"config": UnigramConfig(31.0, 24, noise_multiplier=0.5)}, "unigrams"),
-        ({"config": UnigramConfig(30.0, 25, noise_multiplier=0.5)}, "unigrams"),
-        ({"config": UnigramConfig(30.0, 24)}, "unigrams"),
-        ({"words": WORDS[:-1]}, "whitelist"),
-        ({"max_part": 5}, "enforced"),
-        ({"key": Key.from_seed(7)}, "key"),
-        ({"sampler": FixedGoalSampler(300, 20, KEY)}, "sampling"),
-        ({"tokenizer": "words"}, "tokenizer"),
+        ({"config": UnigramConfig(31.0, 24, noise_multiplier=0.5)}, "unigrams.clip was 30.0 and"),
+        ({"config": UnigramConfig(30.0, 25, noise_multiplier=0.5)}, "unigrams.rounds was 24 and"),
+        ({"config": UnigramConfig(30.0, 24)}, "unigrams.noise_multiplier was 0.5 and is None"),
+        ({"words": WORDS[:-1]}, "vocabulary was"),
+        ({"words": (*WORDS[1:], WORDS[0])}, "vocabulary was"),
+        ({"max_part": 5}, "enforced.max_part was 6 and is 5"),
+        ({"key": Key.from_seed(7)}, "key was"),
+        ({"sampler": FixedGoalSampler(300, 20, KEY)}, "sampling.kind was 'timer' and is 'fixed'"),
+        ({"tokenizer": "words"}, "tokenizer was 'whitespace' and is 'words'"),
     ],
 )
 def test_a_run_is_not_resumed_with_other_settings(
     people: UserDataset, tmp_path: Path, change: dict[str, Any], part: str
 ) -> None:
     """Each names what differs; other users are another data set too."""
-    path = tmp_path / "work"
-    collection(people, path).run(stop_after=1)
-    with pytest.raises(ConfigError, match=rf"other settings \(.*{part}"):
-        collection(people, path, **change)
-    fewer = people.select(range(299))
-    with pytest.raises(ConfigError, match="other settings"):
-        collection(fewer, path)
+    output = tmp_path / "counts.tsv"
+    rounds(people, output, 1)
+    with pytest.raises(ConfigError, match=rf"other settings: .*{part}"):
+        collection(people, output, **change)
+    with pytest.raises(ConfigError, match=r"sampling.users was 300 and is 299"):
+        sampler = AvailabilitySampler(299, 20, KEY.fold("sampling"), gap=2, max_part=6)
+        collection(people.select(range(299)), output, sampler=sampler)
+    others = people.select([*range(1, 300), 0])
+    with pytest.raises(ConfigError, match="users was"):
+        collection(others, output)
 
 
 def test_a_damaged_checkpoint_is_refused(people: UserDataset, tmp_path: Path) -> None:
     """Cut short, or no checkpoint at all."""
-    path = tmp_path / "work"
-    collection(people, path).run(stop_after=1)
+    output = tmp_path / "counts.tsv"
+    rounds(people, output, 1)
+    path = tmp_path / "counts.tsv.work/checkpoint.dlmfed"
     whole = path.read_bytes()
     for text in (whole[: len(whole) // 2], b"", b"nothing"):
         path.write_bytes(text)
-        with pytest.raises(FormatError, match="no checkpoint"):
-            collection(people, path)
+        with pytest.raises(FormatError, match=r"not a checkpoint|is cut off"):
+            collection(people, output)
+
+
+def test_a_run_of_an_earlier_version_is_refused_by_name(
+    people: UserDataset, tmp_path: Path
+) -> None:
+    """It kept a run in one file; the folder of that name would forget what it released."""
+    (tmp_path / "counts.tsv.work").write_bytes(b"PK\x03\x04")
+    with pytest.raises(ConfigError, match=r"counts\.tsv\.work is a file.* earlier version"):
+        collection(people, tmp_path / "counts.tsv")
+    assert (tmp_path / "counts.tsv.work").read_bytes() == b"PK\x03\x04"
 
 
 def test_noise_without_a_bound_on_participation_is_refused(people: UserDataset) -> None:
@@ -322,9 +419,9 @@ def test_noise_without_a_bound_on_participation_is_refused(people: UserDataset) 
     poisson = collection(
         people, None, sampler=PoissonSampler(300, 0.1, KEY), gap=None, max_part=None
     )
-    assert poisson.run(stop_after=3).round == 3
+    assert len(list(poisson.run(3))) == 3
     assert poisson.stage()["sampling_rate"] == 0.1
-    assert poisson.stage()["max_part"] == 24
+    assert poisson.stage()["max_part"] == 3
     with pytest.raises(ConfigError, match="sampler is of 10 users"):
         collection(people, None, sampler=FixedGoalSampler(10, 2, KEY))
 
@@ -333,31 +430,23 @@ def test_a_cohort_that_breaks_the_bounds_is_never_counted(people: UserDataset) -
     """A sampler that does not keep the gap meets a ledger that does."""
     run = collection(people, None, sampler=FixedGoalSampler(300, 200, KEY))
     with pytest.raises(PrivacyError, match="gap of 2"):
-        run.run()
+        list(run.run())
     assert run.state.round == 1
 
 
 def test_two_processes_do_not_go_on_with_one_collection(
     people: UserDataset, tmp_path: Path
 ) -> None:
-    """At once, or one after the other from the same round: each would release it."""
-    path = tmp_path / "work"
-    first = collection(people, path)
-    seen = []
-
-    def told(_: object) -> None:
+    """Each would release the next round."""
+    output = tmp_path / "counts.tsv"
+    with collection(people, output) as first:
+        list(first.run(1))
         with pytest.raises(ConfigError, match="another process is at work"):
-            collection(people, path).run(stop_after=1)
-        seen.append(1)
-
-    first.run(told, stop_after=1)
-    assert seen == [1]
-    second = collection(people, path)
-    first.run(stop_after=1)
-    with pytest.raises(ConfigError, match="another process went on"):
-        second.run(stop_after=1)
-    assert collection(people, path).state.round == 2
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            collection(people, output)
+    work = tmp_path / "counts.tsv.work"
+    assert stat.S_IMODE(work.stat().st_mode) == 0o700
+    for path in (*work.iterdir(), tmp_path / "counts.tsv.metrics.jsonl"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_poisson_sample_keeps_to_no_bounds(people: UserDataset) -> None:

@@ -14,7 +14,7 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 jnp = jax.numpy
 
 from dlm.errors import ConfigError, FormatError  # noqa: E402
-from dlm.federated import checkpoint  # noqa: E402
+from dlm.federated import checkpoint, trees  # noqa: E402
 
 SETTINGS = {"rounds": 5, "server": {"learning_rate": 0.1}, "clip": (1.0, 2.0)}
 
@@ -35,13 +35,25 @@ def tree() -> dict[str, Any]:
 
 def bits(value: Any) -> list[bytes]:
     """All leaves as bytes, with their types."""
-    return [checkpoint._plain(leaf).tobytes() for leaf in jax.tree.leaves(value)]
+    return [leaf.tobytes() for leaf in trees.leaves(value)]
+
+
+def save(path: Path, value: Any, **more: Any) -> None:
+    """A tree with the settings."""
+    checkpoint.save(path, trees.leaves(value), SETTINGS, **more)
+
+
+def load(path: Path, template: Any, settings: dict[str, Any] = SETTINGS) -> Any:
+    """The tree again."""
+    found = checkpoint.read(path)
+    found.refuse_other_settings(settings)
+    return trees.rebuilt(found.arrays, template, path)
 
 
 def test_a_tree_reads_back_to_the_bit(tmp_path: Path) -> None:
     """Numbers of every type, NaN, negative zero, denormals, keys."""
-    checkpoint.save(tmp_path / "c", tree(), SETTINGS)
-    back = checkpoint.load(tmp_path / "c", tree(), SETTINGS)
+    save(tmp_path / "c", tree())
+    back = load(tmp_path / "c", tree())
     assert bits(back) == bits(tree())
     for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(tree()), strict=True):
         assert a.dtype == b.dtype
@@ -50,11 +62,11 @@ def test_a_tree_reads_back_to_the_bit(tmp_path: Path) -> None:
 
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     """Each that differs, with both values; tuples and lists are the same."""
-    checkpoint.save(tmp_path / "c", tree(), SETTINGS)
-    checkpoint.load(tmp_path / "c", tree(), {**SETTINGS, "clip": [1.0, 2.0]})
+    save(tmp_path / "c", tree())
+    load(tmp_path / "c", tree(), {**SETTINGS, "clip": [1.0, 2.0]})
     other = {"rounds": 6, "server": {"learning_rate": 0.1, "momentum": 0.9}, "clip": (1.0, 2.0)}
     with pytest.raises(ConfigError) as caught:
-        checkpoint.load(tmp_path / "c", tree(), other)
+        load(tmp_path / "c", tree(), other)
     assert "rounds was 5 and is 6" in str(caught.value)
     assert "server.momentum was None and is 0.9" in str(caught.value)
     assert "learning_rate" not in str(caught.value)
@@ -63,31 +75,31 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     """At every byte of the header, and at some of the arrays."""
     path = tmp_path / "c"
-    checkpoint.save(path, tree(), SETTINGS)
+    save(path, tree())
     whole = path.read_bytes()
     for length in [*range(60), *range(60, len(whole), 37), len(whole) - 1]:
         path.write_bytes(whole[:length])
         with pytest.raises(FormatError):
-            checkpoint.load(path, tree(), SETTINGS)
+            load(path, tree())
 
 
 def test_a_flipped_bit_is_refused(tmp_path: Path) -> None:
     """Wherever it is: in a mark, a length, the settings or an array."""
     path = tmp_path / "c"
-    checkpoint.save(path, tree(), SETTINGS)
+    save(path, tree())
     whole = path.read_bytes()
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
         with pytest.raises(FormatError):
-            checkpoint.facts_of(path)
+            checkpoint.read(path)
 
 
 def test_a_state_of_another_shape_is_refused(tmp_path: Path) -> None:
     """More arrays, or one of another size or type."""
-    checkpoint.save(tmp_path / "c", tree(), SETTINGS)
+    save(tmp_path / "c", tree())
     for other in ({**tree(), "more": jnp.int32(1)}, {**tree(), "round": jnp.float32(3)}):
         with pytest.raises(FormatError, match="this run's state has"):
-            checkpoint.load(tmp_path / "c", other, SETTINGS)
+            load(tmp_path / "c", other, SETTINGS)
 
 
 def test_a_failed_write_leaves_the_old_file(
@@ -95,7 +107,7 @@ def test_a_failed_write_leaves_the_old_file(
 ) -> None:
     """And nothing beside it."""
     path = tmp_path / "c"
-    checkpoint.save(path, tree(), SETTINGS)
+    save(path, tree())
     before = path.read_bytes()
 
     def no_space(descriptor: int) -> None:
@@ -103,7 +115,7 @@ def test_a_failed_write_leaves_the_old_file(
 
     monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(OSError, match="No space"):
-        checkpoint.save(path, {"a": jnp.zeros(3)}, SETTINGS)
+        save(path, {"a": jnp.zeros(3)})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -113,5 +125,5 @@ def test_a_file_for_the_owner_is_so_from_its_first_byte(tmp_path: Path) -> None:
     path = tmp_path / "noise"
     path.write_bytes(b"")
     path.chmod(0o666)
-    checkpoint.save(path, tree(), SETTINGS, mode=0o600)
+    save(path, tree(), mode=0o600)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

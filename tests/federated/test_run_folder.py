@@ -3,64 +3,184 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from dlm.errors import ConfigError, PrivacyError
-from dlm.federated.run_folder import METRICS, keep_metrics, locked, refuse_a_new_run
+from dlm.errors import ConfigError, FormatError, PrivacyError
+from dlm.federated.ledger import ParticipationLedger
+from dlm.federated.run_folder import METRICS, RunBinding, RunFolder, RunState, check_history
+
+BINDING = RunBinding({"rounds": 9}, {"users": "these"}, b"alpha\nbeta\n")
 
 
-def told(folder: Path, rounds: range, more: str = "") -> None:
-    """Metrics of these rounds."""
-    lines = [json.dumps({"round": index}) + "\n" for index in rounds]
-    (folder / METRICS).write_text("".join(lines) + more)
+def state(done: int) -> RunState:
+    """A run of so many rounds, a user in each."""
+    ledger = ParticipationLedger(10, salt=b"salt")
+    for index in range(done):
+        ledger.record(index, ["someone"])
+    return RunState(done, [np.arange(done)], [np.array([0.5])], ledger, 60.0 * done)
+
+
+def kept(folder: Path, rounds: int, *, released: bool) -> None:
+    """A run that kept each of its rounds."""
+    with RunFolder(folder) as run:
+        run.save(state(0), BINDING, released=released)
+        for done in range(1, rounds + 1):
+            run.save(state(done), BINDING, [{"round": done - 1, "norm": 0.5}], released=released)
+
+
+def loaded(folder: Path, binding: RunBinding = BINDING, *, released: bool) -> RunState | None:
+    """What there is to go on from."""
+    with RunFolder(folder) as run:
+        return run.load(binding, released=released)
 
 
 def rounds_of(folder: Path) -> list[int]:
-    """Rounds that metrics are of."""
+    """Rounds that the journal is of."""
     return [json.loads(line)["round"] for line in (folder / METRICS).read_text().splitlines()]
 
 
-def test_rounds_that_were_told_and_are_in_no_checkpoint_stop_a_run(tmp_path: Path) -> None:
-    """An older checkpoint was put back; in a simulation the same bits come again."""
-    pytest.importorskip("jax", reason="pip install -e '.[train]'")
-    told(tmp_path, range(4))
-    with pytest.raises(PrivacyError, match=r"tells of round 3 .* checkpoint is of 2 rounds"):
-        keep_metrics(tmp_path, 2, simulation=False)
-    assert rounds_of(tmp_path) == [0, 1, 2, 3]
-    keep_metrics(tmp_path, 2, simulation=True)
-    assert rounds_of(tmp_path) == [0, 1]
+def history(**found: Any) -> dict[str, Any]:
+    """Of a folder with these."""
+    return {"done": 2, "private": [2], "journal": [0, 1], "released": True, **found}
 
 
-def test_a_stop_while_metrics_were_written_stops_nothing(tmp_path: Path) -> None:
-    """The last line is cut, or was not begun."""
-    pytest.importorskip("jax", reason="pip install -e '.[train]'")
-    told(tmp_path, range(2), '{"round": 2, "clip')
-    keep_metrics(tmp_path, 3, simulation=False)
-    assert rounds_of(tmp_path) == [0, 1]
+@pytest.mark.parametrize(
+    "found",
+    [
+        history(),
+        history(journal=[]),  # a stop came before its line was written
+        history(private=[2, 3]),  # or before the next checkpoint
+        history(done=None, private=[0], journal=[]),  # or before the first
+        history(done=None, private=[], journal=[]),
+        history(journal=[0, 1, 2], released=False),
+        history(done=None, journal=[0, 1], released=False),
+    ],
+)
+def test_a_stop_anywhere_and_a_simulation_go_on(found: dict[str, Any]) -> None:
+    """Nothing is done twice that was released."""
+    check_history(Path("run"), **found)
 
 
-def test_a_new_run_does_not_begin_over_what_is_left_of_an_old_one(tmp_path: Path) -> None:
-    """A stop before the first checkpoint leaves the private part of round 0 alone."""
-    refuse_a_new_run(tmp_path)
-    (tmp_path / "private-0.state").write_bytes(b"")
-    told(tmp_path, range(0))
-    refuse_a_new_run(tmp_path)
-    told(tmp_path, range(1))
-    with pytest.raises(PrivacyError, match=r"has metrics\.jsonl of rounds that were done"):
-        refuse_a_new_run(tmp_path)
-    told(tmp_path, range(0))
-    (tmp_path / "private-3.state").write_bytes(b"")
-    with pytest.raises(PrivacyError, match=r"has private-3\.state of rounds"):
-        refuse_a_new_run(tmp_path)
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (history(journal=[0, 1, 2]), r"tells of round 2 .* checkpoint is of 2 rounds"),
+        (history(done=0, private=[0], journal=[0]), "an older one was put back"),
+        (history(done=None, private=[], journal=[0]), "has a journal of rounds that were done"),
+        (history(done=None, private=[3], journal=[]), r"has private-3\.state of rounds"),
+    ],
+)
+def test_rounds_that_no_checkpoint_has_stop_a_run(found: dict[str, Any], message: str) -> None:
+    """An older checkpoint was put back, or none is left."""
+    with pytest.raises(PrivacyError, match=message):
+        check_history(Path("run"), **found)
 
 
-def test_a_lock_is_one_processs(tmp_path: Path) -> None:
-    """Until it lets go."""
-    handle = locked(tmp_path / ".lock")
-    with pytest.raises(ConfigError, match="another process"):
-        locked(tmp_path / ".lock")
-    os.close(handle)
-    os.close(locked(tmp_path / ".lock"))
+def test_what_was_kept_comes_back(tmp_path: Path) -> None:
+    """Both parts, the ledger, the clock; the journal has the lines."""
+    assert loaded(tmp_path, released=True) is None
+    kept(tmp_path, 3, released=True)
+    found = loaded(tmp_path, released=True)
+    assert found is not None
+    assert (found.done, found.now_s, found.ledger.rounds) == (3, 180.0, 3)
+    assert found.public[0].tolist() == [0, 1, 2]
+    assert found.private[0].tolist() == [0.5]
+    assert rounds_of(tmp_path) == [0, 1, 2]
+    assert [path.name for path in tmp_path.glob("private-*")] == ["private-3.state"]
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_a_journal_that_a_stop_cut_is_whole_again(tmp_path: Path, released: bool) -> None:
+    """The checkpoint has the lines it brought; of a simulation, later ones go."""
+    kept(tmp_path, 3, released=released)
+    whole = (tmp_path / METRICS).read_text()
+    *earlier, last = whole.splitlines(keepends=True)
+    for cut in ("", last[:9]):
+        (tmp_path / METRICS).write_text("".join(earlier) + cut)
+        loaded(tmp_path, released=released)
+        assert (tmp_path / METRICS).read_text() == whole
+    if not released:
+        (tmp_path / METRICS).write_text(whole + '{"round": 3}\n')
+        loaded(tmp_path, released=released)
+        assert (tmp_path / METRICS).read_text() == whole
+
+
+def test_a_simulation_does_not_begin_over_releases(tmp_path: Path) -> None:
+    """It would wipe the journal, over which the next real run could begin."""
+    kept(tmp_path, 1, released=True)
+    (tmp_path / "checkpoint.dlmfed").unlink()
+    with pytest.raises(PrivacyError, match="of rounds that were done"):
+        loaded(tmp_path, released=False)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (RunBinding({"rounds": 8}, BINDING.private, BINDING.vocabulary), "rounds was 9 and is 8"),
+        (RunBinding(BINDING.public, {"users": "those"}, BINDING.vocabulary), "users was 'these'"),
+        (RunBinding(BINDING.public, BINDING.private, b"beta\nalpha\n"), "vocabulary was"),
+        (RunBinding(BINDING.public, BINDING.private, None), "vocabulary was"),
+    ],
+)
+def test_another_run_is_refused_by_what_differs(
+    tmp_path: Path, other: RunBinding, message: str
+) -> None:
+    """Settings, users, and a vocabulary of the same size."""
+    kept(tmp_path, 1, released=True)
+    with pytest.raises(ConfigError, match=message):
+        loaded(tmp_path, other, released=True)
+
+
+def test_a_private_part_of_another_time_is_refused(tmp_path: Path) -> None:
+    """Missing, or with another clock."""
+    kept(tmp_path, 2, released=False)
+    part = tmp_path / "private-2.state"
+    content = part.read_bytes()
+    part.write_bytes(content[:-1] + b"x")
+    with pytest.raises(PrivacyError, match="not the one of this checkpoint"):
+        loaded(tmp_path, released=False)
+    part.unlink()
+    with pytest.raises(FormatError, match="is missing"):
+        loaded(tmp_path, released=False)
+
+
+def test_a_folder_is_one_owners(tmp_path: Path) -> None:
+    """Until it is closed; and closing it twice harms nobody."""
+    with RunFolder(tmp_path) as first:
+        with pytest.raises(ConfigError, match="another process"):
+            RunFolder(tmp_path)
+        first.close()
+        with RunFolder(tmp_path):
+            first.close()
+            with pytest.raises(ConfigError, match="another process"):
+                RunFolder(tmp_path)
+
+
+def test_a_folder_in_which_nothing_began_leaves_nothing(tmp_path: Path) -> None:
+    """No copy of users' text, no folder that was not there; what others put in it stays."""
+    for name, theirs in (("new", False), ("old", True)):
+        folder = tmp_path / name
+        if theirs:
+            folder.mkdir()
+            (folder / "notes.txt").write_text("mine")
+        with RunFolder(folder) as run:
+            run.store.mkdir()
+            (run.store / "users.arrow").write_bytes(b"what they wrote")
+        assert not run.store.exists()
+        assert folder.exists() == theirs
+    assert (tmp_path / "old/notes.txt").read_text() == "mine"
+    with RunFolder(folder) as run:
+        run.save(state(0), BINDING, released=True)
+        run.store.mkdir()
+    assert run.store.exists()
+
+
+def test_a_file_where_the_folder_should_be_is_named(tmp_path: Path) -> None:
+    """As an earlier version of dlm kept a run of counting."""
+    (tmp_path / "counts.tsv.work").write_bytes(b"PK\x03\x04")
+    with pytest.raises(ConfigError, match=r"counts\.tsv\.work is a file.* earlier version"):
+        RunFolder(tmp_path / "counts.tsv.work")

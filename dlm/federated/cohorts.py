@@ -1,0 +1,114 @@
+"""Who takes part in the rounds of a run: drawn, and recorded before anybody is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dlm.errors import ConfigError
+from dlm.federated.ledger import ParticipationLedger
+from dlm.federated.sampling import AvailabilitySampler, Sampler
+from dlm.federated.users import UserDataset
+
+
+class Cohorts:
+    """A sampler, its clock, and the ledger of whom it drew.
+
+    Args
+        users          of the run; the sampler is of as many
+        gap, max_part  what the ledger enforces; None where it only observes
+        round_s        seconds from the beginning of a round to that of the next, for timers
+        salt           of the ledger's hashes; drawn by the operating system if None
+    Raises
+        ConfigError    a sampler of another number of users
+    """
+
+    def __init__(
+        self,
+        users: UserDataset,
+        sampler: Sampler,
+        *,
+        gap: int | None = None,
+        max_part: int | None = None,
+        round_s: float = 0.0,
+        salt: bytes | None = None,
+    ):
+        if sampler.users != len(users):
+            raise ConfigError(
+                f"the sampler is of {sampler.users} users, the dataset of {len(users)}"
+            )
+        self.users, self.sampler = users, sampler
+        self.ledger = ParticipationLedger(
+            len(users), gap=gap, max_part=max_part, sampling=sampler.describe(), salt=salt
+        )
+        self.now_s = 0.0
+        self._round_s = round_s
+
+    def draw(self, index: int) -> list[int]:
+        """Places of the users of a round, who are in the ledger from then on.
+
+        Raises
+            ConfigError   no cohort can be found
+            PrivacyError  one that breaks what the ledger enforces
+        """
+        if isinstance(self.sampler, AvailabilitySampler):
+            cohort, self.now_s = self.sampler.cohort_when_ready(index, self.now_s)
+            self.now_s += self._round_s
+        else:
+            cohort = self.sampler.cohort(index)
+        users: list[int] = cohort.tolist()
+        self.ledger.record(index, (self.users.user_id(user) for user in users))
+        return users
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """What the sampler remembers."""
+        state = self.sampler.state()
+        return [np.asarray(state[name]) for name in sorted(state)]
+
+    def restore(
+        self, arrays: Sequence[npt.NDArray[Any]], ledger: ParticipationLedger, now_s: float
+    ) -> None:
+        """Goes on from `arrays`, the ledger and the clock of then."""
+        self.sampler.restore(dict(zip(sorted(self.sampler.state()), arrays, strict=True)))
+        self.ledger, self.now_s = ledger, now_s
+
+    def bounds(self, rounds: int) -> tuple[int, int]:
+        """(gap, most participations of a user) that accounting may use: enforced, or observed.
+
+        Of Poisson samples neither is used: a user may be in every round.
+        """
+        if self.ledger.sampling["kind"] == "poisson":
+            return 1, max(rounds, 1)
+        gap = self.ledger.gap or self.ledger.observed_gap() or 1
+        return gap, self.ledger.max_part or max(self.ledger.observed_max_part(), 1)
+
+    def stage(
+        self,
+        name: str,
+        rounds: int,
+        *,
+        mechanism: str,
+        noise_multiplier: float | None,
+        simulated: bool,
+        **more: Any,
+    ) -> dict[str, Any]:
+        """What accounting needs to know of rounds done: `account.compose.StageRecord` as JSON."""
+        gap, most = self.bounds(rounds)
+        drawn = self.ledger.sampling
+        # Amplification is known for independent noise alone.
+        amplified = drawn["kind"] == "poisson" and mechanism == "gaussian"
+        return {
+            "stage": name,
+            "mechanism": mechanism,
+            "noise_multiplier": noise_multiplier,
+            "rounds": rounds,
+            "gap": gap,
+            "max_part": most,
+            "sampling": drawn["kind"],
+            "sampling_rate": drawn["q"] if amplified else None,
+            "simulated": simulated,
+            **more,
+        }

@@ -1,0 +1,151 @@
+"""One life of a run: it begins or goes on, does its rounds, and each counts once.
+
+    with Training(settings, users, folder) as run:        # or `collect.Collection`
+        for report in run.run():
+            ...                                           # the round is kept by now
+
+No key is in any file. A simulation makes its keys again from the seed and goes on to the bit. A run
+that is none draws new ones when it goes on: what noise is still to come is independent of what was
+drawn before, and what ties rounds together are the buffers, so that its law stays the same.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+from dlm.federated.checkpoint import Arrays
+from dlm.federated.cohorts import Cohorts
+from dlm.federated.ledger import ParticipationLedger
+from dlm.federated.report import Report
+from dlm.federated.run_folder import RunBinding, RunFolder, RunState
+
+Done = TypeVar("Done")  # what is told of a round
+
+
+class FederatedRun(ABC, Generic[Done]):
+    """Rounds over users, in a folder that they go on from or, without one, in memory.
+
+    Fields
+        rounds      how many there are in all
+        rounds_done  how many count
+        cohorts     who takes part
+        binding     what makes two runs the same
+        released    whether rounds are releases, which are done once; simulations are done again
+        save_every  rounds between checkpoints
+        resumed     whether it goes on with what the folder held
+    Guarantees
+        a run that was stopped anywhere and goes on with the same seed ends in the same bits,
+        journal included; nothing is told of a round before it is kept
+    """
+
+    rounds: int
+    cohorts: Cohorts
+    binding: RunBinding
+    released: bool
+    save_every: int = 1
+    folder: RunFolder | None = None
+    rounds_done: int = 0
+    resumed: bool = False
+
+    def _begin(self, folder: RunFolder | Path | None) -> None:
+        """Takes the folder over: goes on from what it holds, or begins there."""
+        if folder is None:
+            self._first()
+            return
+        self.folder = RunFolder(folder) if isinstance(folder, Path) else folder
+        try:
+            found = self.folder.load(self.binding, released=self.released)
+            if found is None:
+                self._first()
+                self._save([])
+                return
+            own = len(found.private) - len(self.cohorts.arrays())
+            self.cohorts.restore(found.private[own:], found.ledger, found.now_s)
+            self._restore(found.public, found.private[:own], found.facts)
+            self.rounds_done, self.resumed = found.done, True
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, until: int | None = None) -> Iterator[Done]:
+        """Does the rounds that are left, at most up to `until`, and tells of each once it counts.
+
+        Raises
+            PrivacyError  a participation that breaks the enforced bounds
+        """
+        last = min(self.rounds, self.rounds if until is None else until)
+        if self.folder is not None:
+            # A report of fewer rounds must not stand beside what more gave, if this is killed.
+            for path in self.folder.reports:
+                path.unlink(missing_ok=True)
+        waiting: list[Done] = []
+        while self.rounds_done < last:
+            index = self.rounds_done
+            waiting.append(self._round(index, self._cohort(index), index + 1 == last))
+            self.rounds_done += 1
+            if self.rounds_done % self.save_every == 0 or self.rounds_done == last:
+                self._save(waiting)
+                yield from waiting
+                waiting.clear()
+
+    def close(self) -> None:
+        """Lets others have the folder."""
+        if self.folder is not None:
+            self.folder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def ledger(self) -> ParticipationLedger:
+        """Who took part when."""
+        return self.cohorts.ledger
+
+    def _cohort(self, index: int) -> list[int]:
+        """The users of a round, who are in the ledger from then on."""
+        return self.cohorts.draw(index)
+
+    def _save(self, done: Sequence[Done]) -> None:
+        if self.folder is None:
+            return
+        public, private, facts = self._arrays()
+        state = RunState(
+            self.rounds_done,
+            public,
+            [*private, *self.cohorts.arrays()],
+            self.ledger,
+            self.cohorts.now_s,
+            facts,
+        )
+        lines = [self._line(one) for one in done]
+        self.folder.save(state, self.binding, lines, released=self.released)
+
+    @abstractmethod
+    def report(self) -> Report:
+        """The privacy report of the rounds that count, from their ledger."""
+
+    @abstractmethod
+    def _first(self) -> None:
+        """Makes the state before the first round."""
+
+    @abstractmethod
+    def _round(self, index: int, users: Sequence[int], is_last: bool) -> Done:
+        """Takes the state one round further, with these users."""
+
+    @abstractmethod
+    def _arrays(self) -> tuple[Arrays, Arrays, Mapping[str, Any]]:
+        """(what was released, what stays private, facts about the former) of the state."""
+
+    @abstractmethod
+    def _restore(self, public: Arrays, private: Arrays, facts: Mapping[str, Any]) -> None:
+        """Makes the state from what `_arrays` gave."""
+
+    @abstractmethod
+    def _line(self, done: Done) -> dict[str, Any]:
+        """What the journal says of a round; `round` counts from 0."""
