@@ -1,7 +1,14 @@
-"""Real shard servers for tests: as threads of this process, or as processes that a test may kill.
+"""Shard servers for tests, and the models that they serve. No test starts one in another way.
 
-Threads are quick to start, so tests that need no signal take them; all share one event loop.
-Nothing here sleeps: a test waits for an event or for a line of a child, or looks again and again.
+| helper | what runs | take it |
+| --- | --- | --- |
+| `ThreadServer` | `ShardServer` in a thread of this process | where a test needs no more: quick |
+| `ProcessServer` | `dlm.server.app.serve` in processes of its own | to kill, pause or limit it |
+| `CommandServer` | `dlm serve` or `dlm cluster`, as users start it | in tests of the command |
+| `Cluster` | one of the first two for each shard of a set | for clients |
+
+All have `ready`, which waits for the first answer, and `end`. Nothing waits for a time that passes:
+`until` looks again and again.
 """
 
 from __future__ import annotations
@@ -9,18 +16,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import select
+import resource
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Self
 
 import numpy as np
 
@@ -43,24 +52,57 @@ ROOT = Path(__file__).resolve().parents[1]
 WAIT_S = 300.0
 
 CHILD = """
-import json, sys
+import json, logging, sys
 from pathlib import Path
 from dlm.server.app import serve
 from dlm.server.config import ServerConfig
-directories, index, config = json.loads(sys.argv[1])
+logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+directories, index, config, ready_file = json.loads(sys.argv[1])
 sys.exit(serve(
     ServerConfig(**config), [Path(directory) for directory in directories], index,
-    on_ready=lambda ready: print(ready.port, flush=True),
+    on_ready=lambda ready: print(ready.port, flush=True), ready_file=Path(ready_file),
 ))
 """
 
 
-def until(holds: Callable[[], bool]) -> None:
-    """Returns once `holds()` is true; looks again and again, and fails after a long while."""
+def until(holds: Callable[[], bool], process: subprocess.Popen[Any] | None = None) -> None:
+    """Returns once `holds()` is true; looks again and again, and fails after a long while.
+
+    Args
+        process  fails at once where this one ends meanwhile
+    """
     end = time.monotonic() + WAIT_S
     while not holds():
-        assert time.monotonic() < end
-        os.sched_yield()
+        assert process is None or process.poll() is None, f"ended with {process.returncode}"
+        assert time.monotonic() < end, "not within the bound"
+        time.sleep(0.001)
+
+
+def command(*arguments: object) -> list[str]:
+    """The command line of `dlm` in this environment."""
+    return [sys.executable, "-m", "dlm.cli.main", *map(str, arguments)]
+
+
+def children(pid: int) -> list[int]:
+    """The processes that `pid` has started."""
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, waited for or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
 
 
 @dataclass(frozen=True)
@@ -99,53 +141,58 @@ def build(model: PlainModel, folder: Path, shards: int) -> ModelFiles:
     return ModelFiles(folder / f"{shards}-None", DictModel.from_arpa(arpa))
 
 
-class ProcessServer:
-    """A shard server in processes of its own; `ready` waits for it.
+class _Process:
+    """A command that serves, and the file that it writes when it is ready.
 
     Args
-        directory  of a shard set, or a list of them
-        within     what the command line begins with: `ip netns exec NAME`, say
+        file  that it writes; what is there before is stale
     """
 
     def __init__(
         self,
-        directory: Path | list[Path],
-        index: int,
-        port: int = 0,
-        within: Sequence[str] = (),
-        **config: Any,
+        line: Sequence[str],
+        file: Path,
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
-        self.port = port
-        self.host = config.get("host", "127.0.0.1")
-        directories = [str(d) for d in (directory if isinstance(directory, list) else [directory])]
-        arguments = json.dumps([directories, index, {"port": port, **config}])
+        self._file = file
+        self._stale = self._content()
+        # Files, not pipes: a child that prints much never waits for its parent.
+        self._printed, self._errors = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115
         self.process = subprocess.Popen(
-            [*within, sys.executable, "-c", CHILD, arguments],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
+            line, cwd=cwd, env=env, stdout=self._printed, stderr=self._errors
         )
 
-    def ready(self) -> ProcessServer:
-        """Returns once the first query can be answered."""
-        assert self.process.stdout is not None
-        waiting = select.poll()  # not select(), which takes descriptors below 1,024 only
-        waiting.register(self.process.stdout, select.POLLIN)
-        waiting.poll(WAIT_S * 1000)
-        line = self.process.stdout.readline()
-        assert line, f"the server ended with {self.process.wait(WAIT_S)}"
-        self.port = int(line)
-        return self
+    def _content(self) -> bytes | None:
+        try:
+            return self._file.read_bytes()
+        except FileNotFoundError:
+            return None
 
     @property
-    def address(self) -> str:
-        """host:port."""
-        return f"{self.host}:{self.port}"
+    def printed(self) -> str:
+        """Its standard output so far."""
+        return _all_of(self._printed)
 
-    def workers(self) -> list[int]:
+    @property
+    def errors(self) -> str:
+        """Its standard error so far."""
+        return _all_of(self._errors)
+
+    def ready(self) -> Self:
+        """Returns once the first query can be answered."""
+        try:
+            until(lambda: self._content() not in (None, self._stale), self.process)
+        except AssertionError as exc:
+            exc.add_note(self.errors)
+            self.end()
+            raise
+        return self
+
+    def children(self) -> list[int]:
         """The processes that it has started."""
-        pid = self.process.pid
-        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return children(self.process.pid)
 
     def pause(self) -> None:
         """Stops the process where it is; returns once the system says so."""
@@ -156,17 +203,120 @@ class ProcessServer:
         """Lets it go on."""
         self.process.send_signal(signal.SIGCONT)
 
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Asks it to end; the exit status."""
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        """The exit status, once it has ended."""
+        return self.process.wait(WAIT_S)
+
     def kill(self) -> None:
         """Ends it at once, whatever it does; the port is free when this returns."""
         self.process.kill()
-        self.process.wait(WAIT_S)
+        self.wait()
 
     def end(self) -> None:
-        """Ends it and closes its pipe."""
+        """Ends it at once if it still runs, and lets go of what it printed."""
         if self.process.poll() is None:
             self.kill()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._printed.close()
+        self._errors.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Ends it as SIGTERM does, with status 0, unless it has ended."""
+        try:
+            if kind is None and self.process.poll() is None:
+                assert self.stop() == 0, self.errors
+        finally:
+            self.end()
+
+
+def _all_of(file: IO[bytes]) -> str:
+    """What is in a file that another process writes."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode()
+
+
+class CommandServer(_Process):
+    """`dlm serve` or `dlm cluster` as a user starts it; with `with` it must end with status 0.
+
+    Args
+        arguments   of dlm
+        ready_file  that it writes when it is ready; of `dlm cluster` cluster.toml
+        cwd         the current folder
+        python      options of the interpreter
+    """
+
+    def __init__(
+        self,
+        *arguments: object,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        ready_file: str | Path = "cluster.toml",
+        python: Sequence[str] = (),
+    ) -> None:
+        program, *line = command(*arguments)
+        super().__init__([program, *python, *line], cwd / ready_file, cwd=cwd, env=env)
+
+
+class ProcessServer(_Process):
+    """A shard server in processes of its own; `notice` holds what it said once it was `ready`.
+
+    Args
+        directory   of a shard set, or a list of them
+        within      what the command line begins with: `ip netns exec NAME`, say
+        ready_file  that it writes; one of its own where not given
+        open_files  its limit of open files: soft and hard, or both in one
+    """
+
+    def __init__(
+        self,
+        directory: Path | list[Path],
+        index: int,
+        port: int = 0,
+        within: Sequence[str] = (),
+        *,
+        ready_file: Path | None = None,
+        open_files: int | tuple[int, int] | None = None,
+        **config: Any,
+    ) -> None:
+        self.port = port
+        self.host = config.get("host", "127.0.0.1")
+        self.notice: dict[str, Any] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="dlm-test-server-")
+        file = ready_file or Path(self._folder.name) / "ready.json"
+        directories = [str(d) for d in (directory if isinstance(directory, list) else [directory])]
+        arguments = json.dumps([directories, index, {"port": port, **config}, str(file)])
+        super().__init__(
+            [*within, sys.executable, "-c", CHILD, arguments],
+            file,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        if open_files is not None:  # long before it opens or raises anything
+            both = open_files if isinstance(open_files, tuple) else (open_files, open_files)
+            resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, both)
+
+    def ready(self) -> Self:
+        """Returns once the first query can be answered."""
+        super().ready()
+        self.notice = json.loads(self._content() or b"")
+        self.port = self.notice["port"]
+        return self
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return f"{self.host}:{self.port}"
+
+    def end(self) -> None:
+        """Ends it at once if it still runs, and lets go of what it wrote."""
+        super().end()
+        self._folder.cleanup()
 
 
 class _Host(threading.Thread):
@@ -194,27 +344,42 @@ class ThreadServer:
     """A `ShardServer`, the class that processes run, in a thread of this process.
 
     Args
-        shard  an open `Shard`, or what stands in for one; or a list of them, of several models
+        shard     an open `Shard`, or what stands in for one; or a list of them, of several models
+        clock     instead of the system's
+        own_loop  in a thread and an event loop of its own, which `shard` may hold up; the others
+                  share one
     """
 
-    def __init__(self, shard: Any, port: int = 0, **config: Any) -> None:
+    def __init__(
+        self,
+        shard: Any,
+        port: int = 0,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        own_loop: bool = False,
+        **config: Any,
+    ) -> None:
         self.shard = shard
         self.server: ShardServer | None = None
+        self.status: Future[int] = Future()  # or why it failed
         self._ready: Future[Ready] = Future()
         self._config = ServerConfig(port=port, **config)
-        self._run: Future[int] = asyncio.run_coroutine_threadsafe(self._main(), _Host.get().loop)
-        self._run.add_done_callback(self._ended)
+        self._clock = clock
+        if own_loop:
+            threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True).start()
+        else:
+            asyncio.run_coroutine_threadsafe(self._run(), _Host.get().loop)
 
-    async def _main(self) -> int:
+    async def _run(self) -> None:
         notice = Notice(self._ready.set_result)
         shards = self.shard if isinstance(self.shard, list) else [self.shard]
-        self.server = ShardServer(self._config, shards, notice=notice)
-        return await self.server.run()
-
-    def _ended(self, run: Future[int]) -> None:
-        error = run.exception()
-        if error is not None and not self._ready.done():
-            self._ready.set_exception(error)
+        try:
+            self.server = ShardServer(self._config, shards, notice=notice, clock=self._clock)
+            self.status.set_result(await self.server.run())
+        except BaseException as exc:  # noqa: BLE001 - the test that waits gets it
+            self.status.set_exception(exc)
+            if not self._ready.done():
+                self._ready.set_exception(exc)
 
     def ready(self) -> ThreadServer:
         """Returns once the first query can be answered."""
@@ -223,8 +388,10 @@ class ThreadServer:
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
-        return self._ready.result(WAIT_S).port
+        """The port it listens on; waits until there is one."""
+        until(lambda: self.status.done() or bool(self.server and self.server.port))
+        assert self.server is not None
+        return self.server.port
 
     @property
     def address(self) -> str:
@@ -237,11 +404,18 @@ class ThreadServer:
         assert self.server is not None
         return int(self.server.service.metrics.messages)
 
-    def end(self) -> None:
-        """Drains and ends it; the port is free when this returns."""
-        if self.server is not None and not self._run.done():
-            self.server.post(Event.STOP)
-            self._run.result(WAIT_S)
+    def post(self, event: Event) -> None:
+        """Hands `event` to the server."""
+        assert self.server is not None
+        self.server.post(event)
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Ends it, drained unless `at_once`; the port is free when this returns."""
+        if self.server is None or self.status.done():
+            return
+        for _ in range(2 if at_once else 1):
+            self.post(Event.STOP)
+        self.status.exception(WAIT_S)
 
 
 class Cluster:

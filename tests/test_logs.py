@@ -25,7 +25,7 @@ from dlm.ngram.query import QueryGroups
 from dlm.server.collector import Served, ServerCollector
 from dlm.wire import codec
 from models import PlainModel
-from server.running import Caller, outcome
+from server.calls import Caller, outcome
 from spans import recorder
 
 ROOT = Path(__file__).parents[1]

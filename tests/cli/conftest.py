@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.support import command, wait_for
-from cluster import WAIT_S
+from cluster import WAIT_S, CommandServer, command
 from models import HAND_MADE
 
 MODEL = HAND_MADE["missing_suffixes"]
@@ -66,13 +65,6 @@ def other(folder: Path, run: Run) -> Path:
 @pytest.fixture(scope="session")
 def cluster(folder: Path, environ: dict[str, str]) -> Iterator[Path]:
     """cluster.toml of a running `dlm cluster`."""
-    process = subprocess.Popen(
-        command("cluster", "shards"), cwd=folder, env=environ, stdout=subprocess.DEVNULL
-    )
-    try:
-        wait_for((folder / "cluster.toml").exists, process)
+    with CommandServer("cluster", "shards", cwd=folder, env=environ).ready():
         yield folder / "cluster.toml"
-    finally:
-        process.terminate()
-        assert process.wait(WAIT_S) == 0
     assert not (folder / "cluster.toml").exists()

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Run
-from cli.support import command, wait_for
-from cluster import WAIT_S, until
+from cluster import WAIT_S, CommandServer, command, until
 from dlm.cli.chaos import Command, parse, random_faults, read_script
 from dlm.client.topology import Endpoint, read_cluster_file, read_cluster_small, write_cluster_file
 from dlm.errors import ConfigError
@@ -142,18 +141,11 @@ def test_a_cluster_is_broken_and_its_clients_see_it_through_the_other_file(
     folder: Path, other: Path, tmp_path: Path, environ: dict[str, str], run: Run
 ) -> None:
     """Killed and started again at its port with another pid; slow; stopped until the end."""
-    cluster = subprocess.Popen(
-        command(
-            *("cluster", folder / "shards", "--replicas", 2, "--restart", "--small", other),
-        ),
-        cwd=tmp_path,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    line = ("cluster", folder / "shards", "--replicas", 2, "--restart", "--small", other)
+    cluster = CommandServer(*line, cwd=tmp_path, env=environ)
+    chaos: subprocess.Popen[str] | None = None
     try:
-        wait_for((tmp_path / "cluster.toml").exists, cluster)  # type: ignore[arg-type]
+        cluster.ready()
         before = read_cluster_file(tmp_path / "cluster.toml")
         assert read_cluster_small(tmp_path / "cluster.toml") == other
         chaos = subprocess.Popen(
@@ -199,16 +191,14 @@ def test_a_cluster_is_broken_and_its_clients_see_it_through_the_other_file(
         assert "'explode 2' is no command" in errors
         assert not (tmp_path / "chaos.toml").exists()
         # What was held goes on, so that the cluster ends as ever.
-        cluster.terminate()
-        _, errors = cluster.communicate(timeout=WAIT_S)
-        assert cluster.returncode == 0
-        assert "ended with status -9; started again" in errors
+        assert cluster.stop() == 0
+        assert "ended with status -9; started again" in cluster.errors
         assert not (tmp_path / "cluster.toml").exists()
     finally:
-        for process in (cluster, chaos):
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+        cluster.end()
+        if chaos is not None and chaos.poll() is None:
+            chaos.kill()
+            chaos.communicate()
 
 
 def test_a_small_model_that_is_damaged_is_refused_before_anything_runs(

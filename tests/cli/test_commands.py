@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.support import command
-from cluster import WAIT_S
+from cluster import WAIT_S, command
 from dlm.ngram.backoff import DictModel
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.support import command
-from cluster import WAIT_S
+from cluster import WAIT_S, command
 from dlm.files import SUFFIX
 
 # The command, on a disk that says when it is asked to sync, and then takes its time.

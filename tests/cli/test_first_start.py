@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from cli.support import command
-from cluster import WAIT_S
+from cluster import WAIT_S, command
 from dlm.cli import compiling, processes
 from dlm.index.build import build_shard_set
 from models import random_model

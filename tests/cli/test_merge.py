@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.support import command
-from cluster import WAIT_S
+from cluster import WAIT_S, command
 from dlm.cli import perplexity
 from dlm.cli.merge import merge
 from dlm.errors import ArpaError, ConfigError, EstimationError

@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cli.support import command
-from cluster import WAIT_S
+from cluster import WAIT_S, command
 from dlm.cli.estimate import estimate
 from dlm.cli.merge import merge
 from dlm.cli.perplexity import perplexity

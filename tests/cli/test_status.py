@@ -14,8 +14,7 @@ from dataclasses import fields
 import pytest
 from rich.console import Console
 
-from cli.support import command
-from cluster import WAIT_S
+from cluster import WAIT_S, command
 from connect_proxy import VARIABLES
 from dlm.cli.status import COLUMNS, cells_of, duration, problems, shown, size
 from dlm.client.status import Look, Row

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import stat
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from cli.conftest import Run
-from cli.support import command, wait_for
-from cluster import WAIT_S
+from cluster import CommandServer
 from dlm.client.security import read_cluster_security
 from dlm.server.tokens import read_tokens
 from dlm.wire.secret import digest
@@ -83,11 +80,8 @@ def test_a_cluster_with_tokens_answers_who_has_one(
     assert run("token", "me", "--tokens", tokens, "--token-file", mine).returncode == 0
     path = tmp_path / "cluster.toml"
     options = ("--cluster", path, "--tokens", tokens, "--token-file", mine)
-    process = subprocess.Popen(
-        command("cluster", folder / "shards", *options), env=environ, stdout=subprocess.DEVNULL
-    )
-    try:
-        wait_for(path.exists, process)
+    line = ("cluster", folder / "shards", *options)
+    with CommandServer(*line, cwd=tmp_path, env=environ).ready():
         assert read_cluster_security(path).token_file == str(mine)
         text = b"a b c\n"
         scored = run("score", "--cluster", path, text=text)
@@ -106,6 +100,3 @@ def test_a_cluster_with_tokens_answers_who_has_one(
         assert (looked.returncode, sum(" refused " in row for row in rows)) == (1, 2)
         assert b"no server is ready" not in looked.stdout
         assert b"Traceback" not in refused.stderr
-    finally:
-        os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(WAIT_S) == 0

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli.support import command
-from cluster import WAIT_S
+from cluster import WAIT_S, command
 from dlm.cli.main import app
 from dlm.errors import ConfigError, FormatError, PrivacyError
 from dlm.federated import checkpoint

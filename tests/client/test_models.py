@@ -243,7 +243,7 @@ def test_killed_workers_cost_answers_but_make_none_wrong(files, config) -> None:
         while answered < 25:
             assert time.monotonic() < end
             if answered == 5 * kills + 2:
-                os.kill(cluster.servers[kills % 3].workers()[0], signal.SIGKILL)
+                os.kill(cluster.servers[kills % 3].children()[0], signal.SIGKILL)
                 kills += 1
             try:
                 answers = client.utterance().score([c for c, _ in queries], [w for _, w in queries])

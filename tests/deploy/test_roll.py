@@ -11,15 +11,13 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster import ROOT, WAIT_S, until
+from cluster import ROOT, WAIT_S, CommandServer, command, free_ports, until
 from deploy.documents import texts
 from dlm.client import Client, ClientConfig
 from dlm.index.layout import read_manifest
@@ -27,18 +25,8 @@ from dlm.ngram.backoff import DictModel
 from faults.load import Load
 from models import random_model
 
-DLM = [sys.executable, "-m", "dlm.cli.main"]
 LOOP = re.compile(r"# on each (new host|host|client's host)(, one after the other)?$")
 pytestmark = pytest.mark.slow
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 class Machine:
@@ -52,7 +40,7 @@ class Machine:
     def __init__(self, folder: Path, shards: int, serves: str) -> None:
         self.folder = folder
         self.ports = free_ports(shards)
-        self.running: dict[int, subprocess.Popen[bytes]] = {}
+        self.running: dict[int, CommandServer] = {}
         for name in ("etc", "srv"):
             (folder / name).mkdir(parents=True)
         (folder / "etc/dlm.env").write_text(f"DLM_SHARD_SETS={folder}/srv/{serves}\n")
@@ -76,18 +64,19 @@ class Machine:
         """As ExecStart."""
         settings = self.environment(shard)
         folders = settings.pop("DLM_SHARD_SETS").split()
-        self.running[shard] = subprocess.Popen(
-            [*DLM, "serve", *folders, "--shard", str(shard), "--log-level", "warning"],
+        self.running[shard] = CommandServer(
+            *("serve", *folders, "--shard", shard, "--log-level", "warning"),
+            cwd=self.folder,
             env={**os.environ, **settings, "PYTHONPATH": str(ROOT)},
         )
 
     def stop(self) -> None:
         """SIGTERM, and the end of all units: status 0, since nothing may be cut off."""
-        for process in self.running.values():
-            process.terminate()
-        for process in self.running.values():
-            assert process.wait(WAIT_S) == 0
-        self.running.clear()
+        for server in self.running.values():
+            server.process.terminate()
+        for server in self.running.values():
+            assert server.wait() == 0, server.errors
+        self.kill()
 
     def systemctl(self, verb: str, units: list[str]) -> None:
         """restart and disable of all, enable --now of those that are named."""
@@ -104,9 +93,9 @@ class Machine:
 
     def kill(self) -> None:
         """Whatever the test left."""
-        for process in self.running.values():
-            process.kill()
-            process.wait()
+        for server in self.running.values():
+            server.end()
+        self.running.clear()
 
 
 class Operator:
@@ -154,7 +143,7 @@ class Operator:
             host.systemctl(words[1], [word for word in words[2:] if not word.startswith("--")])
             return
         if words[0] == "dlm":
-            line = shlex.join([*DLM, *words[1:]])
+            line = shlex.join(command(*words[1:]))
         shown = subprocess.run(
             line,
             shell=True,
@@ -215,7 +204,7 @@ def test_the_runbooks_rolls_lose_no_call(rolled, tmp_path: Path) -> None:
 
     def is_idle(shard_set: str) -> bool:
         """What `queries/s` of its rows says."""
-        line = [*DLM, "status", "--cluster", "cluster.toml", "--json"]
+        line = command("status", "--cluster", "cluster.toml", "--json")
         shown = subprocess.run(line, cwd=tmp_path, capture_output=True, timeout=WAIT_S, check=True)
         rows = [
             r for r in json.loads(shown.stdout)["servers"] if shard_set.startswith(r["shard_set"])

@@ -134,12 +134,6 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Low orders, shared by all clients."""
-    return tmp_path_factory.mktemp("low-orders")
-
-
-@pytest.fixture(scope="module")
 def servers(files: ModelFiles, cache_dir: Path) -> Iterator[World]:
     """Two servers of each shard."""
     world = World(files, cache_dir, replicas=2)
@@ -476,7 +470,7 @@ def test_workers_of_a_server_may_go(files, small, cache_dir) -> None:
     """One after the other killed, then all of them stopped: its supervisor brings others."""
     world = World(files, cache_dir, workers=2)
     server = world.servers[0]
-    one, two = server.workers()
+    one, two = server.children()
     try:
         client = world.connect(small)
         for what, going, how in (
@@ -485,10 +479,10 @@ def test_workers_of_a_server_may_go(files, small, cache_dir) -> None:
             ("both stopped", set(), signal.SIGSTOP),
         ):
             with decoding(client, [files, small], what) as decoders:
-                old = going or set(server.workers())
+                old = going or set(server.children())
                 for worker in old:
                     os.kill(worker, how)
-                decoders.wait(lambda old=old: len({*server.workers()} - old) == 2)
+                decoders.wait(lambda old=old: len({*server.children()} - old) == 2)
     finally:
         world.end()
 

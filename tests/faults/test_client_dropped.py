@@ -16,20 +16,12 @@ from typing import Any
 import pytest
 
 from client.questions import ask, assert_equal, random_queries
-from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, build, until
+from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, until
 from dlm.client import AsyncClient, Client, ClientConfig
-from models import random_model
 
 DROPPED = 50
 # What a process may open meanwhile for other reasons.
 SPARE = 8
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    """A random model of order 4 in two shards."""
-    model = random_model(17, order=4, words=40, per_order=300)
-    return build(model, tmp_path_factory.mktemp("model"), 2)
 
 
 @pytest.fixture(scope="module")

@@ -3,46 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from client.questions import ask, assert_equal, queries_to, submit
 from client.scripted import Clients, Network, free
-from cluster import WAIT_S, Cluster, ModelFiles, build, until
+from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient, Client, partial
 from dlm.client.core import Core
 from dlm.errors import DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
-from models import random_model
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    """A model in two shards."""
-    model = random_model(60, order=4, words=40, per_order=300)
-    return build(model, tmp_path_factory.mktemp("model"), 2)
-
-
-@pytest.fixture(scope="module")
-def cluster(files: ModelFiles) -> Iterator[Cluster]:
-    """Its servers."""
-    with Cluster(files) as running:
-        yield running
 
 
 @pytest.fixture
 def network() -> Network:
     """Stands between the client and the servers."""
     return Network()
-
-
-@pytest.fixture
-def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
-    """Opens clients; closes them with the test."""
-    with Clients(tmp_path_factory.getbasetemp() / "low-orders") as clients:
-        yield clients
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pickle
 import pkgutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -14,38 +14,16 @@ from typing import Any
 import pytest
 
 from client.questions import Query, ask, assert_equal, random_queries, submit
-from client.scripted import Clients, free
+from client.scripted import free
 from client.test_partial import assert_each_is_of_its_model
-from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, build, until
+from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, until
 from dlm.client import Client, batcher
 from dlm.client.transport import GrpcConnection
 from dlm.errors import DeadlineExceeded, DlmError
 from dlm.ngram.query import Answers
-from models import random_model
 
 CALLERS, CALLS = 6, 6
 NO_THREAD = "can't start new thread"
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    """A random model of order 4 in two shards."""
-    model = random_model(17, order=4, words=40, per_order=300)
-    return build(model, tmp_path_factory.mktemp("model"), 2)
-
-
-@pytest.fixture(scope="module")
-def cluster(files: ModelFiles) -> Iterator[Cluster]:
-    """A server for each shard."""
-    with Cluster(files) as running:
-        yield running
-
-
-@pytest.fixture
-def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
-    """Opens clients; closes them with the test."""
-    with Clients(tmp_path_factory.getbasetemp() / "low-orders") as clients:
-        yield clients
 
 
 def raising(

@@ -16,17 +16,9 @@ import pytest
 
 from client.questions import ask, assert_equal, queries_to, random_queries, submit
 from client.scripted import Clients, free
-from cluster import ROOT, WAIT_S, Cluster, ModelFiles, ProcessServer, build, until
+from cluster import ROOT, WAIT_S, Cluster, ModelFiles, ProcessServer, until
 from dlm.client import Client
 from dlm.errors import DeadlineExceeded, ShardDown, UnavailableError
-from models import random_model
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    """A random model of order 4 in two shards."""
-    model = random_model(17, order=4, words=40, per_order=300)
-    return build(model, tmp_path_factory.mktemp("model"), 2)
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +26,6 @@ def cluster(files: ModelFiles) -> Iterator[Cluster]:
     """A process for each shard; a test that ends one starts another in its place."""
     with Cluster(files, kind=ProcessServer) as running:
         yield running
-
-
-@pytest.fixture
-def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
-    """Opens clients; closes them with the test."""
-    with Clients(tmp_path_factory.getbasetemp() / "low-orders") as clients:
-        yield clients
 
 
 def answers_again(client: Client, files: ModelFiles, queries) -> bool:

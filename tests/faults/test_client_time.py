@@ -20,35 +20,12 @@ import numpy as np
 import pytest
 
 from client.questions import ask, assert_equal, random_queries, random_sentences
-from client.scripted import Clients
-from cluster import ROOT, WAIT_S, Cluster, ModelFiles, ProcessServer, build
+from cluster import ROOT, WAIT_S, Cluster, ModelFiles, ProcessServer
 from dlm.client import AsyncClient, Utterance, fork
 from dlm.errors import ConfigError, DeadlineExceeded
 from dlm.ngram.query import FULL, PARTIAL
-from models import random_model
 
 SOON_S = 60.0  # a call with a deadline far below that has hung
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    """A random model of order 4 in two shards."""
-    model = random_model(17, order=4, words=40, per_order=300)
-    return build(model, tmp_path_factory.mktemp("model"), 2)
-
-
-@pytest.fixture(scope="module")
-def cluster(files: ModelFiles) -> Iterator[Cluster]:
-    """A server for each shard."""
-    with Cluster(files) as running:
-        yield running
-
-
-@pytest.fixture
-def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
-    """Opens clients; closes them with the test."""
-    with Clients(tmp_path_factory.getbasetemp() / "low-orders") as clients:
-        yield clients
 
 
 @contextmanager

@@ -13,11 +13,12 @@ import grpc
 import numpy as np
 import pytest
 
+from cluster import WAIT_S, ProcessServer
 from dlm.index.build import build_shard_set
 from dlm.ngram.backoff import DictModel
 from dlm.wire._pb import shard_pb2 as pb
 from models import random_model
-from server.running import WAIT_S, Asked, Caller, Questions, ServerProcess, Stream, outcome, seal
+from server.calls import Asked, Caller, Questions, Stream, outcome, seal
 
 AT_ONCE = 40
 MESSAGES = int(os.environ.get("DLM_FUZZ_MESSAGES", "6000"))
@@ -35,14 +36,14 @@ class Site:
         arpa = random_model(seed=3, order=4, words=50, per_order=300).write(folder / "m.arpa")
         manifest = build_shard_set(arpa, folder / "shards", 2)
         self.questions = Questions(manifest, DictModel.from_arpa(arpa))
-        self.server = ServerProcess(folder / "shards", 0, max_queries=500)
+        self.server = ProcessServer(folder / "shards", 0, max_queries=500)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Iterator[Site]:
     """Started once."""
     made = Site(tmp_path_factory.mktemp("fuzzed"))
-    made.server.wait_ready()
+    made.server.ready()
     yield made
     made.server.end()
 

@@ -7,18 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from client.questions import ask, queries_to, random_queries
-from client.scripted import Clients
-from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, build, until
+from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, until
 from dlm.client.membership import Beating
 from faults.load import Load
-from models import random_model
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    """A model in two shards."""
-    model = random_model(11, order=4, words=50, per_order=300)
-    return build(model, tmp_path_factory.mktemp("twice"), 2)
 
 
 @pytest.fixture
@@ -28,13 +19,6 @@ def twice(files: ModelFiles) -> Iterator[tuple[Cluster, Cluster]]:
     yield made
     for cluster in made:
         cluster.end()
-
-
-@pytest.fixture
-def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
-    """Opens clients; closes them with the test."""
-    with Clients(tmp_path_factory.mktemp("cache")) as clients:
-        yield clients
 
 
 def test_no_caller_sees_that_one_of_two_replicas_is_killed(files, twice, connect) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from certificates import Authority
 from client.questions import ask, random_queries
-from cluster import WAIT_S, Cluster, ModelFiles, build, until
+from cluster import WAIT_S, Cluster, ModelFiles, until
 from connect_proxy import VARIABLES, ConnectProxy
 from dlm.client import AsyncClient, Client, ClientConfig, transport
 from dlm.client.security import ClientSecurity
@@ -24,17 +24,9 @@ from dlm.client.topology import Endpoint, write_cluster_file
 from dlm.client.transport import GrpcConnection
 from dlm.errors import AuthenticationError, ConfigError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb
-from models import random_model
 from server.test_security import write_tokens
 
 ALICE, BOB = "alice-" + "a" * 32, "bob-" + "b" * 32
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    """A random model of order 4 in two shards."""
-    model = random_model(23, order=4, words=40, per_order=300)
-    return build(model, tmp_path_factory.mktemp("model"), 2)
 
 
 @pytest.fixture(scope="module")

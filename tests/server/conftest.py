@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from cluster import WAIT_S, ProcessServer, ThreadServer
 from dlm.index.build import build_shard_set
 from dlm.index.search.shard import Shard
 from dlm.ngram.backoff import DictModel
 from models import random_model
-from server.running import WAIT_S, Caller, GatedShard, Questions, ServerProcess, ThreadServer
+from server.calls import Caller, GatedShard, Questions
 
 SHARDS = 3
 
@@ -61,9 +62,9 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 @pytest.fixture(scope="session")
 def servers(sharded):
     """A real server process for each shard."""
-    started = [ServerProcess(sharded.directory, i) for i in range(SHARDS)]
+    started = [ProcessServer(sharded.directory, i) for i in range(SHARDS)]
     try:
-        yield [server.wait_ready() for server in started]
+        yield [server.ready() for server in started]
     finally:
         for server in started:
             server.end()
@@ -83,8 +84,8 @@ def start(sharded):
     """Starts a server process for a shard; ends it with the test."""
     started = []
 
-    def begin(index: int = 0, directory: Path | list[Path] | None = None, **more) -> ServerProcess:
-        started.append(ServerProcess(directory or sharded.directory, index, **more))
+    def begin(index: int = 0, directory: Path | list[Path] | None = None, **more) -> ProcessServer:
+        started.append(ProcessServer(directory or sharded.directory, index, **more))
         return started[-1]
 
     yield begin
@@ -97,13 +98,13 @@ def gated(sharded):
     """Makes a server in a thread over shard 0 with a gate: (shard, server, caller)."""
     made = []
 
-    def begin(*, open_gate: bool = True, clock=None, wait: bool = True, **config):
+    def begin(*, open_gate: bool = True, wait: bool = True, **config):
         shard = GatedShard(Shard.open(sharded.directory, 0))
         if not open_gate:
             shard.gate.clear()
-        server = ThreadServer(shard, clock=clock, **config)
+        server = ThreadServer(shard, own_loop=True, **config)
         if wait:
-            server.wait_ready()
+            server.ready()
         else:  # the warm-up begins once the port is bound
             assert shard.entered.acquire(timeout=WAIT_S)
         caller = Caller(server.address)
@@ -114,4 +115,4 @@ def gated(sharded):
     for shard, server, caller in made:
         shard.gate.set()
         caller.close()
-        server.end()
+        server.end(at_once=True)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from cluster import WAIT_S, ThreadServer, until
 from dlm.errors import ConfigError, ShardFormatError
 from dlm.index.search.shard import Shard
 from dlm.server.app import ShardServer, open_shard, serve, warm_up_messages
@@ -22,17 +23,7 @@ from dlm.server.ready import Notice
 from dlm.server.service import ShardService
 from dlm.wire import codec
 from dlm.wire.status import Reason
-from server.running import (
-    WAIT_S,
-    Asked,
-    Caller,
-    GatedShard,
-    ThreadServer,
-    forget,
-    outcome,
-    outcome_of,
-    until,
-)
+from server.calls import Asked, Caller, GatedShard, forget, outcome, outcome_of
 
 OK = grpc.StatusCode.OK
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -70,9 +61,9 @@ def test_ready_file_says_where_and_goes_when_it_drains(sharded, start, tmp_path)
     """Written whole when the first query can be answered; a stale one goes at the start."""
     ready_file = tmp_path / "ready.json"
     ready_file.write_text("stale")
-    server = start(1, ready_file=ready_file).wait_ready()
+    server = start(1, ready_file=ready_file).ready()
     content = json.loads(ready_file.read_text())
-    assert content == server.ready
+    assert content == server.notice
     assert content["shard"] == 1
     assert content["shard_set"] == sharded.manifest.shard_set
     assert content["pid"] == server.process.pid
@@ -86,7 +77,7 @@ def test_ready_file_says_where_and_goes_when_it_drains(sharded, start, tmp_path)
 
 def test_events_are_logged_by_name(start):
     """A log without format still tells the story."""
-    server = start().wait_ready()
+    server = start().ready()
     server.process.terminate()
     assert server.wait() == 0
     for event in ("server.opened", "server.warmed", "server.ready", "server.stopped"):
@@ -108,7 +99,7 @@ def big(sharded, rng: np.random.Generator, shard: int) -> Asked:
 
 def test_sigterm_drains_while_messages_are_in_flight(sharded, start):
     """Each message sent before and after is answered or refused as UNAVAILABLE; exit status 0."""
-    server = start(0, threads=1, inline_queries=0, drain_s=60.0).wait_ready()
+    server = start(0, threads=1, inline_queries=0, drain_s=60.0).ready()
     caller = Caller(server.address)
     asked = big(sharded, np.random.default_rng(1), 0)
     futures = [caller.score.future(asked.data, timeout=WAIT_S) for _ in range(30)]
@@ -196,14 +187,14 @@ def test_failed_warm_up_ends_the_server(sharded):
     """A server that cannot answer does not become ready."""
     shard = GatedShard(Shard.open(sharded.directory, 0))
     shard.fault = RuntimeError("no such instruction")
-    server = ThreadServer(shard)
+    server = ThreadServer(shard, own_loop=True)
     with pytest.raises(RuntimeError, match="no such instruction"):
         server.status.result(WAIT_S)
 
 
 def test_killed_server_is_unavailable_to_its_clients(sharded, start):
     """kill -9: calls in flight and later ones fail as UNAVAILABLE, without a reason."""
-    server = start(0, threads=1, inline_queries=0).wait_ready()
+    server = start(0, threads=1, inline_queries=0).ready()
     caller = Caller(server.address)
     asked = big(sharded, np.random.default_rng(4), 0)
     futures = [caller.score.future(asked.data, timeout=WAIT_S) for _ in range(100)]
@@ -227,7 +218,7 @@ def test_ready_file_that_cannot_be_written_ends_the_server(start, tmp_path):
 
 def test_port_in_use_is_a_config_error(sharded, servers):
     """Two servers never share a port in silence."""
-    port = servers[0].ready["port"]
+    port = servers[0].notice["port"]
     with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be bound"):
         serve(ServerConfig(port=port), [sharded.directory], 0)
 

@@ -8,13 +8,14 @@ import grpc
 import numpy as np
 import pytest
 
+from cluster import WAIT_S, until
 from dlm.server import replies
 from dlm.server.health import Event, State
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, reason_of
 from http2 import Peer, wait_ended
-from server.running import WAIT_S, Stream, until
+from server.calls import Stream
 
 UNREAD = ("server.stream.unread", "server.reply.undelivered")
 

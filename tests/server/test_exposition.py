@@ -25,6 +25,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import CollectorRegistry
 
+from cluster import ROOT, WAIT_S, free_ports, until
 from dlm.errors import ConfigError
 from dlm.index.search.shard import Shard
 from dlm.server import exposition
@@ -47,7 +48,7 @@ from dlm.server.process import Process
 from dlm.server.ready import Notice
 from dlm.wire.status import Reason
 from http2 import PREFACE, SETTINGS, frame
-from server.running import ROOT, WAIT_S, Caller, outcome, until
+from server.calls import Caller, outcome
 
 Sample = dict[str, float]
 
@@ -87,12 +88,6 @@ def raw(port: int, data: bytes, *, close: bool = False) -> bytes:
         return out
 
 
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
-
-
 def served(metrics: ServerMetrics, state: State = State.READY) -> Served:
     """A shard of a model of order 3."""
     return Served("a" * 32, "b" * 32, 2, 3, metrics, lambda: state, 4)
@@ -100,7 +95,7 @@ def served(metrics: ServerMetrics, state: State = State.READY) -> Served:
 
 def test_the_counts_of_real_requests_are_shown(gated, sharded) -> None:
     """Answers and refusals of a server, scraped; the sums are those of what was asked."""
-    port = free_port()
+    port = free_ports(1)[0]
     _, server, caller = gated(metrics_port=port)
     rng = np.random.default_rng(3)
     asked = [sharded.questions.ask(rng, 0) for _ in range(3)]
@@ -142,12 +137,12 @@ def test_the_counts_of_real_requests_are_shown(gated, sharded) -> None:
 
 def test_probes_follow_the_state(gated) -> None:
     """/readyz is 503 while it warms and drains; /healthz is 200 as long as the loop turns."""
-    port = free_port()
+    port = free_ports(1)[0]
     shard, server, _ = gated(open_gate=False, wait=False, metrics_port=port)
     assert fetch(port, "/readyz") == (503, "warming\n")
     assert fetch(port, "/healthz") == (200, "warming\n")
     shard.gate.set()
-    server.wait_ready()
+    server.ready()
     assert fetch(port, "/readyz") == (200, "ready\n")
     held = threading.Event()
     reached = threading.Event()
@@ -165,7 +160,7 @@ def test_probes_follow_the_state(gated) -> None:
 
 def test_draining_is_not_ready(gated, sharded) -> None:
     """A load balancer must look elsewhere before the port closes."""
-    port = free_port()
+    port = free_ports(1)[0]
     shard, server, caller = gated(metrics_port=port, inline_queries=0)
     shard.gate.clear()
     waiting = caller.score.future(
@@ -232,7 +227,7 @@ def test_head_has_no_body(shown) -> None:
 
 def test_whatever_comes_to_this_port_scores_are_answered(gated, sharded) -> None:
     """While connections say nothing, or nonsense without an end."""
-    port = free_port()
+    port = free_ports(1)[0]
     _, _, caller = gated(metrics_port=port)
     held = [socket.create_connection(("127.0.0.1", port)) for _ in range(2 * CONNECTIONS)]
     for i, connection in enumerate(held):
@@ -269,8 +264,8 @@ def reset(connection: socket.socket) -> None:
 
 def test_whatever_connections_do_nothing_is_written_to_standard_error(start, sharded) -> None:
     """A real server: half requests, resets, garbage, too many at once, and open ones at its end."""
-    port = free_port()
-    server = start(0, metrics_port=port).wait_ready()
+    port = free_ports(1)[0]
+    server = start(0, metrics_port=port).ready()
 
     def connect(data: bytes = b"") -> socket.socket:
         made = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
@@ -296,13 +291,13 @@ def test_whatever_connections_do_nothing_is_written_to_standard_error(start, sha
 
 def test_a_server_that_can_open_no_more_files_says_so(start, sharded) -> None:
     """In the log once, on the metrics port, and to health checks; and is ready again afterwards."""
-    port, limit = free_port(), 80
-    server = start(0, metrics_port=port, open_files=limit).wait_ready()
+    port, limit = free_ports(1)[0], 80
+    server = start(0, metrics_port=port, open_files=limit).ready()
     with contextlib.closing(Caller(server.address)) as caller, contextlib.ExitStack() as stack:
         check = caller.channel.unary_unary("/grpc.health.v1.Health/Check")
         serving, not_serving = b"\x08\x01", b"\x08\x02"
         assert check(b"", timeout=WAIT_S) == serving
-        place = (server.ready["host"], server.ready["port"])
+        place = (server.notice["host"], server.notice["port"])
         for _ in range(limit):
             opened = stack.enter_context(socket.create_connection(place))
             opened.sendall(PREFACE + frame(SETTINGS))
@@ -327,8 +322,8 @@ def test_a_server_that_can_open_no_more_files_says_so(start, sharded) -> None:
 
 def test_a_server_takes_as_many_files_as_it_may_have(start) -> None:
     """The soft limit of a shell, mostly 1,024, is raised to the hard one when it starts."""
-    port = free_port()
-    start(0, metrics_port=port, open_files=(64, 512)).wait_ready()
+    port = free_ports(1)[0]
+    start(0, metrics_port=port, open_files=(64, 512)).ready()
     assert samples(fetch(port, "/metrics")[1])["dlm_server_max_files{}"] == 512
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from cluster import WAIT_S
 from dlm.server.health import TRANSITIONS, Action, Event, State, serving_status, step
 from dlm.wire._pb import shard_pb2 as pb
-from server.running import WAIT_S
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

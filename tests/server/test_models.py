@@ -8,6 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
+from cluster import WAIT_S, ThreadServer, until
 from dlm.errors import ConfigError
 from dlm.index.search.shard import Shard
 from dlm.server.app import ShardServer
@@ -16,7 +17,7 @@ from dlm.server.health import Event
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason
-from server.running import WAIT_S, Caller, GatedShard, ThreadServer, forget, outcome, until
+from server.calls import Caller, GatedShard, forget, outcome
 
 UNKNOWN = bytes(range(16))
 
@@ -25,11 +26,11 @@ UNKNOWN = bytes(range(16))
 def pair(sharded, other):
     """A server of shard 0 of both models, the first the default, and a caller."""
     server = ThreadServer([Shard.open(one.directory, 0) for one in (sharded, other)])
-    server.wait_ready()
+    server.ready()
     caller = Caller(server.address)
     yield server, caller
     caller.close()
-    server.end()
+    server.end(at_once=True)
 
 
 def test_each_model_gives_its_own_answers(sharded, other, pair):
@@ -122,7 +123,7 @@ def test_a_set_that_is_not_here_is_refused_with_what_is(sharded, other, pair):
 def test_a_message_in_the_wrong_hands_is_refused(sharded, other):
     """The choice of a service is no check: each makes sure that a message is its own."""
     server = ThreadServer([Shard.open(one.directory, 0) for one in (sharded, other)])
-    server.wait_ready()
+    server.ready()
     caller = Caller(server.address)
     for service in server.server.models:
         service.find = lambda shard_set: server.server.models.default
@@ -133,7 +134,7 @@ def test_a_message_in_the_wrong_hands_is_refused(sharded, other):
     (reply,) = stream(iter([message.SerializeToString()]), timeout=WAIT_S)
     assert pb.ScoreReply.FromString(reply).reason == Reason.WRONG_SHARD_SET
     caller.close()
-    server.end()
+    server.end(at_once=True)
 
 
 def test_one_stream_may_ask_several_models(sharded, other, pair):
@@ -182,9 +183,13 @@ def test_draining_waits_for_every_model(sharded, other):
     """The second model's message is answered though the first has nothing to do."""
     gated = GatedShard(Shard.open(other.directory, 0))
     server = ThreadServer(
-        [Shard.open(sharded.directory, 0), gated], inline_queries=0, linger_s=0.0, drain_s=WAIT_S
+        [Shard.open(sharded.directory, 0), gated],
+        own_loop=True,
+        inline_queries=0,
+        linger_s=0.0,
+        drain_s=WAIT_S,
     )
-    server.wait_ready()
+    server.ready()
     caller = Caller(server.address)
     try:
         asked = other.questions.ask(np.random.default_rng(4), 0)
@@ -202,15 +207,15 @@ def test_draining_waits_for_every_model(sharded, other):
     finally:
         gated.gate.set()
         caller.close()
-        server.end()
+        server.end(at_once=True)
 
 
 def test_messages_in_flight_count_whatever_model_they_ask(sharded, other):
     """The limit bounds the memory of the process; a message above it is refused for any model."""
     gated = GatedShard(Shard.open(other.directory, 0))
     server = ThreadServer(
-        [Shard.open(sharded.directory, 0), gated], inline_queries=0, max_in_flight=1
-    ).wait_ready()
+        [Shard.open(sharded.directory, 0), gated], own_loop=True, inline_queries=0, max_in_flight=1
+    ).ready()
     caller = Caller(server.address)
     try:
         forget(gated.entered)
@@ -226,4 +231,4 @@ def test_messages_in_flight_count_whatever_model_they_ask(sharded, other):
     finally:
         gated.gate.set()
         caller.close()
-        server.end()
+        server.end(at_once=True)

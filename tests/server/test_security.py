@@ -15,6 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from certificates import Authority
+from cluster import WAIT_S, until
 from dlm.client.security import ClientSecurity, open_channel
 from dlm.server.config import ServerConfig
 from dlm.server.security import UNAUTHENTICATED
@@ -22,7 +23,7 @@ from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import PUSHBACK_KEY, REASON_KEY, Reason, reason_of
 from http2 import Peer, wait_ended
-from server.running import WAIT_S, Outcome, forget, outcome, outcome_of, until
+from server.calls import Outcome, forget, outcome, outcome_of
 
 ALICE, BOB = "alice-" + "a" * 32, "bob-" + "b" * 32
 METHODS = (
@@ -381,7 +382,7 @@ def test_a_server_that_is_full_says_so_to_everybody(gated, channels):
 @pytest.mark.parametrize("by", ["address", "token"])
 def test_three_thousand_idle_calls_of_one_peer_keep_nobody_out(start, tokens, channels, by):
     """Opened and left so, on ten connections, with the limits that a server has by default."""
-    server = start(**({"tokens": str(tokens)} if by == "token" else {})).wait_ready()
+    server = start(**({"tokens": str(tokens)} if by == "token" else {})).ready()
     source, metadata = ("127.0.0.1", metadata_of(ALICE)) if by == "token" else ("127.0.0.2", ())
     peers = [Peer(server.address, source=source) for _ in range(10)]
     for i, peer in enumerate(peers):
@@ -410,7 +411,7 @@ def test_two_thousand_idle_connections_keep_nobody_out(start, tmp_path, channels
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
     authority = Authority(tmp_path)
     pair = authority.server
-    server = start(tls_cert=str(pair.cert), tls_key=str(pair.key)).wait_ready()
+    server = start(tls_cert=str(pair.cert), tls_key=str(pair.key)).ready()
     host, port = server.address.split(":")
     idle = []
     try:

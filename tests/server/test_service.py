@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from cluster import WAIT_S, until
 from dlm import __version__
 from dlm.errors import ProtocolError
 from dlm.index.build import build_shard_set
@@ -25,7 +26,7 @@ from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import CODE_OF, Reason
 from models import HAND_MADE
-from server.running import WAIT_S, Asked, Caller, forget, outcome, outcome_of, pack, seal, until
+from server.calls import Asked, Caller, forget, outcome, outcome_of, pack, seal
 
 OK = grpc.StatusCode.OK
 
@@ -173,7 +174,7 @@ def test_model_without_partitioned_ngrams_is_served(tmp_path, start, name):
     model = HAND_MADE[name]
     arpa = model.write(tmp_path / "model.arpa")
     manifest = build_shard_set(arpa, tmp_path / "shards", 1)
-    caller = Caller(start(directory=tmp_path / "shards").wait_ready().address)
+    caller = Caller(start(directory=tmp_path / "shards").ready().address)
     data, _ = codec.encode_score_request(manifest.shard_set_bytes, 0, pack([((1, 2), [3])]))
     found = outcome(caller.score, data)
     if model.order > 2:
@@ -375,7 +376,7 @@ def test_server_that_warms_up_refuses_as_not_ready(sharded, gated):
     assert caller.beat().state == pb.SERVER_STATE_WARMING
     assert describe(caller).state == pb.SERVER_STATE_WARMING
     shard.gate.set()
-    server.wait_ready()
+    server.ready()
     sharded.questions.verify(0, asked, outcome(caller.score, asked.data).data)
     assert caller.beat().state == pb.SERVER_STATE_READY
 

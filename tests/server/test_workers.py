@@ -21,12 +21,13 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster import ROOT, WAIT_S, ProcessServer, children, gone, until
 from dlm.errors import ConfigError
 from dlm.server.app import serve
 from dlm.server.config import ServerConfig
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason
-from server.running import ROOT, WAIT_S, Caller, ServerProcess, outcome, outcome_of, until
+from server.calls import Caller, outcome, outcome_of
 from server.test_security import ALICE, BOB, metadata_of, write_tokens
 
 MIB = 1 << 20
@@ -87,19 +88,6 @@ def rest(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, said
 
 
-def children(pid: int) -> list[int]:
-    """The processes that `pid` has started."""
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended, waited for or not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 @contextlib.contextmanager
 def one_of_each(address: str, workers: int) -> Iterator[dict[int, Caller]]:
     """A connection to each worker: the system deals them out, so some are made in vain."""
@@ -117,15 +105,15 @@ def one_of_each(address: str, workers: int) -> Iterator[dict[int, Caller]]:
 
 
 @pytest.fixture
-def two(start) -> ServerProcess:
+def two(start) -> ProcessServer:
     """A server of two workers."""
-    return start(0, workers=2).wait_ready()
+    return start(0, workers=2).ready()
 
 
 def test_workers_share_a_port_and_tell_themselves_apart(sharded, two):
     """Ready is said once, by the supervisor; each answers, and costs little memory of its own."""
-    assert two.ready["workers"] == 2
-    assert two.ready["pid"] == two.process.pid
+    assert two.notice["workers"] == 2
+    assert two.notice["pid"] == two.process.pid
     assert len(children(two.process.pid)) == 2
     rng = np.random.default_rng(1)
     with one_of_each(two.address, 2) as callers:
@@ -140,8 +128,7 @@ def test_workers_share_a_port_and_tell_themselves_apart(sharded, two):
     two.process.terminate()
     assert two.wait() == 0
     assert two.errors.count("worker.started") == two.errors.count("worker.exited") == 2
-    assert two.process.stdout is not None
-    assert two.process.stdout.read() == b""
+    assert two.printed == f"{two.port}\n"
 
 
 def test_a_killed_worker_is_replaced_while_the_others_answer(sharded, two):
@@ -200,7 +187,7 @@ def test_one_port_shows_the_metrics_of_all_workers(sharded, start, monkeypatch):
     rng = np.random.default_rng(5)
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("TMPDIR", folder)
-        server = start(0, workers=2, metrics_port=port).wait_ready()
+        server = start(0, workers=2, metrics_port=port).ready()
         with one_of_each(server.address, 2) as callers:
             for caller in callers.values():
                 asked = sharded.questions.ask(rng, 0)
@@ -242,8 +229,8 @@ def test_the_signal_reaches_every_worker_and_ready_goes(sharded, start, tmp_path
     """A message in flight is answered; SIGTERM sent to the whole group counts once."""
     ready_file = tmp_path / "ready.json"
     server = start(0, workers=2, inline_queries=0, drain_s=60.0, ready_file=ready_file)
-    server.wait_ready()
-    assert json.loads(ready_file.read_text()) == server.ready
+    server.ready()
+    assert json.loads(ready_file.read_text()) == server.notice
     rng = np.random.default_rng(3)
     with one_of_each(server.address, 2) as callers:
         asked = [sharded.questions.ask(rng, 0, 60) for _ in range(40)]
@@ -265,16 +252,16 @@ def test_the_signal_reaches_every_worker_and_ready_goes(sharded, start, tmp_path
 @pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (2, 2)])
 def test_a_second_server_on_the_port_is_refused(sharded, start, first, second):
     """Whether either has workers that would share it; test_app.py has the case of none."""
-    port = start(0, workers=first).wait_ready().ready["port"]
+    port = start(0, workers=first).ready().notice["port"]
     with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be bound: another process"):
         serve(ServerConfig(port=port, workers=second), [sharded.directory], 0)
 
 
 def test_several_models_are_served_by_every_worker(sharded, other, start):
     """Both are opened once, before the fork."""
-    server = start(1, [sharded.directory, other.directory], workers=2).wait_ready()
+    server = start(1, [sharded.directory, other.directory], workers=2).ready()
     names = [one.manifest.shard_set for one in (sharded, other)]
-    assert server.ready["shard_sets"] == names
+    assert server.notice["shard_sets"] == names
     assert server.errors.count("server.opened") == 2
     rng = np.random.default_rng(4)
     with one_of_each(server.address, 2) as callers:
@@ -292,7 +279,7 @@ def test_a_replaced_folder_changes_nothing_for_a_new_worker(sharded, start, tmp_
     folder.mkdir()
     for path in sharded.directory.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
-    server = start(0, folder, workers=2).wait_ready()
+    server = start(0, folder, workers=2).ready()
     for path in folder.iterdir():
         path.rename(path.with_suffix(".old"))
         path.write_bytes(b"something else")
@@ -412,7 +399,7 @@ def test_a_file_cut_off_under_a_server_is_named_and_the_server_not_ready(
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     config = {"workers": 2, "metrics_port": port, "drain_s": 5.0, "ready_file": ready_file}
-    server = start(0, folder, **config).wait_ready()
+    server = start(0, folder, **config).ready()
     asked = sharded.questions.ask(np.random.default_rng(8), 0, 60)
     entry = sharded.manifest.file(kind, 0 if kind == "shard" else None)
     damaged = folder / entry.name
@@ -459,7 +446,7 @@ def probe(port: int, path: str) -> tuple[int, str]:
 def test_a_page_that_cannot_be_read_makes_the_next_worker_read_the_files(sharded, start, tmp_path):
     """The file is whole when it is looked at: nobody is frightened, and all map it anew."""
     folder = copied(sharded.directory, tmp_path / "shards")
-    server = start(0, folder, workers=2).wait_ready()
+    server = start(0, folder, workers=2).ready()
     pids = children(server.process.pid)
     os.kill(pids[0], signal.SIGBUS)
     until(lambda: server.errors.count("server.ready") == 4)
@@ -514,7 +501,7 @@ def test_a_folder_that_holds_another_shard_set_after_a_fault_is_refused(
 ):
     """Two models must not answer on one port: the message names both."""
     folder = copied(sharded.directory, tmp_path / "shards")
-    server = start(0, folder, workers=2).wait_ready()
+    server = start(0, folder, workers=2).ready()
     folder.rename(tmp_path / "old")
     copied(other.directory, folder)
     os.kill(children(server.process.pid)[0], signal.SIGBUS)
@@ -547,9 +534,7 @@ def test_a_worker_that_dies_again_and_again_is_started_again_and_again():
 
 def test_draining_workers_refuse_what_comes_late(sharded, start):
     """As one process does: DRAINING while something is in flight."""
-    server = start(
-        0, workers=2, inline_queries=0, threads=1, linger_s=0.0, drain_s=60.0
-    ).wait_ready()
+    server = start(0, workers=2, inline_queries=0, threads=1, linger_s=0.0, drain_s=60.0).ready()
     rng = np.random.default_rng(6)
     with one_of_each(server.address, 2) as callers:
         caller = callers[0]
@@ -686,7 +671,7 @@ def test_a_worker_that_is_stuck_in_the_first_start_ends_the_whole_and_is_named()
 @pytest.mark.slow
 def test_a_server_whose_worker_is_stuck_answers_on_all_connections_again(start):
     """A real one, at its own pace: its event loop beats, and the stopped one is ended for good."""
-    server = start(0, workers=2).wait_ready()
+    server = start(0, workers=2).ready()
     pids = children(server.process.pid)
     os.kill(pids[0], signal.SIGSTOP)
     until(lambda: server.errors.count("server.ready") == 3)
@@ -709,7 +694,7 @@ def test_a_first_fork_that_fails_ends_the_start():
 def test_a_worker_that_comes_later_knows_the_tokens_that_were_last_good(start, tmp_path, bad):
     """Those that the others know: not the bad file, nor the token that was taken away before."""
     tokens = write_tokens(tmp_path / "tokens", f"alice:{ALICE}", f"bob:{BOB}")
-    server = start(0, workers=2, tokens=str(tokens)).wait_ready()
+    server = start(0, workers=2, tokens=str(tokens)).ready()
     write_tokens(tokens, f"alice:{ALICE}")
     until(lambda: server.errors.count("server.tokens.reloaded") == 3)  # the supervisor among them
     if bad == "gone":

@@ -1,24 +1,10 @@
-"""Real shard servers for tests: in a process of their own, or in a thread with a shard that waits.
-
-Nothing here sleeps: a parent reads the line with which its child says that it is ready, and threads
-wait on events.
-"""
+"""Raw calls to a shard server, what they ask and how they end; and a shard that waits."""
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
-import json
-import os
-import resource
-import select
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -29,108 +15,9 @@ from cluster import WAIT_S
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import Answers, QueryGroups
-from dlm.server.app import ShardServer
-from dlm.server.config import ServerConfig
-from dlm.server.health import Event
-from dlm.server.ready import Notice
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, reason_of
-
-ROOT = Path(__file__).resolve().parents[2]
-
-CHILD = """
-import json, logging, sys
-from dataclasses import asdict
-from pathlib import Path
-from dlm.server.app import serve
-from dlm.server.config import ServerConfig
-logging.basicConfig(stream=sys.stderr, level=logging.INFO)
-directories, index, config, ready_file = json.loads(sys.argv[1])
-sys.exit(serve(
-    ServerConfig(**config), [Path(directory) for directory in directories], index,
-    on_ready=lambda ready: print(json.dumps(asdict(ready)), flush=True),
-    ready_file=Path(ready_file) if ready_file else None,
-))
-"""
-
-
-class ServerProcess:
-    """A shard server in processes of its own; `ready` holds what it said, once `wait_ready` ran.
-
-    Args
-        directory   of a shard set, or a list of them
-        open_files  its limit of open files: soft and hard, or both in one
-    """
-
-    def __init__(
-        self,
-        directory: Path | list[Path],
-        index: int,
-        *,
-        ready_file: Path | None = None,
-        open_files: int | tuple[int, int] | None = None,
-        **config: Any,
-    ) -> None:
-        directories = directory if isinstance(directory, list) else [directory]
-        arguments = [
-            list(map(str, directories)),
-            index,
-            config,
-            str(ready_file) if ready_file else None,
-        ]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, json.dumps(arguments)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        if open_files is not None:  # long before it opens or raises anything
-            both = open_files if isinstance(open_files, tuple) else (open_files, open_files)
-            resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, both)
-        self.ready: dict[str, Any] = {}
-        self.errors = ""
-        # Read all along, so that a child that logs much never waits for its parent.
-        self._reader = threading.Thread(target=self._read_errors, daemon=True)
-        self._reader.start()
-
-    def _read_errors(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.errors += line.decode()
-
-    def wait_ready(self) -> ServerProcess:
-        """Returns once the first query can be answered."""
-        assert self.process.stdout is not None
-        waiting = select.poll()  # not select(), which takes descriptors below 1,024 only
-        waiting.register(self.process.stdout, select.POLLIN)
-        waiting.poll(WAIT_S * 1000)
-        line = self.process.stdout.readline()
-        if not line:
-            raise AssertionError(f"the server ended with {self.wait()}: {self.errors}")
-        self.ready = json.loads(line)
-        return self
-
-    @property
-    def address(self) -> str:
-        """host:port."""
-        return f"{self.ready['host']}:{self.ready['port']}"
-
-    def wait(self) -> int:
-        """The exit status, once it has ended."""
-        code = self.process.wait(WAIT_S)
-        self._reader.join(WAIT_S)
-        return code
-
-    def end(self) -> None:
-        """Ends it, whatever it does, and closes its pipes."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.wait()
-        for pipe in (self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            pipe.close()
 
 
 class GatedShard:
@@ -155,60 +42,6 @@ class GatedShard:
         if self.fault is not None:
             raise self.fault
         return self._shard.score(groups)
-
-
-class ThreadServer:
-    """A `ShardServer` in a thread with its own loop.
-
-    Args
-        shard  an open one, or what stands in for it; or a list of them, of several models
-    """
-
-    def __init__(
-        self, shard: Any, *, clock: Callable[[], float] | None = None, **config: Any
-    ) -> None:
-        self.server: ShardServer
-        self._bound = threading.Event()
-        self._ready = threading.Event()
-        self.status: concurrent.futures.Future[int] = concurrent.futures.Future()
-
-        async def main() -> int:
-            more = {} if clock is None else {"clock": clock}
-            shards = shard if isinstance(shard, list) else [shard]
-            notice = Notice(lambda _: self._ready.set())
-            self.server = ShardServer(ServerConfig(**config), shards, notice=notice, **more)
-            self._bound.set()
-            return await self.server.run()
-
-        def run() -> None:
-            try:
-                self.status.set_result(asyncio.run(main()))
-            except BaseException as exc:  # noqa: BLE001 - the test that waits gets it
-                self.status.set_exception(exc)
-
-        self.thread = threading.Thread(target=run, daemon=True)
-        self.thread.start()
-        assert self._bound.wait(WAIT_S)
-
-    def wait_ready(self) -> ThreadServer:
-        """Returns once it is READY."""
-        assert self._ready.wait(WAIT_S)
-        return self
-
-    @property
-    def address(self) -> str:
-        """host:port; waits until a port is bound."""
-        return f"127.0.0.1:{self.server.port}"
-
-    def post(self, event: Event) -> None:
-        """Hands `event` to the server."""
-        self.server.post(event)
-
-    def end(self) -> None:
-        """Stops it at once."""
-        self.server.post(Event.STOP)
-        self.server.post(Event.STOP)
-        self.thread.join(WAIT_S)
 
 
 @dataclass
@@ -279,14 +112,6 @@ def forget(semaphore: threading.Semaphore) -> None:
     """Takes a semaphore down to 0: what the warm-up counted does not matter."""
     while semaphore.acquire(blocking=False):
         pass
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Returns once `holds()` is true; looks again and again, and fails after a long while."""
-    end = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < end
-        os.sched_yield()
 
 
 def outcome(call: Callable[..., Any], data: bytes, timeout: float = WAIT_S) -> Outcome:
