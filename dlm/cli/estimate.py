@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dlm.estimate.settings import EstimationSettings, EstimationSummary
 
 
-class Engine(StrEnum):
+class EngineName(StrEnum):
     """Where a model is estimated."""
 
     LOCAL = "local"
@@ -78,11 +78,11 @@ def estimate(
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads that sort, add up and write.")] = 2,
     engine: Annotated[
-        Engine,
+        EngineName,
         typer.Option(
             help="Where it is done: in this process, or as jobs of Spark (extra `spark`)."
         ),
-    ] = Engine.LOCAL,
+    ] = EngineName.LOCAL,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
 ) -> None:
     """Estimate an ARPA model from text, by modified Kneser-Ney.
@@ -106,7 +106,7 @@ def estimate(
 
     check_reads("--vocab", vocab)
     check_folder("--tmp", tmp)
-    if engine is Engine.LOCAL:
+    if engine is EngineName.LOCAL:
         check_reads("TEXT", *text)
         check_writes("--output", output)
     else:  # a path without a scheme may be of Spark's own file system
@@ -125,7 +125,7 @@ def estimate(
         memory_bytes=available_bytes() // 2 if memory is None else parse_size(memory),
         threads=threads,
     )
-    if engine is Engine.SPARK:
+    if engine is EngineName.SPARK:
         if memory is not None or tmp is not None:
             raise ConfigError(
                 "--memory and --tmp are of --engine local; Spark is told by spark-submit "

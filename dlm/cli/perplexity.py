@@ -16,7 +16,7 @@ from dlm.cli.scoring import (
     COLUMN,
     SERVED_BYTES,
     SKIP,
-    Summary,
+    ScoreSummary,
     open_text,
     print_summary,
     quick_start,
@@ -100,7 +100,7 @@ def perplexity(
             reader = open_text(paths[1:], skip, column)
             order = opened.order
             scored = scored_here(opened, reader.read(), threads)
-        found = Summary(by_order=[0] * order)
+        found = ScoreSummary(by_order=[0] * order)
         for _, some in scored:
             some.add_to(found)
     tell(f"{found.tokens:,} tokens scored")

@@ -55,27 +55,27 @@ class _Frames:
 
     def __init__(self) -> None:
         self._head = b""
-        self._left = 0
+        self._frame_left = 0
         self._is_data = False
 
     def places(self, chunk: bytes) -> list[int]:
         """The places of payload in the next chunk of the stream."""
         at, out = 0, list[int]()
         while at < len(chunk):
-            if self._left == 0:
+            if self._frame_left == 0:
                 more = chunk[at : at + self.HEAD_BYTES - len(self._head)]
                 self._head += more
                 at += len(more)
                 if len(self._head) == self.HEAD_BYTES:
-                    self._left = int.from_bytes(self._head[:3], "big")
+                    self._frame_left = int.from_bytes(self._head[:3], "big")
                     self._is_data = self._head[3] == self.DATA
                     self._head = b""
                 continue
-            size = min(self._left, len(chunk) - at)
+            size = min(self._frame_left, len(chunk) - at)
             if self._is_data:
                 out += range(at, at + size)
             at += size
-            self._left -= size
+            self._frame_left -= size
         return out
 
 

@@ -17,7 +17,7 @@ from dlm.cli.scoring import (
     SERVED_BYTES,
     SKIP,
     Scored,
-    Summary,
+    ScoreSummary,
     finite,
     open_text,
     print_summary,
@@ -104,7 +104,7 @@ def score(
             compile_kernels((*KERNELS, *OPENING))
             opened = LocalModel.open(local)
             _ = opened.word_table
-    summary = Summary()
+    summary = ScoreSummary()
     with ExitStack() as stack:
         if local is not None:
             scored = scored_here(opened, reader.read(), threads)

@@ -66,7 +66,7 @@ def quick_start() -> Iterator[None]:
 class Scored(Protocol):
     """The sentences of a block, scored."""
 
-    def add_to(self, summary: Summary) -> None:
+    def add_to(self, summary: ScoreSummary) -> None:
         """Counts them in."""
 
     def rows(self) -> str:
@@ -77,7 +77,7 @@ class Scored(Protocol):
 
 
 @dataclass
-class Summary:
+class ScoreSummary:
     """Totals over sentences; perplexities as KenLM's `query -v summary` defines them.
 
     With OOVs: 10 ** -(log10 P / tokens). Without: their log10 P and their number are left out of
@@ -154,7 +154,7 @@ def _added(total: float, values: NDArray[np.float64]) -> float:
     return float(np.cumsum(np.concatenate(([total], values)))[-1])
 
 
-def print_summary(summary: Summary, reader: Reader, skip: bool) -> None:
+def print_summary(summary: ScoreSummary, reader: Reader, skip: bool) -> None:
     """The perplexities and what they are of; with `skip`, how many lines were left out."""
     facts = summary.facts()
 
@@ -206,7 +206,7 @@ class _Here:
     end_id: int
     lines: Lines | None
 
-    def add_to(self, summary: Summary) -> None:
+    def add_to(self, summary: ScoreSummary) -> None:
         if self.lines is not None:
             summary.add_lines(self.lines)
 
@@ -262,7 +262,7 @@ class _ByServers:
     words: list[list[bytes]]
     scores: list[SentenceScore]
 
-    def add_to(self, summary: Summary) -> None:
+    def add_to(self, summary: ScoreSummary) -> None:
         summary.add(self.scores)
 
     def rows(self) -> str:

@@ -15,7 +15,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from dlm.client.status import ClusterStatus, Look, Row
+    from dlm.client.status import ClusterSnapshot, ClusterStatus, Row
 
 COLUMNS = (
     "address",
@@ -102,22 +102,22 @@ def status(
     pause = threading.Event()  # never set: waiting for it ends at once where a signal comes
     try:
         end = time.monotonic() + wait
-        look = servers.look()
-        while wait and not look.whole and time.monotonic() < end:
+        snapshot = servers.poll()
+        while wait and not snapshot.whole and time.monotonic() < end:
             pause.wait(min(interval, WAIT_LOOK_S))
-            look = servers.look()
+            snapshot = servers.poll()
         if watch:
             _watch(servers, pause, interval)
             return
         pause.wait(interval)
-        look = servers.look()
+        snapshot = servers.poll()
     finally:
         servers.close()
     if as_json:
-        print(json.dumps({**look.facts(), "interval_s": interval}, indent=1))
+        print(json.dumps({**snapshot.facts(), "interval_s": interval}, indent=1))
     else:
-        _print(look)
-    if look.missing or look.refused or look.down or (wait and not look.whole):
+        _print(snapshot)
+    if snapshot.missing or snapshot.refused or snapshot.down or (wait and not snapshot.whole):
         raise typer.Exit(1)
 
 
@@ -134,28 +134,28 @@ def _watch(servers: ClusterStatus, pause: threading.Event, interval: float) -> N
         if not console.is_terminal:
             while True:
                 print(datetime.now().astimezone().isoformat(timespec="seconds"))
-                _print(servers.look())
+                _print(servers.poll())
                 sys.stdout.flush()
                 pause.wait(interval)
         with Live(console=console, auto_refresh=False) as live:
             while True:
-                look = servers.look()
-                live.update(shown(look, console.width, console.height), refresh=True)
+                snapshot = servers.poll()
+                live.update(shown(snapshot, console.width, console.height), refresh=True)
                 pause.wait(interval)
 
 
-def _print(look: Look) -> None:
+def _print(snapshot: ClusterSnapshot) -> None:
     from rich.console import Console
 
     if sys.stdout.isatty():
         console = Console()
-        console.print(shown(look, console.width))
+        console.print(shown(snapshot, console.width))
         return
     # In a pipe nothing is cut off to fit a terminal that is not there.
-    Console(width=10_000).print(shown(look))
+    Console(width=10_000).print(shown(snapshot))
 
 
-def shown(look: Look, width: int | None = None, height: int | None = None) -> Group:
+def shown(snapshot: ClusterSnapshot, width: int | None = None, height: int | None = None) -> Group:
     """What is wrong, the mode of the cascade, and below it the table.
 
     Args
@@ -165,26 +165,26 @@ def shown(look: Look, width: int | None = None, height: int | None = None) -> Gr
     """
     from rich.console import Console
 
-    lines = [(line, "red") for line in problems(look)]
-    lines.append(cascade(look))
+    lines = [(line, "red") for line in problems(snapshot)]
+    lines.append(cascade(snapshot))
     if height is None:
-        return _drawn(lines, look.rows, width)
+        return _drawn(lines, snapshot.rows, width)
     console = Console(width=width, height=height)
 
     def fits(rows: Sequence[Row]) -> bool:
         group = _drawn(lines, rows, width)
         return len(console.render_lines(group)) < height  # the last line is the cursor's
 
-    rows: Sequence[Row] = look.rows
+    rows: Sequence[Row] = snapshot.rows
     for key in (by_server, by_shard):
         if not fits(rows):
-            rows = gathered(look.rows, key)
+            rows = gathered(snapshot.rows, key)
     if not fits(rows):
         lines.append((f"{len(rows)} rows, of which the first are shown", "red"))
         while len(rows) > 1 and not fits(rows):
             rows = rows[:-1]
         if not fits(rows):
-            lines.remove(cascade(look))
+            lines.remove(cascade(snapshot))
     return _drawn(lines, rows, width)
 
 
@@ -214,29 +214,29 @@ def _drawn(lines: Sequence[tuple[str, str]], rows: Sequence[Row], width: int | N
     return Group(*(Text(line, colour) for line, colour in lines), table)
 
 
-def problems(look: Look) -> list[str]:
+def problems(snapshot: ClusterSnapshot) -> list[str]:
     """What is wrong, a line each; servers of which the same is to be said share one."""
-    from dlm.client.topology import said_once
+    from dlm.client.topology import dedupe_faults
 
-    out = said_once((row.address, row.error) for row in look.rows if row.error)
-    out += [f"shard {shard}: no server is ready" for shard in look.missing]
-    if look.down and not look.missing:
+    out = dedupe_faults((row.address, row.error) for row in snapshot.rows if row.error)
+    out += [f"shard {shard}: no server is ready" for shard in snapshot.missing]
+    if snapshot.down and not snapshot.missing:
         out.append("no server is ready")
     out += [
         f"{row.address}: slow, {row.delay_ms:.3g} ms; others of shard {row.shard} are asked first"
-        for row in look.rows
-        if row.slow and row.delay_ms is not None and row.shard not in look.slow
+        for row in snapshot.rows
+        if row.slow and row.delay_ms is not None and row.shard not in snapshot.slow
     ]
-    return out + [f"shard {shard}: all its servers are slow" for shard in look.slow]
+    return out + [f"shard {shard}: all its servers are slow" for shard in snapshot.slow]
 
 
-def cascade(look: Look) -> tuple[str, str]:
+def cascade(snapshot: ClusterSnapshot) -> tuple[str, str]:
     """Which model clients use, by what heartbeats tell; and the colour to say it in."""
     from dlm.client.modes import Mode
 
-    if look.mode is Mode.FULL:
+    if snapshot.mode is Mode.FULL:
         return "mode: full", "green"
-    if look.mode is None:
+    if snapshot.mode is None:
         return "mode: not known", "yellow"
     return "mode: small, where clients have a small model; else partial, or errors", "red"
 

@@ -14,7 +14,7 @@ Done       nothing waits                     in_flight falls
 Done       something waits                   Send what waits, in as many messages as the
                                              window has room for
 any        something is past its deadline    Expire it first
-any        a lease has run out               in_flight falls first: Lost
+any        a lease has run out               in_flight falls first: Unanswered
 =========  ================================  ==========================================
 
 A place in the window is a lease: it ends with its message, or `LEASE_GRACE_S` after the message's
@@ -40,12 +40,12 @@ from dlm.client.pace import PATIENCE, Pace
 
 T = TypeVar("T")
 
-MAX_WORKS = 4096  # works that wait, however small: each is a caller
+MAX_QUEUED_ITEMS = 4096  # works that wait, however small: each is a caller
 LEASE_GRACE_S = 2.0  # seconds: a transport that ends calls at their deadline is never this late
 
 
 @dataclass(frozen=True, slots=True)
-class Work(Generic[T]):
+class QueuedItem(Generic[T]):
     """What waits to be asked: an item, its queries, and its deadline on the clock of `now`.
 
     more  a further part of a call, which is not refused any more
@@ -61,7 +61,7 @@ class Work(Generic[T]):
 class Submit(Generic[T]):
     """New work."""
 
-    work: Work[T]
+    work: QueuedItem[T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Done:
 class Send(Generic[T]):
     """Action: send these in one message, which `Done` then names."""
 
-    works: tuple[Work[T], ...]
+    works: tuple[QueuedItem[T], ...]
     message: int = field(default=0, compare=False)
 
 
@@ -87,24 +87,24 @@ class Send(Generic[T]):
 class Expire(Generic[T]):
     """Action: this waited past its deadline; tell its caller."""
 
-    work: Work[T]
+    work: QueuedItem[T]
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse(Generic[T]):
     """Action: too much waits already; tell its caller."""
 
-    work: Work[T]
+    work: QueuedItem[T]
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class Unanswered:
     """Action: the transport never said how this message ended; do not trust its connection."""
 
     message: int
 
 
-Action: TypeAlias = Send[T] | Expire[T] | Refuse[T] | Lost
+Action: TypeAlias = Send[T] | Expire[T] | Refuse[T] | Unanswered
 
 
 class Lease(NamedTuple):
@@ -129,7 +129,7 @@ class Window(NamedTuple, Generic[T]):
     limit: int
     max_queries: int
     leases: tuple[Lease, ...] = ()
-    waiting: tuple[Work[T], ...] = ()
+    waiting: tuple[QueuedItem[T], ...] = ()
     queued: int = 0
     earliest: float = inf
     next_message: int = 0
@@ -157,7 +157,7 @@ class Window(NamedTuple, Generic[T]):
         if not leases:
             return False
         if len(leases) >= self.limit and (
-            self.queued >= self.max_waiting or len(self.waiting) >= MAX_WORKS
+            self.queued >= self.max_waiting or len(self.waiting) >= MAX_QUEUED_ITEMS
         ):
             return True
         return self.pace.seconds(self.ahead + queries) > PATIENCE * (deadline - now)
@@ -176,7 +176,7 @@ def step(
                 pace = pace.answered(lease.queries)
         leases = tuple(lease for lease in leases if lease.message != event.message)
     if any(lease.until <= now for lease in leases):
-        actions += [Lost(lease.message) for lease in leases if lease.until <= now]
+        actions += [Unanswered(lease.message) for lease in leases if lease.until <= now]
         leases = tuple(lease for lease in leases if lease.until > now)
     if earliest <= now:
         actions += [Expire(w) for w in waiting if w.deadline <= now]

@@ -45,7 +45,16 @@ class Call:
     """
 
     __slots__ = (
-        *("_closed", "_grams", "_groups", "_left", "_missing", "_source", "answers", "deadline"),
+        *(
+            "_closed",
+            "_grams",
+            "_groups",
+            "_unanswered",
+            "_missing",
+            "_source",
+            "answers",
+            "deadline",
+        ),
         *("future", "lock", "messages", "model", "moves_on", "place", "span"),
     )
 
@@ -70,15 +79,15 @@ class Call:
         self.moves_on = False
         self._groups = groups
         self._missing = np.repeat(remote, groups.word_counts)
-        self._left = int(np.count_nonzero(self._missing))
+        self._unanswered = int(np.count_nonzero(self._missing))
         self._grams: LowGrams | None = None
         self._source: NDArray[np.uint8] | None = None
         self._closed = False
 
     @property
-    def left(self) -> int:
+    def unanswered(self) -> int:
         """Distinct queries that still wait for an answer."""
-        return self._left
+        return self._unanswered
 
     def fall_back(self, grams: LowGrams) -> None:
         """Lets the partial model answer what no shard does in time."""
@@ -94,7 +103,7 @@ class Call:
         Returns  queries that the partial model answered
         """
         moves_on = self.moves_on and isinstance(error, StaleShardSet)
-        if self._grams is None or moves_on or not partial.stands_in_for(error):
+        if self._grams is None or moves_on or not partial.allows_fallback(error):
             self.fail(error)
             return 0
         answers = partial.score(self._grams, piece.groups)
@@ -116,7 +125,7 @@ class Call:
 
     def give_up(self, error: DlmError) -> int:
         """No time is left: as `miss`, for whatever is still missing."""
-        if self._grams is None or not partial.stands_in_for(error):
+        if self._grams is None or not partial.allows_fallback(error):
             self.fail(error)
             return 0
         with self.lock:
@@ -145,8 +154,8 @@ class Call:
                 if self._source is None:
                     self._source = np.zeros(len(self.answers), np.uint8)
                 self._source[at] = source
-            self._left -= len(at)
-            done = self._closed = self._left == 0
+            self._unanswered -= len(at)
+            done = self._closed = self._unanswered == 0
         if done:
             self.succeed()
         return len(at)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from dlm.client import membership, modes
-from dlm.client.membership import Beating, Health, Member, behind
+from dlm.client.membership import Beating, Liveness, Member, behind
 from dlm.client.modes import Cascade, Mode, Switching
 from dlm.client.topology import Topology
 from dlm.client.transport import Connection
@@ -47,7 +47,7 @@ LOOK_AGAIN_S = 1.0  # while a shard has nobody to ask, the servers are looked fo
 
 
 # Why a server's health changed, as the log has it: a closed set.
-_REASONS = {membership.Beat: "answered", membership.Tick: "silent", membership.Lost: "lost"}
+_REASONS = {membership.Beat: "answered", membership.Tick: "silent", membership.Unreachable: "lost"}
 
 
 class Host(Protocol):
@@ -62,7 +62,7 @@ class Host(Protocol):
     def renew(self, address: str) -> None:
         """Gives up the connection; what follows goes over another."""
 
-    def look_again(self) -> None:
+    def refresh_later(self) -> None:
         """Has the servers asked anew what they hold, in the background."""
 
     def ask_canary(self, timeout_s: float, done: Callable[[bool], None]) -> None:
@@ -80,7 +80,7 @@ class ServerHealth:
 
     address: str
     shard: int
-    health: Health
+    health: Liveness
     ready: bool
     delay_s: float | None
     baseline_s: float | None
@@ -110,7 +110,7 @@ class CascadeStatus:
     small: bool = False
 
 
-class Watch:
+class CascadeMonitor:
     """The cascade of one client in one process, and the thread that runs it.
 
     `pause_s` is the time to the next tick, if no bad news comes.
@@ -129,7 +129,7 @@ class Watch:
         switching: Switching,
         *,
         may_switch: bool,
-        before: Watch | None = None,
+        before: CascadeMonitor | None = None,
         mode: Mode = Mode.FULL,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
@@ -176,7 +176,7 @@ class Watch:
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dlm-cascade", daemon=True)
 
-    def start(self) -> Watch:
+    def start(self) -> CascadeMonitor:
         """Begins to beat."""
         self._thread.start()
         return self
@@ -196,7 +196,7 @@ class Watch:
 
     def lost(self, address: str) -> None:
         """A message found nobody there."""
-        self._came.append((address, membership.Lost(), self._clock()))
+        self._came.append((address, membership.Unreachable(), self._clock()))
         self._wake.set()
 
     def status(self) -> CascadeStatus:
@@ -208,7 +208,7 @@ class Watch:
                 address,
                 self._shards.get(address, -1),
                 member.health,
-                member.ready and member.health is not Health.DOWN,
+                member.ready and member.health is not Liveness.DOWN,
                 member.delay_s if member.beats else None,
                 member.baseline_s if member.beats else None,
             )
@@ -279,7 +279,7 @@ class Watch:
         # Of a model of order 2 or less the client has all, and asks nobody.
         asks = topology is not None and topology.manifest.order > 2
         slow = bool(asks and self._may_switch and self._slow)
-        self._switch(host, modes.Tick(reachable, slow), now)
+        self._switch(host, modes.ReachabilityTick(reachable, slow), now)
         self._publish(topology)
         moving = frozenset(
             a
@@ -295,7 +295,7 @@ class Watch:
         if (outdated or not reachable) and now - self._looked >= LOOK_AGAIN_S:
             # They may have come back elsewhere, and while the small model answers no message asks.
             self._looked = now
-            host.look_again()
+            host.refresh_later()
 
     def _is_calm(self, now: float) -> bool:
         """Whether nothing failed lately, every server is well, and no heartbeat is awaited."""
@@ -318,7 +318,7 @@ class Watch:
         gone = frozenset(
             shard
             for shard, addresses in ({} if topology is None else topology.addresses).items()
-            if all(self._members[a].health is Health.DOWN for a in addresses)
+            if all(self._members[a].health is Liveness.DOWN for a in addresses)
         )
         if gone != self.gone:
             self.gone = gone
@@ -347,7 +347,7 @@ class Watch:
                 log.info("client.server.restarted", extra={"address": address})
                 # It may hold other models, or name another default; until the look succeeds.
                 self._outdated, self._looked = topology, now
-                host.look_again()
+                host.refresh_later()
             else:
                 fields = {
                     "address": address,
@@ -356,7 +356,7 @@ class Watch:
                     "after": str(action.after),
                     "reason": _REASONS[type(event)],
                 }
-                if action.after is Health.UP:
+                if action.after is Liveness.UP:
                     log.info("client.server.changed", extra=fields)
                 else:
                     log.warning("client.server.changed", extra=fields)

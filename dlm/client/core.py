@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dlm import __version__
 from dlm.client import router
 from dlm.client.call import Call, Pending
-from dlm.client.cascade import CascadeStatus, Watch
+from dlm.client.cascade import CascadeMonitor, CascadeStatus
 from dlm.client.config import ClientConfig
 from dlm.client.lowgrams import check_queries
 from dlm.client.metrics import CANCELLED, OK, ClientMetrics, result_of
@@ -127,7 +127,7 @@ class Core:
 
     # -- the cascade --------------------------------------------------------------------------
 
-    def watch(self) -> Watch | None:
+    def watch(self) -> CascadeMonitor | None:
         """What watches the servers; begun where it is of use, see `ClientConfig.heartbeats`."""
         runtime = self._runtime
         if runtime.watch is None and not self._links.closed:
@@ -152,7 +152,7 @@ class Core:
         runtime, config = self._runtime, self.config
         with runtime.lock:
             if runtime.watch is None and not self._links.closed:
-                watch = Watch(
+                watch = CascadeMonitor(
                     self,
                     config.beating,
                     config.switching,
@@ -193,9 +193,9 @@ class Core:
         """See `cascade.Host`."""
         self._links.renew(address)
 
-    def look_again(self) -> None:
+    def refresh_later(self) -> None:
         """See `cascade.Host`."""
-        self.table.look_again()
+        self.table.refresh_later()
 
     def ask_canary(self, timeout_s: float, done: Callable[[bool], None]) -> None:
         """See `cascade.Host`: an utterance's worth of queries to each shard."""
@@ -306,7 +306,7 @@ class Core:
         call.moves_on = moves_on
         if self._tracer is not None:
             call.span = self._tracer.begin("dlm.call", queries=len(words))
-        unique_remote = asked_remotely = call.left
+        unique_remote = asked_remotely = call.unanswered
         if len(words) != len(grouped.groups.words):
             asked_remotely = int(np.repeat(remote, grouped.groups.word_counts)[grouped.place].sum())
         runtime = self._runtime

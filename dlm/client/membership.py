@@ -9,7 +9,7 @@ health   event                              then
 =======  =================================  ===================================================
 UP       a beat is answered                 UP
 UP       a beat is missed                   SUSPECT; the next beat goes out at once
-UP       a message found nobody: `Lost`     SUSPECT; likewise
+UP       nobody is there: `Unreachable`     SUSPECT; likewise
 SUSPECT  a beat is answered                 UP
 SUSPECT  `down_after` missed in a row       DOWN
 DOWN     `up_after` answered in a row       UP
@@ -47,7 +47,7 @@ from typing import NamedTuple, TypeAlias
 from dlm.errors import ConfigError
 
 
-class Health(StrEnum):
+class Liveness(StrEnum):
     """What is known of a server."""
 
     UP = "up"
@@ -134,7 +134,7 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class Unreachable:
     """A message found nobody at the address: at once, not after a deadline."""
 
 
@@ -154,8 +154,8 @@ class Renew:
 class Changed:
     """Action: say so in the log and the metrics, and to whoever chooses among replicas."""
 
-    before: Health
-    after: Health
+    before: Liveness
+    after: Liveness
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class Restarted:
     """Action: another process answers at the address: ask what it holds."""
 
 
-Event: TypeAlias = Tick | Beat | Lost
+Event: TypeAlias = Tick | Beat | Unreachable
 Action: TypeAlias = Probe | Renew | Changed | Restarted
 
 
@@ -187,7 +187,7 @@ class Member(NamedTuple):
         at most one beat is out; one that is not answered ends in `timeout_s`, so the next goes out
     """
 
-    health: Health = Health.SUSPECT
+    health: Liveness = Liveness.SUSPECT
     ready: bool = False
     run: int = 0
     due: float = -inf
@@ -204,7 +204,7 @@ class Member(NamedTuple):
     @property
     def usable(self) -> bool:
         """Whether it may be asked before all that are not."""
-        return self.ready and self.health is Health.UP
+        return self.ready and self.health is Liveness.UP
 
     @property
     def ratio(self) -> float:
@@ -232,19 +232,19 @@ def step(state: Member, event: Event, now: float, config: Beating) -> tuple[Memb
         if state.instance not in (None, event.instance):
             actions.append(Restarted())
         state = measured(state, now - state.sent, now, config)
-        run = state.run + 1 if state.health is Health.DOWN else 0
-        back = state.health is not Health.DOWN or run >= config.up_after
+        run = state.run + 1 if state.health is Liveness.DOWN else 0
+        back = state.health is not Liveness.DOWN or run >= config.up_after
         state = state._replace(
-            health=Health.UP if back else Health.DOWN,
+            health=Liveness.UP if back else Liveness.DOWN,
             ready=event.ready,
             run=0 if back else run,
             sent=-inf,
             instance=event.instance,
             silent=0,
         )
-    elif isinstance(event, Lost):
-        if state.health is Health.UP:
-            state = state._replace(health=Health.SUSPECT, run=0, due=now)
+    elif isinstance(event, Unreachable):
+        if state.health is Liveness.UP:
+            state = state._replace(health=Liveness.SUSPECT, run=0, due=now)
     else:
         if now - state.sent >= config.timeout_s and state.sent > -inf:
             state = _missed(state, now, config)._replace(silent=state.silent + 1)
@@ -263,14 +263,14 @@ def step(state: Member, event: Event, now: float, config: Beating) -> tuple[Memb
 
 
 def _missed(state: Member, now: float, config: Beating) -> Member:
-    if state.health is Health.DOWN:
+    if state.health is Liveness.DOWN:
         return state._replace(run=0, sent=-inf)
     # The first tells little but that more should be known soon.
-    due = now if state.health is Health.UP else state.due
+    due = now if state.health is Liveness.UP else state.due
     run = state.run + 1
-    health = Health.DOWN if run >= config.down_after else Health.SUSPECT
+    health = Liveness.DOWN if run >= config.down_after else Liveness.SUSPECT
     return state._replace(
-        health=health, run=0 if health is Health.DOWN else run, due=due, sent=-inf
+        health=health, run=0 if health is Liveness.DOWN else run, due=due, sent=-inf
     )
 
 

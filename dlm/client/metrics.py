@@ -25,7 +25,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from dlm import __version__
-from dlm.client.membership import Health
+from dlm.client.membership import Liveness
 from dlm.client.modes import Mode
 from dlm.errors import (
     AuthenticationError,
@@ -39,7 +39,7 @@ from dlm.errors import (
 from dlm.histogram import SECONDS, SIZES, Histogram
 
 if TYPE_CHECKING:
-    from dlm.client.cascade import Watch
+    from dlm.client.cascade import CascadeMonitor
     from dlm.client.core import Core
     from dlm.client.runtime import Stats
 
@@ -206,7 +206,7 @@ class ClientCollector(Collector):
         yield info
 
 
-def _cascade(watch: Watch | None) -> Iterator[Metric]:
+def _cascade(watch: CascadeMonitor | None) -> Iterator[Metric]:
     """Nothing where the client sends no heartbeats."""
     if watch is None:
         return
@@ -216,7 +216,7 @@ def _cascade(watch: Watch | None) -> Iterator[Metric]:
         "Servers of the model by what heartbeats say of them.",
         labels=("health",),
     )
-    for health in Health:
+    for health in Liveness:
         servers.add_metric((health,), sum(one.health is health for one in status.servers))
     yield servers
     mode = GaugeMetricFamily(

@@ -8,7 +8,7 @@ mode   event                                       then
 FULL   more than `failing` of the messages in the  SMALL
        window failed, and at least `min_failures`
 FULL   the way to a shard is slow for `slow_s`     SMALL
-SMALL  a Tick once `wait_s` is over, every shard   Canary: one utterance's worth of queries goes
+SMALL  a tick once `wait_s` is over, every shard   Canary: one utterance's worth of queries goes
        is reachable and no way is slow             the whole way
 SMALL  a canary is answered                        the next after `canary_s`
 SMALL  `canaries` answered in a row                FULL, with an empty window
@@ -118,7 +118,7 @@ class Messages:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class ReachabilityTick:
     """Time has passed.
 
     reachable  whether every shard has a server that can be asked
@@ -159,7 +159,7 @@ class Switch:
     failed: int = 0
 
 
-Event: TypeAlias = Messages | Tick | CanaryDone
+Event: TypeAlias = Messages | ReachabilityTick | CanaryDone
 Action: TypeAlias = Canary | Switch
 
 
@@ -212,7 +212,7 @@ def _full(
         ended, failed = state.failing()
         if failed >= config.min_failures and failed > config.failing * ended:
             return _go_small(state, "failures", now, config)
-    elif isinstance(event, Tick):
+    elif isinstance(event, ReachabilityTick):
         slow_from = min(state.slow_from, now) if event.slow else inf
         state = state._replace(slow_from=slow_from)
         if now - slow_from >= config.slow_s:
@@ -256,7 +256,7 @@ def _small(
             full = Cascade(since=now, wait_s=state.wait_s, canary=state.canary, reason=reason)
             return full, [Switch(Mode.FULL, reason)]
         return state._replace(passed=passed, due=now + config.canary_s, until=-inf), []
-    if isinstance(event, Tick):
+    if isinstance(event, ReachabilityTick):
         if state.until > -inf:
             if now < state.until:
                 return state, []

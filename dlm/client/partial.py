@@ -18,10 +18,10 @@ from dlm.client.lowgrams import LowGrams
 from dlm.errors import DlmError, QueryError
 from dlm.ngram.query import Answers, QueryGroups
 
-QUIET_S = 10.0  # without a partial score, after which an answered message ends a spell of them
+QUIET_S = 10.0  # without a partial score, after which an answered message ends an outage
 
 
-class Spell(NamedTuple):
+class Outage(NamedTuple):
     """A time in which partial scores were given; pure, times are the caller's.
 
     began, last  times of the first and of the latest
@@ -37,8 +37,8 @@ class Spell(NamedTuple):
         """From the first to the latest."""
         return self.last - self.began
 
-    def more(self, queries: int, now: float) -> Spell:
-        """The spell with so many more."""
+    def extended(self, queries: int, now: float) -> Outage:
+        """The outage, with so many more queries."""
         return self._replace(last=now, queries=self.queries + queries)
 
     def is_over(self, now: float) -> bool:
@@ -47,7 +47,7 @@ class Spell(NamedTuple):
         return now - self.last >= QUIET_S
 
 
-def stands_in_for(error: DlmError) -> bool:
+def allows_fallback(error: DlmError) -> bool:
     """Whether the partial model may answer instead: where servers failed, not where the caller did.
 
     A server of another model, one that talks nonsense, or one that lets this client in no more, is

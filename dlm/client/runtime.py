@@ -15,10 +15,10 @@ from typing import TypeAlias
 
 from dlm.client import batcher, loop
 from dlm.client.call import Item
-from dlm.client.cascade import Watch
+from dlm.client.cascade import CascadeMonitor
 from dlm.client.lowgrams import LowGrams
 from dlm.client.metrics import ClientMetrics
-from dlm.client.partial import Spell
+from dlm.client.partial import Outage
 from dlm.client.replicas import RetryBudget
 from dlm.client.topology import Connect, Topology
 from dlm.client.transport import Connection
@@ -117,9 +117,9 @@ class Runtime:
         self.missed: dict[str, float] = {}  # address -> when a message found nobody there
         self.moving: dict[str, float] = {}  # address -> when it last refused to drain or warm up
         self.at: dict[tuple[Place, int], tuple[str, int]] = {}  # message -> who has it, its queries
-        self.spell: Spell | None = None  # of partial scores that are being given
-        self.watch: Watch | None = None
-        self.before: Watch | None = None
+        self.outage: Outage | None = None  # of partial scores that are being given
+        self.watch: CascadeMonitor | None = None
+        self.before: CascadeMonitor | None = None
         self.looking = False  # quietly, on the helper thread
         self.ended = False
 
@@ -145,7 +145,7 @@ class Runtime:
         self.helper.shutdown(wait=False)
         self.fetcher.shutdown(wait=False)
 
-    def left(self, message: tuple[Place, int]) -> str | None:
+    def release(self, message: tuple[Place, int]) -> str | None:
         """Nobody has it any more, answered or lost; who had it. Inside the lock, and once."""
         address, queries = self.at.pop(message, (None, 0))
         if address is not None:

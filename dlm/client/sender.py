@@ -24,12 +24,12 @@ from dlm.client.cascade import MOVING_S
 from dlm.client.config import ClientConfig
 from dlm.client.metrics import result_of
 from dlm.client.pace import PATIENCE
-from dlm.client.partial import Spell, stands_in_for
+from dlm.client.partial import Outage, allows_fallback
 from dlm.client.replicas import choose
 from dlm.client.runtime import LOOK_AGAIN_S, Links, Place, Snapshot, closed_error
 from dlm.client.security import Metadata
 from dlm.client.table import Table
-from dlm.client.topology import said_once
+from dlm.client.topology import dedupe_faults
 from dlm.errors import (
     DeadlineExceeded,
     DlmError,
@@ -213,7 +213,7 @@ class Sender:
             item = Item(call, piece, snapshot.shard_set, reroutes, now)
             more = let_in or piece.shard in begun
             begun.add(piece.shard)
-            work = batcher.Work(item, len(piece.groups.words), call.deadline, more)
+            work = batcher.QueuedItem(item, len(piece.groups.words), call.deadline, more)
             self._step((snapshot.shard_set, piece.shard), batcher.Submit(work))
 
     def _dispatch_again(self, snapshot: Snapshot, item: Item, reroutes: int) -> None:
@@ -252,7 +252,7 @@ class Sender:
             self._miss(event.work.item, error)
             return
         runtime = self._links.runtime
-        waiting: tuple[batcher.Work[Item], ...] = ()
+        waiting: tuple[batcher.QueuedItem[Item], ...] = ()
         with runtime.lock:
             window = runtime.windows.get(place)
             if window is not None:
@@ -285,7 +285,7 @@ class Sender:
                     for work in action.works:
                         self._miss(work.item, error)
                     self._step(place, batcher.Done(action.message, answered=False))
-                elif not isinstance(action, batcher.Lost):
+                elif not isinstance(action, batcher.Unanswered):
                     self._miss(action.work.item, error)
 
     def _act(
@@ -298,10 +298,10 @@ class Sender:
                 action.work.item,
                 DeadlineExceeded(f"shard {shard}: the deadline passed before the message left"),
             )
-        elif isinstance(action, batcher.Lost):
+        elif isinstance(action, batcher.Unanswered):
             runtime = self._links.runtime
             with runtime.lock:
-                address = runtime.left((place, action.message))
+                address = runtime.release((place, action.message))
             self._links.abandon(address)
         elif isinstance(action, batcher.Refuse):
             self._miss(
@@ -375,7 +375,7 @@ class Sender:
             others = set(replicas).difference(avoided, message.tried, (address,))
             again = bool(others) and not message.tried and runtime.budget.allows
         if address is None:
-            known = "; ".join(said_once(snapshot.topology.faults.items()))
+            known = "; ".join(dedupe_faults(snapshot.topology.faults.items()))
             raise ShardDown(
                 f"no server is known to hold shard {shard} of shard set {manifest.shard_set}"
                 + (f" ({known})" if known else "")
@@ -405,7 +405,7 @@ class Sender:
                 take(data, error)
             except Exception as exc:  # noqa: BLE001 - a place in the window must never be lost
                 with runtime.lock:
-                    runtime.left((message.place, message.number))
+                    runtime.release((message.place, message.number))
                 self._end(message, _as_dlm_error(exc, shard))
 
         def take(data: bytes | None, error: DlmError | None) -> None:
@@ -427,28 +427,28 @@ class Sender:
             with runtime.lock:
                 runtime.stats.bytes_received += len(data or b"")
                 runtime.stats.failed += error is not None
-                runtime.left((message.place, message.number))
+                runtime.release((message.place, message.number))
                 if isinstance(error, ShardDown):
                     runtime.missed[address] = self._clock()
                     if is_moving(error):
                         runtime.moving[address] = self._clock()
                 elif error is None:
                     runtime.missed.pop(address, None)
-                spell = runtime.spell
-                over = error is None and spell is not None and spell.is_over(self._clock())
+                outage = runtime.outage
+                over = error is None and outage is not None and outage.is_over(self._clock())
                 if over:
-                    runtime.spell = None
+                    runtime.outage = None
             runtime.counts.message(
                 result_of(error),
                 queries,
                 len({id(item.call) for item in message.items}),
                 begun - min(item.queued for item in message.items),
-                left - begun,
-                came - left,
+                sent_at - begun,
+                came - sent_at,
                 time.perf_counter() - came if data is not None else 0.0,
             )
-            if over and spell is not None:
-                fields = {"seconds": round(spell.seconds, 3), "queries": spell.queries}
+            if over and outage is not None:
+                fields = {"seconds": round(outage.seconds, 3), "queries": outage.queries}
                 log.info("client.partial.ended", extra=fields)
             watch = runtime.watch
             if watch is not None and isinstance(error, ShardDown):
@@ -461,7 +461,7 @@ class Sender:
                 self._settle(message, error)
 
         traced = () if self._tracer is None else (self._trace(message),)
-        left = time.perf_counter()
+        sent_at = time.perf_counter()
         try:
             connection.score(request, timeout_s, reply, *traced)
         except Exception as exc:  # noqa: BLE001 - as a reply, which ends what was counted above
@@ -491,7 +491,7 @@ class Sender:
             if due and isinstance(error, (ShardDown, DeadlineExceeded)):
                 # It may have come back elsewhere; the next calls will know.
                 runtime.looked = now
-                runtime.helper.submit(self._table.look_quietly, message.snapshot)
+                runtime.helper.submit(self._table.refresh_quietly, message.snapshot)
         except (RuntimeError, ShardDown):
             pass  # closed meanwhile
         self._end(message, error)
@@ -560,7 +560,7 @@ class Sender:
         try:
             runtime = self._links.runtime
             if self._clock() - runtime.looked >= LOOK_AGAIN_S:
-                self._table.look_again()
+                self._table.refresh_later()
             if self._links.closed or all(item.call.future.done() for item in message.items):
                 self._end(message, error)
                 return
@@ -587,7 +587,7 @@ class Sender:
             return
         had_s = time.perf_counter() - min(item.queued for item in items)
         if not isinstance(error, DeadlineExceeded) or had_s >= self._config.switching.fair_s:
-            watch.count(failed=stands_in_for(error))
+            watch.count(failed=allows_fallback(error))
 
     def _reroute(self, message: _Message, error: DlmError) -> None:
         """On the helper thread: fetches the table and sends the items where they belong now."""
@@ -596,7 +596,7 @@ class Sender:
                 # Half of the time that is left, so that the other half is there for asking again.
                 deadline = max(item.call.deadline for item in message.items)
                 allowed = max((deadline - self._clock()) / 2, 0.05)
-                self._table.look(message.snapshot, min(allowed, self._config.connect_s))
+                self._table.refresh(message.snapshot, min(allowed, self._config.connect_s))
         except Exception as exc:  # noqa: BLE001 - a helper thread must never leave a caller waiting
             error.add_note(f"and no fresh table could be had: {exc}")
             self._end(message, error)
@@ -629,7 +629,7 @@ class Sender:
 
     def give_up(self, call: Call, error: DlmError) -> None:
         """A call's time is over: the partial model answers what is missing, or it fails."""
-        shards = call.missing_shards() if self._links.runtime.spell is None else []
+        shards = call.missing_shards() if self._links.runtime.outage is None else []
         self.count_partial(call.give_up(error), error, shards[0] if shards else None)
 
     def count_partial(self, queries: int, error: DlmError, shard: int | None) -> None:
@@ -643,8 +643,10 @@ class Sender:
         runtime, now = self._links.runtime, self._clock()
         with runtime.lock:
             runtime.stats.partial += queries
-            known = runtime.spell
-            runtime.spell = Spell(now, now, queries) if known is None else known.more(queries, now)
+            known = runtime.outage
+            runtime.outage = (
+                Outage(now, now, queries) if known is None else known.extended(queries, now)
+            )
         if known is None:
             fields = {"shard": shard, "error": type(error).__name__}
             log.warning("client.partial.began", extra=fields)

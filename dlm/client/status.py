@@ -65,7 +65,7 @@ class Row:
     cpu_percent    of one core, between the last two beats
     memory_bytes   of the process alone
     uptime_s       since it started
-    round_trip_ms  of the last look: the shortest of up to three beats, on a connection that is open
+    round_trip_ms  of the last poll: the shortest of up to three beats, on an open connection
     delay_ms       the shortest of the last five round trips, as clients reckon
     delay_ratio    delay over its baseline, known after eight beats; above 2, and 20 ms more, it is
                    slow
@@ -99,8 +99,8 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """All rows of one look, and what follows from them.
+class ClusterSnapshot:
+    """All rows of one poll, and what follows from them.
 
     shards   shards that there should be, as far as anybody knows
     missing  of these, the ones that no server answers for: none of its servers is ready. Of what a
@@ -158,7 +158,7 @@ class _Beat:
     round_trip_s: float
 
 
-class _Held:
+class _BeatHistory:
     """The last two beats of one process for one shard set that it holds."""
 
     def __init__(self, beat: _Beat) -> None:
@@ -214,7 +214,7 @@ class _Held:
         )
 
 
-class _Worker:
+class _WorkerConnection:
     """A connection to one process.
 
     held  a shard set -> its beats; the default, under which the process itself is told of, first
@@ -225,16 +225,16 @@ class _Worker:
         self.instance = beat.reply.instance
         self.shard = beat.reply.shard
         self.workers = beat.reply.workers
-        self.held = {bytes(beat.reply.shard_set): _Held(beat)}
+        self.held = {bytes(beat.reply.shard_set): _BeatHistory(beat)}
 
-    def told(self, shard_set: bytes, beat: _Beat) -> bool:
+    def record(self, shard_set: bytes, beat: _Beat) -> bool:
         """Takes a beat; false where another process answered it, or for another shard set."""
         reply = beat.reply
         if reply.instance != self.instance or bytes(reply.shard_set) != shard_set:
             return False
         found = self.held.get(shard_set)
         if found is None:
-            self.held[shard_set] = _Held(beat)
+            self.held[shard_set] = _BeatHistory(beat)
         else:
             found.add(beat)
             self.workers = reply.workers
@@ -257,7 +257,7 @@ class _Server:
         self, endpoint: Endpoint, connect: Connect, timeout_s: float, clock: Clock
     ) -> None:
         self.endpoint = endpoint
-        self.workers: dict[int, _Worker] = {}
+        self.workers: dict[int, _WorkerConnection] = {}
         self.manifests: dict[bytes, Manifest] = {}
         self._connect = connect
         self._timeout_s = timeout_s
@@ -293,7 +293,7 @@ class _Server:
         now = self._clock()
         return _Beat(now, reply, now - begun)
 
-    def look(self) -> list[Row]:
+    def poll(self) -> list[Row]:
         """A beat of each worker known, and of those that can be found."""
         error: DlmError | None = None
         for instance, worker in list(self.workers.items()):
@@ -319,10 +319,10 @@ class _Server:
             expected = self._expected()
         if not self.workers:
             state = "refused" if isinstance(error, AuthenticationError) else "silent"
-            return [Row(self.endpoint.address, self.endpoint.shard, state, error=_told(error))]
+            return [Row(self.endpoint.address, self.endpoint.shard, state, error=_text_of(error))]
         rows = self.rows()
         if len(self.workers) < expected:
-            why = _told(error) if error else "no connection reached the others"
+            why = _text_of(error) if error else "no connection reached the others"
             note = f"{len(self.workers)} of {expected} workers answered: {why}"
             rows = [replace(row, error=note) for row in rows]
         return rows
@@ -335,14 +335,14 @@ class _Server:
     def _expected(self) -> int:
         return max((w.workers for w in self.workers.values()), default=1) or 1
 
-    def _beat_all(self, worker: _Worker) -> bool:
+    def _beat_all(self, worker: _WorkerConnection) -> bool:
         """A beat of each shard set of a worker; false where another process answers by now."""
         default, *others = worker.held
-        return worker.told(default, self._beat(worker.connection)) and all(
-            worker.told(one, self._beat(worker.connection, one, worker.shard)) for one in others
+        return worker.record(default, self._beat(worker.connection)) and all(
+            worker.record(one, self._beat(worker.connection, one, worker.shard)) for one in others
         )
 
-    def _rows(self, worker: _Worker) -> list[Row]:
+    def _rows(self, worker: _WorkerConnection) -> list[Row]:
         """One a shard set; what belongs to the whole process is told with the default alone."""
         rows = [
             held.row(self.endpoint, self._model(worker, shard_set))
@@ -357,7 +357,7 @@ class _Server:
         try:
             beat = self._beat(connection)
             if beat.reply.instance not in self.workers:
-                worker = _Worker(connection, beat)
+                worker = _WorkerConnection(connection, beat)
                 self._find_others(worker)
                 self.workers[worker.instance] = worker
                 kept = True
@@ -365,14 +365,14 @@ class _Server:
             if not kept:
                 connection.close()
 
-    def _find_others(self, worker: _Worker) -> None:
+    def _find_others(self, worker: _WorkerConnection) -> None:
         """The shard sets that a process holds beside its default; none where it does not say."""
         try:
             reply = worker.connection.describe(self._timeout_s)
             self._learn(reply)
             others = [bytes(one) for one in reply.shard_sets if bytes(one) not in worker.held]
             for one in others[:MAX_SHARD_SETS]:
-                worker.told(one, self._beat(worker.connection, one, worker.shard))
+                worker.record(one, self._beat(worker.connection, one, worker.shard))
         except DlmError:
             return
 
@@ -380,7 +380,7 @@ class _Server:
         manifest = read_description(self.endpoint.address, reply)
         self.manifests[manifest.shard_set_bytes] = manifest
 
-    def _model(self, worker: _Worker, shard_set: bytes) -> str | None:
+    def _model(self, worker: _WorkerConnection, shard_set: bytes) -> str | None:
         """The model behind a shard set, which is asked for once."""
         if shard_set not in self.manifests:
             try:
@@ -395,11 +395,11 @@ class _Server:
             worker.connection.close()
 
 
-def _told(error: DlmError | None) -> str:
+def _text_of(error: DlmError | None) -> str:
     return " ".join(str(error).split()) if error else "no answer"
 
 
-def beside(rows: list[Row]) -> list[Row]:
+def mark_slow(rows: list[Row]) -> list[Row]:
     """The rows, those of them slow whose delay is far above that of another of their shard."""
     least: dict[tuple[str | None, int | None], float] = {}
     for row in rows:
@@ -438,11 +438,11 @@ class ClusterStatus:
     ) -> None:
         self._servers = [_Server(e, connect, timeout_s, clock) for e in endpoints]
 
-    def look(self) -> Look:
+    def poll(self) -> ClusterSnapshot:
         """One look at all servers at once; never raises for a server's sake."""
         with ThreadPoolExecutor(max_workers=min(len(self._servers), MAX_ASKED) or 1) as pool:
-            rows = beside([r for part in pool.map(_Server.look, self._servers) for r in part])
-        rows = self._sure_of_slow(rows)
+            rows = mark_slow([r for part in pool.map(_Server.poll, self._servers) for r in part])
+        rows = self._remeasure_slow(rows)
         shards = {row.shard for row in rows if row.shard is not None}
         for server in self._servers:
             for manifest in server.manifests.values():
@@ -450,9 +450,11 @@ class ClusterStatus:
         ready = {row.shard for row in rows if row.state == "ready"}
         refused = {row.shard for row in rows if row.state == "refused"}
         missing = set() if None in refused else shards - ready - refused
-        return Look(tuple(rows), tuple(sorted(shards)), tuple(sorted(missing)), bool(refused))
+        return ClusterSnapshot(
+            tuple(rows), tuple(sorted(shards)), tuple(sorted(missing)), bool(refused)
+        )
 
-    def _sure_of_slow(self, rows: list[Row]) -> list[Row]:
+    def _remeasure_slow(self, rows: list[Row]) -> list[Row]:
         """The rows, where what seems slow was measured again, one server after the other.
 
         All at once they wait for this process, too: what is long for all, or for whoever came last
@@ -474,7 +476,7 @@ class ClusterStatus:
             ]
             rest = [row for row in rows if row.address not in again]
             order = {server.endpoint.address: n for n, server in enumerate(self._servers)}
-            rows = beside(sorted([*rest, *fresh], key=lambda row: order[row.address]))
+            rows = mark_slow(sorted([*rest, *fresh], key=lambda row: order[row.address]))
         return rows
 
     def close(self) -> None:

@@ -71,7 +71,7 @@ class Table:
         Raises  UnavailableError, ProtocolError, ConfigError
         """
         known = self.known
-        return self._refresh() if known is None else known
+        return self._refresh_shared() if known is None else known
 
     def of(self, model: str) -> Snapshot | None:
         """Where a model is that handles were opened on; None where no server holds it any more."""
@@ -102,7 +102,7 @@ class Table:
             return known
         runtime, end = self._links.runtime, self._clock() + timeout_s
         try:
-            self._look_soon(known).result(timeout_s)
+            self._refresh_soon(known).result(timeout_s)
             fetching = runtime.fetching
             if fetching is not None:
                 fetching.result(max(end - self._clock(), 0.0))
@@ -117,13 +117,13 @@ class Table:
             raise _unread(exc) from exc
         return self.snapshot()
 
-    def _look_soon(self, known: Snapshot) -> Future[Snapshot]:
+    def _refresh_soon(self, known: Snapshot) -> Future[Snapshot]:
         """A look that has not begun yet; whoever wants one before it begins shares it."""
         runtime = self._links.runtime
         with runtime.lock:
             queued = runtime.queued
             if queued is None or queued.running() or queued.done():
-                queued = runtime.queued = runtime.helper.submit(self.look, known)
+                queued = runtime.queued = runtime.helper.submit(self.refresh, known)
             return queued
 
     def _follow(self) -> None:
@@ -135,15 +135,15 @@ class Table:
         if now - self._stamp_seen >= STAMP_S:
             self._stamp_seen = now
             if self.endpoints.stamp() != self._stamp:  # until a look has read it
-                self.look_again()
+                self.refresh_later()
                 return
         # Heartbeats go to the servers in use alone, not to others that are listed.
         watched = runtime.watch is not None and not known.topology.faults
         if not watched and now - self._read_at >= FOLLOW_S:
             self._read_at = now
-            self.look_again()
+            self.refresh_later()
 
-    def look_again(self) -> None:
+    def refresh_later(self) -> None:
         """Has the servers asked what they hold, in the background, where nobody does so already."""
         runtime = self._links.runtime
         with runtime.lock:
@@ -151,11 +151,11 @@ class Table:
                 return
             runtime.looking = True
         try:
-            runtime.helper.submit(self.look_quietly, self.known)
+            runtime.helper.submit(self.refresh_quietly, self.known)
         except RuntimeError:  # closed meanwhile
             runtime.looking = False
 
-    def _refresh(self) -> Snapshot:
+    def _refresh_shared(self) -> Snapshot:
         """The first snapshot; many callers at once share one look at the servers."""
         runtime = self._links.runtime
         with runtime.lock:
@@ -165,7 +165,7 @@ class Table:
             running = runtime.refreshing
             try:
                 if running is None:
-                    running = runtime.refreshing = runtime.helper.submit(self.look, None)
+                    running = runtime.refreshing = runtime.helper.submit(self.refresh, None)
             except RuntimeError as exc:
                 self._links.check_open()  # closed meanwhile; or no thread can be started
                 raise _unread(exc) from exc
@@ -180,7 +180,7 @@ class Table:
                 if runtime.refreshing is running:
                     runtime.refreshing = None
 
-    def look(self, stale: Snapshot | None, timeout_s: float | None = None) -> Snapshot:
+    def refresh(self, stale: Snapshot | None, timeout_s: float | None = None) -> Snapshot:
         """On the helper thread: finds the servers and what they hold. What has to be fetched for
         that is, the first time; later in the background, and then taken into use.
 
@@ -267,7 +267,7 @@ class Table:
             try:
                 grams = self._fetch(topology)
                 runtime.fetched = {model: grams}
-                runtime.helper.submit(self.look, self.known).result()
+                runtime.helper.submit(self.refresh, self.known).result()
             except Exception as exc:
                 fields = {"model": model, "error": str(exc) or repr(exc)}
                 log.warning("client.model.unread", extra=fields)
@@ -291,12 +291,12 @@ class Table:
             for endpoint in self.endpoints()
         ]
 
-    def look_quietly(self, snapshot: Snapshot | None) -> None:
+    def refresh_quietly(self, snapshot: Snapshot | None) -> None:
         """As `look`, where `snapshot` is in use still; what goes wrong is logged."""
         try:
             # What no server holds any more is in use, too, until what follows it was fetched.
             if snapshot is self.known or snapshot is None or self.of(snapshot.model) is snapshot:
-                self.look(snapshot, self._config.deadline_s)
+                self.refresh(snapshot, self._config.deadline_s)
         except Exception as exc:  # noqa: BLE001 - nobody waits for it
             error = str(exc) or repr(exc)
             if error != self._unread:  # once, not with each look

@@ -74,7 +74,7 @@ class Topology:
     max_queries: int = NO_LIMIT
 
 
-def said_once(faults: Iterable[tuple[str, str]]) -> list[str]:
+def dedupe_faults(faults: Iterable[tuple[str, str]]) -> list[str]:
     """What is wrong with servers, a text each; those of which the same is to be said share one.
 
     Args
@@ -271,7 +271,7 @@ def check_model(model: str | None) -> str | None:
 
 
 @dataclass(slots=True)
-class _Held:
+class _FoundShardSet:
     """A shard set that servers hold, and where.
 
     addresses   shard -> addresses of those that say so
@@ -337,7 +337,7 @@ class Census:
 
     def __init__(self) -> None:
         self.asked = 0
-        self.held: dict[str, _Held] = {}
+        self.held: dict[str, _FoundShardSet] = {}
         self.faults: dict[str, str] = {}
         self.errors: list[DlmError] = []
         self.silent: list[Endpoint] = []
@@ -359,7 +359,7 @@ class Census:
                 self.silent.append(endpoint)
             return
         manifest = self.read(address, reply)
-        held = self.held.setdefault(manifest.shard_set, _Held(manifest))
+        held = self.held.setdefault(manifest.shard_set, _FoundShardSet(manifest))
         known = held.addresses.get(reply.shard, ())
         if address not in known:
             held.addresses[reply.shard] = (*known, address)
@@ -416,7 +416,7 @@ class Census:
             return None
         return self.choose(prefer, snapshot_model)
 
-    def _beginning(self, model: str | None) -> dict[str, _Held]:
+    def _beginning(self, model: str | None) -> dict[str, _FoundShardSet]:
         """The shard sets whose id, or the id of whose model, begins so; all where None is given.
 
         Raises  ConfigError  they are of several models
@@ -434,7 +434,7 @@ class Census:
             )
         return wanted
 
-    def _topology(self, chosen: _Held) -> Topology:
+    def _topology(self, chosen: _FoundShardSet) -> Topology:
         """A shard set, with its silent servers behind those that answer."""
         manifest, faults = chosen.manifest, dict(self.faults)
         for shard_set, held in self.held.items():
@@ -450,7 +450,7 @@ class Census:
         return Topology(manifest, addresses, faults, limit)
 
     def _miss(self, model: str | None) -> NoReturn:
-        faults = "; ".join(said_once(self.faults.items()))
+        faults = "; ".join(dedupe_faults(self.faults.items()))
         if not self.held:
             message = f"none of {self.asked} servers can be used: {faults}"
             if any(isinstance(e, (ProtocolError, ShardFormatError)) for e in self.errors):

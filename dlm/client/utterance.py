@@ -380,7 +380,7 @@ class _Handle:
             with self._lock:
                 self._calls -= 1
 
-    def _left(self, error: StaleShardSet, asking: _Asking) -> float:
+    def _remaining_s(self, error: StaleShardSet, asking: _Asking) -> float:
         """Seconds that a call has for another model; raises `error` where there are none, or where
         its handle must stay: something was answered by it already, asked by id, or looked up."""
         left_s = asking.left_s
@@ -408,7 +408,7 @@ class _Handle:
         self, error: StaleShardSet, asking: _Asking, make: Callable[[], Iterator[None]]
     ) -> Iterator[None]:
         """The parts of a call once more; what fails now is told as it is."""
-        self._left(error, asking)
+        self._remaining_s(error, asking)
         self._settled = True
         asking.restart()
         try:
@@ -815,7 +815,7 @@ class Utterance(_Handle):
             try:
                 self._wait(asking, make())
             except StaleShardSet as error:
-                left_s = self._left(error, asking)
+                left_s = self._remaining_s(error, asking)
                 with suppress(DlmError):  # where nothing did: what low orders say, if they may
                     self._move(error, self._core.current(left_s, self.family.model))
                 self._wait(asking, self._again(error, asking, make))
@@ -971,7 +971,7 @@ class AsyncUtterance(_Handle):
             try:
                 await self._wait(asking, make())
             except StaleShardSet as error:
-                left_s, model = self._left(error, asking), self.family.model
+                left_s, model = self._remaining_s(error, asking), self.family.model
                 with suppress(DlmError):
                     fresh = await asyncio.to_thread(self._core.current, left_s, model)
                     self._move(error, fresh)

@@ -32,14 +32,22 @@ from dlm.server.collector import Served, ServerCollector
 from dlm.server.compiling import compile_kernels
 from dlm.server.config import ServerConfig
 from dlm.server.exposition import worker_exposition
-from dlm.server.health import HEALTH_SERVICE, SHARD_SERVICE, Action, Event, Health, State, step
+from dlm.server.health import (
+    HEALTH_SERVICE,
+    SHARD_SERVICE,
+    Action,
+    Event,
+    HealthService,
+    ServingState,
+    step,
+)
 from dlm.server.http import HttpServer, tcp_socket
 from dlm.server.models import Models
 from dlm.server.port import cannot_be_bound
 from dlm.server.process import Process
 from dlm.server.ready import Notice, OnReady, Ready
 from dlm.server.restarts import BEAT_S
-from dlm.server.security import CHANNEL_OPTIONS, Guard, Kept, allow_connections
+from dlm.server.security import CHANNEL_OPTIONS, Credentials, Guard, allow_connections
 from dlm.server.service import Clock, OpenShard, ShardService, open_files
 from dlm.server.workers import Supervisor
 from dlm.wire import codec
@@ -87,7 +95,7 @@ def serve(
     notice = Notice(on_ready, ready_file)
     if config.workers == 1:
         return _run(lambda: ShardServer(config, shards, notice=notice))
-    kept = Kept(config)
+    credentials = Credentials(config)
     # What is opened and compiled here is shared by all workers, since they are forked from here.
     files = [open_files(shard) for shard in shards]
 
@@ -106,12 +114,17 @@ def serve(
             opened = [open_files(shard) for shard in mine]
         return _run(
             lambda: ShardServer(
-                own, mine, notice=Notice(tell), process=process, files=opened, kept=kept
+                own,
+                mine,
+                notice=Notice(tell),
+                process=process,
+                files=opened,
+                credentials=credentials,
             ),
             worker=True,
         )
 
-    look = kept.look if kept.watches else None
+    look = credentials.reload_changed if credentials.watches else None
     return Supervisor(config, warm=warm, work=work, notice=notice, look=look).run()
 
 
@@ -195,7 +208,7 @@ class ShardServer:
         shards   one of each shard set, the default first
         process  which of the processes on the port this is
         files    of each shard, what `open_files` gave before the process was forked
-        kept     likewise who may call
+        credentials  likewise who may call
     Raises
         ConfigError  one shard set twice
     """
@@ -208,7 +221,7 @@ class ShardServer:
         notice: Notice | None = None,
         process: Process | None = None,
         files: Sequence[Mapping[int, int]] | None = None,
-        kept: Kept | None = None,
+        credentials: Credentials | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.config = config
@@ -220,9 +233,9 @@ class ShardServer:
                 for shard, own in zip(shards, opened, strict=True)
             ]
         )
-        self.guard = Guard(config, self.service.metrics, kept)
+        self.guard = Guard(config, self.service.metrics, credentials)
         self.port = 0
-        self._health = Health(self.models.state)
+        self._health = HealthService(self.models.state)
         self._notice = notice or Notice()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
@@ -285,7 +298,7 @@ class ShardServer:
         while True:
             if self.process.beat is not None:
                 self.process.beat()
-            self.process.open_files.look()
+            self.process.open_files.check()
             if bool(self._trouble()) != was_in_trouble:
                 was_in_trouble = not was_in_trouble
                 await self._announce()
@@ -313,7 +326,7 @@ class ShardServer:
                     self._publish()
                 elif action is Action.DRAIN:
                     self._notice.withdraw()
-                    self.models.refuses = before is State.WARMING
+                    self.models.refuses = before is ServingState.WARMING
                     drain = asyncio.create_task(self._drain())
                 elif action is Action.CLOSE:
                     if drain is not None:
@@ -411,9 +424,13 @@ class ShardServer:
             logger.warning("server.drain.cut", extra={"in_flight": self.models.in_flight})
         self.post(Event.DRAINED)
 
-    def _log_step(self, before: State, event: Event) -> None:
+    def _log_step(self, before: ServingState, event: Event) -> None:
         after = self.models.state
-        name = "server.ready" if (before, after) == (State.WARMING, State.READY) else "server.state"
+        name = (
+            "server.ready"
+            if (before, after) == (ServingState.WARMING, ServingState.READY)
+            else "server.state"
+        )
         logger.info(
             name,
             extra={

@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from dlm import __version__
-from dlm.server.health import State
+from dlm.server.health import ServingState
 from dlm.server.metrics import LABELS, ServerMetrics
 from dlm.server.process import Process
 from dlm.wire.status import Reason
@@ -40,7 +40,7 @@ class Served:
     shard: int
     order: int
     metrics: ServerMetrics
-    state: Callable[[], State]
+    state: Callable[[], ServingState]
     shards: int
 
     def labels(self, worker: int) -> tuple[str, str, str, str]:
@@ -96,7 +96,7 @@ class ServerCollector(Collector):
         )
         for labels, s in labelled:
             now = s.state()
-            for known in State:
+            for known in ServingState:
                 state.add_metric((*labels, known.name.lower()), known is now)
         yield state
         shards = GaugeMetricFamily(

@@ -29,7 +29,7 @@ from prometheus_client.registry import Collector
 from dlm.errors import ConfigError
 from dlm.logs import EventLog
 from dlm.server.config import ServerConfig
-from dlm.server.health import State
+from dlm.server.health import ServingState
 from dlm.server.http import HttpServer, Response, Route, get, tcp_socket, text, unix_socket
 
 logger = EventLog(__name__)
@@ -55,7 +55,7 @@ def worker_socket(folder: Path, worker: int) -> Path:
 def worker_exposition(
     listening: socket.socket,
     collector: Collector,
-    state: Callable[[], State],
+    state: Callable[[], ServingState],
     loop: asyncio.AbstractEventLoop,
     *,
     trouble: Callable[[], str] = str,
@@ -93,9 +93,9 @@ def worker_exposition(
 
     async def readyz() -> Response:
         now, wrong = state(), trouble()
-        if now is State.READY and wrong:
+        if now is ServingState.READY and wrong:
             return text(HTTPStatus.SERVICE_UNAVAILABLE, f"not ready: {wrong}")
-        status = HTTPStatus.OK if now is State.READY else HTTPStatus.SERVICE_UNAVAILABLE
+        status = HTTPStatus.OK if now is ServingState.READY else HTTPStatus.SERVICE_UNAVAILABLE
         return text(status, now.name.lower())
 
     return HttpServer(listening, {METRICS: metrics, HEALTHZ: healthz, READYZ: readyz})

@@ -21,7 +21,7 @@ SHARD_SERVICE = "dlm.v1.Shard"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
 
-class State(IntEnum):
+class ServingState(IntEnum):
     """Values are those of `dlm.v1.ServerState`."""
 
     WARMING = pb.SERVER_STATE_WARMING
@@ -47,34 +47,34 @@ class Action(Enum):
     CLOSE = "close the port and end"
 
 
-TRANSITIONS: dict[tuple[State, Event], tuple[State, tuple[Action, ...]]] = {
-    (State.WARMING, Event.WARMED): (State.READY, (Action.ANNOUNCE, Action.PUBLISH)),
-    (State.WARMING, Event.FAILED): (State.DRAINING, (Action.ANNOUNCE, Action.CLOSE)),
-    (State.WARMING, Event.STOP): (State.DRAINING, (Action.ANNOUNCE, Action.DRAIN)),
-    (State.WARMING, Event.DRAINED): (State.WARMING, ()),
-    (State.READY, Event.WARMED): (State.READY, ()),
-    (State.READY, Event.FAILED): (State.READY, ()),
-    (State.READY, Event.STOP): (State.DRAINING, (Action.ANNOUNCE, Action.DRAIN)),
-    (State.READY, Event.DRAINED): (State.READY, ()),
-    (State.DRAINING, Event.WARMED): (State.DRAINING, ()),
-    (State.DRAINING, Event.FAILED): (State.DRAINING, ()),
-    (State.DRAINING, Event.STOP): (State.DRAINING, (Action.CLOSE,)),
-    (State.DRAINING, Event.DRAINED): (State.DRAINING, (Action.CLOSE,)),
+TRANSITIONS: dict[tuple[ServingState, Event], tuple[ServingState, tuple[Action, ...]]] = {
+    (ServingState.WARMING, Event.WARMED): (ServingState.READY, (Action.ANNOUNCE, Action.PUBLISH)),
+    (ServingState.WARMING, Event.FAILED): (ServingState.DRAINING, (Action.ANNOUNCE, Action.CLOSE)),
+    (ServingState.WARMING, Event.STOP): (ServingState.DRAINING, (Action.ANNOUNCE, Action.DRAIN)),
+    (ServingState.WARMING, Event.DRAINED): (ServingState.WARMING, ()),
+    (ServingState.READY, Event.WARMED): (ServingState.READY, ()),
+    (ServingState.READY, Event.FAILED): (ServingState.READY, ()),
+    (ServingState.READY, Event.STOP): (ServingState.DRAINING, (Action.ANNOUNCE, Action.DRAIN)),
+    (ServingState.READY, Event.DRAINED): (ServingState.READY, ()),
+    (ServingState.DRAINING, Event.WARMED): (ServingState.DRAINING, ()),
+    (ServingState.DRAINING, Event.FAILED): (ServingState.DRAINING, ()),
+    (ServingState.DRAINING, Event.STOP): (ServingState.DRAINING, (Action.CLOSE,)),
+    (ServingState.DRAINING, Event.DRAINED): (ServingState.DRAINING, (Action.CLOSE,)),
 }
 
 
-def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
+def step(state: ServingState, event: Event) -> tuple[ServingState, tuple[Action, ...]]:
     """The state after `event`, and what to do, in order."""
     return TRANSITIONS[state, event]
 
 
-def serving_status(state: State) -> int:
+def serving_status(state: ServingState) -> int:
     """What the health service says in `state`."""
     response = health_pb2.HealthCheckResponse
-    return int(response.SERVING if state is State.READY else response.NOT_SERVING)
+    return int(response.SERVING if state is ServingState.READY else response.NOT_SERVING)
 
 
-class Health:
+class HealthService:
     """grpc.health.v1.Health for "" (the whole server) and dlm.v1.Shard.
 
     grpc_health's own asyncio servicer forgets every watcher of a service when one of them leaves,
@@ -83,13 +83,13 @@ class Health:
 
     SERVICES = frozenset({"", SHARD_SERVICE, HEALTH_SERVICE})
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ServingState) -> None:
         self._state = state
         self._in_trouble = False
         self._closed = False
         self._changed = asyncio.Condition()
 
-    async def announce(self, state: State, *, in_trouble: bool = False) -> None:
+    async def announce(self, state: ServingState, *, in_trouble: bool = False) -> None:
         """Answers for `state` from now on, and sends it to who watches.
 
         Args
@@ -106,7 +106,7 @@ class Health:
             self._changed.notify_all()
 
     def _status(self, service: str) -> int | None:
-        state = State.DRAINING if self._in_trouble else self._state
+        state = ServingState.DRAINING if self._in_trouble else self._state
         return serving_status(state) if service in self.SERVICES else None
 
     async def check(self, request: Any, context: Any) -> Any:

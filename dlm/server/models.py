@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import grpc
 
 from dlm.errors import ConfigError, ProtocolError
-from dlm.server.health import SHARD_SERVICE, State
+from dlm.server.health import SHARD_SERVICE, ServingState
 from dlm.server.service import ShardService
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
@@ -56,12 +56,12 @@ class Models:
         return len(self._by_set)
 
     @property
-    def state(self) -> State:
+    def state(self) -> ServingState:
         """Of all services: they warm up, answer and drain together."""
         return self.default.state
 
     @state.setter
-    def state(self, state: State) -> None:
+    def state(self, state: ServingState) -> None:
         for service in self:
             service.state = state
 

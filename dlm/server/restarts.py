@@ -45,7 +45,7 @@ class Pulse:
         self.beat()
         self.looks = -1
 
-    def look(self) -> str | None:
+    def stuck_reason(self) -> str | None:
         """One look; where the worker is to be given up, why."""
         self.silent_looks += 1
         silence = SILENT_LOOKS if self.has_beaten else START_LOOKS

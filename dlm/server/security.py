@@ -26,7 +26,7 @@ from dlm.server.metrics import ServerMetrics
 from dlm.server.replies import Replies, Unread
 from dlm.server.tls import Certificates
 from dlm.server.tokens import Tokens, read_tokens
-from dlm.server.watch import Watch, follow, look
+from dlm.server.watch import FileWatcher, follow, reload_if_changed
 from dlm.wire.status import CODE_OF, PUSHBACK_KEY, REASON_KEY, Reason
 
 logger = EventLog(__name__)
@@ -62,7 +62,7 @@ CHANNEL_OPTIONS = (
 
 
 @dataclass(slots=True, eq=False)
-class Client:
+class ClientUsage:
     """What one client has open now.
 
     name       of its token; else the subject of its certificate; else its address without the port
@@ -78,10 +78,10 @@ class Client:
     downloads: int = 0
 
 
-_caller: ContextVar[Client | None] = ContextVar("dlm_caller", default=None)
+_caller: ContextVar[ClientUsage | None] = ContextVar("dlm_caller", default=None)
 
 
-def caller() -> Client | None:
+def caller() -> ClientUsage | None:
     """The client of the call that runs here; None outside of calls that passed a `Guard`."""
     return _caller.get()
 
@@ -96,7 +96,7 @@ def replies_to(context: Any) -> Replies:
 class _Call:
     """A call that is being worked on."""
 
-    client: Client
+    client: ClientUsage
     digest: bytes | None
     task: asyncio.Task[Any]
     revoked: bool = False
@@ -105,7 +105,7 @@ class _Call:
 Handler = Callable[[Any, Any], Any]
 
 
-class Kept:
+class Credentials:
     """The files that say who may call, as they were when they were last good.
 
     Read before workers are forked and followed from then on, so that one that comes later begins
@@ -121,14 +121,14 @@ class Kept:
         self.certificates: Certificates | None = None
         self._path = Path(config.tokens)
         # Each before its files are read: what changes meanwhile is read again.
-        self.watches: dict[str, Watch] = {}
+        self.watches: dict[str, FileWatcher] = {}
         if config.tokens:
-            self.watches["tokens"] = Watch([self._path])
+            self.watches["tokens"] = FileWatcher([self._path])
             self.tokens = read_tokens(self._path)
         if config.tls_cert:
             ca = Path(config.tls_client_ca) if config.tls_client_ca else None
             files = [p for p in (Path(config.tls_cert), Path(config.tls_key), ca) if p is not None]
-            self.watches["certificates"] = Watch(files)
+            self.watches["certificates"] = FileWatcher(files)
             self.certificates = Certificates(Path(config.tls_cert), Path(config.tls_key), ca)
 
     def reload(self, what: str) -> None:
@@ -141,10 +141,10 @@ class Kept:
         elif self.certificates is not None:
             self.certificates.reload()
 
-    def look(self) -> None:
+    def reload_changed(self) -> None:
         """Takes up changes, for a process that serves nobody; to be called again and again."""
         for what, watch in self.watches.items():
-            look(watch, partial(self.reload, what), what=what)
+            reload_if_changed(watch, partial(self.reload, what), what=what)
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
@@ -153,21 +153,21 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     Args
         config   tls_*, tokens, open_health and the limits of a client
         metrics  what is counted, names of tokens among it
-        kept     what the process had read before it was forked
+        credentials  what the process had read before it was forked
     Raises
         ConfigError  a file that config names is no good
     """
 
     def __init__(
-        self, config: ServerConfig, metrics: ServerMetrics, kept: Kept | None = None
+        self, config: ServerConfig, metrics: ServerMetrics, credentials: Credentials | None = None
     ) -> None:
         self._config = config
         self._metrics = metrics
-        self._kept = kept or Kept(config)
+        self._credentials = credentials or Credentials(config)
         self._tasks: list[asyncio.Task[None]] = []
         self._calls: set[_Call] = set()
         self._open = 0  # those too that are answered and not read yet
-        self._clients: dict[str, Client] = {}
+        self._clients: dict[str, ClientUsage] = {}
         self._refusals = 0
         self._logged = -LOG_S
 
@@ -178,7 +178,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         Raises  RuntimeError, from gRPC
         """
-        certificates = self._kept.certificates
+        certificates = self._credentials.certificates
         if certificates is None:
             return int(server.add_insecure_port(address))
         return int(server.add_secure_port(address, certificates.credentials()))
@@ -187,7 +187,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         """Follows changes of the files from now on."""
         self._tasks = [
             asyncio.create_task(follow(watch, partial(self._reload, what), what=what))
-            for what, watch in self._kept.watches.items()
+            for what, watch in self._credentials.watches.items()
         ]
 
     def close(self) -> None:
@@ -200,8 +200,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         Raises  ConfigError; then nothing changes
         """
-        self._kept.reload(what)
-        tokens = self._kept.tokens
+        self._credentials.reload(what)
+        tokens = self._credentials.tokens
         if what != "tokens" or tokens is None:
             return {}
         good = set(tokens.digests)
@@ -219,7 +219,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> Any:
         """See grpc.aio.ServerInterceptor: the handler of a call, or one that refuses it."""
-        tokens, name, digest = self._kept.tokens, None, None
+        tokens, name, digest = self._credentials.tokens, None, None
         if tokens is not None:
             number = tokens.find(details.invocation_metadata)
             if number is not None:
@@ -308,25 +308,25 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self._calls.discard(call)
         return await self._refuse(requests, context)
 
-    def _ended(self, client: Client, method: str, _: Any) -> None:
+    def _ended(self, client: ClientUsage, method: str, _: Any) -> None:
         """A call is over: its client has all of it, or is gone."""
         self._open -= 1
         client.calls -= 1
         client.downloads -= method == DOWNLOAD
         self._forget(client)
 
-    def _client(self, name: str) -> Client:
+    def _client(self, name: str) -> ClientUsage:
         found = self._clients.get(name)
         if found is None:
-            found = self._clients[name] = Client(name)
+            found = self._clients[name] = ClientUsage(name)
         return found
 
-    def _forget(self, client: Client) -> None:
+    def _forget(self, client: ClientUsage) -> None:
         """Addresses come and go: who has nothing open is not kept."""
         if not client.calls:
             self._clients.pop(client.name, None)
 
-    def _full(self, client: Client, method: str) -> tuple[Reason, str] | None:
+    def _full(self, client: ClientUsage, method: str) -> tuple[Reason, str] | None:
         """Why this client may not open another call; None where it may."""
         config = self._config
         if client.calls >= config.client_streams:
@@ -355,7 +355,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         await _abort(context, Reason.UNAUTHENTICATED, UNAUTHENTICATED)
 
     async def _limit(
-        self, context: Any, client: Client, reason: Reason, message: str, retry_ms: int
+        self, context: Any, client: ClientUsage, reason: Reason, message: str, retry_ms: int
     ) -> NoReturn:
         if reason is Reason.CLIENT_LIMIT:
             self._metrics.client_limits += 1

@@ -28,7 +28,7 @@ from dlm.ngram.query import Answers, QueryGroups
 from dlm.server import kernels
 from dlm.server import metrics as counting
 from dlm.server.config import ServerConfig
-from dlm.server.health import State
+from dlm.server.health import ServingState
 from dlm.server.lateness import Lateness
 from dlm.server.metrics import ServerMetrics
 from dlm.server.process import Process
@@ -142,7 +142,7 @@ class ShardService:
     ) -> None:
         self.shard = shard
         self.config = config
-        self.state = State.WARMING
+        self.state = ServingState.WARMING
         self.refuses = False  # while DRAINING: no longer takes what comes
         self.metrics = ServerMetrics()
         self.process = process or Process()
@@ -309,7 +309,7 @@ class ShardService:
                     )
                     large.add(task)
                     task.add_done_callback(large.discard)
-                    task.add_done_callback(service._left)
+                    task.add_done_callback(service._finished)
             if large:
                 await asyncio.gather(*large, return_exceptions=True)
             await replies.flush()
@@ -394,7 +394,7 @@ class ShardService:
         if not self.metrics.in_flight:
             self._idle.set()
 
-    def _left(self, task: asyncio.Task[None]) -> None:
+    def _finished(self, task: asyncio.Task[None]) -> None:
         self._leave()
         if not task.cancelled() and (error := task.exception()) is not None:
             # Mostly a client that went away before its reply.
@@ -622,11 +622,11 @@ class ShardService:
             raise Refusal(Reason.MALFORMED, str(exc)) from exc
 
     def _require_ready(self) -> None:
-        if self.state is State.WARMING:
+        if self.state is ServingState.WARMING:
             raise Refusal(
                 Reason.NOT_READY, "this server is still warming up; ask a replica, or again later"
             )
-        if self.state is State.DRAINING and self.refuses:
+        if self.state is ServingState.DRAINING and self.refuses:
             raise Refusal(Reason.DRAINING, "this server is going away; ask a replica")
 
     def _require_same(self, shard_set: bytes, shard: int | None = None) -> None:

@@ -58,7 +58,7 @@ class OpenFiles:
         except OSError:
             return self.limit  # not even the folder can be opened
 
-    def look(self) -> str:
+    def check(self) -> str:
         """One look; why no file can be opened, or "" where one can."""
         try:
             self._room()

@@ -15,7 +15,7 @@ logger = EventLog(__name__)
 POLL_S = 0.25  # a change is taken up at the second look: within half a second
 
 
-class Watch:
+class FileWatcher:
     """Whether files have changed and come to rest: alike at two looks, unlike what was loaded."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -35,7 +35,7 @@ class Watch:
 Reload = Callable[[], Mapping[str, object] | None]
 
 
-def look(watch: Watch, reload: Reload, *, what: str) -> None:
+def reload_if_changed(watch: FileWatcher, reload: Reload, *, what: str) -> None:
     """Calls `reload` if there was a change; one that it refuses is logged, and the old stays."""
     if not watch.changed():
         return
@@ -47,8 +47,8 @@ def look(watch: Watch, reload: Reload, *, what: str) -> None:
         logger.info("server.%s.reloaded", what, extra={"files": len(watch.paths), **(told or {})})
 
 
-async def follow(watch: Watch, reload: Reload, *, what: str) -> None:
+async def follow(watch: FileWatcher, reload: Reload, *, what: str) -> None:
     """Looks again and again."""
     while True:
         await asyncio.sleep(POLL_S)
-        look(watch, reload, what=what)
+        reload_if_changed(watch, reload, what=what)

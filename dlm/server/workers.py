@@ -49,7 +49,7 @@ from dlm.server.watch import POLL_S
 logger = EventLog(__name__)
 
 # Serves on a port until SIGTERM, and returns the exit status; in the worker's process.
-Work = Callable[[int, Process, OnReady], int]
+WorkerMain = Callable[[int, Process, OnReady], int]
 
 # Seconds that a worker has beyond linger_s and drain_s to end by itself.
 END_GRACE_S = 15.0
@@ -101,7 +101,7 @@ class Supervisor:
         config: ServerConfig,
         *,
         warm: Callable[[], None],
-        work: Work,
+        work: WorkerMain,
         notice: Notice,
         look: Callable[[], None] | None = None,
     ) -> None:
@@ -246,7 +246,7 @@ class Supervisor:
     def _look_for_stuck(self) -> None:
         """Ends workers that do not get ready or not beat; what follows is as with any that ends."""
         for worker in self._workers:
-            why = worker.pulse.look() if worker.pid else None
+            why = worker.pulse.stuck_reason() if worker.pid else None
             if why is not None:
                 worker.pulse = Pulse()
                 worker.error = ConfigError(

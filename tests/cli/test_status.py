@@ -17,7 +17,7 @@ from rich.console import Console
 from cluster import WAIT_S, command
 from connect_proxy import VARIABLES
 from dlm.cli.status import COLUMNS, cells_of, duration, problems, shown, size
-from dlm.client.status import Look, Row
+from dlm.client.status import ClusterSnapshot, Row
 
 
 def dead_address() -> str:
@@ -127,11 +127,11 @@ def test_wrong_usage_is_told(run, cluster, arguments, said) -> None:
     assert said in done.stderr.decode()
 
 
-def drawn(look: Look, width: int, height: int | None = None) -> list[str]:
+def drawn(snapshot: ClusterSnapshot, width: int, height: int | None = None) -> list[str]:
     """The lines that a terminal shows."""
     console = Console(width=width, height=height or 100)
     with console.capture() as captured:
-        console.print(shown(look, width, height))
+        console.print(shown(snapshot, width, height))
     return captured.get().splitlines()
 
 
@@ -144,7 +144,7 @@ def full_row(address: str, shard: int, worker: int) -> Row:
 
 
 SILENT = Row("10.0.0.9:50060", 9, error="10.0.0.9:50060 gave no answer: UNAVAILABLE: nobody")
-LARGE = Look(
+LARGE = ClusterSnapshot(
     (*(full_row(f"10.20.30.{n}:50060", n // 2, w) for n in range(8) for w in range(4)), SILENT),
     (*range(4), 9),
     (9,),
@@ -154,7 +154,7 @@ LARGE = Look(
 @pytest.mark.parametrize("address", ["127.0.0.1:50060", "lm-dlm-0.lm-dlm.speech.svc.cluster:50060"])
 def test_eighty_columns_show_what_matters(address) -> None:
     """Whole addresses, if need be in two lines, and no column without width."""
-    lines = drawn(Look((full_row(address, 3, 1),), (3,), ()), 80)
+    lines = drawn(ClusterSnapshot((full_row(address, 3, 1),), (3,), ()), 80)
     assert max(map(len, lines)) <= 80
     cells = [[c.strip() for c in re.split("[│┃]", x)[1:-1]] for x in lines if x[0] in "│┃"]
     assert cells[0] == ["address", "shard", "state", "worker", "queries/s", "CPU %"] or (
@@ -168,8 +168,8 @@ def test_eighty_columns_show_what_matters(address) -> None:
 
 def test_a_wide_terminal_shows_every_column() -> None:
     """And a pipe does, however long the addresses are."""
-    look = Look((full_row("127.0.0.1:50060", 0, 0),), (0,), ())
-    header = next(line for line in drawn(look, 200) if "address" in line)
+    snapshot = ClusterSnapshot((full_row("127.0.0.1:50060", 0, 0),), (0,), ())
+    header = next(line for line in drawn(snapshot, 200) if "address" in line)
     assert all(column in header for column in COLUMNS)
 
 
@@ -199,7 +199,7 @@ def test_what_is_wrong_with_several_servers_is_said_once() -> None:
         Row(f"h:{n}", n, error=f"h:{n} gave no answer: UNAVAILABLE: ipv4:h:{n}: refused")
         for n in range(3)
     ]
-    lines = problems(Look((*rows, SILENT), (0,), ()))
+    lines = problems(ClusterSnapshot((*rows, SILENT), (0,), ()))
     assert lines == [
         "h:0, h:1, h:2: gave no answer: UNAVAILABLE: refused",
         "10.0.0.9:50060: gave no answer: UNAVAILABLE: nobody",
@@ -269,10 +269,10 @@ def test_what_is_not_known_is_left_empty() -> None:
 
 def test_what_a_server_says_is_no_markup() -> None:
     """An error in brackets is shown as it is."""
-    look = Look((Row("h:1", 0, error="[bold]x[/nothing]"),), (0,), (0,))
+    snapshot = ClusterSnapshot((Row("h:1", 0, error="[bold]x[/nothing]"),), (0,), (0,))
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(shown(look))
+        console.print(shown(snapshot))
     assert "[bold]x[/nothing]" in captured.get()
 
 

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from dlm.client.batcher import (
     LEASE_GRACE_S,
-    MAX_WORKS,
+    MAX_QUEUED_ITEMS,
     Action,
     Done,
     Expire,
     Lease,
-    Lost,
+    QueuedItem,
     Refuse,
     Send,
     Submit,
+    Unanswered,
     Window,
-    Work,
     step,
 )
 from dlm.client.pace import FIRST_ANSWERS
@@ -32,12 +32,12 @@ SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios").glob("batcher_*.txt
 REWRITE = "DLM_REWRITE_SCENARIOS"
 
 
-def work(item: str, queries: int = 1, deadline: float = 100.0) -> Work[str]:
+def work(item: str, queries: int = 1, deadline: float = 100.0) -> QueuedItem[str]:
     """Work named `item`."""
-    return Work(item, queries, deadline)
+    return QueuedItem(item, queries, deadline)
 
 
-def window(in_flight: int = 0, *waiting: Work[str], limit: int = 2) -> Window[str]:
+def window(in_flight: int = 0, *waiting: QueuedItem[str], limit: int = 2) -> Window[str]:
     """A window of at most 10 queries a message, and at most 10 queries that wait."""
     leases = tuple(Lease(message, inf, 0) for message in range(in_flight))
     earliest = min((w.deadline for w in waiting), default=inf)
@@ -109,15 +109,15 @@ def oldest(state: Window[Any]) -> Done:
         ),
         pytest.param(
             window(2, work("a", 6), work("b", 6)),
-            Submit(Work("c", 6, 100.0, more=True)),
-            window(2, work("a", 6), work("b", 6), Work("c", 6, 100.0, more=True)),
+            Submit(QueuedItem("c", 6, 100.0, more=True)),
+            window(2, work("a", 6), work("b", 6), QueuedItem("c", 6, 100.0, more=True)),
             [],
             id="a-call-that-was-let-in-is-let-in-whole",
         ),
         pytest.param(
-            window(2, *[work("a", 0)] * MAX_WORKS),
+            window(2, *[work("a", 0)] * MAX_QUEUED_ITEMS),
             Submit(work("b", 0)),
-            window(2, *[work("a", 0)] * MAX_WORKS),
+            window(2, *[work("a", 0)] * MAX_QUEUED_ITEMS),
             [Refuse(work("b", 0))],
             id="too-many-wait",
         ),
@@ -139,7 +139,7 @@ def test_a_place_whose_message_is_never_heard_of_again_is_free_after_its_lease()
     state, _ = step(state, Submit(work("next", 1, 100.0)), 5.0 + LEASE_GRACE_S - 0.1)
     assert (state.in_flight, len(state.waiting)) == (1, 1)
     state, actions = step(state, Submit(work("more", 1, 100.0)), 5.0 + LEASE_GRACE_S)
-    assert actions[0] == Lost(sent.message)
+    assert actions[0] == Unanswered(sent.message)
     assert [w.item for a in actions if isinstance(a, Send) for w in a.works] == ["next", "more"]
     after, actions = step(state, Done(sent.message), 9.0)
     assert (after._replace(pace=state.pace), actions) == (state, [])
@@ -173,7 +173,7 @@ def test_a_call_that_would_wait_past_half_of_its_time_is_refused_at_once() -> No
 def test_a_further_part_of_a_call_is_never_refused() -> None:
     """What was let in stays whole."""
     state, _ = step(answering(100, 1.0, 20), Submit(work("a", 100, 99.0)), 20.0)
-    part = Work("b", 100, 20.1, more=True)
+    part = QueuedItem("b", 100, 20.1, more=True)
     after, actions = step(state, Submit(part), 20.0)
     assert (after.waiting, actions) == ((part,), [])
 
@@ -237,7 +237,7 @@ def test_whatever_happens_nothing_is_lost_doubled_or_overtaken(script, limit: in
             continue
         event: Submit[int] | Done = Done(-1) if new is not None else oldest(state)
         if new is not None:
-            event = Submit(Work(len(submitted), new[0], now + new[1]))
+            event = Submit(QueuedItem(len(submitted), new[0], now + new[1]))
             submitted.append(event.work)
         before = state.in_flight - (new is None)
         state, actions = step(state, event, now)
@@ -265,7 +265,7 @@ def test_what_waits_leaves_once_enough_answers_came(sizes: list[int], limit: int
     """After as many answers as there were works, nothing waits and nothing is in flight."""
     state: Window[int] = Window(limit, 10, max_waiting=1000)
     for item, queries in enumerate(sizes):
-        state, _ = step(state, Submit(Work(item, queries, 9.0)), 0.0)
+        state, _ = step(state, Submit(QueuedItem(item, queries, 9.0)), 0.0)
     for _ in sizes:
         if state.in_flight:
             state, _ = step(state, oldest(state), 0.0)
@@ -297,7 +297,7 @@ def transcript(script: str) -> str:
             elif name == "at":
                 now = float(rest[0])
             elif name == "submit":
-                new = Work(rest[0], int(fields["queries"]), float(fields["deadline"]))
+                new = QueuedItem(rest[0], int(fields["queries"]), float(fields["deadline"]))
                 state, actions = step(state, Submit(new), now)
             else:
                 assert name == "done", command
@@ -308,7 +308,7 @@ def transcript(script: str) -> str:
                     said.append(f"send {'+'.join(w.item for w in action.works)} ({total} queries)")
                 elif isinstance(action, Expire):
                     said.append(f"expire {action.work.item}")
-                elif isinstance(action, Lost):
+                elif isinstance(action, Unanswered):
                     said.append("lost one")
         waiting = " ".join(w.item for w in state.waiting) or "nothing"
         said.append(f"in flight {state.in_flight} of {state.limit}; waiting: {waiting}")

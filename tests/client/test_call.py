@@ -53,7 +53,7 @@ def test_each_query_has_the_answer_of_who_came_first(client, files, seed: int) -
     for number, at in enumerate(events, 1):
         piece = pieces[at]
         assert call.future.done() == (len(expected) == queries)
-        assert call.left == queries - len(expected)
+        assert call.unanswered == queries - len(expected)
         awaited = [q for q in piece.at.tolist() if q not in expected]
         kind = rng.choice(["fill", "fill", "miss"])
         if kind == "fill":

@@ -18,7 +18,7 @@ from client.test_partial import ask, assert_each_is_of_its_model
 from cluster import ROOT, Cluster, ModelFiles, ProcessServer, build, until
 from dlm.client import AsyncClient, Client, ClientConfig, cascade
 from dlm.client.local import open_small
-from dlm.client.membership import Beating, Health
+from dlm.client.membership import Beating, Liveness
 from dlm.client.modes import Mode, Switching
 from dlm.client.topology import Endpoint, write_cluster_file
 from dlm.client.utterance import Utterance
@@ -246,13 +246,13 @@ def test_servers_that_are_gone_are_known_by_their_heartbeats(connect, files, cap
     caplog.set_level(logging.INFO, "dlm.client")
     with Cluster(files) as cluster:
         client = connect(cluster, partial=True, **QUICK)
-        until(lambda: [s.health for s in client.cascade.servers] == [Health.UP] * 3)
+        until(lambda: [s.health for s in client.cascade.servers] == [Liveness.UP] * 3)
         assert [s.shard for s in client.cascade.servers] == [0, 1, 2]
         assert all(s.ready for s in client.cascade.servers)
         assert all(s.delay_s is not None for s in client.cascade.servers)
         port = cluster.ports[1]
         cluster.servers[1].end()
-        until(lambda: client.cascade.servers[1].health is Health.DOWN)
+        until(lambda: client.cascade.servers[1].health is Liveness.DOWN)
         assert [s.ready for s in client.cascade.servers] == [True, False, True]
         assert not client.cascade.small
         queries = random_queries(files.oracle, 5, 300)
@@ -262,7 +262,7 @@ def test_servers_that_are_gone_are_known_by_their_heartbeats(connect, files, cap
         after = client.stats
         assert after.failed == before.failed  # none was sent there
         with Cluster(files, ports=[0, port, 0]):
-            until(lambda: client.cascade.servers[1].health is Health.UP)
+            until(lambda: client.cascade.servers[1].health is Liveness.UP)
             until(lambda: ask(client, queries).source is None)
     told = [
         (r.shard, r.before, r.after)
@@ -278,7 +278,7 @@ def test_a_client_without_fallbacks_sends_no_heartbeats_unless_told(cluster, con
     with pytest.raises(ConfigError, match="heartbeats=True"):
         _ = quiet.cascade
     told = connect(cluster, heartbeats=True, **QUICK)
-    until(lambda: all(s.health is Health.UP for s in told.cascade.servers))
+    until(lambda: all(s.health is Liveness.UP for s in told.cascade.servers))
     with pytest.raises(ConfigError, match="nobody would know"):
         ClientConfig(small=Path("somewhere"), heartbeats=False)
 

@@ -16,22 +16,22 @@ from dlm.client.membership import (
     Beating,
     Changed,
     Event,
-    Health,
-    Lost,
+    Liveness,
     Member,
     Probe,
     Renew,
     Restarted,
     Tick,
+    Unreachable,
     step,
 )
 from dlm.errors import ConfigError
 
 CONFIG = Beating()
-UP, SUSPECT, DOWN = Health.UP, Health.SUSPECT, Health.DOWN
+UP, SUSPECT, DOWN = Liveness.UP, Liveness.SUSPECT, Liveness.DOWN
 
 
-def member(health: Health, run: int = 0, *, out: bool = True) -> Member:
+def member(health: Liveness, run: int = 0, *, out: bool = True) -> Member:
     """One whose beat 7 went out at 10, or whose next is due at 10."""
     return Member(
         health=health,
@@ -59,7 +59,7 @@ def member(health: Health, run: int = 0, *, out: bool = True) -> Member:
         ),
         pytest.param(
             member(UP, out=False),
-            Lost(),
+            Unreachable(),
             9.0,
             (SUSPECT, 0),
             [Changed(UP, SUSPECT)],
@@ -110,7 +110,7 @@ def member(health: Health, run: int = 0, *, out: bool = True) -> Member:
     ],
 )
 def test_each_row_of_the_table_holds(
-    state: Member, event: Event, at: float, after: tuple[Health, int], actions: list[Action]
+    state: Member, event: Event, at: float, after: tuple[Liveness, int], actions: list[Action]
 ) -> None:
     """One event at one time; health, the run, and the actions are those of the row."""
     found, did = step(state, event, at, CONFIG)
@@ -119,7 +119,7 @@ def test_each_row_of_the_table_holds(
 
 def test_a_suspected_server_is_asked_again_at_once() -> None:
     """What a message found is checked by the next tick, not by the next interval."""
-    state, _ = step(member(UP, out=False)._replace(due=99.0), Lost(), 9.0, CONFIG)
+    state, _ = step(member(UP, out=False)._replace(due=99.0), Unreachable(), 9.0, CONFIG)
     _, actions = step(state, Tick(), 9.0, CONFIG)
     assert actions == [Probe(8)]
 
@@ -190,7 +190,7 @@ events = st.lists(
         st.one_of(
             st.builds(Tick, st.floats(0.0, 1.0)),
             st.builds(Beat, st.integers(0, 12), st.integers(1, 2), st.booleans()),
-            st.just(Lost()),
+            st.just(Unreachable()),
             st.just(None),  # the answer to the beat that is out
         ),
     ),
@@ -198,9 +198,9 @@ events = st.lists(
 )
 
 
-def plain(script: list[tuple[float, Event]]) -> list[tuple[Health, int | None, bool]]:
+def plain(script: list[tuple[float, Event]]) -> list[tuple[Liveness, int | None, bool]]:
     """The table again: (health, sequence of the beat out, whether the connection is renewed)."""
-    out: list[tuple[Health, int | None, bool]] = []
+    out: list[tuple[Liveness, int | None, bool]] = []
     health, missed, answered, sequence, silent = SUSPECT, 0, 0, 0, 0
     renewals = {CONFIG.down_after + k * RENEW_AFTER for k in range(len(script))}
     sent: float | None = None
@@ -213,7 +213,7 @@ def plain(script: list[tuple[float, Event]]) -> list[tuple[Health, int | None, b
                 answered = answered + 1 if health is DOWN else 0
                 if health is not DOWN or answered >= CONFIG.up_after:
                     health, answered = UP, 0
-        elif isinstance(event, Lost):
+        elif isinstance(event, Unreachable):
             if health is UP:
                 health, missed, due = SUSPECT, 0, now
         else:

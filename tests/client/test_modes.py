@@ -19,9 +19,9 @@ from dlm.client.modes import (
     Event,
     Messages,
     Mode,
+    ReachabilityTick,
     Switch,
     Switching,
-    Tick,
     step,
 )
 from dlm.errors import ConfigError
@@ -54,21 +54,25 @@ OUT = {"canary": 3, "until": 103.0, "due": 101.0}
         ),
         pytest.param(Cascade(), Messages(5000, 5), 50.0, FULL, [], id="a-thousandth-exactly"),
         pytest.param(Cascade(), Messages(10, 4), 50.0, FULL, [], id="too-few-to-tell"),
-        pytest.param(Cascade(), Tick(slow=True), 50.0, FULL, [], id="slow-since-now"),
+        pytest.param(Cascade(), ReachabilityTick(slow=True), 50.0, FULL, [], id="slow-since-now"),
         pytest.param(
             Cascade(slow_from=48.0),
-            Tick(slow=True),
+            ReachabilityTick(slow=True),
             50.0,
             FULL,
             [Switch(SMALL, "delay")],
             id="slow-for-two-seconds",
         ),
-        pytest.param(Cascade(slow_from=49.0), Tick(), 50.0, FULL, [], id="slow-no-more"),
-        pytest.param(small(), Tick(), 100.9, SMALL, [], id="too-early"),
-        pytest.param(small(), Tick(), 101.0, SMALL, [Canary(1)], id="the-first-canary"),
-        pytest.param(small(), Tick(reachable=False), 101.0, SMALL, [], id="nobody-there"),
-        pytest.param(small(), Tick(slow=True), 101.0, SMALL, [], id="still-slow"),
-        pytest.param(small(**OUT), Tick(), 102.0, SMALL, [], id="one-is-out"),
+        pytest.param(
+            Cascade(slow_from=49.0), ReachabilityTick(), 50.0, FULL, [], id="slow-no-more"
+        ),
+        pytest.param(small(), ReachabilityTick(), 100.9, SMALL, [], id="too-early"),
+        pytest.param(small(), ReachabilityTick(), 101.0, SMALL, [Canary(1)], id="the-first-canary"),
+        pytest.param(
+            small(), ReachabilityTick(reachable=False), 101.0, SMALL, [], id="nobody-there"
+        ),
+        pytest.param(small(), ReachabilityTick(slow=True), 101.0, SMALL, [], id="still-slow"),
+        pytest.param(small(**OUT), ReachabilityTick(), 102.0, SMALL, [], id="one-is-out"),
         pytest.param(small(**OUT), CanaryDone(3, True), 102.0, SMALL, [], id="one-came-back"),
         pytest.param(
             small(**OUT, passed=2),
@@ -110,7 +114,7 @@ def test_waiting_grows_while_canaries_fail_and_is_short_again_after_a_stable_tim
     """1, 2, 4 ... 30 s; then a minute of peace."""
     state, now, waits = small(), 101.0, []
     for _ in range(8):
-        state, (canary,) = step(state, Tick(), now, CONFIG)
+        state, (canary,) = step(state, ReachabilityTick(), now, CONFIG)
         assert isinstance(canary, Canary)
         state, _ = step(state, CanaryDone(canary.number, False), now, CONFIG)
         waits.append(state.due - now)

@@ -311,11 +311,11 @@ def test_partial_scores_are_logged_when_they_begin_and_when_they_end(
 
 def test_a_spell_of_partial_scores_ends_when_none_came_for_a_while() -> None:
     """It is as long as from the first to the latest, whenever that is noticed."""
-    spell = partial.Spell(5.0, 5.0, 3).more(2, 9.0)
-    assert (spell.seconds, spell.queries) == (4.0, 5)
-    assert not spell.is_over(9.0 + partial.QUIET_S - 0.1)
-    assert spell.is_over(9.0 + partial.QUIET_S)
-    assert spell.more(1, 20.0).seconds == 15.0
+    outage = partial.Outage(5.0, 5.0, 3).extended(2, 9.0)
+    assert (outage.seconds, outage.queries) == (4.0, 5)
+    assert not outage.is_over(9.0 + partial.QUIET_S - 0.1)
+    assert outage.is_over(9.0 + partial.QUIET_S)
+    assert outage.extended(1, 20.0).seconds == 15.0
 
 
 def test_a_call_that_was_given_up_is_not_ended_twice(cluster, connect, files) -> None:
@@ -352,7 +352,7 @@ def test_what_waits_while_the_table_changes_is_not_refused_after_it(
             first = [submit(utterance, each[shard][:5], WAIT_S) for shard in (2, 1, 0)]
             waiting = submit(utterance, queries, WAIT_S)
             network.moved = dict(zip(cluster.addresses, others.addresses, strict=True))
-            core.look_again()
+            core.refresh_later()
             until(lambda: core.snapshot().shard_set == other.manifest.shard_set)
             core._sender.overload = lambda asked, deadline: Overloaded("busy")  # type: ignore[method-assign]
         answers = waiting.result(WAIT_S)

@@ -40,12 +40,12 @@ def test_rates_are_those_between_two_looks(cluster, client, files) -> None:
     """Two seconds by the clock, with five questions in between; before, there are none."""
     clock = Ticks()
     status = of(cluster, clock)
-    first = status.look()
+    first = status.poll()
     assert [row.queries_per_s for row in first.rows] == [None] * 3
     queries = queries_to(files, 1)[:5]
     ask(client.utterance(), files.oracle, queries)
     clock.now = 2.0
-    rows = status.look().rows
+    rows = status.poll().rows
     assert [row.shard for row in rows] == [0, 1, 2]
     assert [row.queries_per_s for row in rows] == [0, 2.5, 0]
     assert [row.messages_per_s for row in rows] == [0, 0.5, 0]
@@ -61,13 +61,13 @@ def test_messages_that_a_server_refuses_are_a_part_of_those_that_it_was_sent() -
     """Between two looks; without any there is no part."""
     port, clock = Port([0], 1), Ticks()
     status = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=clock)
-    status.look()
+    status.poll()
     clock.now = 1.0
-    (row,) = status.look().rows
+    (row,) = status.poll().rows
     assert row.failing_percent is None
     port.messages, port.refused = 30, 10
     clock.now = 2.0
-    (row,) = status.look().rows
+    (row,) = status.poll().rows
     assert row.failing_percent == 25.0
     status.close()
 
@@ -77,23 +77,23 @@ def test_a_way_that_becomes_slow_is_told_against_its_baseline_and_turns_the_mode
     port, clock = Port([0], 1), Ticks()
     port.trip_s, port.clock = 0.01, clock
     status = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=clock)
-    first = status.look()
+    first = status.poll()
     assert first.rows[0].delay_ratio is None and first.mode is Mode.FULL
     for _ in range(9):
         clock.now += 1.0
-        look = status.look()
-    assert (look.rows[0].delay_ms, look.rows[0].delay_ratio) == pytest.approx((10.0, 1.0))
+        snapshot = status.poll()
+    assert (snapshot.rows[0].delay_ms, snapshot.rows[0].delay_ratio) == pytest.approx((10.0, 1.0))
     port.trip_s = 0.1
     for _ in range(9):
         clock.now += 1.0
-        look = status.look()
-    assert look.rows[0].delay_ratio > 2 and look.rows[0].slow
-    assert (look.slow, look.mode) == ((4,), Mode.SMALL)
+        snapshot = status.poll()
+    assert snapshot.rows[0].delay_ratio > 2 and snapshot.rows[0].slow
+    assert (snapshot.slow, snapshot.mode) == ((4,), Mode.SMALL)
     port.trip_s = 0.01
     for _ in range(20):
         clock.now += 1.0
-        look = status.look()
-    assert (look.slow, look.mode) == ((), Mode.FULL)
+        snapshot = status.poll()
+    assert (snapshot.slow, snapshot.mode) == ((), Mode.FULL)
     status.close()
 
 
@@ -105,10 +105,10 @@ def test_a_server_far_slower_than_another_of_its_shard_is_told() -> None:
     status = ClusterStatus(
         [Endpoint(name) for name in ports], lambda a: ports[a].connect(a), 5.0, clock=clock
     )
-    look = status.look()
-    assert {row.address: row.slow for row in look.rows} == {"near:1": False, "far:1": True}
-    assert (look.slow, look.mode) == ((), Mode.FULL)
-    assert problems(look) == ["far:1: slow, 200 ms; others of shard 4 are asked first"]
+    snapshot = status.poll()
+    assert {row.address: row.slow for row in snapshot.rows} == {"near:1": False, "far:1": True}
+    assert (snapshot.slow, snapshot.mode) == ((), Mode.FULL)
+    assert problems(snapshot) == ["far:1: slow, 200 ms; others of shard 4 are asked first"]
     status.close()
 
 
@@ -123,11 +123,11 @@ def test_a_look_whose_first_beats_were_long_calls_no_server_slow(long: int) -> N
     status = ClusterStatus(
         [Endpoint(name) for name in ports], lambda a: ports[a].connect(a), 5.0, clock=clock
     )
-    look = status.look()
-    assert [row.address for row in look.rows] == ["one:1", "two:1"]
-    assert [row.slow for row in look.rows] == [False, False]
-    assert look.rows[1].delay_ms == look.rows[1].round_trip_ms == pytest.approx(2.0)
-    assert problems(look) == []
+    snapshot = status.poll()
+    assert [row.address for row in snapshot.rows] == ["one:1", "two:1"]
+    assert [row.slow for row in snapshot.rows] == [False, False]
+    assert snapshot.rows[1].delay_ms == snapshot.rows[1].round_trip_ms == pytest.approx(2.0)
+    assert problems(snapshot) == []
     status.close()
 
 
@@ -135,19 +135,19 @@ def test_a_server_that_dies_is_a_row_and_its_shard_is_missing(files) -> None:
     """And it is found again, as another process, when it is back on its port."""
     with Cluster(files) as cluster:
         status = of(cluster)
-        assert status.look().missing == ()
+        assert status.poll().missing == ()
         port = cluster.ports[1]
         cluster.servers[1].end()
-        look = status.look()
-        assert look.missing == (1,)
-        assert look.shards == (0, 1, 2)
-        row = look.rows[1]
+        snapshot = status.poll()
+        assert snapshot.missing == (1,)
+        assert snapshot.shards == (0, 1, 2)
+        row = snapshot.rows[1]
         assert (row.address, row.shard, row.state) == (cluster.addresses[1], 1, "silent")
         assert row.error
         assert "gave no answer" in row.error
         assert row.queries_per_s is None
         cluster.servers[1] = ThreadServer(cluster.servers[1].shard, port).ready()
-        back = status.look()
+        back = status.poll()
         assert back.missing == ()
         assert back.rows[1].queries_per_s is None  # another process, so nothing to subtract from
         status.close()
@@ -156,9 +156,9 @@ def test_a_server_that_dies_is_a_row_and_its_shard_is_missing(files) -> None:
 def test_a_shard_that_no_line_of_the_file_names_is_missing(cluster) -> None:
     """The manifest of one server says how many there should be."""
     status = ClusterStatus([Endpoint(cluster.addresses[2])], GrpcConnection, 20.0)
-    look = status.look()
-    assert look.shards == (0, 1, 2)
-    assert look.missing == (0, 1)
+    snapshot = status.poll()
+    assert snapshot.shards == (0, 1, 2)
+    assert snapshot.missing == (0, 1)
     status.close()
 
 
@@ -167,15 +167,15 @@ def test_a_stopped_server_costs_its_timeout_and_is_silent(files, cache_dir) -> N
     with Cluster(files, kind=ProcessServer) as cluster, Clients(cache_dir):
         endpoints = [Endpoint(address) for address in cluster.addresses]
         status = ClusterStatus(endpoints, GrpcConnection, 1.0)
-        status.look()
+        status.poll()
         cluster.servers[0].pause()
-        look = status.look()
+        snapshot = status.poll()
         cluster.servers[0].resume()
-        assert look.rows[0].state == "silent"
-        assert "DEADLINE_EXCEEDED" in (look.rows[0].error or "")
+        assert snapshot.rows[0].state == "silent"
+        assert "DEADLINE_EXCEEDED" in (snapshot.rows[0].error or "")
         # A busy machine may make the others late too, but never wrong.
-        assert {row.state for row in look.rows[1:]} <= {"ready", "silent"}
-        assert 0 in look.missing
+        assert {row.state for row in snapshot.rows[1:]} <= {"ready", "silent"}
+        assert 0 in snapshot.missing
         status.close()
 
 
@@ -185,15 +185,15 @@ def test_each_model_of_a_server_is_a_row(files, tmp_path) -> None:
     shards = [Shard.open(files.directory, 0), Shard.open(other.directory, 0)]
     server = ThreadServer(shards).ready()
     status = ClusterStatus([Endpoint(server.address)], GrpcConnection, 20.0)
-    for look in (status.look(), status.look()):
-        assert [row.model for row in look.rows] == [
+    for snapshot in (status.poll(), status.poll()):
+        assert [row.model for row in snapshot.rows] == [
             files.manifest.model[:12],
             other.manifest.model[:12],
         ]
-        assert [row.state for row in look.rows] == ["ready", "ready"]
-        assert look.missing == (1, 2)
-    assert [row.queries_per_s for row in look.rows] == [0, 0]
-    assert [row.memory_bytes is None for row in look.rows] == [False, True]
+        assert [row.state for row in snapshot.rows] == ["ready", "ready"]
+        assert snapshot.missing == (1, 2)
+    assert [row.queries_per_s for row in snapshot.rows] == [0, 0]
+    assert [row.memory_bytes is None for row in snapshot.rows] == [False, True]
     status.close()
     server.end()
 
@@ -263,7 +263,7 @@ def test_every_worker_of_a_port_is_met() -> None:
     """However often the system picks the same one; connections that met nobody new are closed."""
     port, clock = Port([2, 2, 0, 2, 0, 0, 1], 3), Ticks()
     status = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=clock)
-    rows = status.look().rows
+    rows = status.poll().rows
     assert [(row.worker, row.workers, row.shard) for row in rows] == [
         (0, 3, 4),
         (1, 3, 4),
@@ -272,7 +272,7 @@ def test_every_worker_of_a_port_is_met() -> None:
     assert (port.made, port.closed) == (7, 4)
     port.queries[1] = 100
     clock.now = 4.0
-    rows = status.look().rows
+    rows = status.poll().rows
     assert port.made == 7  # all are known, so nobody is looked for
     assert [row.queries_per_s for row in rows] == [0, 25, 0]
     assert [row.cpu_percent for row in rows] == [0, pytest.approx(25, abs=0.1), 0]
@@ -284,22 +284,22 @@ def test_a_worker_that_is_never_met_is_said_to_be_missing() -> None:
     """After a bounded number of connections."""
     port = Port([0, 1], 3)
     status = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=Ticks())
-    look = status.look()
+    snapshot = status.poll()
     assert port.made == tries_for(3)
-    assert [row.worker for row in look.rows] == [0, 1]
-    assert {row.error for row in look.rows} == {
+    assert [row.worker for row in snapshot.rows] == [0, 1]
+    assert {row.error for row in snapshot.rows} == {
         "2 of 3 workers answered: no connection reached the others"
     }
-    assert look.missing == ()
+    assert snapshot.missing == ()
 
 
 def test_a_worker_that_died_is_looked_for_again() -> None:
     """Its connection fails; the others stay."""
     port = Port([0, 1, 1], 2)
     status = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=Ticks())
-    assert len(status.look().rows) == 2
+    assert len(status.poll().rows) == 2
     port.dead.add(0)
-    rows = status.look().rows
+    rows = status.poll().rows
     assert [row.worker for row in rows] == [1]
     assert rows[0].error
     assert "1 of 2 workers answered" in rows[0].error
@@ -317,9 +317,9 @@ def test_a_worker_that_died_is_looked_for_again() -> None:
 def test_a_shard_is_answered_by_a_server_that_is_ready(state, name, missing) -> None:
     """Servers that warm up or drain are there, but do not answer."""
     port = Port([0], 1, state)
-    look = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=Ticks()).look()
-    assert look.rows[0].state == name
-    assert look.missing == missing
+    snapshot = ClusterStatus([Endpoint("shared:1")], port.connect, 5.0, clock=Ticks()).poll()
+    assert snapshot.rows[0].state == name
+    assert snapshot.missing == missing
 
 
 class Refusing:
@@ -340,10 +340,10 @@ def test_a_server_that_refuses_us_is_not_silent_and_its_shard_not_missing() -> N
     """What it holds, and how that is, nobody can say; where even its number is not known, of no
     shard can be said that it is missing."""
     status = ClusterStatus([Endpoint("h:1", 0), Endpoint("h:2", 1)], Refusing, 1.0)
-    look = status.look()
-    assert [(row.state, row.shard) for row in look.rows] == [("refused", 0), ("refused", 1)]
-    assert (look.missing, look.refused) == ((), True)
-    assert "UNAUTHENTICATED" in (look.rows[0].error or "")
+    snapshot = status.poll()
+    assert [(row.state, row.shard) for row in snapshot.rows] == [("refused", 0), ("refused", 1)]
+    assert (snapshot.missing, snapshot.refused) == ((), True)
+    assert "UNAUTHENTICATED" in (snapshot.rows[0].error or "")
     status.close()
 
     class Gone(Refusing):
@@ -355,6 +355,6 @@ def test_a_server_that_refuses_us_is_not_silent_and_its_shard_not_missing() -> N
             return super().heartbeat(request, timeout_s)
 
     for hint, missing in ((1, (0,)), (None, ())):
-        look = ClusterStatus([Endpoint("h:1", 0), Endpoint("h:2", hint)], Gone, 1.0).look()
-        assert [row.state for row in look.rows] == ["silent", "refused"]
-        assert look.missing == missing
+        snapshot = ClusterStatus([Endpoint("h:1", 0), Endpoint("h:2", hint)], Gone, 1.0).poll()
+        assert [row.state for row in snapshot.rows] == ["silent", "refused"]
+        assert snapshot.missing == missing

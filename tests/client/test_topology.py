@@ -17,11 +17,11 @@ from dlm.client.topology import (
     ClusterFile,
     Endpoint,
     check_model,
+    dedupe_faults,
     discover,
     read_cluster_file,
     read_cluster_model,
     read_cluster_small,
-    said_once,
     write_cluster_file,
 )
 from dlm.errors import ConfigError, DlmError, ProtocolError, ShardDown
@@ -408,7 +408,7 @@ def test_a_server_that_lists_sets_without_end_is_asked_for_some(files) -> None:
 def test_what_is_wrong_with_several_servers_is_said_once() -> None:
     """Of fifty servers that nobody let us into there is one thing to say, and one thing to do."""
     faults = [(f"h:{n}", f"h:{n} gave no answer: ipv4:h:{n}: refused. Perhaps x") for n in (1, 2)]
-    assert said_once([*faults, ("g:1", "holds shard set a, not b"), ("h:1", faults[0][1])]) == [
+    assert dedupe_faults([*faults, ("g:1", "holds shard set a, not b"), ("h:1", faults[0][1])]) == [
         "h:1, h:2: gave no answer: refused. Perhaps x",
         "g:1: holds shard set a, not b",
     ]
@@ -443,4 +443,4 @@ def test_what_is_said_of_a_server_reads_well_without_its_address(
     address: str, fault: str, said: str
 ) -> None:
     """gRPC's `ipv4:ADDRESS:` goes; a name that was resolved, and other addresses, stay whole."""
-    assert said_once([(address, fault)]) == [f"{address}: {said}"]
+    assert dedupe_faults([(address, fault)]) == [f"{address}: {said}"]

@@ -10,8 +10,8 @@ import pytest
 
 from cluster import WAIT_S, ModelFiles, build, until
 from dlm.client import cascade
-from dlm.client.cascade import CALM_S, TICK_S, Watch
-from dlm.client.membership import Beating, Health
+from dlm.client.cascade import CALM_S, TICK_S, CascadeMonitor
+from dlm.client.membership import Beating, Liveness
 from dlm.client.modes import Mode, Switching
 from dlm.client.topology import Topology
 from dlm.client.transport import BeatReply
@@ -56,14 +56,16 @@ class Wired:
     def renew(self, address: str) -> None:
         """See `cascade.Host`."""
 
-    def look_again(self) -> None:
+    def refresh_later(self) -> None:
         """See `cascade.Host`."""
 
     def ask_canary(self, timeout_s: float, done: Callable[[bool], None]) -> None:
         """See `cascade.Host`: answered at once."""
         done(True)
 
-    def run(self, watch: Watch, seconds: float, each: Callable[[], None] = lambda: None) -> None:
+    def run(
+        self, watch: CascadeMonitor, seconds: float, each: Callable[[], None] = lambda: None
+    ) -> None:
         """Ticks in their time, replies in theirs."""
         end = self.now + seconds
         while self.now < end:
@@ -79,9 +81,9 @@ class Wired:
             watch.tick(self)
 
 
-def watching(host: Wired) -> Watch:
+def watching(host: Wired) -> CascadeMonitor:
     """A watch whose thread is not begun."""
-    return Watch(host, Beating(), Switching(), may_switch=True, clock=host.clock)
+    return CascadeMonitor(host, Beating(), Switching(), may_switch=True, clock=host.clock)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +169,7 @@ def test_ticks_are_few_while_all_is_well_and_many_while_something_is_not(files) 
     assert watch.pause_s == CALM_S
     host.trip_s = 1e9
     silent = host.now
-    while watch.status().servers[0].health is not Health.DOWN:
+    while watch.status().servers[0].health is not Liveness.DOWN:
         host.run(watch, watch.pause_s)
     assert watch.pause_s == TICK_S
     config = Beating()
@@ -184,7 +186,7 @@ def test_bad_news_and_the_end_are_not_waited_for(files, monkeypatch) -> None:
         reply(pb.HeartbeatReply(instance=1, state=pb.SERVER_STATE_READY), None)
 
     host.heartbeat_later = answered  # type: ignore[method-assign]
-    watch = Watch(host, Beating(), Switching(), may_switch=True).start()
+    watch = CascadeMonitor(host, Beating(), Switching(), may_switch=True).start()
     until(lambda: watch.pause_s == 3 * WAIT_S)
     for _ in range(Switching().min_failures):
         watch.count(True)

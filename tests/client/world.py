@@ -82,7 +82,7 @@ class World:
                 for shard in self.shards
                 if (usable := [s for s in shard if s.member.usable])
             )
-            self._switch(modes.Tick(reachable, slow))
+            self._switch(modes.ReachabilityTick(reachable, slow))
 
     def _beat(self, server: Server) -> None:
         ready = [c for c in server.coming if c[0] <= self.now]

@@ -15,9 +15,9 @@ import yaml
 from deploy.documents import DEPLOY, load, texts
 from deploy.families import series
 from deploy.promql import Selector, groupings, kept_labels, selectors
-from dlm.client.membership import Health
+from dlm.client.membership import Liveness
 from dlm.client.modes import Mode
-from dlm.server.health import State
+from dlm.server.health import ServingState
 from dlm.server.trouble import Cause
 from dlm.wire.status import Reason
 
@@ -30,11 +30,11 @@ SERIES = series() | {name: frozenset(kept_labels(expr)) for name, expr in RECORD
 # Of the labels whose values are a closed set.
 VALUES = {
     "cause": {cause.value for cause in Cause},
-    "state": {state.name.lower() for state in State},
+    "state": {state.name.lower() for state in ServingState},
     "stage": {"queue", "decode", "search", "encode", "write", "plan", "wire"},
     "source": {"low_orders", "shard", "duplicate", "partial", "small"},
     "mode": {mode.value for mode in Mode},
-    "health": {health.value for health in Health},
+    "health": {health.value for health in Liveness},
     "job": {"dlm-server", "dlm-client"},
 }
 

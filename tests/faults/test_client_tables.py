@@ -222,7 +222,7 @@ def test_low_orders_that_could_not_be_fetched_are_fetched_at_a_later_look(
     lose_model(site, foreign, monkeypatch)
 
     def is_found() -> bool:
-        core.look_again()  # as heartbeats do while a shard has no server
+        core.refresh_later()  # as heartbeats do while a shard has no server
         return site.client.manifest.model == foreign.manifest.model
 
     until(is_found)
@@ -281,7 +281,7 @@ def test_a_list_that_changes_during_a_look_is_read_again(site: Site, foreign, mo
         return census
 
     monkeypatch.setattr("dlm.client.table.take_census", take_census_as_it_changes)
-    site.client._core.look_again()
+    site.client._core.refresh_later()
     until(lambda: site.client.utterance().family.model == foreign.manifest.model)
 
 

@@ -14,7 +14,7 @@ from dlm.index.build.budget import Budget
 from dlm.index.build.files import write_parts
 from dlm.index.build.pack import BitStream, stream_offsets
 from dlm.index.build.spool import Spool
-from dlm.index.build.values import Book, Distinct, Histogram
+from dlm.index.build.values import Book, Distinct, ValueHistogram
 from dlm.index.layout import COLUMNS, Manifest
 from dlm.index.packed.columns import pack_fields
 from dlm.resources import available_bytes, parse_size
@@ -236,7 +236,7 @@ def test_counted_values_are_quantised_like_values() -> None:
     values[rng.integers(0, 5000, 300)] = 0
     values[7] = -np.inf
     values += np.float32(0)
-    histogram = Histogram()
+    histogram = ValueHistogram()
     for piece in np.array_split(values, 17):
         histogram.add(piece)
     histogram.merge()

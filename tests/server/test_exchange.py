@@ -10,7 +10,7 @@ import pytest
 
 from cluster import WAIT_S, until
 from dlm.server import replies
-from dlm.server.health import Event, State
+from dlm.server.health import Event, ServingState
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, reason_of
@@ -116,7 +116,7 @@ def test_a_server_that_drains_answers_what_comes_until_its_clients_have_moved(
     stream.put(sharded.questions.ask(rng, 0).data, 1)
     stream.take()
     server.post(Event.STOP)
-    until(lambda: server.server.service.state is State.DRAINING)
+    until(lambda: server.server.service.state is ServingState.DRAINING)
     for number in range(2, 20):
         asked = sharded.questions.ask(rng, 0, 1500 if number == 5 else 20)
         stream.put(asked.data, number)
@@ -152,7 +152,7 @@ def test_a_server_that_goes_away_refuses_what_comes_and_ends_the_stream(sharded,
     while not shard.calls or not server.server.service.metrics.in_flight:
         assert shard.entered.acquire(timeout=WAIT_S)
     server.post(Event.STOP)
-    until(lambda: server.server.service.state is State.DRAINING)
+    until(lambda: server.server.service.state is ServingState.DRAINING)
     stream.put(small.data, 2)
     assert stream.take()[0].reason == "DRAINING"
     shard.gate.set()

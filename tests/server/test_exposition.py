@@ -33,7 +33,7 @@ from dlm.server.app import ShardServer
 from dlm.server.collector import Served, ServerCollector
 from dlm.server.config import ServerConfig
 from dlm.server.exposition import join, joined_exposition, worker_exposition, worker_socket
-from dlm.server.health import Event, State
+from dlm.server.health import Event, ServingState
 from dlm.server.http import (
     CONNECTIONS,
     HEAD_BYTES,
@@ -88,7 +88,7 @@ def raw(port: int, data: bytes, *, close: bool = False) -> bytes:
         return out
 
 
-def served(metrics: ServerMetrics, state: State = State.READY) -> Served:
+def served(metrics: ServerMetrics, state: ServingState = ServingState.READY) -> Served:
     """A shard of a model of order 3."""
     return Served("a" * 32, "b" * 32, 2, 3, metrics, lambda: state, 4)
 
@@ -168,7 +168,7 @@ def test_draining_is_not_ready(gated, sharded) -> None:
     )
     until(lambda: server.server.service.metrics.in_flight == 1)
     server.post(Event.STOP)
-    until(lambda: server.server.service.state is State.DRAINING)
+    until(lambda: server.server.service.state is ServingState.DRAINING)
     assert fetch(port, "/readyz") == (503, "draining\n")
     shard.gate.set()
     assert waiting.result()
@@ -190,7 +190,7 @@ def shown() -> Iterator[tuple[HttpServer, ServerMetrics]]:
     loop = asyncio.new_event_loop()
     collector = ServerCollector(lambda: [served(metrics)])
     server = worker_exposition(
-        tcp_socket("127.0.0.1", 0), collector, lambda: State.READY, loop, clock=lambda: 0.0
+        tcp_socket("127.0.0.1", 0), collector, lambda: ServingState.READY, loop, clock=lambda: 0.0
     )
     yield server, metrics
     server.close()
@@ -405,7 +405,7 @@ def test_the_families_are_those_that_are_declared(shown) -> None:
 def test_two_models_on_one_port_are_told_apart() -> None:
     """Counts by model; what belongs to the process once, under the default."""
     one, two = ServerMetrics(messages=1), ServerMetrics(messages=2)
-    models = [served(one), Served("c" * 32, "d" * 32, 0, 5, two, lambda: State.READY, 1)]
+    models = [served(one), Served("c" * 32, "d" * 32, 0, 5, two, lambda: ServingState.READY, 1)]
     families = {m.name: m for m in ServerCollector(lambda: models).collect()}
     ok = [s for s in families["dlm_server_requests"].samples if s.labels["result"] == "ok"]
     assert {s.labels["model"]: s.value for s in ok} == {"a" * 12: 1, "c" * 12: 2}
@@ -419,17 +419,17 @@ import asyncio, sys
 from pathlib import Path
 from dlm.server.collector import Served, ServerCollector
 from dlm.server.exposition import worker_exposition, worker_socket
-from dlm.server.health import State
+from dlm.server.health import ServingState
 from dlm.server.http import unix_socket
 from dlm.server.metrics import ServerMetrics
 from dlm.server.process import Process
 folder, worker, messages, state = sys.argv[1:]
 metrics = ServerMetrics(messages=int(messages))
-served = Served("a" * 32, "b" * 32, 2, 3, metrics, lambda: State[state], 4)
+served = Served("a" * 32, "b" * 32, 2, 3, metrics, lambda: ServingState[state], 4)
 loop = asyncio.new_event_loop()
 worker_exposition(
     unix_socket(worker_socket(Path(folder), int(worker))),
-    ServerCollector(lambda: [served], Process(int(worker), 4)), lambda: State[state], loop,
+    ServerCollector(lambda: [served], Process(int(worker), 4)), lambda: ServingState[state], loop,
 )
 print("listening", flush=True)
 loop.run_forever()

@@ -6,7 +6,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster import WAIT_S
-from dlm.server.health import TRANSITIONS, Action, Event, State, serving_status, step
+from dlm.server.health import TRANSITIONS, Action, Event, ServingState, serving_status, step
 from dlm.wire._pb import shard_pb2 as pb
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -15,32 +15,38 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 def test_table_is_total():
     """Each event has an answer in each state."""
-    assert set(TRANSITIONS) == {(s, e) for s in State for e in Event}
+    assert set(TRANSITIONS) == {(s, e) for s in ServingState for e in Event}
 
 
 def test_states_are_those_of_the_wire():
     """Numbers and names of `dlm.v1.ServerState`, but for UNSPECIFIED."""
     wire = {k.removeprefix("SERVER_STATE_"): v for k, v in pb.ServerState.items()}
     del wire["UNSPECIFIED"]
-    assert {s.name: s.value for s in State} == wire
+    assert {s.name: s.value for s in ServingState} == wire
 
 
 def test_life_of_a_server():
     """Warm, ready, draining, closed."""
-    assert step(State.WARMING, Event.WARMED) == (State.READY, (Action.ANNOUNCE, Action.PUBLISH))
-    assert step(State.READY, Event.STOP) == (State.DRAINING, (Action.ANNOUNCE, Action.DRAIN))
-    assert step(State.DRAINING, Event.DRAINED) == (State.DRAINING, (Action.CLOSE,))
+    assert step(ServingState.WARMING, Event.WARMED) == (
+        ServingState.READY,
+        (Action.ANNOUNCE, Action.PUBLISH),
+    )
+    assert step(ServingState.READY, Event.STOP) == (
+        ServingState.DRAINING,
+        (Action.ANNOUNCE, Action.DRAIN),
+    )
+    assert step(ServingState.DRAINING, Event.DRAINED) == (ServingState.DRAINING, (Action.CLOSE,))
 
 
 def test_draining_is_never_left():
     """Whatever happens, a server that drains does not come back."""
-    assert all(step(State.DRAINING, event)[0] is State.DRAINING for event in Event)
+    assert all(step(ServingState.DRAINING, event)[0] is ServingState.DRAINING for event in Event)
 
 
 def test_second_stop_closes_at_once():
     """And a first one never does."""
-    assert step(State.DRAINING, Event.STOP)[1] == (Action.CLOSE,)
-    for state in (State.WARMING, State.READY):
+    assert step(ServingState.DRAINING, Event.STOP)[1] == (Action.CLOSE,)
+    for state in (ServingState.WARMING, ServingState.READY):
         assert Action.CLOSE not in step(state, Event.STOP)[1]
 
 
@@ -53,7 +59,9 @@ def test_change_of_state_is_announced_first():
 
 def test_only_ready_is_serving():
     """Everything else is NOT_SERVING."""
-    assert [serving_status(s) == SERVING for s in State] == [s is State.READY for s in State]
+    assert [serving_status(s) == SERVING for s in ServingState] == [
+        s is ServingState.READY for s in ServingState
+    ]
 
 
 @pytest.mark.parametrize("service", ["", "dlm.v1.Shard"])

@@ -88,8 +88,8 @@ def test_a_file_that_cannot_be_opened_for_another_reason_is_no_trouble_and_no_er
         raise fault
 
     files = OpenFiles(room)
-    assert files.look() == ""
+    assert files.check() == ""
     fault = OSError(errno.EMFILE, "Too many open files")
-    assert "limit" in files.look()
+    assert "limit" in files.check()
     fault = OSError(errno.ENOMEM, "Cannot allocate memory")
-    assert "limit" in files.look()
+    assert "limit" in files.check()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 
 from dlm.errors import ConfigError
-from dlm.server.watch import Watch, look
+from dlm.server.watch import FileWatcher, reload_if_changed
 
 
 def test_a_change_is_told_once_and_only_when_it_is_over(tmp_path):
     """A file that still grows is left alone."""
     path, other = tmp_path / "a", tmp_path / "b"
     path.write_text("1")
-    watch = Watch([path, other])
+    watch = FileWatcher([path, other])
     assert not watch.changed()
     path.write_text("12")
     assert not watch.changed()  # it may not be whole yet
@@ -30,7 +30,7 @@ def test_a_change_that_is_taken_back_is_none(tmp_path):
     """A link turned away and back between two looks."""
     path = tmp_path / "a"
     path.write_text("1")
-    watch = Watch([path])
+    watch = FileWatcher([path])
     path.rename(tmp_path / "b")
     assert not watch.changed()
     (tmp_path / "b").rename(path)
@@ -44,7 +44,7 @@ def test_a_change_is_one_event_with_what_was_taken_up(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     path = tmp_path / "a"
     path.write_text("1")
-    watch = Watch([path])
+    watch = FileWatcher([path])
     refuse = [False, True]
 
     def reload():
@@ -55,7 +55,7 @@ def test_a_change_is_one_event_with_what_was_taken_up(tmp_path, caplog):
     for content in ("12", "123"):
         path.write_text(content)
         for _ in range(3):
-            look(watch, reload, what="tokens")
+            reload_if_changed(watch, reload, what="tokens")
     taken, kept = caplog.records
     assert (taken.event, kept.event) == (
         "server.tokens.reloaded",

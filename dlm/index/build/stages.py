@@ -27,7 +27,7 @@ from dlm.index.build import kernels
 from dlm.index.build.budget import Budget
 from dlm.index.build.journal import Journal
 from dlm.index.build.spool import Feed, Spool, Work
-from dlm.index.build.values import Book, Histogram
+from dlm.index.build.values import Book, ValueHistogram
 from dlm.index.coding import Coding, weight_bits
 from dlm.index.layout import MAX_ORDER, offset_dtype
 from dlm.index.packed import kernels as packed
@@ -165,7 +165,7 @@ def read(source: Source, expected: Sequence[int], c: Context) -> None:
     top = source.order
     sums = np.zeros((top, 2), np.uint64)
     wanted = c.coding.bits is not None
-    histograms = [(Histogram(), Histogram()) for _ in range(top)] if wanted else []
+    histograms = [(ValueHistogram(), ValueHistogram()) for _ in range(top)] if wanted else []
     first: list[tuple[Rows, NDArray[np.float32], NDArray[np.float32]]] = []
     sorting: dict[int, Future[SortedRuns]] = {}
     multiplier = mask = np.uint64(0)

@@ -11,7 +11,7 @@ from dlm.index.packed.columns import bits_of
 Bits = NDArray[np.uint32]
 
 
-class Histogram:
+class ValueHistogram:
     """How often each float32 occurs. Memory: 12 bytes a distinct value, several times."""
 
     def __init__(self) -> None:
