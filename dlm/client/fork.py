@@ -10,12 +10,15 @@ The gate is reentrant, since a signal handler may fork while its own thread is i
 for as long as gRPC itself waits, since a process that cannot use gRPC in its child is better than
 one that never gets there.
 
+When the interpreter ends, the same happens for good.
+
 One lock more is not ours: numba's, which whoever runs a kernel for the first time holds while it
 compiles or loads it. A child would wait for it for ever, so a fork waits until nobody holds it.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import weakref
@@ -73,16 +76,16 @@ def wake(streams: Streams) -> None:
     threading.Thread(target=_resume, args=([streams],), name="dlm-resume", daemon=True).start()
 
 
+def _suspend() -> None:
+    for streams in list(_open):
+        streams.suspend()
+
+
 def _before_fork() -> None:
     with kernels.COMPILER:  # waited for here, where it is held, and not while all others stand
         pass
     _local.forks_with = _gate if _gate.acquire(timeout=_GATE_S) else None
-
-    def suspend() -> None:
-        for streams in list(_open):
-            streams.suspend()
-
-    loop.stop(suspend)
+    loop.stop(_suspend)
     # Last: the loop may have needed it to get to its end. Whoever has it waits for none of ours.
     kernels.COMPILER.acquire()
 
@@ -127,6 +130,13 @@ def _after_fork_in_child() -> None:
     _local.forks_with = None
 
 
+def _at_exit() -> None:
+    """As before a fork, and for good: a thread that is inside gRPC while the interpreter takes
+    itself apart may crash it. What still asks, in daemon threads, waits at the gate."""
+    _gate.acquire(timeout=_GATE_S)
+    loop.stop(_suspend)
+
+
 _registered = False
 
 
@@ -144,3 +154,4 @@ def register() -> None:
             after_in_parent=_after_fork_in_parent,
             after_in_child=_after_fork_in_child,
         )
+        atexit.register(_at_exit)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import pickle
 import subprocess
 import sys
@@ -13,9 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from client.questions import ask, assert_equal, random_queries
+from client.questions import assert_equal, random_queries
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, until
 from dlm.client import AsyncClient, Client, ClientConfig
 
@@ -85,34 +85,64 @@ def test_clients_that_are_dropped_hold_no_descriptors_and_no_threads(
     until(gone)
 
 
+# In a process of its own: one in which a grpc.aio server ever ran cannot fork a client.
+FORKING = """
+import gc, os, pickle, sys
+from pathlib import Path
+from dlm import Client, ClientConfig
+
+contexts, words, bits = pickle.loads(Path(sys.argv[1]).read_bytes())
+config = ClientConfig(deadline_s=30, cache_dir=Path(sys.argv[2]), heartbeats=True)
+
+def connect():
+    return Client.connect(sys.argv[3:], config)
+
+def asks(client):
+    assert client.utterance().score(contexts, words).log10_prob.tobytes() == bits
+
+unused, used = connect(), connect()
+asks(unused)
+asks(used)
+child = os.fork()
+if not child:
+    status = 1
+    try:
+        asks(used)
+        own = connect()
+        asks(own)
+        del unused, used, own
+        gc.collect()
+        asks(connect())
+        status = 0
+    finally:
+        os._exit(status)
+asks(used)
+del unused, used
+gc.collect()
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert status == 0, status
+asks(connect())
+print("done")
+"""
+
+
 def test_a_client_that_is_dropped_on_both_sides_of_a_fork_harms_neither(
     files, cluster, tmp_path: Path
 ) -> None:
     """The child drops what it inherited, unused and used, and one of its own; the parent too."""
-    config = ClientConfig(deadline_s=WAIT_S, cache_dir=tmp_path, heartbeats=True)
     queries = random_queries(files.oracle, 3, 60)
-    unused, used = (Client.connect(cluster.addresses, config) for _ in range(2))
-    for client in (unused, used):
-        ask(client.utterance(), files.oracle, queries)
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            ask(used.utterance(), files.oracle, queries)
-            own = Client.connect(cluster.addresses, config)
-            ask(own.utterance(), files.oracle, queries)
-            del unused, used, own, client
-            gc.collect()
-            again = Client.connect(cluster.addresses, config)
-            ask(again.utterance(), files.oracle, queries)
-            status = 0
-        finally:
-            os._exit(status)
-    ask(used.utterance(), files.oracle, queries)
-    del unused, used, client
-    gc.collect()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    ask(Client.connect(cluster.addresses, config).utterance(), files.oracle, queries)
+    bits = np.array([files.oracle.score(c, w).log10_prob for c, w in queries], np.float32).tobytes()
+    asked = ([c for c, _ in queries], [w for _, w in queries], bits)
+    (tmp_path / "queries").write_bytes(pickle.dumps(asked))
+    command = [sys.executable, "-c", FORKING, str(tmp_path / "queries"), str(tmp_path / "cache")]
+    done = subprocess.run(
+        [*command, *cluster.addresses],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 DROP_LOCAL = """
@@ -134,3 +164,42 @@ def test_local_clients_that_are_dropped_leave_nothing(files) -> None:
     command = [sys.executable, "-c", DROP_LOCAL, files.directory]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=True)
     assert int(done.stdout) == 0
+
+
+# Ends while four threads decode and nobody closes the client. What is registered first is called
+# last: just before the interpreter takes itself apart.
+ENDS = """
+import atexit, sys, threading
+
+@atexit.register
+def last():
+    print(*(t.name for t in threading.enumerate() if "poll" in t.name or t.name == "dlm-client"))
+
+from dlm import Client, ClientConfig
+
+client = Client.connect(sys.argv[2:], ClientConfig(cache_dir=sys.argv[1]))
+utterance = client.utterance()
+answered = threading.Semaphore(0)
+
+def decode():
+    while True:
+        utterance.score_sentences([[5, 6, 7, 8, 9]])
+        answered.release()
+
+for _ in range(4):
+    threading.Thread(target=decode, daemon=True).start()
+for _ in range(40):
+    answered.acquire()
+"""
+
+
+def test_a_program_that_ends_while_it_decodes_has_no_thread_inside_grpc(cluster, tmp_path) -> None:
+    """One would run on while the interpreter takes itself apart. It ends in silence, with 0."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, str(tmp_path), *cluster.addresses],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
