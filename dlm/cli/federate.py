@@ -45,7 +45,7 @@ def federate(
     from dlm.cli.paths import check_reads, check_writes
     from dlm.errors import ConfigError
     from dlm.federated.run_folder import RunFolder, finite
-    from dlm.federated.settings import Settings
+    from dlm.federated.settings import TrainingSettings
     from dlm.federated.train import Training
     from dlm.federated.users import MISSING, UserDataset
 
@@ -54,7 +54,9 @@ def federate(
 
     check_reads("USERS", users, folders=True)
     check_writes("--output", output, folder=True)
-    settings = Settings.read(config, flags={"run": {"seed": seed, "stop_after": stop_after}})
+    settings = TrainingSettings.read(
+        config, flags={"run": {"seed": seed, "stop_after": stop_after}}
+    )
     check_reads("data.vocabulary", settings.data.vocabulary)
     began = time.monotonic()
 
@@ -76,13 +78,13 @@ def federate(
             missing=missing,
             store=folder.store,
         )
-        found = dataset.found
+        found = dataset.facts
         if found.rows_without_user or found.users_without_text:
             tell(
                 f"left out: {found.rows_without_user:,} rows without a user id, "
                 f"{found.users_without_text:,} users without text"
             )
-        training = Training(settings, dataset, folder, tell=tell)
+        training = Training(settings, dataset, folder, progress=tell)
         held_out = len(training.held_out_users)
         if held_out and settings.run.evaluate_every and not settings.run.simulation:
             tell(

@@ -34,14 +34,11 @@ def pieces(
     Example: dlm pieces counts.tsv --size 4000 --output pieces.model
     """
     from dlm.errors import ConfigError
-    from dlm.federated.counts_file import read_counts
+    from dlm.federated.counts_file import read_counts, traces_of_users
     from dlm.federated.pieces import build_inventory
     from dlm.federated.provenance import Provenance
-    from dlm.federated.recorded import SIDECAR_SUFFIX
     from dlm.federated.words import PIECES_SUFFIX
 
-    # What `dlm unigrams` leaves beside counts, the record last: a stop can come before it.
-    of_users = (SIDECAR_SUFFIX, ".ledger.json", ".report.json", ".work")
     if output.suffix != PIECES_SUFFIX:
         raise ConfigError(
             f"--output is {output}; its name must end in {PIECES_SUFFIX}, by which dlm federate "
@@ -58,9 +55,7 @@ def pieces(
         raise ConfigError(
             f"--output is {output}, the counts themselves, which would be lost; give another name"
         )
-    # Where a link to counts lies, what `dlm unigrams` wrote beside them does not.
-    written = (f"{place}{end}" for place in (counts, counts.resolve()) for end in of_users)
-    if public and (beside := [name for name in written if Path(name).exists()]):
+    if public and (beside := traces_of_users(counts)):
         raise ConfigError(
             f"--public, but {beside[0]} says that {counts} is of users; leave --public out"
         )
@@ -69,10 +64,6 @@ def pieces(
         found = dataclasses.replace(found, provenance=Provenance.public())
     inventory = build_inventory(found, size, max_piece_length=max_length)
     inventory.save(output)
-    share = found.probabilities()
-    a_word = sum(
-        p * len(inventory.encode_word(word))
-        for word, p in zip(found.words, share.tolist(), strict=True)
-    )
-    print(f"{inventory.size:,} pieces in {output}, {a_word:.2f} a word")
+    per_word = inventory.pieces_per_word(found)
+    print(f"{inventory.size:,} pieces in {output}, {per_word:.2f} per word")
     print(inventory.provenance.statement())

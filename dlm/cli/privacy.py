@@ -1,8 +1,4 @@
-"""`dlm privacy`: what noise costs, what it guarantees, and what to run for a target.
-
-One file past 500 lines: three commands that share their options, and how what means nothing is
-refused.
-"""
+"""`dlm privacy`: what noise costs, what it guarantees, and what to run for a target."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from dlm.federated.account.plan import Plan, Sensitivity
+    from dlm.federated.account.plan import NoisePlan
     from dlm.federated.noise.blt import BltParameters
     from dlm.federated.noise.mechanism import Mechanism
 
@@ -62,7 +58,7 @@ MadeFor = Annotated[
 Plot = Annotated[Path | None, typer.Option("--plot", help="Draw to this file, as .png or .svg.")]
 
 BANDED = ("bandmf", "bandtoep", "bandfhu")
-MOST_BUFFERS = 10
+DEFAULT_BUFFERS, MOST_BUFFERS = 4, 10
 DRAWN = (".png", ".svg", ".pdf")
 
 
@@ -103,8 +99,8 @@ def account(
     Example: dlm privacy account --mechanism gaussian --noise-multiplier 1 --rounds 5000 --sampling-probability 5000/763430 --delta 1e-9
     """  # noqa: E501
     from dlm.errors import ConfigError
-    from dlm.federated.account.zcdp import gaussian_epsilon, rho_of, zcdp_epsilon
-    from dlm.federated.noise.participation import gap_from_min_sep, most_participations
+    from dlm.federated.account.answers import guarantee_of, sampled_guarantee_of, sensitivity_of
+    from dlm.federated.noise.participation import gap_from_min_sep
 
     if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
         raise ConfigError(
@@ -116,9 +112,15 @@ def account(
                 "--sampling-probability is instead of --min-sep, --max-part, --made-for, --buffers "
                 "and --bands"
             )
-        _account_sampled(
-            mechanism.value, noise_multiplier, rounds, sampling_probability, delta, as_json
+        probability = _probability(sampling_probability)
+        answer = sampled_guarantee_of(
+            mechanism.value,
+            probability,
+            noise_multiplier=noise_multiplier,
+            rounds=rounds,
+            delta=delta,
         )
+        _print_sampled(answer, as_json=as_json)
         return
     if min_sep is None or max_part is None:
         raise ConfigError(
@@ -131,94 +133,51 @@ def account(
             "Table 4, whose buffers are published; give both, or neither"
         )
     gap = gap_from_min_sep(min_sep)
-    sensitivity, exact, what = _sensitivity(
-        mechanism.value, rounds, gap, max_part, made_for=made_for, buffers=buffers, bands=bands
+    _only_of_some(mechanism.value, rounds, made_for=made_for, buffers=buffers, bands=bands)
+    found = sensitivity_of(
+        mechanism.value,
+        rounds,
+        gap,
+        max_part,
+        blt=None if made_for is None else _blt_made_for(made_for, buffers, "max"),
+        bands=bands,
+        progress=_progress,
     )
-    rho = rho_of(sensitivity, noise_multiplier)
-    most = most_participations(rounds, gap)
-    notes = []
-    if max_part < most:
-        notes.append(
-            f"{most} participations fit into {rounds} rounds with this separation: the numbers "
-            f"hold if no user took part more than {max_part} times, which must be enforced or "
-            "measured"
-        )
-    if not exact:
-        notes.append("the sensitivity is an upper bound, and so are the numbers that follow")
-    answer = {
-        "mechanism": mechanism.value,
-        "made_for": what,
-        "rounds": rounds,
-        "min_sep": min_sep,
-        "gap": gap,
-        "max_part": max_part,
-        "noise_multiplier": noise_multiplier,
-        "delta": delta,
-        "sensitivity": sensitivity,
-        "sensitivity_exact": exact,
-        "rho": rho,
-        "epsilon": gaussian_epsilon(rho, delta),
-        "epsilon_of_any_zcdp_mechanism": zcdp_epsilon(rho, delta),
-        "notes": notes,
-    }
+    answer = guarantee_of(
+        mechanism.value,
+        found,
+        noise_multiplier=noise_multiplier,
+        rounds=rounds,
+        gap=gap,
+        max_part=max_part,
+        delta=delta,
+    )
     if as_json:
         _print_json(answer)
         return
-    print(f"{mechanism.value}{f' ({what})' if what else ''}, {rounds} rounds, gap {gap}, "
+    made = f" ({found.made_for})" if found.made_for else ""
+    print(f"{mechanism.value}{made}, {rounds} rounds, gap {gap}, "
           f"{max_part} participations, noise multiplier {noise_multiplier:g}")  # fmt: skip
-    print(f"sensitivity  {sensitivity:.6g}{'' if exact else '  (upper bound)'}")
-    print(f"zCDP rho     {rho:.6g}")
+    print(f"sensitivity  {found.value:.6g}{'' if found.is_exact else '  (upper bound)'}")
+    print(f"zCDP rho     {answer['rho']:.6g}")
     print(f"epsilon      {answer['epsilon']:.6g}  at delta {delta:g}")
-    for note in notes:
+    for note in answer["notes"]:
         print(f"note: {note}")
 
 
-def _account_sampled(
-    name: str, noise_multiplier: float, rounds: int, given: str, delta: float, as_json: bool
-) -> None:
-    """Independent noise on Poisson-sampled cohorts."""
-    from dlm.errors import ConfigError
-    from dlm.federated.account.sampled import moments_epsilon, tight_epsilon
-
-    if name != "gaussian":
-        raise ConfigError(
-            f"sampling amplifies the privacy of independent noise; for {name}, whose noise is "
-            "correlated over rounds, give --min-sep and --max-part"
-        )
-    if rounds < 1:
-        raise ConfigError(f"rounds is {rounds}, not at least 1")
-    q = _probability(given)
-    epsilons = dict.fromkeys(("epsilon", "epsilon_rdp", "epsilon_moments"), math.inf)
-    if noise_multiplier != 0:  # without noise there is nothing to account for
-        epsilons = {
-            "epsilon": tight_epsilon(q, noise_multiplier, rounds, delta),
-            "epsilon_rdp": tight_epsilon(q, noise_multiplier, rounds, delta, accountant="rdp"),
-            "epsilon_moments": moments_epsilon(q, noise_multiplier, rounds, delta),
-        }
-    note = (
-        "the numbers hold only if each user was drawn by itself with this probability in each "
-        "round; a fixed report goal, or whoever is available, is not that"
-    )
+def _print_sampled(answer: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        _print_json(
-            {
-                "mechanism": name,
-                "sampling": "poisson",
-                "sampling_probability": q,
-                "rounds": rounds,
-                "noise_multiplier": noise_multiplier,
-                "delta": delta,
-                **epsilons,
-                "notes": [note],
-            }
-        )
+        _print_json(answer)
         return
-    print(f"{name}, {rounds} rounds, Poisson-sampled with probability {q:.6g}, "
-          f"noise multiplier {noise_multiplier:g}")  # fmt: skip
-    print(f"epsilon      {epsilons['epsilon']:.6g}  at delta {delta:g} (PLD)")
-    print(f"             {epsilons['epsilon_rdp']:.6g}  by Renyi orders (RDP)")
-    print(f"             {epsilons['epsilon_moments']:.6g}  by the moments accountant of DP-FedAvg")
-    print(f"note: {note}")
+    print(
+        f"{answer['mechanism']}, {answer['rounds']} rounds, Poisson-sampled with probability "
+        f"{answer['sampling_probability']:.6g}, noise multiplier {answer['noise_multiplier']:g}"
+    )
+    print(f"epsilon      {answer['epsilon']:.6g}  at delta {answer['delta']:g} (PLD)")
+    print(f"             {answer['epsilon_rdp']:.6g}  by Renyi orders (RDP)")
+    print(f"             {answer['epsilon_moments']:.6g}  by the moments accountant of DP-FedAvg")
+    for note in answer["notes"]:
+        print(f"note: {note}")
 
 
 def _probability(given: str) -> float:
@@ -261,38 +220,28 @@ def mechanism(
 
     Example: dlm privacy mechanism --mechanism blt --rounds 2052 --gap 342 --max-part 6 --buffers 2
     """
-    from dlm.federated.noise.make import BUFFERS, make_mechanism
+    from dlm.federated.account.answers import losses_of
+    from dlm.federated.noise.make import make_mechanism
 
     _check_plot(plot)
     _only_of_some(
         mechanism.value, rounds, made_for=made_for, buffers=buffers, bands=bands, error=error
     )
-    buffers = BUFFERS if buffers is None else buffers
     error = "max" if error is None else error
     made: Mechanism
     if made_for is None:
         made = make_mechanism(
-            mechanism.value, rounds=rounds, gap=gap, max_part=max_part, buffers=buffers,
-            bands=bands, error=error, progress=_tell,
+            mechanism.value, rounds=rounds, gap=gap, max_part=max_part,
+            buffers=DEFAULT_BUFFERS if buffers is None else buffers,
+            bands=bands, error=error, progress=_progress,
         )  # fmt: skip
     else:
         from dlm.federated.noise.blt import Blt
 
         made = Blt(rounds, _blt_made_for(made_for, buffers, error))
-    asked = {"gap": gap, "max_part": max_part}
-    answer = {
-        "mechanism": mechanism.value,
-        "rounds": rounds,
-        "gap": gap,
-        "max_part": max_part,
-        "rms_loss": made.rms_loss(**asked),
-        "max_loss": made.max_loss(**asked),
-        "sensitivity": made.sensitivity(**asked),
-        "sensitivity_exact": made.sensitivity_is_exact(**asked),
-        "buffers": made.state_size(1),
-    }
+    answer = losses_of(made, mechanism.value, gap=gap, max_part=max_part)
     if plot is not None:
-        _plot_errors(made, made.sensitivity(**asked), plot)
+        _plot_errors(made, answer["sensitivity"], plot)
     if as_json:
         _print_json(answer)
         return
@@ -335,6 +284,7 @@ def plan(
     Example: dlm privacy plan --population 4000000 --rounds 2000 --target-rho 0.5 --round-minutes 4
     """
     from dlm.errors import ConfigError
+    from dlm.federated.account.answers import planned_sensitivity
     from dlm.federated.account.plan import make_plan
     from dlm.federated.account.zcdp import rho_for_epsilon
 
@@ -356,7 +306,7 @@ def plan(
         simulated_goal=simulated_goal,
         simulated_noise=simulated_noise,
         largest_goal=largest_goal,
-        sensitivity=_planned(mechanism.value),
+        sensitivity=planned_sensitivity(mechanism.value),
         round_minutes=round_minutes,
     )
     if plot is not None:
@@ -385,50 +335,6 @@ def plan(
         print(f"note: {note}")
     if not made.keeps_utility:
         raise typer.Exit(1)
-
-
-def _sensitivity(
-    name: str,
-    rounds: int,
-    gap: int,
-    max_part: int,
-    *,
-    made_for: str | None = None,
-    buffers: int | None = None,
-    bands: int | None = None,
-) -> tuple[float, bool, str]:
-    """(sensitivity, whether it is exact, what the mechanism was made for)."""
-    from dlm.federated.noise.make import BUFFERS
-    from dlm.federated.noise.participation import check_participation, named_sensitivity
-
-    times = check_participation(rounds, gap, max_part)
-    _only_of_some(name, rounds, made_for=made_for, buffers=buffers, bands=bands)
-    if name in ("gaussian", "tree", "tree-full"):
-        return named_sensitivity(name, rounds, gap, max_part), True, ""
-    if name == "blt":
-        from dlm.federated.noise.blt import Blt, nearest_production
-
-        if made_for is None:
-            parameters = nearest_production(gap)
-        else:
-            parameters = _blt_made_for(made_for, BUFFERS if buffers is None else buffers, "max")
-        blt = Blt(rounds, parameters)
-        return blt.sensitivity(gap=gap, max_part=max_part), True, parameters.made_for
-    width = min(gap if bands is None else bands, rounds)
-    what = f"{width} bands"
-    if name == "bandmf" and (width <= gap or times == 1):
-        # All columns have norm 1 and those of one user do not meet, whatever their entries are.
-        return math.sqrt(times), True, what
-    apart = width <= gap or times == 1
-    if name == "bandtoep" and apart and (times - 1) * gap + width <= rounds:
-        return math.sqrt(times), True, what  # all of its columns are whole, and have norm 1
-    from dlm.federated.noise.make import make_mechanism
-
-    made = make_mechanism(
-        name, rounds=rounds, gap=gap, max_part=max_part, bands=width, progress=_tell
-    )
-    asked = {"gap": gap, "max_part": max_part}
-    return made.sensitivity(**asked), made.sensitivity_is_exact(**asked), what
 
 
 def _only_of_some(
@@ -461,7 +367,7 @@ def _only_of_some(
             raise ConfigError(f"--bands is {bands}; it must be 1 to the number of rounds, {rounds}")
 
 
-def _blt_made_for(made_for: str, buffers: int, error: str) -> BltParameters:
+def _blt_made_for(made_for: str, buffers: int | None, error: str) -> BltParameters:
     """The BLT that is optimised for ROUNDS,GAP,MAXPART."""
     from dlm.errors import ConfigError
     from dlm.federated.noise.blt import optimise_blt
@@ -472,30 +378,11 @@ def _blt_made_for(made_for: str, buffers: int, error: str) -> BltParameters:
         raise ConfigError(
             f"--made-for is {made_for!r}, not ROUNDS,GAP,MAXPART as 2000,100,10"
         ) from None
+    buffers = DEFAULT_BUFFERS if buffers is None else buffers
     return optimise_blt(rounds, gap, max_part, buffers=buffers, error=error)
 
 
-def _planned(name: str) -> Sensitivity:
-    """Of a mechanism that stays the same whatever the gap."""
-    from dlm.errors import ConfigError
-
-    if name not in ("gaussian", "tree", "tree-full", "blt"):
-        raise ConfigError(
-            f"{name} is another matrix for each gap, and bears other noise: plan with tree or blt, "
-            "then compare by `dlm privacy mechanism`"
-        )
-
-    def sensitivity(rounds: int, gap: int, max_part: int) -> float:
-        if name == "blt":
-            from dlm.federated.noise.blt import PRODUCTION, Blt
-
-            return Blt(rounds, PRODUCTION[400]).sensitivity(gap=gap, max_part=max_part)
-        return _sensitivity(name, rounds, gap, max_part)[0]
-
-    return sensitivity
-
-
-def _tell(line: str) -> None:
+def _progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -554,7 +441,7 @@ def _plot_errors(made: Mechanism, sensitivity: float, path: Path) -> None:
     pyplot.close(figure)
 
 
-def _plot_plan(made: Plan, path: Path) -> None:
+def _plot_plan(made: NoisePlan, path: Path) -> None:
     pyplot = _figure()
     figure, axes = pyplot.subplots(figsize=(7, 4))
     axes.plot([s.report_goal for s in made.considered], [s.rho for s in made.considered])

@@ -144,7 +144,7 @@ def unigrams(
             memory_bytes=memory_bytes,
             store=folder.store,
         )
-        found = everyone.found
+        found = everyone.facts
         left_out = found.rows_without_user, found.users_without_text
         # With noise nothing that users wrote is told without it, how much neither.
         how_much = f", {found.utterances:,} utterances, {found.words:,} words"

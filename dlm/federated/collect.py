@@ -25,11 +25,20 @@ from dlm.errors import ConfigError, DlmError, FormatError, PrivacyError
 from dlm.federated.checkpoint import Arrays
 from dlm.federated.cohorts import Cohorts
 from dlm.federated.convergence import Moments
-from dlm.federated.counts_file import WordCounts, ranked, write_counts
+from dlm.federated.counts_file import (
+    JOURNAL,
+    LEDGER,
+    REPORT_JSON,
+    REPORT_MD,
+    WORK,
+    WordCounts,
+    ranked,
+    write_counts,
+)
 from dlm.federated.keys import Key
 from dlm.federated.provenance import Provenance
 from dlm.federated.recorded import SIDECAR_SUFFIX, sidecar
-from dlm.federated.report import Report, build
+from dlm.federated.report import PrivacyReport, build
 from dlm.federated.run import FederatedRun
 from dlm.federated.run_folder import RunBinding, RunFolder
 from dlm.federated.sampling import (
@@ -52,10 +61,6 @@ from dlm.federated.unigrams import (
 )
 from dlm.federated.users import UserDataset, words_of
 
-LEDGER, REPORT_MD, REPORT_JSON = ".ledger.json", ".report.md", ".report.json"
-JOURNAL, WORK = ".metrics.jsonl", ".work"
-# What stands beside counts of users, whichever of it a stop has left.
-TRACES = (SIDECAR_SUFFIX, LEDGER, REPORT_JSON, JOURNAL, WORK)
 DELTA_OF_NOTHING = 1e-6  # of a report without noise, whose delta says nothing
 
 
@@ -146,7 +151,7 @@ class Collection(FederatedRun[RoundMetrics]):
             },
         )
 
-    def report(self, *, delta: float = DELTA_OF_NOTHING, held_out: int = 0) -> Report:
+    def report(self, *, delta: float = DELTA_OF_NOTHING, held_out: int = 0) -> PrivacyReport:
         """See `FederatedRun`; `held_out` users were kept out for the OOV rate."""
         return build(
             [self.stage()],
@@ -251,7 +256,7 @@ def _refuse_to_replace(output: Path, *, released: bool) -> None:
 
 def write_release(
     collection: Collection, output: Path, *, delta: float | None, held_out: int
-) -> tuple[WordCounts, Report]:
+) -> tuple[WordCounts, PrivacyReport]:
     """Writes ledger, report, counts and their record; the same files whenever it is repeated."""
     report = collection.report(
         delta=DELTA_OF_NOTHING if delta is None else delta, held_out=held_out

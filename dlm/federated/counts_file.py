@@ -13,9 +13,12 @@ import numpy.typing as npt
 
 from dlm.errors import FormatError
 from dlm.federated.provenance import Provenance
-from dlm.federated.recorded import read_record, write_recorded
+from dlm.federated.recorded import SIDECAR_SUFFIX, read_record, write_recorded
 
 DIGEST = "counts_sha256"  # in the record
+# What `collect` writes beside counts of users.
+LEDGER, REPORT_MD, REPORT_JSON = ".ledger.json", ".report.md", ".report.json"
+JOURNAL, WORK = ".metrics.jsonl", ".work"
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,16 @@ def ranked(words: Sequence[str], counts: npt.NDArray[np.float64], least: float) 
     return WordCounts(
         tuple(words[p] for p in order), counts[order], Provenance.none("not said yet")
     )
+
+
+def traces_of_users(counts: Path) -> list[Path]:
+    """What stands beside counts of users: the record comes last, and a stop can come before it.
+
+    Where a link to counts lies, what was written beside them does not.
+    """
+    endings = (SIDECAR_SUFFIX, LEDGER, REPORT_JSON, JOURNAL, WORK)
+    names = (f"{place}{end}" for place in (counts, counts.resolve()) for end in endings)
+    return [path for name in names if (path := Path(name)).exists()]
 
 
 def write_counts(path: str | Path, counts: WordCounts) -> None:

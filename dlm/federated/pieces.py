@@ -103,6 +103,12 @@ class Inventory:
         text = "".join("\u2047" if i == UNKNOWN else str(self._sp.IdToPiece(int(i))) for i in ids)
         return [word for word in text.split(SPACE) if word]
 
+    def pieces_per_word(self, counts: WordCounts) -> float:
+        """Mean over words, each as often as it is used."""
+        shares = counts.probabilities().tolist()
+        pairs = zip(counts.words, shares, strict=True)
+        return float(sum(share * len(self.encode_word(word)) for word, share in pairs))
+
     def save(self, path: str | Path) -> None:
         """Writes the model and, beside it, the record of what protects it."""
         write_recorded(path, self.model, self.provenance, digest_name=DIGEST)

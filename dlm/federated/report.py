@@ -61,7 +61,7 @@ TRANSPARENCY = (
 
 
 @dataclass(frozen=True)
-class Report:
+class PrivacyReport:
     """The filled checklist, as text and as data.
 
     `numbers` is what accounting found for each stage and for all together, None where there is no
@@ -232,7 +232,7 @@ def build(
     derived: Sequence[str] = (),
     inherited: Sequence[Provenance] = (),
     held_out: int = 0,
-) -> Report:
+) -> PrivacyReport:
     """The report of a run, from its records.
 
     Args
@@ -268,8 +268,10 @@ def build(
     for given in inherited:
         # Of a simulation it is said below, once, and its figures are composed as such; what does
         # not name the stage that was one could pass for noise that nobody knows.
-        told = given.simulated is not None and any(s.get("simulated") is True for s in given.stages)
-        if given.guarantee is None and not told:
+        composed = given.simulated is not None and any(
+            s.get("simulated") is True for s in given.stages
+        )
+        if given.guarantee is None and not composed:
             reasons += given.reasons
         elif not given.stages and not given.is_public:
             reasons.append("a record that the run was made with names no stage to compose")
@@ -314,7 +316,7 @@ def build(
         if reasons
         else Provenance(found, **fields)
     )
-    return Report(
+    return PrivacyReport(
         provenance,
         fields["stages"],
         {name: book.summary(secret=name in secret) for name, book in books.items()},

@@ -60,7 +60,7 @@ class NoiseMechanism(Protocol):
 
 
 @dataclass(frozen=True)
-class ServerConfig:
+class OptimizerConfig:
     """What the server does with a noised average.
 
     Fields (unit; bound; suggested; meaning)
@@ -160,7 +160,7 @@ class ReleaseConfig:
         return [self.clip_norm, *(c for at, c in self.schedule if at <= round_index)][-1]
 
 
-class ServerState(NamedTuple):
+class TrainingState(NamedTuple):
     """All that the next round depends on.
 
     Fields
@@ -217,19 +217,20 @@ class FederatedAlgorithm(NamedTuple):
     """A pair of pure functions.
 
     Fields
-        init    (params, key) -> ServerState; the key is the run's root of noise, None without noise
-        apply   (state, cohort) -> (ServerState, Diagnostics)
-        resume  (state, key) -> ServerState; noise to come from another key, buffers as they are
+        init    (params, key) -> TrainingState; the key is the run's root of noise, None without
+                noise
+        apply   (state, cohort) -> (TrainingState, Diagnostics)
+        resume  (state, key) -> TrainingState; noise to come from another key, buffers as they are
     """
 
-    init: Callable[[rnn.Params, Array | None], ServerState]
-    apply: Callable[[ServerState, Any], tuple[ServerState, Diagnostics]]
-    resume: Callable[[ServerState, Array], ServerState]
+    init: Callable[[rnn.Params, Array | None], TrainingState]
+    apply: Callable[[TrainingState, Any], tuple[TrainingState, Diagnostics]]
+    resume: Callable[[TrainingState, Array], TrainingState]
 
 
 def make_algorithm(
     release: ReleaseConfig,
-    server: ServerConfig,
+    server: OptimizerConfig,
     engine: Engine,
     mechanism: NoiseMechanism | None,
     *,
@@ -266,7 +267,7 @@ def make_algorithm(
             return params
         return {"update": params, "count": jnp.float32(0.0)}
 
-    def init(params: rnn.Params, key: Array | None) -> ServerState:
+    def init(params: rnn.Params, key: Array | None) -> TrainingState:
         # Types that are Python's own ("weak") would have every function compiled again in round 1.
         params = jax.tree.map(lambda leaf: jnp.array(leaf, leaf.dtype), params)
         noise = None
@@ -274,7 +275,7 @@ def make_algorithm(
             if key is None:
                 raise PrivacyError("noise needs a key: a configured seed, or one from the system")
             noise = mechanism.init(key, template(params))
-        return ServerState(
+        return TrainingState(
             jnp.int32(0),
             params,
             optimizer.init(params),
@@ -283,7 +284,7 @@ def make_algorithm(
             noise,
         )
 
-    def finish(state: ServerState, sums: RoundSums) -> tuple[ServerState, Array]:
+    def finish(state: TrainingState, sums: RoundSums) -> tuple[TrainingState, Array]:
         average = estimator.average(sums.update, sums.weight)
         noise, ln_norm = state.noise, state.ln_norm
         below = sums.below
@@ -299,12 +300,12 @@ def make_algorithm(
         slope = jax.tree.map(jnp.negative, average)
         steps, moments = optimizer.update(slope, state.optimizer, state.params)
         params = optax.apply_updates(state.params, steps)
-        following = ServerState(state.round + 1, params, moments, state.bound, ln_norm, noise)
+        following = TrainingState(state.round + 1, params, moments, state.bound, ln_norm, noise)
         return following, clip.global_norm(average)
 
-    compiled: Callable[[ServerState, RoundSums], tuple[ServerState, Array]] = jax.jit(finish)
+    compiled: Callable[[TrainingState, RoundSums], tuple[TrainingState, Array]] = jax.jit(finish)
 
-    def apply(state: ServerState, cohort: Any) -> tuple[ServerState, Diagnostics]:
+    def apply(state: TrainingState, cohort: Any) -> tuple[TrainingState, Diagnostics]:
         now = int(state.round)
         if mechanism is not None and now >= mechanism.rounds:
             raise PrivacyError(
@@ -324,7 +325,7 @@ def make_algorithm(
         tracked_after = float(np.exp(np.float32(following.ln_norm)))
         return following, Diagnostics(now, float(bound), tracked_after, float(released), raw)
 
-    def resume(state: ServerState, key: Array) -> ServerState:
+    def resume(state: TrainingState, key: Array) -> TrainingState:
         if mechanism is None:
             return state
         return state._replace(noise=state.noise._replace(key=key))

@@ -19,7 +19,7 @@ from typing import Any, Generic, Self, TypeVar
 from dlm.federated.checkpoint import Arrays
 from dlm.federated.cohorts import Cohorts
 from dlm.federated.ledger import ParticipationLedger
-from dlm.federated.report import Report
+from dlm.federated.report import PrivacyReport
 from dlm.federated.run_folder import RunBinding, RunFolder, RunState
 
 Done = TypeVar("Done")  # what is told of a round
@@ -127,7 +127,7 @@ class FederatedRun(ABC, Generic[Done]):
         self.folder.save(state, self.binding, lines, released=self.released)
 
     @abstractmethod
-    def report(self) -> Report:
+    def report(self) -> PrivacyReport:
         """The privacy report of the rounds that count, from their ledger."""
 
     @abstractmethod

@@ -109,14 +109,14 @@ def check_history(
         return
     last = max(journal, default=-1)
     if done is None:
-        left = [f"private-{rounds}.state" for rounds in sorted(private) if rounds]
+        traces = [f"private-{rounds}.state" for rounds in sorted(private) if rounds]
         if last >= 0:
-            left.append("a journal")
-        if left:
+            traces.append("a journal")
+        if traces:
             raise PrivacyError(
-                f"{place} has {', '.join(left)} of rounds that were done, and no checkpoint: a new "
-                "run there would forget who took part and what was released. Put the checkpoint "
-                "back, or begin elsewhere and account for both runs"
+                f"{place} has {', '.join(traces)} of rounds that were done, and no checkpoint: a "
+                "new run there would forget who took part and what was released. Put the "
+                "checkpoint back, or begin elsewhere and account for both runs"
             )
     elif last >= done:
         raise PrivacyError(
@@ -268,7 +268,7 @@ class RunFolder:
             released  as in `check_history`
         """
         mark = {"released": True} if released else {}
-        told = [json.dumps({**finite(line), **mark}) for line in lines]
+        texts = [json.dumps({**finite(line), **mark}) for line in lines]
         vocabulary = {} if binding.vocabulary is None else {"vocabulary": binding.vocabulary}
         private = self.path / f"private-{state.done}.state"
         digest = checkpoint.save(
@@ -283,7 +283,7 @@ class RunFolder:
             "round": state.done,
             "private": digest,
             "ledger": state.ledger.digest,
-            "lines": told,
+            "lines": texts,
             "state": state.facts,
         }
         checkpoint.save(
@@ -301,7 +301,7 @@ class RunFolder:
             write_whole(self.journal, b"", mode=self._mode)
             return
         with self.journal.open("a", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in told)
+            file.writelines(f"{line}\n" for line in texts)
             file.flush()
             os.fsync(file.fileno())
 

@@ -6,7 +6,7 @@
     [data]         vocabulary, vocabulary_size, tokenizer, max_tokens, held_out, held_out_tokens
     [model]        preset, or the network's own settings
     [local]        what a device does            (`local.LocalConfig`)
-    [server]       what the server does          (`rounds.ServerConfig`)
+    [server]       what the server does          (`rounds.OptimizerConfig`)
     [privacy]      mechanism, noise, clip norm, what is enforced
     [sampling]     who takes part
     [aggregation]  in the clear, or encoded as for secure aggregation
@@ -30,7 +30,7 @@ from dlm.federated import presets
 from dlm.federated.clip import AdaptiveClip
 from dlm.federated.local import LocalConfig
 from dlm.federated.rnn import RnnConfig
-from dlm.federated.rounds import ReleaseConfig, ServerConfig
+from dlm.federated.rounds import OptimizerConfig, ReleaseConfig
 from dlm.federated.sampling import Diurnal
 from dlm.federated.users import TOKENIZERS
 from dlm.federated.words import PIECES_SUFFIX
@@ -354,14 +354,14 @@ class PretrainSettings:
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """All tables of a run."""
 
     run: RunSettings
     data: DataSettings
     model: ModelSettings
     local: LocalConfig
-    server: ServerConfig
+    server: OptimizerConfig
     privacy: PrivacySettings
     sampling: SamplingSettings
     aggregation: AggregationSettings
@@ -383,7 +383,7 @@ class Settings:
         *,
         flags: Mapping[str, Mapping[str, Any]] | None = None,
         environ: Mapping[str, str] | None = None,
-    ) -> Settings:
+    ) -> TrainingSettings:
         """Settings of a TOML file, under those of flags and variables DLM_FEDERATE_<TABLE>_<NAME>.
 
         Paths in the file are relative to its folder.
@@ -474,7 +474,7 @@ _TABLES: tuple[type, ...] = (
     DataSettings,
     ModelSettings,
     LocalConfig,
-    ServerConfig,
+    OptimizerConfig,
     PrivacySettings,
     SamplingSettings,
     AggregationSettings,

@@ -24,13 +24,13 @@ from dlm.federated.local import UserWork, work_of
 from dlm.federated.noise import make_mechanism
 from dlm.federated.pretrain import pretrain
 from dlm.federated.provenance import Provenance
-from dlm.federated.report import Report, build
+from dlm.federated.report import PrivacyReport, build
 from dlm.federated.rounds import (
     Diagnostics,
     FederatedAlgorithm,
     NoiseMechanism,
-    ServerConfig,
-    ServerState,
+    OptimizerConfig,
+    TrainingState,
     make_algorithm,
 )
 from dlm.federated.run import FederatedRun
@@ -42,7 +42,7 @@ from dlm.federated.sampling import (
     Sampler,
     check_population,
 )
-from dlm.federated.settings import ModelSettings, Settings
+from dlm.federated.settings import ModelSettings, TrainingSettings
 from dlm.federated.tokens import Ids, check_ids
 from dlm.federated.users import TOKENIZERS, UserDataset
 from dlm.federated.words import Encode, public_text, read_encoder
@@ -100,7 +100,7 @@ class Training(FederatedRun[RoundReport]):
                    wordpieces has it; None says that it is public
         engine     where updates are computed; by default here
         aggregator how they are added up; by default as `settings.aggregation` says
-        tell       is told what happens, a line at a time
+        progress   is called with what happens, a line at a time
     Raises
         ConfigError   other settings, users or vocabulary than the folder's run had; too few users
                       for the rounds of a new one
@@ -108,11 +108,11 @@ class Training(FederatedRun[RoundReport]):
         FormatError   a damaged file
     """
 
-    state: ServerState
+    state: TrainingState
 
     def __init__(
         self,
-        settings: Settings,
+        settings: TrainingSettings,
         users: UserDataset,
         folder: RunFolder | Path,
         *,
@@ -121,9 +121,9 @@ class Training(FederatedRun[RoundReport]):
         vocabulary_record: Provenance | None = None,
         engine: Engine | None = None,
         aggregator: Aggregator | None = None,
-        tell: Callable[[str], None] = lambda line: None,
+        progress: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.settings, self._tell = settings, tell
+        self.settings, self._progress = settings, progress
         run = settings.run
         vocabulary: bytes | None = None
         if encode is None:
@@ -143,7 +143,7 @@ class Training(FederatedRun[RoundReport]):
             and settings.privacy.mechanism != "none"
             and not run.simulation
         ):
-            tell(f"neither will this model have a guarantee: {vocabulary_record.statement()}")
+            progress(f"neither will this model have a guarantee: {vocabulary_record.statement()}")
         self.train_users, self.held_out_users = users.split(settings.data.held_out)
         if not len(self.train_users):
             raise ConfigError(f"of {len(users)} users nobody is left to train; lower data.held_out")
@@ -199,7 +199,7 @@ class Training(FederatedRun[RoundReport]):
         self._held_out: list[Ids] | None = None
         self._begin(folder)
         if self.resumed:
-            tell(f"goes on after round {self.rounds_done}")
+            progress(f"goes on after round {self.rounds_done}")
 
     def run(self, until: int | None = None) -> Iterator[RoundReport]:
         """See `FederatedRun`; up to `run.stop_after` if not told otherwise."""
@@ -220,13 +220,13 @@ class Training(FederatedRun[RoundReport]):
         """The model's metrics on held-out users."""
         if self._held_out is None:
             self._held_out = []
-            left = self.settings.data.held_out_tokens
+            remaining = self.settings.data.held_out_tokens
             for user in range(len(self.held_out_users)):
-                cap = min(left, self.settings.data.max_tokens)
+                cap = min(remaining, self.settings.data.max_tokens)
                 if cap <= 0:
                     break
                 found = self._tokens(self.held_out_users, user, cap)
-                left -= sum(map(len, found))
+                remaining -= sum(map(len, found))
                 self._held_out += found
             self._held_out.sort(key=len)
         return metrics.evaluate(self.state.params, self.model, self._held_out)
@@ -261,7 +261,7 @@ class Training(FederatedRun[RoundReport]):
             return None
         return self.mechanism.sensitivity(gap=gap, max_part=most)
 
-    def report(self) -> Report:
+    def report(self) -> PrivacyReport:
         """The privacy report of the rounds that count, from their ledger.
 
         Raises
@@ -304,7 +304,7 @@ class Training(FederatedRun[RoundReport]):
             buffers=privacy.buffers,
             bands=privacy.bands or None,
             error=privacy.error,
-            progress=self._tell,
+            progress=self._progress,
         )
         return mechanism
 
@@ -335,12 +335,12 @@ class Training(FederatedRun[RoundReport]):
             users, given.report_goal, rounds.rounds, gap=privacy.gap, max_part=most
         )
         if given.kind == "fixed" and (privacy.gap > 1 or (most or rounds.rounds) < rounds.rounds):
-            self._tell(
+            self._progress(
                 "sampling.kind = fixed draws users without regard to privacy.gap and max_part, and "
                 "the run ends where a draw breaks them; timer keeps to them"
             )
         elif not sure:
-            self._tell(
+            self._progress(
                 f"{users:,} users may run out before the last round: they are drawn at random, and "
                 f"towards the end too few may be left with fewer than {most} participations"
             )
@@ -387,7 +387,7 @@ class Training(FederatedRun[RoundReport]):
         given = self.settings.pretrain
         if given.steps:
             text = public_text(Path(given.text), self._encode, self._split)
-            self._tell(f"begins with {given.steps} steps on {len(text):,} public utterances")
+            self._progress(f"begins with {given.steps} steps on {len(text):,} public utterances")
             fresh = pretrain(
                 fresh,
                 self.model,
@@ -399,7 +399,7 @@ class Training(FederatedRun[RoundReport]):
                 order=np.random.Generator(
                     np.random.PCG64(self._root.fold("pretrain").words(4).tolist())
                 ),
-                progress=lambda step, loss: self._tell(f"step {step}: loss {loss:.4f}"),
+                progress=lambda step, loss: self._progress(f"step {step}: loss {loss:.4f}"),
             )
         self.state = self.algorithm.init(fresh, self._noise_key())
 
@@ -416,7 +416,7 @@ class Training(FederatedRun[RoundReport]):
         assert self.folder is not None
         key, place = self._noise_key(), self.folder.path
         template = self.algorithm.init(rnn.init(self._key("init"), self.model), key)
-        state: ServerState = trees.rebuilt(public, template._replace(noise=None), place)
+        state: TrainingState = trees.rebuilt(public, template._replace(noise=None), place)
         state = state._replace(noise=trees.rebuilt(private, template.noise, place))
         self.state = state if key is None else self.algorithm.resume(state, key)
 
@@ -434,8 +434,8 @@ def load_model(folder: Path) -> tuple[rnn.RnnConfig, rnn.Params]:
     settings = found.settings
     network = ModelSettings(**settings["model"]).network(settings["vocab_size"])
     params = rnn.init(jax.random.key(0), network)
-    moments = ServerConfig(**settings["server"]).transformation().init(params)
+    moments = OptimizerConfig(**settings["server"]).transformation().init(params)
     zero = jnp.float32(0.0)
-    template = ServerState(jnp.int32(0), params, moments, zero, zero, None)
-    state: ServerState = trees.rebuilt(found.arrays, template, found.path)
+    template = TrainingState(jnp.int32(0), params, moments, zero, zero, None)
+    state: TrainingState = trees.rebuilt(found.arrays, template, found.path)
     return network, state.params

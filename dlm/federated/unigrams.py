@@ -245,7 +245,7 @@ class UserCounts:
         if len(self._index) != len(whitelist):
             raise ConfigError("a word stands twice in the list; its counts would be split")
         self._cache: dict[int, Counts] = {}
-        self._left_bytes = cache_bytes
+        self._cache_room_bytes = cache_bytes
 
     def of(self, user: int) -> Counts:
         """Places and counts of one user."""
@@ -254,8 +254,8 @@ class UserCounts:
             text = self._dataset.words(user, cap=self._cap, split=self._split)
             found = count_words(text, self._index)
             size = 16 * len(found[0]) + 200
-            if size <= self._left_bytes:
-                self._left_bytes -= size
+            if size <= self._cache_room_bytes:
+                self._cache_room_bytes -= size
                 self._cache[user] = found
         return found
 

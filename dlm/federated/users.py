@@ -10,9 +10,8 @@ through a memory map: neither building nor reading holds more than a bounded par
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import shutil
-import tempfile
 import unicodedata
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -27,13 +26,13 @@ import pyarrow as pa
 from dlm.errors import ConfigError, FormatError
 from dlm.federated._user_rows import MISSING, Row, parquet_rows, sorted_rows, tsv_rows
 from dlm.federated.provenance import file_digest
-from dlm.files import scratch_folder
+from dlm.files import replacing, scratch_folder, write_whole
 
 __all__ = [
     "DEFAULT_MEMORY_BYTES",
     "MISSING",
     "TOKENIZERS",
-    "Found",
+    "StoreFacts",
     "UserDataset",
     "spoken_words",
     "words_of",
@@ -46,7 +45,7 @@ Encode = Callable[[list[str]], npt.NDArray[np.int32]]
 
 
 @dataclass(frozen=True)
-class Found:
+class StoreFacts:
     """What a file held, and what was left out of the store."""
 
     users: int
@@ -99,16 +98,16 @@ class UserDataset:
     def __init__(
         self,
         reader: pa.RecordBatchFileReader,
-        found: Found,
+        found: StoreFacts,
         digest: str,
         rows: npt.NDArray[np.int64],
     ):
         self._reader = reader
         self._starts = _starts(reader)
         self._rows = rows
-        self.found = found
+        self.facts = found
         self._digest = digest
-        self._held: tuple[int, Any] = (-1, None)
+        self._batch: tuple[int, Any] = (-1, None)
 
     @classmethod
     def open(cls, path: str | Path, **settings: Any) -> UserDataset:
@@ -189,11 +188,13 @@ class UserDataset:
         made_from = (
             f"{STORE_VERSION} {kind} {missing} {cap_words} {stat.st_size} {stat.st_mtime_ns}"
         )
-        temporary = store is None
-        folder = Path(tempfile.mkdtemp(prefix="dlm-users-")) if store is None else Path(store)
-        try:
+        with contextlib.ExitStack() as unless_opened:
+            if store is None:
+                folder = unless_opened.enter_context(scratch_folder(None, "dlm-users"))
+            else:
+                folder = Path(store)
             file = folder / "users.arrow"
-            opened = None if temporary else _opened(file, made_from)
+            opened = _opened(file, made_from)
             if opened is None:
                 # A copy of what users said: nobody else's business, wherever it is put.
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -203,15 +204,9 @@ class UserDataset:
                 opened = _opened(file, made_from)
             assert opened is not None, "a store just written is read back"
             reader, found, digest = opened
-        except BaseException:
-            if temporary:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
-        dataset = cls(reader, found, digest, np.arange(found.users, dtype=np.int64))
-        if temporary:
-            # The map keeps the bytes alive; on POSIX the folder may go before it.
-            weakref.finalize(reader, shutil.rmtree, folder, ignore_errors=True)
-        return dataset
+            # The map keeps the bytes alive; on POSIX a temporary folder may go before it.
+            weakref.finalize(reader, unless_opened.pop_all().close)
+        return cls(reader, found, digest, np.arange(found.users, dtype=np.int64))
 
     def __len__(self) -> int:
         """How many users."""
@@ -261,15 +256,15 @@ class UserDataset:
             split    an utterance -> its words
         Returns      one array an utterance, empty ones left out
         """
-        left = cap
+        remaining = cap
         found = []
         for utterance in self.utterances(user):
-            if left is not None and left <= 0:
+            if remaining is not None and remaining <= 0:
                 break
-            ids = np.asarray(encode(split(utterance)), np.int32)[:left]
+            ids = np.asarray(encode(split(utterance)), np.int32)[:remaining]
             if len(ids):
                 found.append(ids)
-                left = None if left is None else left - len(ids)
+                remaining = None if remaining is None else remaining - len(ids)
         return found
 
     def word_counts(self) -> npt.NDArray[np.int64]:
@@ -285,7 +280,7 @@ class UserDataset:
             )
         if len(np.unique(places)) != len(places):
             raise ConfigError("a user is asked for twice; a view holds each user once")
-        return UserDataset(self._reader, self.found, self._digest, self._rows[places])
+        return UserDataset(self._reader, self.facts, self._digest, self._rows[places])
 
     def split(self, fraction: float, *, name: str = "split") -> tuple[UserDataset, UserDataset]:
         """(the rest, about `fraction` of the users), by a hash of name and user id.
@@ -303,8 +298,8 @@ class UserDataset:
     @property
     def digest(self) -> str:
         """A hash of ids and texts of the users of this view: what a resumed run compares."""
-        if len(self._rows) == self.found.users and bool(
-            np.array_equal(self._rows, np.arange(self.found.users))
+        if len(self._rows) == self.facts.users and bool(
+            np.array_equal(self._rows, np.arange(self.facts.users))
         ):
             return self._digest
         return hashlib.blake2b(
@@ -316,9 +311,9 @@ class UserDataset:
             raise IndexError(f"user {user} of {len(self)}")
         row = int(self._rows[user])
         index = int(np.searchsorted(self._starts, row, "right")) - 1
-        if self._held[0] != index:
-            self._held = (index, self._reader.get_batch(index))
-        return self._held[1], row - int(self._starts[index])
+        if self._batch[0] != index:
+            self._batch = (index, self._reader.get_batch(index))
+        return self._batch[1], row - int(self._starts[index])
 
 
 def _hash01(name: str, user: str) -> float:
@@ -335,7 +330,7 @@ def _starts(reader: pa.RecordBatchFileReader) -> npt.NDArray[np.int64]:
     )
 
 
-def _opened(file: Path, made_from: str) -> tuple[pa.RecordBatchFileReader, Found, str] | None:
+def _opened(file: Path, made_from: str) -> tuple[pa.RecordBatchFileReader, StoreFacts, str] | None:
     """A finished store of this source, or None."""
     try:
         reader = pa.ipc.open_file(pa.memory_map(str(file)))
@@ -345,7 +340,7 @@ def _opened(file: Path, made_from: str) -> tuple[pa.RecordBatchFileReader, Found
             return None
         if file_digest(file) != side[3]:
             return None  # damaged or changed since: an id among it would be another user
-        return reader, Found(*(int(n) for n in side[1].split())), side[2]
+        return reader, StoreFacts(*(int(n) for n in side[1].split())), side[2]
     except (OSError, pa.ArrowInvalid, IndexError, ValueError, TypeError):
         return None
 
@@ -364,17 +359,14 @@ def _write_store(
     """Groups rows sorted by user into a store; its facts are written last."""
     side = file.parent / "users.facts"
     side.unlink(missing_ok=True)
-    # Beside it, and then in its place: whoever has the old one open goes on reading that.
-    written = file.with_name(file.name + ".partial")
-    written.unlink(missing_ok=True)
-    written.touch(mode=0o600)
     digest = hashlib.blake2b(digest_size=16)
     users = utterances = words = over = without_user = without_text = 0
     pending: list[tuple[str, list[str]]] = []
     pending_bytes = 0
     schema = SCHEMA.with_metadata({"made_from": made_from})
 
-    with pa.OSFile(str(written), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+    # In its place when it is whole: whoever has the old one open goes on reading that.
+    with replacing(file, mode=0o600) as place, pa.ipc.new_file(place, schema) as writer:
 
         def flush() -> None:
             nonlocal pending, pending_bytes
@@ -388,9 +380,9 @@ def _write_store(
                 )
             pending, pending_bytes = [], 0
 
-        def end_user(user: str, line: int, kept: list[str]) -> None:
+        def end_user(user: str, line: int, texts: list[str]) -> None:
             nonlocal users, without_text, pending_bytes
-            if not kept:
+            if not texts:
                 if missing == "refuse":
                     raise FormatError(
                         f"{source}: the user of line {line} has no text at all; remove their rows, "
@@ -399,47 +391,44 @@ def _write_store(
                 without_text += 1
                 return
             users += 1
-            pending.append((user, kept))
-            pending_bytes += sum(map(len, kept)) + len(user)
+            pending.append((user, texts))
+            pending_bytes += sum(map(len, texts)) + len(user)
             digest.update(b"u%d:" % len(user.encode()) + user.encode())
-            for text in kept:
+            for text in texts:
                 raw = text.encode()
                 digest.update(b"t%d:" % len(raw) + raw)
             if pending_bytes >= BATCH_BYTES:
                 flush()
 
         now: str | None = None
-        first_line, left = 0, cap_words
-        kept: list[str] = []
+        first_line, remaining = 0, cap_words
+        texts: list[str] = []
         for user, line, text in rows:
             if not user:  # sorted first; the reader has refused them unless they are to be counted
                 without_user += 1
                 continue
             if user != now:
                 if now is not None:
-                    end_user(now, first_line, kept)
-                now, first_line, left, kept = user, line, cap_words, []
+                    end_user(now, first_line, texts)
+                now, first_line, remaining, texts = user, line, cap_words, []
             found = text.split()
             if not found:
                 continue
-            if left is not None:
-                over += max(len(found) - left, 0)
-                if left == 0:
+            if remaining is not None:
+                over += max(len(found) - remaining, 0)
+                if remaining == 0:
                     continue
-                if len(found) > left:
-                    found, text = found[:left], " ".join(found[:left])
-                left -= len(found)
+                if len(found) > remaining:
+                    found, text = found[:remaining], " ".join(found[:remaining])
+                remaining -= len(found)
             utterances += 1
             words += len(found)
-            kept.append(text)
+            texts.append(text)
         if now is not None:
-            end_user(now, first_line, kept)
+            end_user(now, first_line, texts)
         flush()
-    if not users:
-        raise FormatError(f"{source} holds no user with text")
-    written.replace(file)
+        if not users:
+            raise FormatError(f"{source} holds no user with text")
     facts = f"{users} {utterances} {words} {without_user} {without_text} {over}"
-    partial = side.with_suffix(".partial")
     lines = (made_from, facts, digest.hexdigest(), file_digest(file))
-    partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    partial.replace(side)
+    write_whole(side, "".join(f"{line}\n" for line in lines).encode(), mode=0o600)

@@ -21,7 +21,7 @@ Encode: TypeAlias = Callable[[list[str]], Any]
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class WordList:
     """Words by id: 0 to 2 are the marks, words follow in the order of the file.
 
     Fields
@@ -33,7 +33,7 @@ class Vocabulary:
     provenance: Provenance | None = None
 
     @classmethod
-    def read(cls, path: Path) -> Vocabulary:
+    def read(cls, path: Path) -> WordList:
         """A file of one word a line, or counts of words (`counts_file`) with their record.
 
         Raises
@@ -70,7 +70,7 @@ class Vocabulary:
         """The words, one a line: what a checkpoint keeps of them."""
         return "".join(f"{word}\n" for word in self.words).encode()
 
-    def first(self, size: int) -> Vocabulary:
+    def first(self, size: int) -> WordList:
         """The first words, `size` of them or all where it is 0.
 
         Raises
@@ -96,10 +96,10 @@ def read_encoder(path: Path, size: int = 0) -> tuple[Encode, int, Provenance | N
     Returns      (words of an utterance -> ids, number of ids, what protects whose text it came
                  from; None for a plain list, which is public; the words or wordpieces, as bytes)
     Raises
-        ConfigError, FormatError, PrivacyError   as `Vocabulary.read` and `pieces.Inventory.load`
+        ConfigError, FormatError, PrivacyError   as `WordList.read` and `pieces.Inventory.load`
     """
     if path.suffix != PIECES_SUFFIX:
-        words = Vocabulary.read(path).first(size)
+        words = WordList.read(path).first(size)
         return words.encoder(), words.size, words.provenance, words.content
     from dlm.federated.pieces import Inventory
 

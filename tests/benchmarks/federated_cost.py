@@ -30,7 +30,7 @@ from dlm.federated.engine import LocalEngine
 from dlm.federated.local import LocalConfig, UserWork, work_of
 from dlm.federated.noise import make_mechanism
 from dlm.federated.presets import preset
-from dlm.federated.rounds import ReleaseConfig, ServerConfig, make_algorithm
+from dlm.federated.rounds import OptimizerConfig, ReleaseConfig, make_algorithm
 
 TOKENS = 1600  # of a user (DPF)
 
@@ -78,7 +78,7 @@ def measured(model_name: str, count: int, runs: int, clip_after: Any, noise: str
     mechanism = None if noise == "none" else make_mechanism(noise, rounds=2 * runs + 4)
     release = ReleaseConfig(1.0, 0.0 if mechanism is None else 0.5, float(count))
     engine = LocalEngine(model, config, block=min(count, 32))
-    rounds = make_algorithm(release, ServerConfig(), engine, mechanism, simulation=False)
+    rounds = make_algorithm(release, OptimizerConfig(), engine, mechanism, simulation=False)
     state = rounds.init(params, jax.random.key(1))
     bare = bare_gradients(model, config)
     batches = np.stack([user.batches for user in users])
@@ -119,7 +119,7 @@ def peak_mib(model_name: str, count: int) -> float:
     params = jax.jit(partial(rnn.init, config=model))(jax.random.key(0))
     engine = LocalEngine(model, config, block=min(count, 32))
     release = ReleaseConfig(1.0, 0.0, float(count))
-    rounds = make_algorithm(release, ServerConfig(), engine, None, simulation=False)
+    rounds = make_algorithm(release, OptimizerConfig(), engine, None, simulation=False)
     state = rounds.init(params, jax.random.key(1))
     state, _ = rounds.apply(state, users_of(count, config, model.vocab_size))
     jax.block_until_ready(state.params)

@@ -274,14 +274,14 @@ def table(work: Path, seeds: int) -> str:
 
 def train(work: Path, users: Any, name: str, tables: Tables, seed: int, until: float) -> bool:
     """Goes on with a run until it is finished, or time is up; whether it is finished."""
-    from dlm.federated.settings import Settings
+    from dlm.federated.settings import TrainingSettings
     from dlm.federated.train import Training
 
     folder = folder_of(work, name, seed)
     file = work / f"{folder.parent.name}-{seed}.toml"
     file.write_text(settings_text(tables, seed))
     began = time.process_time()
-    with Training(Settings.read(file, environ={}), users, folder) as training:
+    with Training(TrainingSettings.read(file, environ={}), users, folder) as training:
         for report in training.run():
             line = report.line()
             if "held_out" in line:

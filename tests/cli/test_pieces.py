@@ -69,7 +69,7 @@ def test_an_inventory_says_what_its_counts_are_worth(
     a_word = sum(
         n * len(inventory.encode([word])) for word, n in zip(WORDS, share, strict=True)
     ) / sum(share)
-    assert first.endswith(f", {a_word:.2f} a word")
+    assert first.endswith(f", {a_word:.2f} per word")
 
 
 def test_what_cannot_be_is_refused_with_what_to_do(counts: Path) -> None:

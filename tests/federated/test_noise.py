@@ -106,7 +106,7 @@ def test_the_full_tree_streams_the_best_estimate_from_all_nodes(
     np.testing.assert_allclose(
         np.diagonal(sums @ dense @ sums.T), mechanism.prefix_variances(), rtol=1e-10
     )
-    assert mechanism.held <= rounds.bit_length()
+    assert mechanism.buffer_count <= rounds.bit_length()
 
 
 def test_the_full_tree_errs_less_than_the_stream() -> None:

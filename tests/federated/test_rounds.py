@@ -27,9 +27,9 @@ from dlm.federated.noise.blt import Blt, BltParameters  # noqa: E402
 from dlm.federated.rnn import RnnConfig  # noqa: E402
 from dlm.federated.rounds import (  # noqa: E402
     FederatedAlgorithm,
+    OptimizerConfig,
     ReleaseConfig,
-    ServerConfig,
-    ServerState,
+    TrainingState,
     make_algorithm,
 )
 from federated import oracle  # noqa: E402
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiling")
 
 MODEL = RnnConfig(17, 6, 8)
 LOCAL = LocalConfig(learning_rate=0.7, batch_size=3, unroll=4)
-SGD = ServerConfig("sgd", 1.0)
+SGD = OptimizerConfig("sgd", 1.0)
 KEY = jax.random.key(11)
 
 
@@ -71,7 +71,7 @@ def algorithm(
     release: ReleaseConfig,
     mechanism: Any = None,
     *,
-    server: ServerConfig = SGD,
+    server: OptimizerConfig = SGD,
     engine: Any = None,
     simulation: bool = True,
 ) -> FederatedAlgorithm:
@@ -173,7 +173,7 @@ def test_the_average_is_over_the_estimators_denominator(estimator: Any, over: fl
 @pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov", "adam"])
 def test_the_server_steps_as_its_optimiser_says(name: Any) -> None:
     """Over four rounds, against the recursions in float64."""
-    server = ServerConfig(name, 0.5, 0.9, 0.99, 1e-3)
+    server = OptimizerConfig(name, 0.5, 0.9, 0.99, 1e-3)
     rounds = algorithm(ReleaseConfig(0.3, 0.0, 4.0), server=server)
     state = rounds.init(params(), None)
     velocity = first = second = np.zeros_like(flat(params()))
@@ -411,7 +411,7 @@ def test_an_adaptive_clip_norm_without_noise_finds_the_quantile() -> None:
     """Half of the users' updates end up below it; it changes after restarts alone."""
     quick = dataclasses.replace(ADAPTIVE, learning_rate=0.3, first_restart=0, restart_every=1)
     release = ReleaseConfig(0.7, 0.0, 6.0, adaptive=quick)
-    rounds = algorithm(release, server=ServerConfig("sgd", 1e-6))
+    rounds = algorithm(release, server=OptimizerConfig("sgd", 1e-6))
     state = rounds.init(params(), None)
     users = [u for n in (2, 4, 8, 16, 32, 64) for u in cohort(1, seed=n, length=n)]
     for _ in range(40):
@@ -428,7 +428,7 @@ def test_the_state_depends_on_users_only_through_what_is_released() -> None:
     observer computes every number of the new state, to the bit."""
     mechanism = make_mechanism("tree", rounds=ROUNDS)
     release = ReleaseConfig(0.3, 0.5, 4.0)
-    server = ServerConfig("momentum", 0.7)
+    server = OptimizerConfig("momentum", 0.7)
     rounds = algorithm(release, mechanism, server=server)
     state = rounds.init(params(), KEY)
     optimizer = server.transformation()
@@ -453,7 +453,7 @@ def test_rounds_are_pure() -> None:
     rounds = algorithm(
         ReleaseConfig(0.3, 0.5, 4.0),
         make_mechanism("tree", rounds=ROUNDS),
-        server=ServerConfig("adam", 0.1),
+        server=OptimizerConfig("adam", 0.1),
     )
     first = rounds.init(params(), KEY)
     before = bits(first)
@@ -468,7 +468,7 @@ def test_a_state_has_the_types_of_the_state_after_it() -> None:
     rounds = algorithm(
         ReleaseConfig(0.3, 0.5, 4.0),
         make_mechanism("tree", rounds=ROUNDS),
-        server=ServerConfig("adam", 0.1),
+        server=OptimizerConfig("adam", 0.1),
     )
     state = rounds.init({"a": jnp.full(3, 1.0), "b": jnp.zeros(2)}, KEY)
     after = rounds.apply(state, [])[0]
@@ -634,5 +634,5 @@ def test_an_engine_of_another_kind_can_take_its_place() -> None:
             return 1.0
 
     rounds = algorithm(ReleaseConfig(1.0, 0.0, 2.0), engine=Devices())
-    after: ServerState = rounds.apply(rounds.init(params(), None), "devices of a service")[0]
+    after: TrainingState = rounds.apply(rounds.init(params(), None), "devices of a service")[0]
     np.testing.assert_allclose(flat(after.params) - flat(params()), 0.5, rtol=1e-5)

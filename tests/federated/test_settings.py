@@ -12,7 +12,7 @@ pytest.importorskip("optax", reason="pip install -e '.[train]'")
 
 from dlm.errors import ConfigError, PrivacyError
 from dlm.federated.sampling import Diurnal
-from dlm.federated.settings import REAL, Settings
+from dlm.federated.settings import REAL, TrainingSettings
 
 FILE = """
 [run]
@@ -31,10 +31,10 @@ report_goal = 100
 """
 
 
-def read(tmp_path: Path, text: str = FILE, **more: Any) -> Settings:
+def read(tmp_path: Path, text: str = FILE, **more: Any) -> TrainingSettings:
     """Settings of a file with this text."""
     (tmp_path / "run.toml").write_text(text)
-    return Settings.read(tmp_path / "run.toml", **{"environ": {}, **more})
+    return TrainingSettings.read(tmp_path / "run.toml", **{"environ": {}, **more})
 
 
 def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) -> None:

@@ -24,12 +24,12 @@ from dlm.federated.noise.blt import Blt, BltParameters  # noqa: E402
 from dlm.federated.provenance import Guarantee, Provenance  # noqa: E402
 from dlm.federated.recorded import sidecar  # noqa: E402
 from dlm.federated.run_folder import CHECKPOINT, METRICS  # noqa: E402
-from dlm.federated.settings import Settings  # noqa: E402
+from dlm.federated.settings import TrainingSettings  # noqa: E402
 from dlm.federated.train import Training  # noqa: E402
 from dlm.federated.trees import leaves  # noqa: E402
 from dlm.federated.unigrams import read_whitelist  # noqa: E402
 from dlm.federated.users import UserDataset  # noqa: E402
-from dlm.federated.words import Vocabulary  # noqa: E402
+from dlm.federated.words import WordList  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
@@ -101,9 +101,9 @@ def users(folder: Path) -> UserDataset:
     return UserDataset.open(folder / "users.tsv", store=folder / "store")
 
 
-def settings(folder: Path, **tables: dict[str, Any]) -> Settings:
+def settings(folder: Path, **tables: dict[str, Any]) -> TrainingSettings:
     """The file's settings, some changed."""
-    return Settings.read(folder / "run.toml", flags=tables, environ={})
+    return TrainingSettings.read(folder / "run.toml", flags=tables, environ={})
 
 
 def state_bits(training: Training) -> list[bytes]:
@@ -411,7 +411,7 @@ def test_a_vocabulary_of_users_words_costs_what_counting_them_cost(
             words = counts_file.WordCounts(tuple(WORDS), np.arange(5.0, 0.0, -1), record)
             counts_file.write_counts(file, words)
         told: list[str] = []
-        with Training(real, users, tmp_path / name, tell=told.append) as training:
+        with Training(real, users, tmp_path / name, progress=told.append) as training:
             list(training.run())
             found[name] = training.report().provenance
         # Before the rounds, for they are what takes long.
@@ -579,7 +579,7 @@ def test_public_text_first_moves_the_model_and_costs_no_participation(
     models = {}
     for name, more in (("with", {"pretrain": pretrain}), ("without", {})):
         with Training(
-            settings(folder, **more), users, tmp_path / name, tell=told.append
+            settings(folder, **more), users, tmp_path / name, progress=told.append
         ) as training:
             assert training.ledger.rounds == 0
             models[name] = training.state.params
@@ -643,16 +643,16 @@ def test_a_vocabulary_that_is_none_is_refused(tmp_path: Path, text: str, message
     """With the line."""
     (tmp_path / "words.txt").write_text(text)
     with pytest.raises(ConfigError, match=message):
-        Vocabulary.read(tmp_path / "words.txt")
+        WordList.read(tmp_path / "words.txt")
     with pytest.raises(ConfigError, match="cannot be read"):
-        Vocabulary.read(tmp_path / "nothing.txt")
+        WordList.read(tmp_path / "nothing.txt")
 
 
 def test_a_vocabulary_may_be_the_first_words_of_a_file() -> None:
     """With the record that counts have; no more words than there are."""
     record = Provenance.none("counted without noise")
-    whole = Vocabulary(("a", "b", "c"), record)
-    assert whole.first(2) == Vocabulary(("a", "b"), record)
+    whole = WordList(("a", "b", "c"), record)
+    assert whole.first(2) == WordList(("a", "b"), record)
     assert whole.first(0) == whole
     with pytest.raises(ConfigError, match="has 3 words; 4 were asked for"):
         whole.first(4)
@@ -661,11 +661,11 @@ def test_a_vocabulary_may_be_the_first_words_of_a_file() -> None:
 def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path: Path) -> None:
     """As some editors put it there."""
     (tmp_path / "words.txt").write_bytes(b"\xef\xbb\xbfalpha\r\nbeta\r\n")
-    assert Vocabulary.read(tmp_path / "words.txt").words == ("alpha", "beta")
+    assert WordList.read(tmp_path / "words.txt").words == ("alpha", "beta")
     assert read_whitelist(tmp_path / "words.txt") == ["alpha", "beta"]
 
 
 def test_words_are_ids_in_the_order_of_the_file() -> None:
     """From 3 on; 0 for the rest."""
-    encode = Vocabulary(("a", "b")).encoder()
+    encode = WordList(("a", "b")).encoder()
     assert encode(["b", "x", "a"]).tolist() == [4, 0, 3]

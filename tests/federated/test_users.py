@@ -53,8 +53,8 @@ def test_rows_are_grouped_by_user_in_the_order_of_ids(tmp_path: Path) -> None:
     dataset = UserDataset.from_tsv(tsv(tmp_path / "u.tsv", ROWS))
     assert held(dataset) == grouped(ROWS)
     assert dataset.user_ids() == ["al", "bea", "cy"]
-    assert dataset.found.users == 3
-    assert dataset.found.utterances == 5
+    assert dataset.facts.users == 3
+    assert dataset.facts.utterances == 5
     assert dataset.word_counts().tolist() == [5, 5, 4]
 
 
@@ -131,7 +131,7 @@ def test_words_over_the_cap_are_left_out_and_counted(tmp_path: Path) -> None:
     dataset = UserDataset.from_tsv(tsv(tmp_path / "u.tsv", ROWS), cap_words=4)
     assert held(dataset)["bea"] == ["the cat sat", "it"]
     assert held(dataset)["al"] == ["a dog ran off"]
-    assert dataset.found.words_over_cap == 2
+    assert dataset.facts.words_over_cap == 2
     assert dataset.words(0, cap=3) == ["a", "dog", "ran"]
 
 
@@ -208,7 +208,7 @@ def test_what_is_missing_can_be_left_out_and_counted(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "u.parquet")
     with pytest.raises(FormatError, match="line 2: no user id"):
         UserDataset.open(tmp_path / "u.parquet")
-    found = UserDataset.open(tmp_path / "u.parquet", missing="count").found
+    found = UserDataset.open(tmp_path / "u.parquet", missing="count").facts
     assert (found.users, found.rows_without_user, found.users_without_text) == (1, 2, 2)
 
 

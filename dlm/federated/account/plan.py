@@ -39,7 +39,7 @@ class Extrapolated:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class NoisePlan:
     """What to run, and whether it learns as the simulation did.
 
     Args
@@ -96,7 +96,7 @@ def make_plan(
     largest_goal: int,
     sensitivity: Sensitivity,
     round_minutes: float | None = None,
-) -> Plan:
+) -> NoisePlan:
     """The smallest report goal that meets the target, its noise and its timer.
 
     Args
@@ -160,7 +160,7 @@ def make_plan(
                 f"a timer of a day is longer than {chosen.gap} rounds of {round_minutes:g} minutes:"
                 " users run out before a day is over. Expect rounds to wait"
             )
-    return Plan(chosen, target_rho, delta, best is not None, timer, considered, tuple(notes))
+    return NoisePlan(chosen, target_rho, delta, best is not None, timer, considered, tuple(notes))
 
 
 def _least_goal(

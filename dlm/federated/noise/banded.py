@@ -38,7 +38,7 @@ class BandMF(Base):
     def __init__(self, rows: Floats) -> None:
         self.rows = np.asarray(rows, np.float64)
         self.rounds = check_rounds(len(rows))
-        self.held = rows.shape[1] - 1
+        self.buffer_count = rows.shape[1] - 1
 
     def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
         return ring_step(state, jnp.asarray(self.rows, jnp.float32)[state.round])
@@ -147,7 +147,7 @@ def _solve(
         loss, slope = column_loss(columns)
         return loss, slope[inside]
 
-    def tell(intermediate_result: Any) -> None:
+    def show(intermediate_result: Any) -> None:
         nonlocal steps
         steps += 1
         if progress is not None and steps % 10 == 0:
@@ -155,7 +155,7 @@ def _solve(
             progress(f"BandMF, {rounds} rounds, {bands} bands: step {steps}, RMS error {error:.4f}")
 
     done = minimize(
-        objective, start[inside], jac=True, method="L-BFGS-B", callback=tell,
+        objective, start[inside], jac=True, method="L-BFGS-B", callback=show,
         options={"maxiter": 250, "maxfun": 400, "maxcor": 20, "ftol": tolerance, "gtol": 0},
     )  # fmt: skip
     columns = np.zeros((bands, rounds))

@@ -75,7 +75,7 @@ class Blt(Base):
     """BLT noise for `rounds` rounds; its parameters may have been optimised for others.
 
     Guarantees
-        `held` buffers and nothing else of the model's size are kept between rounds
+        `buffer_count` buffers and nothing else of the model's size are kept between rounds
     """
 
     name = "blt"
@@ -83,7 +83,7 @@ class Blt(Base):
     def __init__(self, rounds: int, parameters: BltParameters) -> None:
         self.rounds = check_rounds(rounds)
         self.parameters = parameters
-        self.held = len(parameters.decay)
+        self.buffer_count = len(parameters.decay)
 
     def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
         decay = jnp.asarray(self.parameters.decay, jnp.float32)

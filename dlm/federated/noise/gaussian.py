@@ -14,7 +14,7 @@ class GaussianMechanism(Base):
     """C is the identity: each round has noise of its own, and running sums gather it all."""
 
     name = "gaussian"
-    held = 0
+    buffer_count = 0
 
     def __init__(self, rounds: int) -> None:
         self.rounds = check_rounds(rounds)

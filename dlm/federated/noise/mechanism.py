@@ -31,7 +31,7 @@ class NoiseState(NamedTuple):
     Shapes
         key      ()             a typed PRNG key; round t draws from fold_in(key, t) and no other
         round    ()     int32   rounds whose noise was given
-        buffers  pytree of (held, *shape of a parameter)  float32; held may be 0
+        buffers  pytree of (buffer_count, *shape of a parameter)  float32; which may be 0
     """
 
     key: jax.Array
@@ -119,11 +119,11 @@ class Mechanism(Protocol):
 
 
 class Base:
-    """Shared parts: state, draws, losses. A family gives `held`, `_advance`, and its numbers."""
+    """Shared: state, draws, losses. A family gives `buffer_count`, `_advance` and its numbers."""
 
     name: str
     rounds: int
-    held: int  # buffers of the model's size kept between rounds
+    buffer_count: int  # buffers of the model's size kept between rounds
 
     @property
     def restarts(self) -> tuple[int, ...]:
@@ -133,7 +133,7 @@ class Base:
     def init(self, key: NoiseKey | jax.Array, template: PyTree) -> NoiseState:
         """The state before round 0, for releases of the shapes of `template`."""
         buffers = jax.tree.map(
-            lambda leaf: jnp.zeros((self.held, *np.shape(leaf)), jnp.float32), template
+            lambda leaf: jnp.zeros((self.buffer_count, *np.shape(leaf)), jnp.float32), template
         )
         return NoiseState(_bare(key), jnp.int32(0), buffers)
 
@@ -205,7 +205,7 @@ class Base:
 
     def state_size(self, model_size: int) -> int:
         """Numbers held between rounds for a model of `model_size` parameters."""
-        return self.held * model_size
+        return self.buffer_count * model_size
 
     def parameters_of(self) -> tuple[Floats, ...]:
         """The numbers that C is made of, beside name, rounds and restarts."""

@@ -30,7 +30,7 @@ class BandedToeplitz(Base):
         if len(coefs) > rounds or not coefs[0] > 0:
             raise ConfigError(f"{len(coefs)} bands do not fit into {rounds} rounds")
         self.coefs = np.asarray(coefs, np.float64)
-        self.held = len(coefs) - 1
+        self.buffer_count = len(coefs) - 1
 
     def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
         return ring_step(state, jnp.asarray(self.coefs, jnp.float32))
@@ -139,7 +139,7 @@ def band_toep(
 def _optimise(rounds: int, bands: int, progress: Callable[[str], None] | None) -> dict[str, Any]:
     steps = 0
 
-    def tell(intermediate_result: Any) -> None:
+    def show(intermediate_result: Any) -> None:
         nonlocal steps
         steps += 1
         if progress is not None and steps % 25 == 0:
@@ -148,7 +148,7 @@ def _optimise(rounds: int, bands: int, progress: Callable[[str], None] | None) -
 
     done = minimize(
         toeplitz_log_loss, square_root_coefs(bands), args=(rounds,), jac=True, method="L-BFGS-B",
-        callback=tell,
+        callback=show,
         options={"maxiter": 500, "maxfun": 1000, "maxcor": 20, "ftol": 1e-9, "gtol": 0},
     )  # fmt: skip
     coefs = done.x * np.sign(done.x[0]) / np.linalg.norm(done.x)

@@ -59,8 +59,8 @@ class TreeAgg(Base):
         self.name = "tree-restart" if self._restarts else "tree"
         self._starts = np.array([0, *self._restarts])
         self._lengths = np.diff([0, *self._restarts, rounds])
-        self.held = int(max(self._lengths)).bit_length()
-        variances = node_variances(self.held + 1)
+        self.buffer_count = int(max(self._lengths)).bit_length()
+        variances = node_variances(self.buffer_count + 1)
         # A node's estimate is `weight` of its own draw and the rest of its children's estimates.
         self._weights = variances
 
@@ -106,7 +106,7 @@ class TreeAgg(Base):
         nothing = jax.tree.map(jnp.zeros_like, leaf)
         level, estimate, gone = jax.lax.while_loop(carries, merge, (jnp.int32(0), leaf, nothing))
         # Buffers below are read again only after they were written again: no need to clear them.
-        level = jnp.minimum(level, self.held - 1)
+        level = jnp.minimum(level, self.buffer_count - 1)
         buffers = jax.tree.map(lambda held, new: held.at[level].set(new), state.buffers, estimate)
         return jax.tree.map(jnp.subtract, estimate, gone), buffers
 
@@ -117,12 +117,12 @@ class TreeAgg(Base):
 
     def prefix_variances(self) -> Floats:
         """For each running sum, one estimate for each binary digit of its length."""
-        variances = node_variances(self.held)
+        variances = node_variances(self.buffer_count)
         parts = []
         before = 0.0
         for length in self._lengths:
             counts = np.arange(1, length + 1)
-            digits = (counts[:, None] >> np.arange(self.held)) & 1
+            digits = (counts[:, None] >> np.arange(self.buffer_count)) & 1
             parts.append(before + digits @ variances)
             before = float(parts[-1][-1])
         return np.concatenate(parts)
@@ -133,7 +133,7 @@ class TreeAggFull(Base):
 
     Its noise has covariance (C^T C)^-1, C having a row for each complete node. Drawn in order of
     rounds, each noise depends on those before it only through the sums of the complete left halves
-    beside its path to the root: `held` sums, one for each digit of the round, are enough.
+    beside its path to the root: `buffer_count` sums, one for each digit of the round, are enough.
 
     Args
         rounds  must be all of them: which nodes are complete, and what they tell, hangs on it
@@ -146,7 +146,7 @@ class TreeAggFull(Base):
     def __init__(self, rounds: int) -> None:
         self.rounds = check_rounds(rounds)
         self._sizes = forest_sizes(rounds)
-        self.held = max(self._sizes[0].bit_length() - 1, 0)
+        self.buffer_count = max(self._sizes[0].bit_length() - 1, 0)
         self._spread, self._pull = _conditionals(self._sizes)
 
     def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
@@ -161,9 +161,9 @@ class TreeAggFull(Base):
             state.buffers,
         )
         # Sums are added as in a binary counter: those of the digits that carry go into the next.
-        levels = jnp.arange(self.held)
+        levels = jnp.arange(self.buffer_count)
         carried = (place & ((2 << levels) - 1)) == (2 << levels) - 1  # this digit and all below
-        target = jnp.argmin(carried) if self.held else 0
+        target = jnp.argmin(carried) if self.buffer_count else 0
         into = jnp.where(levels == target, 1.0, 0.0) * (1 - jnp.all(carried))
         gone = carried.astype(jnp.float32)
 

@@ -1,0 +1,189 @@
+"""What `dlm privacy` answers, as plain values: sensitivities, guarantees and losses by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dlm.errors import ConfigError
+from dlm.federated.account.sampled import moments_epsilon, tight_epsilon
+from dlm.federated.account.zcdp import gaussian_epsilon, rho_of, zcdp_epsilon
+from dlm.federated.noise.participation import (
+    check_participation,
+    most_participations,
+    named_sensitivity,
+)
+
+UNCORRELATED = (
+    "the numbers hold only if each user was drawn by itself with this probability in each round; a "
+    "fixed report goal, or whoever is available, is not that"
+)
+
+
+class Sensitivity(NamedTuple):
+    """Of a mechanism, for a clip norm of 1.
+
+    Fields
+        value     of the worst pattern of participation
+        is_exact  False: an upper bound
+        made_for  what parameters the mechanism has, in words
+    """
+
+    value: float
+    is_exact: bool
+    made_for: str
+
+
+def sensitivity_of(
+    name: str,
+    rounds: int,
+    gap: int,
+    max_part: int,
+    *,
+    blt: Any = None,
+    bands: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Sensitivity:
+    """The sensitivity of a mechanism by its name.
+
+    Args
+        blt     `BltParameters`; of BLT Table 4, made for the nearest gap, if None
+        bands   of banded mechanisms; the gap if None
+    """
+    times = check_participation(rounds, gap, max_part)
+    if name in ("gaussian", "tree", "tree-full"):
+        return Sensitivity(named_sensitivity(name, rounds, gap, max_part), True, "")
+    if name == "blt":
+        from dlm.federated.noise.blt import Blt, nearest_production
+
+        parameters = nearest_production(gap) if blt is None else blt
+        value = Blt(rounds, parameters).sensitivity(gap=gap, max_part=max_part)
+        return Sensitivity(value, True, parameters.made_for)
+    width = min(gap if bands is None else bands, rounds)
+    made_for = f"{width} bands"
+    apart = width <= gap or times == 1
+    # All columns of BandMF have norm 1, and those of BandToep that are whole; where columns of one
+    # user do not meet, it does not matter what their entries are.
+    whole = name == "bandmf" or (name == "bandtoep" and (times - 1) * gap + width <= rounds)
+    if apart and whole:
+        return Sensitivity(math.sqrt(times), True, made_for)
+    from dlm.federated.noise.make import make_mechanism
+
+    made = make_mechanism(
+        name, rounds=rounds, gap=gap, max_part=max_part, bands=width, progress=progress
+    )
+    exact = made.sensitivity_is_exact(gap=gap, max_part=max_part)
+    return Sensitivity(made.sensitivity(gap=gap, max_part=max_part), exact, made_for)
+
+
+def guarantee_of(
+    name: str,
+    found: Sensitivity,
+    *,
+    noise_multiplier: float,
+    rounds: int,
+    gap: int,
+    max_part: int,
+    delta: float,
+) -> dict[str, Any]:
+    """zCDP and epsilon of Gaussian noise of a mechanism, with what a reader must know."""
+    rho = rho_of(found.value, noise_multiplier)
+    most = most_participations(rounds, gap)
+    notes = []
+    if max_part < most:
+        notes.append(
+            f"{most} participations fit into {rounds} rounds with this separation: the numbers "
+            f"hold if no user took part more than {max_part} times, which must be enforced or "
+            "measured"
+        )
+    if not found.is_exact:
+        notes.append("the sensitivity is an upper bound, and so are the numbers that follow")
+    return {
+        "mechanism": name,
+        "made_for": found.made_for,
+        "rounds": rounds,
+        "min_sep": gap - 1,
+        "gap": gap,
+        "max_part": max_part,
+        "noise_multiplier": noise_multiplier,
+        "delta": delta,
+        "sensitivity": found.value,
+        "sensitivity_exact": found.is_exact,
+        "rho": rho,
+        "epsilon": gaussian_epsilon(rho, delta),
+        "epsilon_of_any_zcdp_mechanism": zcdp_epsilon(rho, delta),
+        "notes": notes,
+    }
+
+
+def sampled_guarantee_of(
+    name: str, q: float, *, noise_multiplier: float, rounds: int, delta: float
+) -> dict[str, Any]:
+    """Epsilon of independent noise on Poisson-sampled cohorts, by three accountants.
+
+    Raises
+        ConfigError  noise that is correlated over rounds; no round
+    """
+    if name != "gaussian":
+        raise ConfigError(
+            f"sampling amplifies the privacy of independent noise; for {name}, whose noise is "
+            "correlated over rounds, give --min-sep and --max-part"
+        )
+    if rounds < 1:
+        raise ConfigError(f"rounds is {rounds}, not at least 1")
+    epsilons = dict.fromkeys(("epsilon", "epsilon_rdp", "epsilon_moments"), math.inf)
+    if noise_multiplier != 0:  # without noise there is nothing to account for
+        epsilons = {
+            "epsilon": tight_epsilon(q, noise_multiplier, rounds, delta),
+            "epsilon_rdp": tight_epsilon(q, noise_multiplier, rounds, delta, accountant="rdp"),
+            "epsilon_moments": moments_epsilon(q, noise_multiplier, rounds, delta),
+        }
+    return {
+        "mechanism": name,
+        "sampling": "poisson",
+        "sampling_probability": q,
+        "rounds": rounds,
+        "noise_multiplier": noise_multiplier,
+        "delta": delta,
+        **epsilons,
+        "notes": [UNCORRELATED],
+    }
+
+
+def losses_of(made: Any, name: str, *, gap: int, max_part: int) -> dict[str, Any]:
+    """The losses of a `noise.mechanism.Mechanism` at this participation."""
+    asked = {"gap": gap, "max_part": max_part}
+    return {
+        "mechanism": name,
+        "rounds": made.rounds,
+        **asked,
+        "rms_loss": made.rms_loss(**asked),
+        "max_loss": made.max_loss(**asked),
+        "sensitivity": made.sensitivity(**asked),
+        "sensitivity_exact": made.sensitivity_is_exact(**asked),
+        "buffers": made.state_size(1),
+    }
+
+
+def planned_sensitivity(name: str) -> Callable[[int, int, int], float]:
+    """(rounds, gap, max_part) -> sensitivity, of a mechanism that is the same whatever the gap.
+
+    Raises
+        ConfigError  a mechanism that changes with the gap
+    """
+    if name not in ("gaussian", "tree", "tree-full", "blt"):
+        raise ConfigError(
+            f"{name} is another matrix for each gap, and bears other noise: plan with tree or blt, "
+            "then compare by `dlm privacy mechanism`"
+        )
+
+    def sensitivity(rounds: int, gap: int, max_part: int) -> float:
+        blt = None
+        if name == "blt":
+            from dlm.federated.noise.blt import PRODUCTION
+
+            blt = PRODUCTION[400]
+        return sensitivity_of(name, rounds, gap, max_part, blt=blt).value
+
+    return sensitivity
