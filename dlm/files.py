@@ -245,31 +245,6 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o666, keep_owner: bo
 
 
 @contextlib.contextmanager
-def replacing_folder(path: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `path` where nothing is raised.
-
-    Guarantees
-        it appears whole, all its files on disk, or not at all; what killed processes left of it is
-        removed
-    Raises
-        OSError  a file, or a folder that is not empty, stands at `path`: it stays
-    """
-    with _folder(path, 0o777) as beside:
-        yield beside
-        for folder, _, names in os.walk(beside):
-            for name in names:
-                descriptor = os.open(Path(folder, name), os.O_RDONLY | os.O_NOFOLLOW)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
-            sync_folder(Path(folder))
-        beside.rename(path)  # in the place of an empty folder too, in one step
-        _unfinished.pop(beside, None)
-        sync_folder(path.parent)
-
-
-@contextlib.contextmanager
 def scratch_folder(parent: Path | None, name: str) -> Iterator[Path]:
     """A folder for what is needed until the end of the block; for its owner alone.
 
@@ -278,25 +253,17 @@ def scratch_folder(parent: Path | None, name: str) -> Iterator[Path]:
         name    of what it is for: what killed processes left under the same name is removed
     """
     place = Path(tempfile.gettempdir()) if parent is None else parent
-    with _folder(place / name, 0o700) as folder:
-        yield folder
-
-
-@contextlib.contextmanager
-def _folder(path: Path, mode: int) -> Iterator[Path]:
-    """A locked folder beside `path`, which is removed if it is still there at the end."""
 
     def make(beside: Path) -> int:
-        beside.mkdir(mode)
+        beside.mkdir(0o700)
         try:
             return os.open(beside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise FileExistsError from None  # taken for left already: another name
 
-    beside, descriptor = _beside(path, make)
+    beside, descriptor = _beside(place / name, make)
     try:
         yield beside
     finally:
-        if beside in _unfinished:
-            _forget(beside)
+        _forget(beside)
         os.close(descriptor)

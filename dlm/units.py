@@ -11,16 +11,6 @@ import math
 LN_10 = math.log(10.0)
 
 
-def ln_from_log10(log10_value: float) -> float:
-    """Natural logarithm of the number whose log10 is `log10_value`."""
-    return log10_value * LN_10
-
-
-def log10_from_ln(ln_value: float) -> float:
-    """log10 of the number whose natural logarithm is `ln_value`."""
-    return ln_value / LN_10
-
-
 def perplexity(log10_total: float, tokens: int) -> float:
     """Perplexity per token of a text whose log10 probability is `log10_total`; nan for no token."""
     if tokens == 0:

@@ -17,7 +17,6 @@ from dlm.files import (
     SUFFIX,
     Replacement,
     replacing,
-    replacing_folder,
     scratch_folder,
     write_whole,
 )
@@ -38,11 +37,6 @@ def wait():
 FILE = """
 with replacing(place) as file:
     file.write(b"new")
-    wait()
-"""
-FOLDER = """
-with replacing_folder(place) as folder:
-    (folder / "one").write_bytes(b"new")
     wait()
 """
 SCRATCH = """
@@ -91,22 +85,10 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
 def test_what_cannot_be_put_in_place_leaves_nothing(tmp_path: Path) -> None:
     """A folder stands there."""
     (tmp_path / "a" / "b").mkdir(parents=True)
-    with pytest.raises(OSError), replacing_folder(tmp_path / "a") as folder:
-        (folder / "new").touch()
+    with pytest.raises(OSError), replacing(tmp_path / "a") as file:
+        file.write(b"new")
     assert names(tmp_path) == ["a"]
     assert names(tmp_path / "a") == ["b"]
-
-
-def test_a_folder_appears_whole(tmp_path: Path) -> None:
-    """Also in the place of an empty one."""
-    place = tmp_path / "set"
-    place.mkdir()
-    with replacing_folder(place) as folder:
-        (folder / "deep").mkdir()
-        (folder / "deep" / "file").write_bytes(b"x")
-        assert names(place) == []
-    assert (place / "deep" / "file").read_bytes() == b"x"
-    assert names(tmp_path) == ["set"]
 
 
 def test_modes_are_those_that_are_asked_for(tmp_path: Path) -> None:
@@ -137,7 +119,7 @@ def test_a_pipe_is_written_to_directly(tmp_path: Path) -> None:
     assert names(tmp_path) == ["pipe"]
 
 
-@pytest.mark.parametrize("body", [FILE, FOLDER, SCRATCH], ids=["file", "folder", "scratch"])
+@pytest.mark.parametrize("body", [FILE, SCRATCH], ids=["file", "scratch"])
 def test_the_next_one_removes_what_a_killed_process_left_and_nothing_else(
     body: str, tmp_path: Path
 ) -> None:

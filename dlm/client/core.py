@@ -46,7 +46,7 @@ class Core:
 
     Args
         endpoints  says where the servers are; asked again whenever the table is stale
-        model      which of the models they hold; see `topology.discover`
+        model      which of the models they hold; see `topology.Census.choose`
         connect    makes a connection to an address
         clock      seconds, monotonic
     Attributes

@@ -374,12 +374,25 @@ class Census:
     def choose(
         self, prefer: str | None, model: str | None = None, default: str | None = None
     ) -> Topology:
-        """The shard set to use, by the rules of proto/README.md, "Which model"; see `discover`.
+        """The shard set to use, by the rules of proto/README.md, "Which model".
 
         Args
             prefer   the one that is in use
             model    that the client was given: no other will do
             default  that the operator names: a client in use waits until all its shards answer
+        Returns
+            the one complete shard set that all its servers name as their default. Where there is
+            none, or several: the one in use if it is complete, else the one of which most shards
+            answer, and among equals the default of most servers. A server that is silent stands
+            behind those that answer for the shard that the endpoints give for it, so that asking it
+            fails and later works
+        Raises
+            ShardDown      no server answers, or none that does holds `model` while others are
+                           silent
+            ProtocolError  servers answer, and none with a description that can be read
+            ConfigError    every server answers, and none holds `model`; or it stands for several;
+                           or what the client is to show of itself cannot be read
+            AuthenticationError  every server refuses this client
         """
         wanted = self._beginning(model)
         if default is not None and model is None:
@@ -520,36 +533,6 @@ def take_census(
         for place, reply in enumerate(said):
             census.add(endpoint, reply, place)
     return census
-
-
-def discover(
-    endpoints: Sequence[Endpoint],
-    connect: Connect,
-    timeout_s: float,
-    *,
-    prefer: str | None = None,
-    model: str | None = None,
-    default: str | None = None,
-    clock: Clock = time.monotonic,
-) -> Topology:
-    """Asks every server what it holds, and chooses.
-
-    Args
-        timeout_s  for all that one server describes
-        prefer, model, default  see `Census.choose`; for the ids, `check_model`
-    Returns
-        the one complete shard set that all its servers name as their default. Where there is none,
-        or several: the one in use if it is complete, else the one of which most shards answer, and
-        among equals the default of most servers. A server that is silent stands behind those that
-        answer for the shard that the endpoints give for it, so that asking it fails and later works
-    Raises
-        ShardDown      no server answers, or none that does holds `model` while others are silent
-        ProtocolError  servers answer, and none with a description that can be read
-        ConfigError    every server answers, and none holds `model`; or it stands for several; or
-                       what the client is to show of itself cannot be read
-        AuthenticationError  every server refuses this client
-    """
-    return take_census(endpoints, connect, timeout_s, clock=clock).choose(prefer, model, default)
 
 
 def _max_queries(reply: pb.DescribeReply, manifest: Manifest) -> int:

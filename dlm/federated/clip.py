@@ -7,9 +7,8 @@ said about privacy rests on that and on the noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -197,14 +196,6 @@ Estimator: TypeAlias = FixedDenominator | ClippedDenominator
 def _check_denominator(value: float) -> None:
     if not (value > 0 and math.isfinite(value)):
         raise PrivacyError(f"the denominator of the average is {value}; it must be above 0")
-
-
-def restart_rounds(first: int = 128, every: int = 1024) -> Iterator[int]:
-    """Rounds after which the clip norm is renewed: 128 + 1024 i, counted from 0.
-
-    Paper   GDP Algorithm 1
-    """
-    return count(first, every)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -100,29 +99,3 @@ class Key:
 
     def __reduce__(self) -> str:
         raise PrivacyError(f"{self!r} is not to be copied into a file: a new run draws a new key")
-
-
-class OneUse:
-    """Hands out keys under a root and refuses to hand out one name twice.
-
-    Raises
-        PrivacyError  from `take`: the name was taken; noise of one key used twice cancels out
-    """
-
-    def __init__(self, root: Key):
-        self.root = root
-        self._taken: set[tuple[str | int, ...]] = set()
-
-    def take(self, *names: str | int) -> Key:
-        """The key of this name, once."""
-        if names in self._taken:
-            raise PrivacyError(
-                f"the key {'/'.join(map(str, names))} was used before; each draw needs its own name"
-            )
-        self._taken.add(names)
-        return self.root.fold(*names)
-
-    @property
-    def taken(self) -> Sequence[tuple[str | int, ...]]:
-        """Names handed out so far, sorted."""
-        return sorted(self._taken, key=repr)

@@ -1,7 +1,7 @@
 """What a device sends so that only the sum of all devices can be read: integers modulo M.
 
     sums = SecureAggregator(clip_norm=1.0, scale=1e4, report_goal=500)
-    total = sums.sum(updates, key)              # a pytree of floats, as PlainAggregator gives
+    total = sums.sum(updates, key)              # a pytree of floats
 
 An update is clipped, scaled, rotated at random, rounded at random without becoming long, shifted
 and sent modulo M. Sums of up to `report_goal` such vectors cannot wrap, so that the modular sum,
@@ -17,7 +17,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -226,75 +226,6 @@ def modular_sum(reports: Iterable[Encoded], modulus: int) -> Encoded:
     return total
 
 
-class Aggregator(Protocol):
-    """Adds up the updates of a round's devices.
-
-    Incremental, so that memory does not grow with their number: `zero`, then `add` for some devices
-    at a time, then `result`. `sum` does all three.
-    """
-
-    def zero(self, template: PyTree, bound: float | None = None) -> Any:
-        """The sum of no updates of these shapes, none longer than this round's `bound`."""
-
-    def add(self, total: Any, updates: PyTree, key: Key) -> Any:
-        """The sum with some devices more: updates stacked on axis 0; `key` is the round's."""
-
-    def result(self, total: Any, reports: int) -> PyTree:
-        """The sum as a pytree of floats."""
-
-    def sum(self, updates: PyTree | Sequence[PyTree], key: Key) -> PyTree:
-        """The sum of updates stacked on axis 0, or of a list of them."""
-
-    def sensitivity_factor(self, dimension: int) -> float:
-        """What the sensitivity is multiplied with, 1 or more."""
-
-
-def _sum(aggregator: Aggregator, updates: PyTree | Sequence[PyTree], key: Key) -> PyTree:
-    import jax
-
-    if isinstance(updates, list | tuple) and not hasattr(updates, "_fields"):
-        if not updates:
-            raise ConfigError("no update came, not even its shape; use zero and result")
-        updates = jax.tree.map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *updates)
-    leaves = jax.tree.leaves(updates)
-    reports = len(leaves[0])
-    total = aggregator.zero(jax.tree.map(lambda leaf: leaf[0], updates))
-    return aggregator.result(aggregator.add(total, updates, key), reports)
-
-
-class PlainAggregator:
-    """Adds floats; the server could see each update. Traceable, so that it runs inside jit."""
-
-    def zero(self, template: PyTree, bound: float | None = None) -> PyTree:
-        """Zeros of these shapes."""
-        import jax
-        import jax.numpy as jnp
-
-        del bound
-        return jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), template)
-
-    def add(self, total: PyTree, updates: PyTree, key: Key | None = None) -> PyTree:
-        """Adds over axis 0."""
-        import jax
-
-        del key
-        return jax.tree.map(lambda t, u: t + u.sum(axis=0), total, updates)
-
-    def result(self, total: PyTree, reports: int) -> PyTree:
-        """The sum itself."""
-        del reports
-        return total
-
-    def sum(self, updates: PyTree | Sequence[PyTree], key: Key) -> PyTree:
-        """Of updates stacked on axis 0, or of a list of them."""
-        return _sum(self, updates, key)
-
-    def sensitivity_factor(self, dimension: int) -> float:
-        """1: nothing is rounded."""
-        del dimension
-        return 1.0
-
-
 @dataclass
 class _Running:
     """A modular sum under way."""
@@ -408,4 +339,14 @@ class SecureAggregator:
 
     def sum(self, updates: PyTree | Sequence[PyTree], key: Key) -> PyTree:
         """Of updates stacked on axis 0, or of a list of them."""
-        return _sum(self, updates, key)
+        import jax
+
+        if isinstance(updates, list | tuple) and not hasattr(updates, "_fields"):
+            if not updates:
+                raise ConfigError("no update came, not even its shape; use zero and result")
+            updates = jax.tree.map(
+                lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *updates
+            )
+        reports = len(jax.tree.leaves(updates)[0])
+        total = self.zero(jax.tree.map(lambda leaf: leaf[0], updates))
+        return self.result(self.add(total, updates, key), reports)

@@ -284,12 +284,6 @@ def read_whitelist(path: str | Path) -> list[str]:
     return words
 
 
-def top_words(words: Sequence[str], counts: Floats, capacity: int) -> list[str]:
-    """The `capacity` most frequent words; equal counts in the order of the list, zeros left out."""
-    order = np.argsort(-counts, kind="stable")[:capacity]
-    return [words[place] for place in order.tolist() if counts[place] > 0]
-
-
 def oov_counts(
     dataset: UserDataset, vocabulary: Iterable[str], *, split: Split = words_of
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

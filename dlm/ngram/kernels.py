@@ -358,62 +358,19 @@ def count_newlines(text, begin, end):  # type: ignore[no-untyped-def]
     return count
 
 
-@kernel
-def count_tokens(text, end, delimiters):  # type: ignore[no-untyped-def]
-    """Words in text[:end], as `find_tokens` finds them.
-
-    Trusts  as `find_tokens`
-    """
-    count = np.int64(0)
-    before = np.uint8(1)
-    for byte in text[:end]:
-        here = delimiters[byte]
-        count += (before != 0) & (here == 0)
-        before = here
-    return count
-
-
-@kernel
-def find_tokens(text, end, delimiters, token_begin, token_end, sentence_begin):  # type: ignore[no-untyped-def]
-    """Where the words of text[:end] begin and end, and which is the first of each line.
-
-    Shapes
-        delimiters      (256,) uint8  not 0 for a newline and each other delimiter; none above space
-        token_begin, token_end  (words,)  int64  filled
-        sentence_begin  (lines + 1,)      int64  filled; the number of words at its end
-    Trusts
-        text[end] is a newline, and PAD_BYTES after it; room for every word and line, of which there
-        is one more than newlines: wordtable.WordTable
-    """
-    text, delimiters = raw(text), raw(delimiters)
-    at = np.int64(0)
-    words = np.int64(0)
-    lines = np.int64(1)
-    sentence_begin[0] = 0
-    while True:
-        byte = text[at]
-        if byte == NEWLINE:
-            sentence_begin[lines] = words
-            lines += 1
-            if at >= end:
-                return words
-            at += 1
-        elif delimiters[byte] != 0:
-            at += 1
-        else:
-            token_begin[words] = at
-            at, _ = scan_word(text, at, delimiters)
-            token_end[words] = at
-            words += 1
-
-
 @kernel("uint64[:], int64[:], uint8[:], uint8[:], int64, uint8[:], out uint32[:], out int64[:]")
 def find_text(slots, word_begin, word_bytes, text, end, delimiters, ids, sentence_begin):  # type: ignore[no-untyped-def]
-    """`find_tokens` and `find_words` in one: the ids of the words of text[:end], line by line.
+    """The ids of the words of text[:end], line by line.
 
-    Shapes   ids (words,) uint32, filled; the rest as there
+    Shapes
+        delimiters      (256,)        uint8   not 0 for delimiters; none above space
+        ids             (words,)      uint32  filled
+        sentence_begin  (lines + 1,)  int64   filled: the first word of each line; the number of
+                        words at its end
     Returns  the number of words
-    Trusts   as both
+    Trusts
+        text[end] is a newline, and PAD_BYTES after it; room for every word and line, of which there
+        is one more than newlines: wordtable.WordTable; the rest as `find_words`
     """
     slots, mask = raw(slots), np.uint64(len(slots) - 2)
     word_begin, word_bytes, text = raw(word_begin), raw(word_bytes), raw(text)

@@ -4,7 +4,7 @@ A context of two words or more belongs to the shard of its two most recent words
 the two ids gives one of 4,096 slots, and a table in the manifest gives each slot a shard, so that
 the builder can balance the shards and an operator can move slots without hashing again.
 
-Paper: DLM Algorithm 2, whose ``hash % B`` is kept below for comparison.
+Paper: DLM Algorithm 2, which takes ``hash % B`` itself for the shard.
 """
 
 from __future__ import annotations
@@ -54,13 +54,6 @@ def hash_pairs(u: NDArray[np.uint32], v: NDArray[np.uint32]) -> NDArray[np.uint6
         return _avalanche(_rotate_left(h, 27) * _PRIME_1 + _PRIME_4)
 
 
-def hash_words(v: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """XXH64, seed 0, of each id written as a little-endian uint32; for comparison only."""
-    with np.errstate(over="ignore"):
-        h = (_PRIME_5 + U64(4)) ^ (np.asarray(v).astype(U64) * _PRIME_1)
-        return _avalanche(_rotate_left(h, 23) * _PRIME_2 + _PRIME_3)
-
-
 def slots_of(u: NDArray[np.uint32], v: NDArray[np.uint32]) -> NDArray[np.uint16]:
     """The slot of each pair: its hash modulo `SLOTS`.
 
@@ -99,21 +92,3 @@ def balanced_slot_table(load: NDArray[np.int64], shards: int) -> NDArray[np.uint
         table[slot] = shard
         heapq.heapreplace(heap, (total + int(load[slot]), count + 1, shard))
     return table
-
-
-def imbalance(loads: NDArray[np.int64]) -> float:
-    """How far the heaviest shard lies above the mean: 0.1 is ten per cent; 0 for no load."""
-    mean = float(np.mean(loads)) if len(loads) else 0.0
-    return float(np.max(loads)) / mean - 1.0 if mean else 0.0
-
-
-def shards_by_modulo(
-    u: NDArray[np.uint32], v: NDArray[np.uint32], shards: int
-) -> NDArray[np.uint16]:
-    """The paper's own placement, ``hash(u, v) % B``; for comparison only (DLM Algorithm 2)."""
-    return (hash_pairs(u, v) % U64(shards)).astype(np.uint16)
-
-
-def shards_by_last_word(v: NDArray[np.uint32], shards: int) -> NDArray[np.uint16]:
-    """Placement by the last context word alone, which DLM 3.2.1 rejects; for comparison only."""
-    return (hash_words(v) % U64(shards)).astype(np.uint16)

@@ -156,34 +156,22 @@ class WordTable:
         self._find(np.frombuffer(joined + PADDING, np.uint8), end - lengths, end, ids)
         return ids
 
-    def ids_at(
-        self, text: bytes, begin: NDArray[np.integer], end: NDArray[np.integer]
-    ) -> NDArray[np.uint32]:
-        """Ids of the words text[begin[i]:end[i]], as `tokenize` finds them.
-
-        Shapes      begin, end  (n,)  any integer
-        Returns     (n,) uint32; 0 where the table lacks a word
-        Raises      ValueError  a word is not within `text`
-        """
-        first, last = begin.astype(np.int64), end.astype(np.int64)
-        if len(first) != len(last) or bool(
-            ((first < 0) | (last < first) | (last > len(text))).any()
-        ):
-            raise ValueError("words must begin and end within the text")
-        ids = np.empty(len(first), np.uint32)
-        self._find(np.frombuffer(b"".join((text, PADDING)), np.uint8), first, last, ids)
-        return ids
-
     def ids_of_text(
         self, text: bytes, *, spaces: bytes = b" \t\r"
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Ids of the words of `text`, a sentence a line: `tokenize` and `ids_at` in one pass.
+        """Ids of the words of `text`, one sentence per line.
 
+        Args
+            text            sentences joined by newlines; a newline after the last makes one more
+            spaces          what separates words besides the newline: none above a space, in ASCII
         Returns
             ids             (words,)          uint32  0 where the table lacks a word
-            sentence_begin  (sentences + 1,)  int64   as in `tokenize`
+            sentence_begin  (sentences + 1,)  int64   the first word of each line; the last entry is
+                            the number of words
         Raises
-            ValueError      as `tokenize`
+            ValueError      `spaces` holds another byte
+        Edge cases
+            an empty text is one sentence without words, as "".split("\\n") has it
         """
         chars, delimiters, lines = _prepared(text, spaces)
         # Room for words of one byte; how many there are is known when they are found.
@@ -257,32 +245,6 @@ class WordTable:
         self._bytes_used = int(state[kernels.WORD_BYTES])
         row = int(state[kernels.UNK_ROW])
         return None if row < 0 else row
-
-
-def tokenize(
-    text: bytes, *, spaces: bytes = b" \t\r"
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Where the words of `text` are, and which belong to which line.
-
-    Args
-        text            sentences joined by newlines; a newline after the last makes one more
-        spaces          what separates words besides the newline: none above a space, in ASCII
-    Returns
-        token_begin     (words,)          int64
-        token_end       (words,)          int64
-        sentence_begin  (sentences + 1,)  int64  the first word of each line; the last entry is the
-                        number of words
-    Raises
-        ValueError      `spaces` holds another byte
-    Edge cases
-        an empty text is one sentence without words, as "".split("\\n") has it
-    """
-    chars, delimiters, lines = _prepared(text, spaces)
-    words = int(kernels.count_tokens(chars, len(text), delimiters))
-    begin, end = np.empty(words, np.int64), np.empty(words, np.int64)
-    sentence_begin = np.empty(lines + 1, np.int64)
-    kernels.find_tokens(chars, len(text), delimiters, begin, end, sentence_begin)
-    return begin, end, sentence_begin
 
 
 def _prepared(text: bytes, spaces: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8], int]:

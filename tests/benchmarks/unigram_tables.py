@@ -24,8 +24,12 @@ import pyarrow as pa
 from dlm.federated.collect import Collection
 from dlm.federated.keys import Key
 from dlm.federated.sampling import AvailabilitySampler, FixedGoalSampler
-from dlm.federated.unigrams import UnigramConfig, oov_counts, top_words
+from dlm.federated.unigrams import UnigramConfig, oov_counts
 from dlm.federated.users import UserDataset, spoken_words
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from federated.corpus import top_words
 
 DATA = Path(os.environ.get("DLM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 WHITELIST = 200_000

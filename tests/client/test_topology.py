@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,16 +18,25 @@ from dlm.client.topology import (
     Census,
     ClusterFile,
     Endpoint,
+    Topology,
     check_model,
     dedupe_faults,
-    discover,
     read_cluster_file,
     read_cluster_model,
     read_cluster_small,
+    take_census,
     write_cluster_file,
 )
 from dlm.errors import ConfigError, DlmError, ProtocolError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb
+
+
+def discover(
+    listed: Sequence[Endpoint], connect: Callable[[str], Any], timeout_s: float, **given: str | None
+) -> Topology:
+    """What a client chooses that asks every server once."""
+    given = {"prefer": None, **given}
+    return take_census(listed, connect, timeout_s).choose(**given)  # type: ignore[arg-type]
 
 
 def test_a_cluster_file_reads_back_as_it_was_written(tmp_path: Path) -> None:

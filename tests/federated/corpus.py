@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlm.federated.users import UserDataset
 
@@ -31,3 +33,9 @@ def population(folder: Path, users: int = 300, seed: int = 0, outside: float = 0
     path = folder / "users.tsv"
     path.write_text("\n".join(lines) + "\n")
     return UserDataset.from_tsv(path)
+
+
+def top_words(words: Sequence[str], counts: NDArray[np.float64], capacity: int) -> list[str]:
+    """The `capacity` most frequent words; equal counts in the order of the list, zeros left out."""
+    order = np.argsort(-counts, kind="stable")[:capacity]
+    return [words[place] for place in order.tolist() if counts[place] > 0]

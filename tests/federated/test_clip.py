@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -202,7 +201,6 @@ def test_the_tracked_norm_goes_to_the_quantile() -> None:
 
 def test_restarts_are_the_papers() -> None:
     """128 + 1024 i."""
-    assert list(islice(clip.restart_rounds(), 3)) == [128, 1152, 2176]
     adaptive = AdaptiveClip(count_stddev=1.0)
     at = np.flatnonzero(adaptive.restarts_after(jnp.arange(2500)))
     assert at.tolist() == [128, 1152, 2176]

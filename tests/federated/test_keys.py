@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dlm.errors import PrivacyError
-from dlm.federated.keys import Key, OneUse
+from dlm.federated.keys import Key
 
 
 def test_the_same_name_is_the_same_numbers_and_another_is_not() -> None:
@@ -38,15 +38,6 @@ def test_a_key_of_the_system_is_new_each_time_and_says_nothing_of_itself() -> No
     assert repr(key.fold("noise", 1)) == "Key(noise/1, of the system)"
     with pytest.raises(PrivacyError, match="not to be copied"):
         pickle.dumps(key)
-
-
-def test_a_name_is_handed_out_once() -> None:
-    """Twice the same noise would cancel out in a difference."""
-    keys = OneUse(Key.from_seed(1))
-    keys.take("noise", 0)
-    keys.take("noise", 1)
-    with pytest.raises(PrivacyError, match="noise/0 was used before"):
-        keys.take("noise", 0)
 
 
 def ks_distance(sample: np.ndarray, cdf: np.ndarray) -> float:

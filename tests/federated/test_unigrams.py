@@ -30,10 +30,9 @@ from dlm.federated.unigrams import (
     read_whitelist,
     round_sum,
     seen_threshold,
-    top_words,
 )
 from dlm.federated.users import UserDataset
-from federated.corpus import WORDS, population
+from federated.corpus import WORDS, population, top_words
 
 KEY = Key.from_seed(21)
 

@@ -18,7 +18,7 @@ from dlm.ngram import kernels
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.arpa import kernels as row_kernels
 from dlm.ngram.arpa.rows import RowFault, float32_of
-from dlm.ngram.wordtable import PADDING, WordTable, tokenize
+from dlm.ngram.wordtable import PADDING, WordTable
 
 
 @njit
@@ -197,6 +197,5 @@ def test_tables_as_plain_python(monkeypatch: pytest.MonkeyPatch) -> None:
     ids, begin = table.ids_of_text(b"a 12345678x\n\nw59\tno")
     assert ids.tolist() == [1, 5, len(words) - 1, 0]
     assert begin.tolist() == [0, 2, 2, 4]
-    assert [part.tolist() for part in tokenize(b" a b")] == [[1, 3], [2, 4], [0, 2]]
     with pytest.raises(ValueError, match="twice"):
         WordTable([b"<unk>", b"a", b"a"])

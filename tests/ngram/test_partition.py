@@ -18,10 +18,6 @@ from dlm.ngram.partition import (
     balanced_slot_table,
     check_shards,
     hash_pairs,
-    hash_words,
-    imbalance,
-    shards_by_last_word,
-    shards_by_modulo,
     slots_of,
 )
 
@@ -46,10 +42,6 @@ def test_hash_of_a_pair_is_xxh64_of_its_eight_bytes(pairs: list[tuple[int, int]]
     assert hash_pairs(u, v).tolist() == expected
     assert slots_of(u, v).tolist() == [h % SLOTS for h in expected]
     assert slots_of(u, v).dtype == np.uint16
-    assert shards_by_modulo(u, v, 7).tolist() == [h % 7 for h in expected]
-    words = [xxhash.xxh64_intdigest(struct.pack("<I", b)) for _, b in pairs]
-    assert hash_words(v).tolist() == words
-    assert shards_by_last_word(v, 7).tolist() == [h % 7 for h in words]
 
 
 @pytest.mark.parametrize(("u", "v", "digest", "slot"), VECTORS)
@@ -109,14 +101,6 @@ def test_a_load_of_another_length_is_refused() -> None:
     """One number a slot."""
     with pytest.raises(ConfigError, match="4096 expected"):
         balanced_slot_table(np.zeros(10, np.int64), 2)
-
-
-def test_imbalance_is_how_far_the_heaviest_lies_above_the_mean() -> None:
-    """Nothing is balanced with nothing."""
-    assert imbalance(np.array([10, 10, 10])) == 0
-    assert imbalance(np.array([30, 10, 20])) == pytest.approx(0.5)
-    assert imbalance(np.array([], np.int64)) == 0
-    assert imbalance(np.zeros(3, np.int64)) == 0
 
 
 def test_slots_spread_random_pairs() -> None:

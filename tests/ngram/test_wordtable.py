@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dlm.ngram import kernels
 from dlm.ngram.vocab import Vocabulary
-from dlm.ngram.wordtable import WordTable, tokenize
+from dlm.ngram.wordtable import WordTable
 
 # Lengths on both sides of eight and its multiples, few letters, so that words share much.
 WORD = st.one_of(
@@ -57,7 +57,7 @@ def test_table_agrees_with_the_vocabulary(words: list[bytes], asked: list[bytes]
 def test_text_is_split_and_looked_up_as_plain_code_does(
     words: list[bytes], text: bytes, data: st.DataObject
 ) -> None:
-    """Lines, then spaces; by two calls and by one; with any bytes and any spaces."""
+    """Lines, then spaces; with any bytes and any spaces."""
     gaps = [b" ", b"\t", b"\n", b"\r", b"  \n", b"\v"]
     pieces = [words[i % len(words)] for i in range(20)] if words else [b"a"]
     for piece in pieces:
@@ -68,12 +68,8 @@ def test_text_is_split_and_looked_up_as_plain_code_does(
     split = re.compile(b"[" + re.escape(spaces) + b"\n]+")
     lines = [[w for w in split.split(line) if w] for line in text.split(b"\n")]
     first = np.cumsum([0, *map(len, lines)]).tolist()
-    begin, end, sentence_begin = tokenize(text, spaces=spaces)
-    assert sentence_begin.tolist() == first
     flat = [word for line in lines for word in line]
-    assert [text[b:e] for b, e in zip(begin, end, strict=True)] == flat
     expected = vocabulary.ids_of(flat).tolist()
-    assert table.ids_at(text, begin, end).tolist() == expected
     ids, sentence_begin = table.ids_of_text(text, spaces=spaces)
     assert ids.dtype == np.uint32
     assert ids.tolist() == expected
@@ -85,9 +81,7 @@ def test_empty_text_is_one_sentence_without_words() -> None:
     table = WordTable([b"<unk>", b"a"])
     for text, begin in ((b"", [0, 0]), (b"\n", [0, 0, 0]), (b"a\n", [0, 1, 1]), (b"a", [0, 1])):
         assert table.ids_of_text(text)[1].tolist() == begin
-        assert tokenize(text)[2].tolist() == begin
     assert table.ids_of([]).tolist() == []
-    assert table.ids_at(b"", np.zeros(0, np.int64), np.zeros(0, np.int64)).tolist() == []
 
 
 def test_strings_are_the_bytes_that_the_vocabulary_takes_them_for() -> None:
@@ -168,9 +162,6 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         with pytest.raises(ValueError):
             WordTable.from_arrays(text, np.array(begin, np.int64))
     table = WordTable([b"<unk>", b"a"])
-    for one, two in (([-1], [1]), ([2], [1]), ([0], [4]), ([0, 1], [1])):
-        with pytest.raises(ValueError):
-            table.ids_at(b"abc", np.array(one), np.array(two))
     with pytest.raises(ValueError):
         table.add(b"a")
     with pytest.raises(ValueError):
@@ -184,7 +175,6 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
 def test_arrays_that_cannot_be_written_are_taken() -> None:
     """As maps of files are."""
     text = np.frombuffer(b"<unk>ab", np.uint8)
-    table = WordTable.from_arrays(text, np.array([0, 5, 6, 7]))
-    frozen = np.array([0, 2])
-    frozen.flags.writeable = False
-    assert table.ids_at(b"a b", frozen, frozen + 1).tolist() == [1, 2]
+    begin = np.array([0, 5, 6, 7])
+    begin.flags.writeable = False
+    assert WordTable.from_arrays(text, begin).ids_of_text(b"a b")[0].tolist() == [1, 2]

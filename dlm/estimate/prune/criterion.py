@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from dlm.estimate.columns import MISSING, ModelColumns, OrderColumns, Storage
 from dlm.estimate.prune import kernels
 from dlm.ngram.vocab import BEGIN_SENTENCE
+from dlm.units import LN_10
 
 F32, F64, I64 = np.float32, np.float64, np.int64
 
@@ -54,7 +55,7 @@ def ln_histories(
         else:
             log10_prob = _by_parts(history, here, columns.ids, model.storage)
         if k == 1:
-            ln_history = kernels.LN_10 * log10_prob.astype(F64)
+            ln_history = LN_10 * log10_prob.astype(F64)
             ln_history[model.vocabulary.begin_id] = ln_history[model.vocabulary.end_id]
         else:
             ln_history = model.storage.empty(len(columns), F64)

@@ -14,8 +14,8 @@ import math
 import numpy as np
 
 from dlm.jit import kernel
+from dlm.units import LN_10
 
-LN_10 = math.log(10.0)
 NO_ROW = np.uint32(0xFFFFFFFF)
 # What is written for a weight of no mass at all: ARPA has no log10 of 0.
 LEAST_LOG10 = np.float32(-99.0)
