@@ -44,7 +44,7 @@ def filter_(
     from dlm.errors import ConfigError
     from dlm.estimate.columns import ModelColumns
     from dlm.estimate.filter import (
-        Filtered,
+        FilterResult,
         filter_arpa,
         read_words,
         renormalised,
@@ -105,7 +105,7 @@ def filter_(
         tell(f"writing {sum(counts):,} of {sum(columns.counts):,} n-grams to {output}")
         comments = comment(columns.comments, columns.counts, counts)
         write_arpa(output, vocabulary, sections, comments=comments)
-        found = Filtered(columns.counts, counts, missing)
+        found = FilterResult(columns.counts, counts, missing)
     if not quiet:
         for order, (before, after) in enumerate(
             zip(found.counts_before, found.counts, strict=True), 1

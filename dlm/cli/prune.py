@@ -12,7 +12,7 @@ import typer
 from dlm.cli.scoring import COLUMN, SKIP, open_text
 
 if TYPE_CHECKING:
-    from dlm.estimate.prune import Measured, Pruned
+    from dlm.estimate.prune import PerplexityChange, PruneResult
 
 
 def prune(
@@ -169,7 +169,7 @@ def _numbers(text: str | None) -> tuple[int | None, ...] | None:
         ) from exc
 
 
-def _summary(result: Pruned, measured: Measured | None, seconds: float) -> None:
+def _summary(result: PruneResult, measured: PerplexityChange | None, seconds: float) -> None:
     """How many are left, by order, and what it costs."""
     print(f"{'order':>7} {'n-grams':>15} {'kept':>15}")
     rows = list(zip(result.counts_before, result.counts, strict=True))

@@ -28,7 +28,7 @@ from dlm.cli.scoring import (
 
 if TYPE_CHECKING:
     from dlm.client import SentenceScore
-    from dlm.estimate.text import Block, Fault
+    from dlm.estimate.text import Block, LineFault
 
 
 def score(
@@ -160,7 +160,7 @@ def _answers(block: Block, found: Scored, *, words: bool, as_json: bool) -> str:
     return "".join([*out, *texts[done:]])
 
 
-def _gap(fault: Fault, *, words: bool, as_json: bool) -> str:
+def _gap(fault: LineFault, *, words: bool, as_json: bool) -> str:
     """What stands in the place of a line that was left out."""
     if as_json:
         return json.dumps({"log10_prob": None, "tokens": 0, "oovs": 0, "skipped": fault}) + "\n"

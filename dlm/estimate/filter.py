@@ -28,7 +28,6 @@ from dlm.ngram.vocab import Vocabulary
 
 U32, F32, F64 = np.uint32, np.float32, np.float64
 
-Progress = Callable[[str], None]
 # Told of the model before it is written: its comments, what it had, what it has.
 Comment = Callable[[list[str], tuple[int, ...], tuple[int, ...]], list[str]]
 
@@ -36,7 +35,7 @@ _RENORMALISE_BYTES = 60  # an n-gram of the two largest orders next to each othe
 
 
 @dataclass(frozen=True)
-class Filtered:
+class FilterResult:
     """What became of a model.
 
     counts_before, counts   n-grams by order
@@ -61,8 +60,8 @@ def filter_arpa(
     contexts: bool = False,
     tmp: str | os.PathLike[str] | None = None,
     comment: Comment | None = None,
-    progress: Progress | None = None,
-) -> Filtered:
+    progress: Callable[[str], None] | None = None,
+) -> FilterResult:
     """Writes the n-grams of an ARPA file whose words are all in a vocabulary.
 
     Args
@@ -95,14 +94,14 @@ def filter_arpa(
             opened.enter_context((scratch / f"{k}").open("wb")) for k in range(1, reader.order + 1)
         ]
         unigrams: list[NgramBatch] = []
-        kept: _Kept | None = None
+        kept: _KeptNgrams | None = None
         for batch in reader.batches():
             if batch.order == 1:
                 unigrams.append(batch)
                 continue
-            kept = kept or _Kept(reader, words, contexts, files, unigrams)
+            kept = kept or _KeptNgrams(reader, words, contexts, files, unigrams)
             kept.add(batch)
-        kept = kept or _Kept(reader, words, contexts, files, unigrams)
+        kept = kept or _KeptNgrams(reader, words, contexts, files, unigrams)
         sections = kept.sections()
         counts = tuple(len(section[0]) for section in sections)
         before = tuple(reader.counts)
@@ -114,10 +113,10 @@ def filter_arpa(
             sections,
             comments=comments if comment is None else comment(comments, before, counts),
         )
-        return Filtered(before, counts, kept.words_missing)
+        return FilterResult(before, counts, kept.words_missing)
 
 
-class _Kept:
+class _KeptNgrams:
     """The n-grams that are kept, in files: rows of ids and values, as 32-bit numbers."""
 
     def __init__(

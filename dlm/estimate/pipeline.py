@@ -151,7 +151,7 @@ class _Estimation:
                 else:
                     interpolation.close()
                 progress.stage(f"writing order {n}")
-                writer.section(self._told(writer, section_rows(trie, n, probs, backoffs, rows)))
+                writer.section(self._reported(writer, section_rows(trie, n, probs, backoffs, rows)))
                 done += trie.kept[n - 1]
                 progress.tell(f"{done:,} of {total:,} n-grams written")
                 probs.close()
@@ -165,10 +165,10 @@ class _Estimation:
         self._summary.spilled_bytes = self._memory.spilled_bytes
         return self._summary
 
-    def _told(
+    def _reported(
         self, writer: ArpaWriter, blocks: Iterator[Callable[[], RowColumns]]
     ) -> Iterator[Callable[[], RowColumns]]:
-        """The blocks, telling how much text those before them made."""
+        """The blocks, reporting how much text those before them made."""
         before = writer.text_bytes
         for read_rows in blocks:
             yield read_rows
@@ -270,10 +270,10 @@ class _Estimation:
 
     def _tokens_that_fit(self) -> int:
         """Ids that may be gathered before they are counted."""
-        left = self._workspace - self._fixed_bytes()
-        if left < self._workspace // 8:
+        remaining = self._workspace - self._fixed_bytes()
+        if remaining < self._workspace // 8:
             self._too_little(f"a vocabulary of {len(self._table):,} words")
-        fit = left // block.bytes_per_token()
+        fit = remaining // block.bytes_per_token()
         return fit if self._settings.block_tokens is None else self._settings.block_tokens
 
     def _too_little(self, what: str) -> None:
@@ -313,11 +313,11 @@ class _Estimation:
         threads = self._settings.threads
         buffers = _table_bytes(self._table) + chunk * 4 * 8 * (threads + 1)
         buffers += rows * (24 * (1 + order // 2) + 4 * (order + 4)) * (2 * threads + 8)
-        left = max(self._workspace - buffers - 16 * sizes[0], self._workspace // 4)
+        remaining = max(self._workspace - buffers - 16 * sizes[0], self._workspace // 4)
         # Contexts, which are of the orders below the highest, and those that are searched.
         most = max([0, *(CONTEXT_BYTES * s + 4 * q for q, s in pairwise(sizes[:-1]))])
-        work = min(most, left // 2)
-        self._memory.limit_bytes = left - work
+        work = min(most, remaining // 2)
+        self._memory.limit_bytes = remaining - work
         # What is read from end to end is as well on disk.
         for column in [*reversed(trie.counts), *reversed(trie.words), *reversed(trie.children)]:
             if self._memory.used_bytes <= self._memory.limit_bytes:

@@ -28,12 +28,12 @@ class ProgressReporter:
         self._interval_s = interval_s
         self._clock = clock
         self._name = ""
-        self._began_s = self._told_s = clock()
+        self._began_s = self._reported_s = clock()
 
     def stage(self, name: str) -> None:
         """Says what is being done from now on."""
         self._name = name
-        self._began_s = self._told_s = self._clock()
+        self._began_s = self._reported_s = self._clock()
         self.tell(name)
 
     def at(self, done: float, total: float, counted: int, unit: str) -> None:
@@ -44,9 +44,9 @@ class ProgressReporter:
             counted      of the unit that the rate is told in
         """
         now = self._clock()
-        if now - self._told_s < self._interval_s:
+        if now - self._reported_s < self._interval_s:
             return
-        self._told_s = now
+        self._reported_s = now
         elapsed = now - self._began_s
         line = f"{self._name}: {counted:,} {unit}, {counted / elapsed:,.0f} {unit}/s"
         if total and done:

@@ -25,7 +25,7 @@ _WORD_BYTES = 300
 
 
 @dataclass(frozen=True)
-class Reduced:
+class ReduceResult:
     """counts_before, counts: n-grams by order."""
 
     counts_before: tuple[int, ...]
@@ -48,7 +48,7 @@ def reduce_arpa(
     *,
     memory_bytes: int | None = None,
     comment: str | None = None,
-) -> Reduced:
+) -> ReduceResult:
     """Writes the n-grams of an ARPA file up to `order` as one of that order.
 
     Args
@@ -76,7 +76,7 @@ def reduce_arpa(
             )
         sections: list[SectionColumns] = []
         parts: list[NgramBatch] = []
-        left = sum(counts)
+        remaining = sum(counts)
         # What comes after them is not looked at.
         batches = reader.batches()
         for batch in batches:
@@ -84,8 +84,8 @@ def reduce_arpa(
                 sections.append(_section(parts, len(sections) + 1, order))
                 parts = []
             parts.append(batch)
-            left -= len(batch)
-            if left == 0:
+            remaining -= len(batch)
+            if remaining == 0:
                 if batch.order == 1:  # the words are known once they are all passed
                     next(batches, None)
                 break
@@ -96,7 +96,7 @@ def reduce_arpa(
         vocabulary = reader.vocabulary
         before = tuple(reader.counts)
     write_arpa(output, vocabulary, _by_id(sections), comments=comments)
-    return Reduced(before, counts)
+    return ReduceResult(before, counts)
 
 
 def _section(parts: list[NgramBatch], order: int, top: int) -> SectionColumns:

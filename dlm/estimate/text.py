@@ -1,7 +1,7 @@
 """Text in files, compressed files, parquet files or a pipe, as clean blocks of whole lines.
 
 Every command that takes text reads it here. A line is a sentence. What can be no sentence (see
-`Fault`) is an error that says where it is, or it is left out and counted. Nothing else is left out.
+`LineFault`) is an error that says where it is, or it is left out and counted. Nothing else is.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DELIMITERS = np.zeros(256, np.uint8)
 DELIMITERS[list(SPACES + b"\n")] = 1
 
 
-class Fault(StrEnum):
+class LineFault(StrEnum):
     """What makes a line one that cannot be counted."""
 
     NOT_UTF8 = "not UTF-8"
@@ -47,15 +47,15 @@ class Fault(StrEnum):
 
 # Faults of text that is counted, and none of text that is scored: a word is its bytes then, as in
 # KenLM, `<unk>` is the unknown word, and nothing is written that must be read again.
-SCORED_ANYWAY = frozenset({Fault.NOT_UTF8, Fault.RESERVED, Fault.LONG_WORD})
+SCORED_ANYWAY = frozenset({LineFault.NOT_UTF8, LineFault.RESERVED, LineFault.LONG_WORD})
 
 _ADVICE = {
-    Fault.NOT_UTF8: "convert the file (iconv -t UTF-8)",
-    Fault.NUL: "remove it (tr -d '\\000'); is the file text?",
-    Fault.RESERVED: "the sentence marks and the unknown word are added here: remove them",
-    Fault.LONG_LINE: "is the text one sentence a line? Split it",
-    Fault.LONG_WORD: "is the text split at spaces? Split it",
-    Fault.NULL_ROW: "filter such rows out",
+    LineFault.NOT_UTF8: "convert the file (iconv -t UTF-8)",
+    LineFault.NUL: "remove it (tr -d '\\000'); is the file text?",
+    LineFault.RESERVED: "the sentence marks and the unknown word are added here: remove them",
+    LineFault.LONG_LINE: "is the text one sentence a line? Split it",
+    LineFault.LONG_WORD: "is the text split at spaces? Split it",
+    LineFault.NULL_ROW: "filter such rows out",
 }
 
 
@@ -77,7 +77,7 @@ class Totals:
     lines: int = 0
     empty: int = 0
     words: int = 0
-    skipped: dict[Fault, int] = field(default_factory=dict)
+    skipped: dict[LineFault, int] = field(default_factory=dict)
 
     def summary(self, skip: bool) -> str:
         """In one line, for people and for the model's provenance."""
@@ -105,7 +105,7 @@ class Block(NamedTuple):
 
     text: bytes
     size: int
-    left_out: list[tuple[int, Fault]]
+    left_out: list[tuple[int, LineFault]]
     waits: bool
 
     @property
@@ -146,16 +146,16 @@ class Reader:
         self._skip = skip
         self._column = column
         self._prompt = scored
-        self._accepted = frozenset[Fault]()
+        self._accepted = frozenset[LineFault]()
         if scored:
-            self._accepted = SCORED_ANYWAY - ({Fault.NOT_UTF8} if skip else set())
+            self._accepted = SCORED_ANYWAY - ({LineFault.NOT_UTF8} if skip else set())
         self._block_bytes = block_bytes
         self._max_line_bytes = max_line_bytes
         self.totals = Totals()
         self._files = [Path(s).stat() for s in sources if s != "-"]
         self._before = 0
         self._open: TextSource | None = None
-        self._left_out: list[tuple[int, Fault]] = []
+        self._left_out: list[tuple[int, LineFault]] = []
 
     def progress(self) -> tuple[int, int]:
         """Bytes read of the files as they are, and of all of them; the second 0 if not known."""
@@ -217,7 +217,7 @@ class Reader:
                 rest.append(chunk[end:])
                 held += len(chunk) - end
             if held > self._max_line_bytes + 1:
-                self._fault(Fault.LONG_LINE, place, place.lines + 1, place.bytes)
+                self._fault(LineFault.LONG_LINE, place, place.lines + 1, place.bytes)
                 place.bytes += held
                 self.totals.bytes += held
                 rest, held, dropping = [], 0, True
@@ -239,7 +239,7 @@ class Reader:
             at += len(line) + 1
         return b"\n".join([*clean, b""])
 
-    def _fault(self, fault: Fault, place: _Place, line: int, byte: int, after: int = 0) -> None:
+    def _fault(self, fault: LineFault, place: _Place, line: int, byte: int, after: int = 0) -> None:
         """Raises, or leaves the line out that stands after so many lines of the next block."""
         if not self._skip:
             where = f"{place.name}, line {line:,} (from byte {byte:,} on)"
@@ -324,7 +324,7 @@ class Reader:
                         if row > begin:
                             yield lines_of(column.slice(begin, row - begin))
                         if row < len(column):
-                            self._fault(Fault.NULL_ROW, place, place.lines + 1, place.bytes)
+                            self._fault(LineFault.NULL_ROW, place, place.lines + 1, place.bytes)
                             place.lines += 1
                         begin = row + 1
         except (pa.ArrowException, OSError) as exc:
@@ -378,40 +378,41 @@ def lines_of(column: Any) -> bytes:
 def may_have_fault(
     block: bytes,
     max_line_bytes: int = MAX_LINE_BYTES,
-    accepted: Collection[Fault] = frozenset(),
+    accepted: Collection[LineFault] = frozenset(),
 ) -> bool:
     """Whether whole lines must be looked at one by one; where not, none has a fault.
 
     Args  accepted  faults that are none here
     """
-    if {Fault.RESERVED, Fault.LONG_WORD} <= set(accepted):
+    if {LineFault.RESERVED, LineFault.LONG_WORD} <= set(accepted):
         # What is left is found without looking at each byte here.
         return (
             b"\0" in block
             or _has_long_line(block, max_line_bytes)
-            or (Fault.NOT_UTF8 not in accepted and not _is_utf8(block))
+            or (LineFault.NOT_UTF8 not in accepted and not _is_utf8(block))
         )
     facts = np.zeros(kernels.FACTS, np.int64)
     kernels.inspect(np.frombuffer(block, np.uint8), len(block), DELIMITERS, facts)
     found = {
-        Fault.NUL: facts[kernels.NUL] > 0,
-        Fault.LONG_LINE: facts[kernels.LONGEST_LINE] > max_line_bytes,
-        Fault.LONG_WORD: facts[kernels.LONGEST_WORD] > MAX_WORD_BYTES,
-        Fault.NOT_UTF8: facts[kernels.HIGH] > 0 and not _is_utf8(block),
-        Fault.RESERVED: facts[kernels.LESS_THAN] > 0 and any(word in block for word in RESERVED),
+        LineFault.NUL: facts[kernels.NUL] > 0,
+        LineFault.LONG_LINE: facts[kernels.LONGEST_LINE] > max_line_bytes,
+        LineFault.LONG_WORD: facts[kernels.LONGEST_WORD] > MAX_WORD_BYTES,
+        LineFault.NOT_UTF8: facts[kernels.HIGH] > 0 and not _is_utf8(block),
+        LineFault.RESERVED: facts[kernels.LESS_THAN] > 0
+        and any(word in block for word in RESERVED),
     }
     return any(holds and fault not in accepted for fault, holds in found.items())
 
 
-def complaint(fault: Fault, where: str, max_line_bytes: int = MAX_LINE_BYTES) -> str:
+def complaint(fault: LineFault, where: str, max_line_bytes: int = MAX_LINE_BYTES) -> str:
     """What is wrong with a line, and what to do about it."""
     what = {
-        Fault.RESERVED: "one of " + ", ".join(word.decode() for word in RESERVED),
-        Fault.LONG_LINE: f"more than {max_line_bytes:,} bytes",
-        Fault.LONG_WORD: f"a word of more than {MAX_WORD_BYTES:,} bytes",
-        Fault.NULL_ROW: "a null",
-        Fault.NUL: "a NUL byte",
-        Fault.NOT_UTF8: "bytes that are not UTF-8",
+        LineFault.RESERVED: "one of " + ", ".join(word.decode() for word in RESERVED),
+        LineFault.LONG_LINE: f"more than {max_line_bytes:,} bytes",
+        LineFault.LONG_WORD: f"a word of more than {MAX_WORD_BYTES:,} bytes",
+        LineFault.NULL_ROW: "a null",
+        LineFault.NUL: "a NUL byte",
+        LineFault.NOT_UTF8: "bytes that are not UTF-8",
     }[fault]
     return (
         f"{where} has {what}; {_ADVICE[fault]}, or pass --skip to leave such lines out and count "
@@ -422,20 +423,20 @@ def complaint(fault: Fault, where: str, max_line_bytes: int = MAX_LINE_BYTES) ->
 def fault_of(
     line: bytes,
     max_line_bytes: int = MAX_LINE_BYTES,
-    accepted: Collection[Fault] = frozenset(),
-) -> Fault | None:
+    accepted: Collection[LineFault] = frozenset(),
+) -> LineFault | None:
     """What is wrong with a line, if anything; faults of `accepted` are none."""
     if len(line) > max_line_bytes:
-        return Fault.LONG_LINE
+        return LineFault.LONG_LINE
     if b"\0" in line:
-        return Fault.NUL
-    if Fault.NOT_UTF8 not in accepted and not _is_utf8(line):
-        return Fault.NOT_UTF8
+        return LineFault.NUL
+    if LineFault.NOT_UTF8 not in accepted and not _is_utf8(line):
+        return LineFault.NOT_UTF8
     words = line.replace(b"\t", b" ").replace(b"\r", b" ").split(b" ")
-    if Fault.RESERVED not in accepted and any(word in RESERVED for word in words):
-        return Fault.RESERVED
-    if Fault.LONG_WORD not in accepted and max(map(len, words)) > MAX_WORD_BYTES:
-        return Fault.LONG_WORD
+    if LineFault.RESERVED not in accepted and any(word in RESERVED for word in words):
+        return LineFault.RESERVED
+    if LineFault.LONG_WORD not in accepted and max(map(len, words)) > MAX_WORD_BYTES:
+        return LineFault.LONG_WORD
     return None
 
 

@@ -24,7 +24,7 @@ SAMPLE = 1 << 20  # values of an order that are looked at
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ModelStatistics:
     """What the estimate rests on.
 
     counts       by order: n-grams
@@ -43,7 +43,7 @@ class Measured:
     weight_bits: tuple[int, ...]
 
 
-def measure(arpa: str | os.PathLike[str]) -> Measured:
+def measure(arpa: str | os.PathLike[str]) -> ModelStatistics:
     """Reads the file once; raises `ArpaError` where it is malformed."""
     with ArpaReader(arpa) as reader:
         order = reader.order
@@ -75,7 +75,7 @@ def measure(arpa: str | os.PathLike[str]) -> Measured:
     bits = np.floor(np.log2(np.maximum(listed, 1))) + 1
     key = np.where(listed > 8, b - (bits - 3) + bits * 2.0 ** (bits - 3) / np.maximum(listed, 1), b)
     pairs = max(int(listed.sum()), 1)
-    return Measured(
+    return ModelStatistics(
         counts=counts,
         contexts=tuple(contexts),
         word_bytes=sum(map(len, words)),
@@ -91,7 +91,7 @@ WORD_BYTES = 110
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ShardSetSizes:
     """Bytes of a shard set on disk, about, and of those that use it in memory.
 
     vocabulary, low_orders  their files, which every server and every client has
@@ -124,7 +124,9 @@ class Sizes:
         return self.vocabulary + self.low_orders + strings + WORD_BYTES * words
 
 
-def estimate_sizes(m: Measured, shards: int, encoding: str, bits: int | None = None) -> Sizes:
+def estimate_sizes(
+    m: ModelStatistics, shards: int, encoding: str, bits: int | None = None
+) -> ShardSetSizes:
     """What a shard set will take.
 
     Guarantees  `disk` within 10 % on models of sentences of a megabyte and more, pruned or not
@@ -160,7 +162,7 @@ def estimate_sizes(m: Measured, shards: int, encoding: str, bits: int | None = N
             trees += nodes * 8
         if k < order:
             trees += nodes * 6
-    return Sizes(
+    return ShardSetSizes(
         strings + FILE_BYTES,
         low // 8 + FILE_BYTES,
         trees // 8 // shards + FILE_BYTES,
@@ -173,7 +175,7 @@ def _prob_bits(coding: Coding) -> int:
     return PROB_BITS if coding.bits is None else coding.bits
 
 
-def _weight_bits(m: Measured, coding: Coding, order: int) -> int:
+def _weight_bits(m: ModelStatistics, coding: Coding, order: int) -> int:
     if coding.bits is not None and order > 1:
         return min(weight_bits(coding.bits), m.weight_bits[order - 1])
     return min(m.weight_bits[order - 1], BACKOFF_BITS)

@@ -15,7 +15,7 @@ from dlm.errors import EstimationError
 from dlm.estimate.adjust.kernels import ALL, COUNT_BITS, EOS, KEPT, PRUNED, STATISTICS
 from dlm.estimate.adjust.trie import TOO_OFTEN
 from dlm.estimate.settings import EstimationSettings
-from dlm.estimate.text import Fault, Totals, complaint
+from dlm.estimate.text import LineFault, Totals, complaint
 from dlm.ngram.wordtable import WordTable
 
 # Ids are `int` in Spark.
@@ -37,13 +37,13 @@ def take_facts(totals: Totals, rows: pa.Table, skip: bool) -> None:
             where = f"{path}, line {line:,}"
             if start:
                 where += f" of what begins at byte {start:,}"
-            raise EstimationError(complaint(Fault(fault), where))
+            raise EstimationError(complaint(LineFault(fault), where))
         totals.bytes += own["bytes"]
         totals.lines += own["lines"] - (own["empty"] if skip else 0)
         totals.empty += own["empty"]
         totals.words += own["words"]
         for name, count in own["skipped"].items():
-            totals.skipped[Fault(name)] = totals.skipped.get(Fault(name), 0) + count
+            totals.skipped[LineFault(name)] = totals.skipped.get(LineFault(name), 0) + count
 
 
 def table_of(words: pa.ChunkedArray) -> WordTable:

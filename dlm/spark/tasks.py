@@ -25,7 +25,7 @@ from dlm.estimate.counts import block, kernels
 from dlm.estimate.interpolate import kernels as interpolation
 from dlm.estimate.interpolate.rows import log10_rows, ngram_blocks
 from dlm.estimate.store import Memory
-from dlm.estimate.text import DELIMITERS, Fault, fault_of, lines_of, may_have_fault
+from dlm.estimate.text import DELIMITERS, LineFault, fault_of, lines_of, may_have_fault
 from dlm.ngram.arpa.writer import WordBytes, rows_text
 from dlm.ngram.wordtable import PADDING, WordTable
 
@@ -54,17 +54,17 @@ def names(order: int) -> list[str]:
 # ------------------------------------------------------------------------------------- text
 
 
-def clean(column: Any) -> tuple[bytes, bytes, dict[Fault, int], tuple[Fault, int] | None]:
+def clean(column: Any) -> tuple[bytes, bytes, dict[LineFault, int], tuple[LineFault, int] | None]:
     """The lines of a column of text that can be counted.
 
     Returns
         (clean text, all text, faulty lines by fault, the first fault and its line from 0 on)
     """
-    found: dict[Fault, int] = {}
-    first: tuple[Fault, int] | None = None
+    found: dict[LineFault, int] = {}
+    first: tuple[LineFault, int] | None = None
     if column.null_count:
-        found[Fault.NULL_ROW] = column.null_count
-        first = Fault.NULL_ROW, column.is_null().index(True).as_py()
+        found[LineFault.NULL_ROW] = column.null_count
+        first = LineFault.NULL_ROW, column.is_null().index(True).as_py()
         column = column.drop_null()
     text = lines_of(column)
     if not text or not may_have_fault(text):

@@ -11,7 +11,7 @@ import pytest
 
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
-from dlm.estimate.merge import Merged, merge_models, read_heldout, unite
+from dlm.estimate.merge import MergedModel, merge_models, read_heldout, unite
 from dlm.estimate.merge.mixture import needed_bytes
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.vocab import UNK_ID
@@ -44,7 +44,7 @@ CASES: dict[str, list[PlainModel]] = {
 WEIGHTS = {1: [1.0], 2: [0.3, 0.7], 3: [0.5, 0.2, 0.3], 4: [0.1, 0.2, 0.3, 0.4]}
 
 
-def merged_file(merged: Merged, path: Path) -> DictModel:
+def merged_file(merged: MergedModel, path: Path) -> DictModel:
     """The mixture, written and read again."""
     merged.write(path)
     return DictModel.from_arpa(path)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dlm.errors import ConfigError, EstimationError
-from dlm.estimate.text import Fault, Reader
+from dlm.estimate.text import LineFault, Reader
 
 TEXT = b"a b\nc \xc3\xa9\n\nlast"
 LINES = [b"a b", "c é".encode(), b"", b"last"]
@@ -102,7 +102,7 @@ def test_parquet_rows_are_lines(tmp_path: Path) -> None:
     pq.write_table(table, path)
     reader = Reader([path], skip=True)
     assert lines_of(reader) == [b"a b", b"c", b"d", b""]
-    assert reader.totals.skipped == {Fault.NULL_ROW: 1}
+    assert reader.totals.skipped == {LineFault.NULL_ROW: 1}
     assert lines_of(Reader([path], column="other")) == [b"x", b"y", b"z", b"z"]
     with pytest.raises(EstimationError, match="null"):
         lines_of(Reader([path]))
@@ -111,17 +111,17 @@ def test_parquet_rows_are_lines(tmp_path: Path) -> None:
 
 
 FAULTY = {
-    Fault.NOT_UTF8: b"caf\xe9 latin",
-    Fault.NUL: b"nul \0 byte",
-    Fault.RESERVED: b"a </s> b",
-    Fault.LONG_LINE: b"x " * 600,
+    LineFault.NOT_UTF8: b"caf\xe9 latin",
+    LineFault.NUL: b"nul \0 byte",
+    LineFault.RESERVED: b"a </s> b",
+    LineFault.LONG_LINE: b"x " * 600,
 }
 
 
 @pytest.mark.parametrize("fault", FAULTY)
 @pytest.mark.parametrize("block_bytes", [7, 1 << 20])
 def test_a_faulty_line_is_told_with_its_place(
-    tmp_path: Path, fault: Fault, block_bytes: int
+    tmp_path: Path, fault: LineFault, block_bytes: int
 ) -> None:
     """Line and byte; or it is left out and counted, and nothing else is."""
     before = b"first line\nsecond\n"
@@ -148,7 +148,11 @@ def test_several_faults_have_their_own_places(tmp_path: Path) -> None:
             [str(tmp_path / "text")], skip=True, block_bytes=block_bytes, max_line_bytes=100
         )
         assert lines_of(reader) == [b"ok"] * 3
-        assert reader.totals.skipped == {Fault.LONG_LINE: 1, Fault.NUL: 1, Fault.RESERVED: 1}
+        assert reader.totals.skipped == {
+            LineFault.LONG_LINE: 1,
+            LineFault.NUL: 1,
+            LineFault.RESERVED: 1,
+        }
     (tmp_path / "text").write_bytes(text.replace(b"y" * 5000, b"y"))
     with pytest.raises(EstimationError, match=r"line 4 \(from byte 8 on\) has a NUL"):
         lines_of(Reader([str(tmp_path / "text")]))
@@ -189,7 +193,7 @@ def test_bytes_alone_are_words_of_text_that_is_scored(tmp_path: Path) -> None:
     assert lines_of(Reader([str(tmp_path / "text")], scored=True)) == lines
     reader = Reader([str(tmp_path / "text")], scored=True, skip=True)
     assert lines_of(reader) == lines[1:]
-    assert reader.totals.skipped == {Fault.NOT_UTF8: 1}
+    assert reader.totals.skipped == {LineFault.NOT_UTF8: 1}
 
 
 def test_lines_left_out_have_their_place_in_a_block(tmp_path: Path) -> None:
@@ -197,12 +201,12 @@ def test_lines_left_out_have_their_place_in_a_block(tmp_path: Path) -> None:
     text = b"a\n\0\n\0\nb\nc\n" + b"y" * 500 + b"\nd\n\0"
     (tmp_path / "text").write_bytes(text)
     for size in (1, 5, 64, 1 << 20):
-        found: list[bytes | Fault] = []
+        found: list[bytes | LineFault] = []
         reader = Reader([str(tmp_path / "text")], skip=True, block_bytes=size, max_line_bytes=100)
         for block in reader.read():
-            lines: list[bytes | Fault] = list(block.lines.split(b"\n")) if block.size else []
+            lines: list[bytes | LineFault] = list(block.lines.split(b"\n")) if block.size else []
             for after, fault in reversed(block.left_out):
                 lines.insert(after, fault)
             found += lines
-        nul = Fault.NUL
-        assert found == [b"a", nul, nul, b"b", b"c", Fault.LONG_LINE, b"d", nul]
+        nul = LineFault.NUL
+        assert found == [b"a", nul, nul, b"b", b"c", LineFault.LONG_LINE, b"d", nul]

@@ -14,7 +14,7 @@ from dlm.index.build.budget import Budget
 from dlm.index.build.files import write_parts
 from dlm.index.build.pack import BitStream, stream_offsets
 from dlm.index.build.spool import Spool
-from dlm.index.build.values import Book, Distinct, ValueHistogram
+from dlm.index.build.values import DistinctValues, Quantiser, ValueHistogram
 from dlm.index.layout import COLUMNS, Manifest
 from dlm.index.packed.columns import pack_fields
 from dlm.resources import available_bytes, parse_size
@@ -241,20 +241,20 @@ def test_counted_values_are_quantised_like_values() -> None:
         histogram.add(piece)
     histogram.merge()
     for bits in (3, 5, 8, 16):
-        book = Book(histogram.values, histogram.counts, bits)
+        book = Quantiser(histogram.values, histogram.counts, bits)
         assert book(values).tobytes() == quantise(values, bits).tobytes()
 
 
 def test_a_table_is_given_up_where_it_is_too_large() -> None:
     """Or where it saves nothing."""
-    some = Distinct(4)
+    some = DistinctValues(4)
     some.add(np.array([5, 9] * 100, np.uint32))
     table = some.table(32)
     assert table is not None
     assert table.tolist() == [5, 9]
     some.add(np.arange(3, dtype=np.uint32))
     assert some.table(32) is None
-    few = Distinct(100)
+    few = DistinctValues(100)
     few.add(np.arange(5, dtype=np.uint32))
     assert few.table(32) is None
 

@@ -17,7 +17,7 @@ import pytest
 
 from dlm.errors import ArpaError, ShardFormatError
 from dlm.index import layout
-from dlm.index.check.verify import Report, verify
+from dlm.index.check.verify import VerifyReport, verify
 from dlm.index.packed.low import BLANK, STATE_LENGTH, STORED, ids_of, key_bits_of, keys_of
 from dlm.index.search.local import LocalModel
 from models import (
@@ -40,7 +40,7 @@ MODELS = HAND_MADE | {
 }
 
 
-def rules(report: Report) -> set[str]:
+def rules(report: VerifyReport) -> set[str]:
     """The names of the rules that are broken."""
     return {violation.rule for violation in report.violations}
 
@@ -667,7 +667,7 @@ def test_differences_from_an_arpa_file_are_named(tmp_path: Path) -> None:
     model = HAND_MADE["missing_suffixes"]
     folder = build(model, tmp_path, 2)
 
-    def against(ngrams: dict[tuple[str, ...], tuple[float, float | None]]) -> Report:
+    def against(ngrams: dict[tuple[str, ...], tuple[float, float | None]]) -> VerifyReport:
         other = PlainModel(4, ngrams).write(tmp_path / "other.arpa")
         return verify(folder, arpa=other)
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dlm.errors import ArpaError, ConfigError
 from dlm.estimate.columns import kernels, orders
-from dlm.estimate.columns.orders import MISSING, Builder, Fault, OrderColumns, new_order
+from dlm.estimate.columns.orders import MISSING, Builder, InvalidNgram, OrderColumns, new_order
 from dlm.estimate.columns.storage import IN_MEMORY, Storage
 from dlm.ngram.arpa import ArpaReader, NgramBatch, SectionColumns, write_arpa
 from dlm.ngram.vocab import Vocabulary
@@ -94,7 +94,7 @@ class ModelColumns:
                     columns = _read(reader)
                 else:
                     columns = orders.read_spilled(reader, storage, SORT_BYTES)
-            except Fault as fault:
+            except InvalidNgram as fault:
                 raise _located(reader, fault) from fault
             return cls(reader.vocabulary, columns, list(reader.comments), storage)
 
@@ -118,7 +118,7 @@ class ModelColumns:
                 builder.add(order, [NgramBatch(order, 0, ids, prob, backoff)], len(vocabulary))
             try:
                 columns = builder.finish()
-            except Fault as fault:
+            except InvalidNgram as fault:
                 ngram = _spelled(vocabulary, fault.ngram)
                 raise ArpaError(f"{ngram} {fault.what}", order=len(fault.ngram)) from fault
         return cls(vocabulary, columns, list(comments))
@@ -273,7 +273,7 @@ def _spelled(vocabulary: Vocabulary, ngram: NDArray[np.uint32]) -> str:
     return f"the {len(ngram)}-gram {text!r}"
 
 
-def _located(reader: ArpaReader, fault: Fault) -> ArpaError:
+def _located(reader: ArpaReader, fault: InvalidNgram) -> ArpaError:
     order = len(fault.ngram)
     advice = (
         "Remove one of the two lines"

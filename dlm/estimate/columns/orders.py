@@ -71,7 +71,7 @@ def memory_bytes(counts: Sequence[int]) -> int:
     return rest + sorting + WORD_BYTES * counts[0] + PARSER_BYTES
 
 
-class Fault(Exception):
+class InvalidNgram(Exception):
     """What is wrong with an n-gram, by its place among those given."""
 
     def __init__(self, ngram: NDArray[np.uint32], row: int, what: str) -> None:
@@ -100,7 +100,7 @@ class Builder:
         self._steps.append(self._pool.submit(self._add, order, parts, words))
 
     def finish(self) -> list[OrderColumns]:
-        """All orders; raises `Fault` for the first that is wrong."""
+        """All orders; raises `InvalidNgram` for the first that is wrong."""
         for step in self._steps:
             step.result()
         return self._orders
@@ -129,13 +129,13 @@ def link(
     """Fills in the links of an order, given those below it, and first_child of the last of these.
 
     Raises
-        Fault  a prefix is missing
+        InvalidNgram  a prefix is missing
     """
     below = shorter[-1]
     linked = int(kernels.link_prefixes(below.ids, columns.ids, columns.prefix, below.first_child))
     if linked < len(columns):
         row = linked if place is None else int(place[linked])
-        raise Fault(columns.ids[linked], row, "has no prefix among the n-grams one shorter")
+        raise InvalidNgram(columns.ids[linked], row, "has no prefix among the n-grams one shorter")
     if len(shorter) == 1:
         np.copyto(columns.suffix, columns.ids[:, 1])
         return
@@ -163,7 +163,7 @@ def read_spilled(reader: ArpaReader, storage: Storage, sort_bytes: int) -> list[
     """All orders of a file, sorted on disk, in arrays that are maps of files there.
 
     Raises
-        Fault  as `Builder.finish`; its row is -1, since sorting has lost it
+        InvalidNgram  as `Builder.finish`; its row is -1, since sorting has lost it
     """
     orders: list[OrderColumns] = []
     with scratch_folder(storage.folder, "dlm-sort") as folder:
@@ -225,7 +225,7 @@ def _finished(
         runs.remove()
     row, twice = kernels.first_unsorted(columns.ids)
     if twice:
-        raise Fault(columns.ids[row], -1, "stands twice")
+        raise InvalidNgram(columns.ids[row], -1, "stands twice")
     link(orders, columns)
     return columns
 
@@ -276,7 +276,7 @@ def _sorted(
     """The n-grams in prefix order, without links, and the places where they were before.
 
     Raises
-        Fault  an n-gram stands twice
+        InvalidNgram  an n-gram stands twice
     """
     n, order = ids.shape
     row, twice = kernels.first_unsorted(ids)
@@ -297,6 +297,6 @@ def _sorted(
         ids, prob, backoff = moved
         row, twice = kernels.first_unsorted(ids)
     if twice:
-        raise Fault(ids[row], int(row if place is None else place[row]), "stands twice")
+        raise InvalidNgram(ids[row], int(row if place is None else place[row]), "stands twice")
     links = np.zeros(n, U32), np.zeros(n, U32), np.zeros(n + 1, U32)
     return OrderColumns(ids, prob, backoff, *links), place

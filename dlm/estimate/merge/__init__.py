@@ -1,14 +1,14 @@
 """Models mixed into one: static linear interpolation, and weights tuned on held-out text."""
 
 from dlm.estimate.merge.heldout import Heldout, read_heldout
-from dlm.estimate.merge.mixture import Merged, merge_models
+from dlm.estimate.merge.mixture import MergedModel, merge_models
 from dlm.estimate.merge.union import Union, unite
-from dlm.estimate.merge.weights import Tuned, check_weights, tune
+from dlm.estimate.merge.weights import TunedWeights, check_weights, tune
 
 __all__ = [
     "Heldout",
-    "Merged",
-    "Tuned",
+    "MergedModel",
+    "TunedWeights",
     "Union",
     "check_weights",
     "merge_models",

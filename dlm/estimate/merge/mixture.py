@@ -27,7 +27,7 @@ F32, F64 = np.float32, np.float64
 
 
 @dataclass(frozen=True, eq=False)
-class Merged:
+class MergedModel:
     """A mixture, and what was done to make it sum to 1.
 
     sections      (ids, log10_prob, log10_backoff) of order 1, 2, ..., in prefix order; the weights
@@ -86,7 +86,7 @@ def merge_models(
     *,
     threads: int = 2,
     progress: Callable[[str], None] | None = None,
-) -> Merged:
+) -> MergedModel:
     """The mixture of models, as one model.
 
     Args
@@ -138,7 +138,7 @@ class _Mixing:
         self._word_sum = 1.0
         self._lacking = self._scaled = 0
 
-    def run(self, say: Callable[[str], None]) -> Merged:
+    def run(self, say: Callable[[str], None]) -> MergedModel:
         sections: list[SectionColumns] = []
         below: tuple[Nodes, NDArray[np.float64], NDArray[np.float64]] | None = None
         words = 0
@@ -153,7 +153,9 @@ class _Mixing:
             below = nodes, prob, mixed
         assert below is not None
         sections.append(_section(*below, None))
-        return Merged(self._union.vocabulary, sections, self._word_sum, self._lacking, self._scaled)
+        return MergedModel(
+            self._union.vocabulary, sections, self._word_sum, self._lacking, self._scaled
+        )
 
     def _words(self, nodes: Nodes) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         union = self._union

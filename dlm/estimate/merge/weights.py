@@ -19,7 +19,7 @@ MAX_ITERATIONS = 10_000
 
 
 @dataclass(frozen=True, eq=False)
-class Tuned:
+class TunedWeights:
     """Weights, and how they were found.
 
     weights     sum to 1
@@ -57,7 +57,9 @@ def check_weights(weights: Sequence[float], models: int) -> NDArray[np.float64]:
     return np.array(weights, np.float64) / total
 
 
-def tune(heldout: Heldout, *, gap: float = 1e-6, max_iterations: int = MAX_ITERATIONS) -> Tuned:
+def tune(
+    heldout: Heldout, *, gap: float = 1e-6, max_iterations: int = MAX_ITERATIONS
+) -> TunedWeights:
     """The weights under which the held-out text is most probable, word by word.
 
     Words that no model knows are left out: what they score says nothing of a mixture.
@@ -88,7 +90,7 @@ def tune(heldout: Heldout, *, gap: float = 1e-6, max_iterations: int = MAX_ITERA
         kernels.expect(prob, weights, share)
         left = float(share.max()) - 1
         if left <= gap or iteration >= max_iterations:
-            return Tuned(tuple(weights.tolist()), iteration, max(left, 0.0))
+            return TunedWeights(tuple(weights.tolist()), iteration, max(left, 0.0))
         weights *= share
         weights /= weights.sum()
         iteration += 1

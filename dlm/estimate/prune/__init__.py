@@ -1,14 +1,14 @@
 """A model becomes smaller by what it knows least of: relative-entropy pruning."""
 
 from dlm.estimate.prune.criterion import ln_histories, own_scores, raised_scores
-from dlm.estimate.prune.measure import Measured, measure
+from dlm.estimate.prune.measure import PerplexityChange, measure
 from dlm.estimate.prune.renormalise import new_weights
-from dlm.estimate.prune.run import Goal, Pruned, file_bytes, least_bytes, needed_bytes, prune
+from dlm.estimate.prune.run import Goal, PruneResult, file_bytes, least_bytes, needed_bytes, prune
 
 __all__ = [
     "Goal",
-    "Measured",
-    "Pruned",
+    "PerplexityChange",
+    "PruneResult",
     "file_bytes",
     "least_bytes",
     "ln_histories",

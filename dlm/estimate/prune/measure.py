@@ -15,7 +15,7 @@ from dlm.units import perplexity
 
 
 @dataclass(frozen=True)
-class Measured:
+class PerplexityChange:
     """A text's perplexities by the model before pruning and by the one after.
 
     tokens, oovs  of the text: words and sentence ends; those that the model lacks
@@ -28,7 +28,7 @@ class Measured:
     without_oovs: tuple[float, float]
 
 
-def measure(before: ModelColumns, after: ModelColumns, blocks: Iterable[bytes]) -> Measured:
+def measure(before: ModelColumns, after: ModelColumns, blocks: Iterable[bytes]) -> PerplexityChange:
     """Scores text by both models, as `dlm perplexity` does.
 
     Args
@@ -55,4 +55,4 @@ def measure(before: ModelColumns, after: ModelColumns, blocks: Iterable[bytes]) 
         (perplexity(float(old), count), perplexity(float(new), count))
         for (old, new), count in zip(totals.T, (tokens, tokens - oovs), strict=True)
     )
-    return Measured(tokens, oovs, with_oovs, without_oovs)
+    return PerplexityChange(tokens, oovs, with_oovs, without_oovs)

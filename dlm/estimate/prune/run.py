@@ -61,7 +61,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Pruned:
+class PruneResult:
     """What pruning did.
 
     model             the smaller model; its highest orders are gone if they have no n-gram left
@@ -117,7 +117,7 @@ def prune(
     keep_suffixes: bool = False,
     threads: int = 2,
     progress: Callable[[str], None] | None = None,
-) -> Pruned:
+) -> PruneResult:
     """Drops the n-grams of order 2 and above that the model can do best without.
 
     Args
@@ -146,7 +146,7 @@ def prune(
     ln_divergence = sum(
         float(kernels.sum_dropped(score, kept)) for score, kept in zip(own, keep[1:], strict=True)
     )
-    return Pruned(_smaller(model, keep, weights), model.counts, ln_divergence, without)
+    return PruneResult(_smaller(model, keep, weights), model.counts, ln_divergence, without)
 
 
 def _chosen(model: ModelColumns, scores: Sequence[NDArray[np.float32]], goal: Goal) -> target.Keep:

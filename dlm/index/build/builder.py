@@ -31,7 +31,7 @@ from dlm.index.build.pack import (
 )
 from dlm.index.build.spool import Spool, Taker, Work
 from dlm.index.build.stages import Context
-from dlm.index.build.values import Distinct
+from dlm.index.build.values import DistinctValues
 from dlm.index.coding import Coding
 from dlm.index.layout import FileEntry
 from dlm.index.packed import kernels as packed
@@ -91,7 +91,7 @@ def build(
                 path.unlink()
     else:
         say(f"going on after {journal.done[-1]}, where an earlier build was stopped")
-    c = Context(work, budget, coding, stages.Progress(say), spill)
+    c = Context(work, budget, coding, stages.BuildProgress(say), spill)
     try:
         if "read" not in journal.done:
             c.progress.begin(f"reading {reader.path}", sum(reader.counts))
@@ -126,7 +126,7 @@ def build(
 
 
 def rebuild(
-    source: stages.Source, slots: NDArray[np.uint16], shards: int, coding: Coding
+    source: stages.NgramSource, slots: NDArray[np.uint16], shards: int, coding: Coding
 ) -> Iterator[tuple[str, Columns]]:
     """The columns of every file that a model gives with these slots, in the manifest's order.
 
@@ -135,7 +135,7 @@ def rebuild(
     Trusts  no n-gram of `source` stands twice or lacks its prefix
     """
     with tempfile.TemporaryDirectory(prefix="dlm-") as folder:  # for sorters; stays empty
-        silent = stages.Progress(lambda line: None)
+        silent = stages.BuildProgress(lambda line: None)
         c = Context(Work(None), Budget.in_memory(), coding, silent, Path(folder))
         journal = Journal(Path(folder), None)
         try:
@@ -294,7 +294,7 @@ def low_columns(c: Context) -> dict[str, Any]:
     if c.order > 1:
         np.cumsum(work.array("pair-sizes"), out=begin[1:])
 
-    prob, backoff = Distinct(prob_most), Distinct(backoff_most)
+    prob, backoff = DistinctValues(prob_most), DistinctValues(backoff_most)
     for chunk in pairs.chunks(rows):
         prob.add(np.ascontiguousarray(chunk[:, 1]))
         backoff.add(np.ascontiguousarray(chunk[:, 2]))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dlm.index.build.kernels import BLANK_CODE
 from dlm.index.build.spool import Spool
-from dlm.index.build.values import Distinct
+from dlm.index.build.values import DistinctValues
 from dlm.index.packed import kernels
 from dlm.index.packed.columns import BACKOFF_BITS, PROB_BITS, bits_of, room
 from dlm.index.packed.kernels import OFFSET_BLOCK
@@ -219,13 +219,13 @@ class LevelPacker:
     def pack(self) -> LevelParts:
         """The level, packed."""
         s = self._shape
-        prob = Distinct(s.prob_table)
+        prob = DistinctValues(s.prob_table)
         if s.prob_table:
             for chunk in self._entries.chunks(self._rows):
                 prob.add(signed(prob_bits_of(chunk[:, 2])))
         prob_table = prob.table(PROB_BITS)
         prob_bits = PROB_BITS if prob_table is None else bits_of(max(len(prob_table) - 1, 0))
-        weight = Distinct(s.backoff_table)
+        weight = DistinctValues(s.backoff_table)
         if not s.root:
             for chunk in self._nodes.chunks(self._rows):
                 weight.add(chunk[:, 2])

@@ -48,8 +48,6 @@ from dlm.ngram.arpa import kernels as rows
 from dlm.ngram.partition import SLOTS, check_shards
 from dlm.resources import available_bytes, check_disk
 
-Progress = Callable[[str], None]
-
 # What makes a shard set in the encoding exact; see jit.compile_ahead.
 KERNELS = (
     joining.join,
@@ -84,7 +82,7 @@ def build_shard_set(
     memory_bytes: int | None = None,
     spill: str | os.PathLike[str] | None = None,
     threads: int = 2,
-    progress: Progress | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Manifest:
     """Shards the model in an ARPA file.
 
@@ -158,7 +156,7 @@ def _streamed(
     slot_load: NDArray[np.int64] | None,
     memory_bytes: int | None,
     threads: int,
-    say: Progress,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Writes the files of a set in bounded memory; returns the content of its manifest.
 
@@ -211,7 +209,7 @@ def _streamed(
     return {**_HEAD, **found, "provenance": provenance}
 
 
-def _repair(arpa: str | os.PathLike[str], path: Path, say: Progress) -> dict[str, Any]:
+def _repair(arpa: str | os.PathLike[str], path: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Writes the model in `arpa` to `path` with the prefixes that it lacks; what its source is.
 
     Raises  ArpaError, which names places in `arpa`: nothing is left for the builder to refuse

@@ -27,7 +27,7 @@ from dlm.index.build import kernels
 from dlm.index.build.budget import Budget
 from dlm.index.build.journal import Journal
 from dlm.index.build.spool import Feed, Spool, Work
-from dlm.index.build.values import Book, ValueHistogram
+from dlm.index.build.values import Quantiser, ValueHistogram
 from dlm.index.coding import Coding, weight_bits
 from dlm.index.layout import MAX_ORDER, offset_dtype
 from dlm.index.packed import kernels as packed
@@ -49,7 +49,7 @@ Rows = NDArray[np.uint32]
 
 
 @dataclass
-class Progress:
+class BuildProgress:
     """Says how far a build is.
 
     Args
@@ -63,20 +63,20 @@ class Progress:
     _total: int = field(default=1, init=False)
     _done: int = field(default=0, init=False)
     _began: float = field(default=0.0, init=False)
-    _told: float = field(default=0.0, init=False)
+    _reported: float = field(default=0.0, init=False)
 
     def begin(self, stage: str, total: int) -> None:
         """A stage of so many n-grams begins."""
         self.say(stage)
         self._stage, self._total, self._done = stage, max(total, 1), 0
-        self._began = self._told = time.monotonic()
+        self._began = self._reported = time.monotonic()
 
     def step(self, done: int) -> None:
         """So many more are done."""
         self._done += done
         now = time.monotonic()
-        if now - self._told >= self.seconds and self._done:
-            self._told = now
+        if now - self._reported >= self.seconds and self._done:
+            self._reported = now
             rate = self._done / (now - self._began)
             left = max(self._total - self._done, 0) / rate
             self.say(
@@ -92,7 +92,7 @@ class Context:
     work: Work
     budget: Budget
     coding: Coding
-    progress: Progress
+    progress: BuildProgress
     folder: Path  # where sorters may write
 
     @property
@@ -136,7 +136,7 @@ def check_header(reader: ArpaReader) -> None:
             raise ArpaError(f"{count} n-grams; an order holds {MOST_NGRAMS} at most", order=k)
 
 
-class Source(Protocol):
+class NgramSource(Protocol):
     """A model to build from: an `ArpaReader`, or the n-grams of a shard set."""
 
     @property
@@ -155,7 +155,7 @@ class Source(Protocol):
         """The n-grams, order by order from 1."""
 
 
-def read(source: Source, expected: Sequence[int], c: Context) -> None:
+def read(source: NgramSource, expected: Sequence[int], c: Context) -> None:
     """Reads a model, and sorts every order above 1 in suffix order.
 
     Args
@@ -228,7 +228,7 @@ def read(source: Source, expected: Sequence[int], c: Context) -> None:
 
 def _unigrams(
     c: Context,
-    source: Source,
+    source: NgramSource,
     first: list[tuple[Rows, NDArray[np.float32], NDArray[np.float32]]],
 ) -> None:
     work, info = c.work, c.work.info
@@ -250,7 +250,7 @@ def _unigrams(
     work.keep("word-bytes", np.frombuffer(b"".join(words), np.uint8))
 
 
-def books(c: Context, k: int) -> tuple[Book, Book] | None:
+def quantisers(c: Context, k: int) -> tuple[Quantiser, Quantiser] | None:
     """What the values of order k are replaced by; None where they stay."""
     if c.coding.bits is None or k == 1:  # as `coding.quantised`
         return None
@@ -261,7 +261,7 @@ def books(c: Context, k: int) -> tuple[Book, Book] | None:
             # The weights of blanks are 0, and take a code.
             place = int(np.searchsorted(values, F32(0)))
             values, counts = np.insert(values, place, F32(0)), np.insert(counts, place, 1)
-        out.append(Book(values, counts, bits))
+        out.append(Quantiser(values, counts, bits))
     return out[0], out[1]
 
 
@@ -384,7 +384,7 @@ def _quantised(c: Context, k: int, blocks: Iterator[Rows]) -> Iterator[Rows]:
     if k < c.order and c.work.spools[f"needed-{k}"].rows:
         # Whether a blank exists must be known before the first value is replaced.
         info["blanks"][k - 1] = _count_blanks(c, k)
-    both = books(c, k)
+    both = quantisers(c, k)
     assert both is not None
     sums = np.zeros(2, np.uint64)
     for rows in blocks:

@@ -42,7 +42,7 @@ class ValueHistogram:
         self.counts = np.add.reduceat(counts, first) if len(first) else counts
 
 
-class Book:
+class Quantiser:
     """What each value is replaced by: `coding.quantise` from a histogram.
 
     Guarantees  the same values as `coding.quantise` of all that was counted
@@ -68,7 +68,7 @@ class Book:
         return out
 
 
-class Distinct:
+class DistinctValues:
     """Which bit patterns occur, until they are too many for a table.
 
     Args

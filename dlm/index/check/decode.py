@@ -28,7 +28,7 @@ F32 = np.float32
 U32 = np.uint32
 
 # What is told of a fault: the rule it breaks, the file, and how.
-Fault = Callable[[str, str, str], None]
+FaultCallback = Callable[[str, str, str], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ def export_arpa(
     return model
 
 
-def decode_tables(opened: ShardSet, fault: Fault | None = None) -> Tables:
+def decode_tables(opened: ShardSet, fault: FaultCallback | None = None) -> Tables:
     """Every n-gram and blank, what is said of each, and the contexts that are nodes.
 
     Args
@@ -198,7 +198,7 @@ class _Tree:
         self.words = np.zeros(0, U32)
         self.begin = np.zeros(1, I64)
 
-    def level(self, depth: int, model: NgramTables, tell: Fault) -> _Level:
+    def level(self, depth: int, model: NgramTables, tell: FaultCallback) -> _Level:
         """Level `depth`, whose contexts have depth + 2 words; to be called for 0, 1, 2, ..."""
         a = self.levels[depth]
         if depth == 0:
@@ -234,7 +234,7 @@ class _Tree:
 
 
 def _joined(
-    levels: list[_Level], model: NgramTables, tell: Fault
+    levels: list[_Level], model: NgramTables, tell: FaultCallback
 ) -> tuple[OrderTable, NDArray[np.bool_]]:
     """One level of all shards as a table; n-grams of lost contexts and repeated ones left out."""
     contexts = model.tables[-1].rows

@@ -32,7 +32,6 @@ from dlm.ngram.partition import slots_of
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, MISSING_UNK_LOG10_PROB, UNK_ID, Vocabulary
 
 Mask = NDArray[np.bool_]
-Progress = Callable[[str], None]
 
 BATCH_ROWS = 1 << 16
 NAMED = 3  # n-grams that a message names; the rest are counted
@@ -51,7 +50,7 @@ class Violation:
 
 
 @dataclass
-class Report:
+class VerifyReport:
     """What `verify` found.
 
     manifest    None where it cannot be read
@@ -81,8 +80,8 @@ def verify(
     directory: str | os.PathLike[str],
     *,
     arpa: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-) -> Report:
+    progress: Callable[[str], None] | None = None,
+) -> VerifyReport:
     """Checks every rule of shards/FORMAT.md on all files of the shard set in `directory`.
 
     Args
@@ -96,7 +95,7 @@ def verify(
         memory: some 100 bytes an n-gram
     """
     say = progress or (lambda line: None)
-    report = Report(Path(directory))
+    report = VerifyReport(Path(directory))
     try:
         report.manifest = read_manifest(report.directory)
     except ShardFormatError as exc:
@@ -120,14 +119,14 @@ def verify(
     return report
 
 
-def _note_other_files(report: Report, manifest: Manifest) -> None:
+def _note_other_files(report: VerifyReport, manifest: Manifest) -> None:
     ours = {layout.MANIFEST, *(entry.name for entry in manifest.files)}
     for path in sorted(report.directory.iterdir()):
         if path.name not in ours:
             report.warnings.append(f"{path} is no file of this shard set; dlm does not read it")
 
 
-def _open(report: Report, manifest: Manifest) -> ShardSet | None:
+def _open(report: VerifyReport, manifest: Manifest) -> ShardSet | None:
     """The files, or None where one cannot be used; the others are looked at all the same."""
     directory = report.directory
     vocabulary = low = None
@@ -156,7 +155,7 @@ def _open(report: Report, manifest: Manifest) -> ShardSet | None:
 class _Rules:
     """The rules on n-grams, each a method; `bad` notes a violation where a mask is not empty."""
 
-    def __init__(self, report: Report, opened: ShardSet, tables: Tables) -> None:
+    def __init__(self, report: VerifyReport, opened: ShardSet, tables: Tables) -> None:
         self.report = report
         self.opened = opened
         self.manifest = opened.manifest
@@ -417,7 +416,7 @@ class _Ngrams:
                 )
 
 
-def _compare_with_rebuilt(report: Report, opened: ShardSet, model: NgramTables) -> None:
+def _compare_with_rebuilt(report: VerifyReport, opened: ShardSet, model: NgramTables) -> None:
     """The columns are a function of the n-grams and the slot table; here it is computed again."""
     manifest = opened.manifest
     rebuilt = rebuild(
@@ -444,7 +443,7 @@ def _is_made_of(column: NDArray[Any], parts: Iterator[memoryview]) -> bool:
 
 
 def _compare_with_arpa(
-    report: Report, opened: ShardSet, model: NgramTables, arpa: str | os.PathLike[str]
+    report: VerifyReport, opened: ShardSet, model: NgramTables, arpa: str | os.PathLike[str]
 ) -> None:
     """Every n-gram of the file must be in the set with its values, and no other.
 
@@ -491,7 +490,7 @@ def _compare_with_arpa(
 
 
 def _ids_by_word(
-    report: Report, vocabulary: Vocabulary, words: list[bytes], place: str
+    report: VerifyReport, vocabulary: Vocabulary, words: list[bytes], place: str
 ) -> NDArray[np.int64]:
     """The set's id of each word of the ARPA file, -1 where it has none; notes words that differ."""
     ids = np.array([UNK_ID, *(vocabulary.ids.get(word, -1) for word in words[1:])], np.int64)
