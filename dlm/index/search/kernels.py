@@ -608,9 +608,14 @@ def score_groups(  # type: ignore[no-untyped-def]
 LENGTHS, CONTEXT_LENGTH, IDS = 1, 2, 3
 
 
+# The types of log10_prob, matched_order, ngram_length and state_length, which answers are put in.
+ANSWERS = "out float32[:], out uint8[:], out uint8[:], out uint8[:]"
+
+
 @kernel(
-    "int64[:], int64, uint8[:], uint32[:], uint32[:], uint32[:], bool, out float32[:], "
-    "out uint8[:], out uint8[:], out uint8[:], out uint8[:]"
+    "int64[:], int64, uint8[:], uint32[:], uint32[:], uint32[:], bool, "
+    + ANSWERS
+    + ", out uint8[:]"
 )
 def score_lengths(  # type: ignore[no-untyped-def]
     view,

@@ -6,7 +6,6 @@ words, as a client would send it. Tests, benchmarks and one-machine uses stand o
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -16,42 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.errors import QueryError
-from dlm.index.layout import Manifest
-from dlm.index.residence import MAPPED, Residence
-from dlm.index.search.shard import LowOrders, Shard, ShardSet, check_types, run_kernel
+from dlm.index.search.shard import ShardSet, check_types, run_kernel
 from dlm.index.search.text.score import score_lines
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import Answers, QueryGroups
-from dlm.ngram.vocab import Vocabulary, as_bytes
+from dlm.ngram.vocab import as_bytes
 from dlm.ngram.wordtable import WordTable
 
 
 @dataclass(frozen=True, eq=False)
-class LocalModel:
+class LocalModel(ShardSet):
     """All shards of a set, mapped here; `LocalModel.open` is the way to make one."""
-
-    manifest: Manifest
-    vocabulary: Vocabulary
-    low: LowOrders
-    shards: list[Shard]
-
-    @classmethod
-    def open(
-        cls,
-        directory: str | os.PathLike[str],
-        verify: bool = True,
-        residence: Residence = MAPPED,
-    ) -> LocalModel:
-        """Maps every file of the shard set in `directory`.
-
-        Args
-            verify     check the checksum of each file; offsets and keys are checked regardless
-            residence  whether pages are loaded, locked or copied to huge pages first
-        Raises
-            ShardFormatError  a file is missing, damaged or contradicts the manifest
-        """
-        opened = ShardSet.open(directory, verify=verify, residence=residence)
-        return cls(opened.manifest, opened.vocabulary, opened.low, opened.shards)
 
     @property
     def order(self) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -227,11 +227,17 @@ class ShardSet:
     def open(
         cls,
         directory: str | os.PathLike[str],
-        *,
         verify: bool = True,
         residence: Residence = MAPPED,
-    ) -> ShardSet:
-        """Maps every file; see `Shard.open` for the arguments and what is raised."""
+    ) -> Self:
+        """Maps every file of the shard set in `directory`.
+
+        Args
+            verify     check the checksum of each file; offsets and keys are checked regardless
+            residence  whether pages are loaded, locked or copied to huge pages first
+        Raises
+            ShardFormatError  a file is missing, damaged or contradicts the manifest
+        """
         path = Path(directory)
         manifest = read_manifest(path)
         vocabulary = open_vocabulary(path, manifest, verify=verify)

@@ -29,6 +29,7 @@ from dlm.index.packed.kernels import (
 from dlm.index.packed.low import BLANK, PAIR_FLAG_BITS, STATE_LENGTH, STORED
 from dlm.index.search import view as at
 from dlm.index.search.kernels import (
+    ANSWERS,
     ask_offset,
     child_at,
     find_near,
@@ -65,9 +66,7 @@ def keep_weight(view, level, n, place, weight, weight_at, address):  # type: ign
         address[place] = weight_at + (place << _2)
 
 
-@kernel(
-    "int64[:], int64, uint32[:], uint8[:], out float32[:], out uint8[:], out uint8[:], out uint8[:]"
-)
+@kernel(f"int64[:], int64, uint32[:], uint8[:], {ANSWERS}")
 def score_tokens(  # type: ignore[no-untyped-def]
     view, order, words, reach, log10_prob, matched_order, ngram_length, state_length
 ):
