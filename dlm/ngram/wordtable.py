@@ -15,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.ngram import kernels
-from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes, is_unk_spelling
+from dlm.ngram.vocab import (
+    BEGIN_SENTENCE,
+    END_SENTENCE,
+    UNK_ID,
+    Vocabulary,
+    as_bytes,
+    is_unk_spelling,
+)
 
 _Number = TypeVar("_Number", np.int64, np.uint8)
 
@@ -55,8 +62,11 @@ class WordTable:
 
     @classmethod
     def from_vocabulary(cls, vocabulary: Vocabulary) -> WordTable:
-        """The table of all words of `vocabulary`, with their ids."""
-        return cls(vocabulary.words)
+        """The table of all words of `vocabulary`, with their ids.
+
+        Where the vocabulary was made of a table, that one: to be read, not added to.
+        """
+        return vocabulary.table if isinstance(vocabulary.table, cls) else cls(vocabulary.words)
 
     @classmethod
     def from_arrays(
@@ -121,6 +131,15 @@ class WordTable:
             return np.insert(text, begin[1:-1], kernels.NEWLINE).tobytes().split(b"\n")
         data = text.tobytes()
         return [data[b:e] for b, e in pairwise(begin.tolist())]
+
+    def vocabulary(self, *, unk_in_model: bool) -> Vocabulary:
+        """These words as a `Vocabulary`; none may be added any more."""
+        return Vocabulary.of_table(
+            self,
+            begin_id=self.find(BEGIN_SENTENCE) or UNK_ID,
+            end_id=self.find(END_SENTENCE) or UNK_ID,
+            unk_in_model=unk_in_model,
+        )
 
     # --------------------------------------------------------------------------- lookups
 

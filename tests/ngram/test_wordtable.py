@@ -18,7 +18,9 @@ WORD = st.one_of(
     st.binary(max_size=4),
     st.text("ab", max_size=26).map(str.encode),
     st.builds(lambda n, tail: b"x" * n + tail, st.integers(0, 600), st.binary(max_size=2)),
-    st.sampled_from([b"<unk>", b"<UNK>", b"<unk", b"\0", b"\0\0", b"\0" * 8, b"\0" * 9]),
+    st.sampled_from(
+        [b"<unk>", b"<UNK>", b"<unk", b"<s>", b"</s>", b"\0", b"\0\0", b"\0" * 8, b"\0" * 9]
+    ),
 )
 
 
@@ -50,6 +52,11 @@ def test_table_agrees_with_the_vocabulary(words: list[bytes], asked: list[bytes]
         for word in asked:
             assert table.find(word) == vocabulary.ids.get(word)
         assert [table.word(i) for i in range(len(table))] == vocabulary.words
+        again = table.vocabulary(unk_in_model=True)
+        assert (len(again), again) == (len(vocabulary), vocabulary)
+        assert (again.begin_id, again.end_id) == (vocabulary.begin_id, vocabulary.end_id)
+        assert again.ids == vocabulary.ids
+        assert WordTable.from_vocabulary(again) is table
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)

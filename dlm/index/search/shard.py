@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,6 +28,7 @@ from dlm.index.search import kernels
 from dlm.index.search.view import WORDS, low_view, tree_view
 from dlm.ngram.query import Answers, QueryGroups
 from dlm.ngram.vocab import Vocabulary
+from dlm.ngram.wordtable import WordTable
 
 # What opening a shard and checking it run, and searching it too; see jit.compile_ahead.
 OPENING = (
@@ -123,11 +123,9 @@ def open_vocabulary(directory: Path, manifest: Manifest, *, verify: bool = True)
     a = map_columns(path, entry, verify=verify)
     begin = a["word_begin"]
     _check_begins(begin, manifest.vocabulary_size, len(a["word_bytes"]), path, "word_begin")
-    data = a["word_bytes"].tobytes()
-    edges = begin.tolist()
-    words = [data[i:j] for i, j in pairwise(edges)]
     try:
-        return Vocabulary(words, unk_in_model=manifest.unk_in_model)
+        table = WordTable.from_arrays(a["word_bytes"], begin)
+        return table.vocabulary(unk_in_model=manifest.unk_in_model)
     except ValueError as exc:
         raise ShardFormatError(f"{path} breaks the format: {exc}") from exc
 

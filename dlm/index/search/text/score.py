@@ -51,6 +51,8 @@ KERNELS = (
     kernels.score_tokens,
     kernels.put_totals,
     reading.find_text,
+    reading.enter_words,
+    reading.find_words,
     kernels.sum_sentences,
     kernels.lay_out,
 )
