@@ -1,10 +1,10 @@
 """Files and folders that appear whole or not at all, and that leave nothing behind.
 
-This is the place that renames. What is being written stands beside its place, under a hidden name
-with the number of its process: `.NAME.PID-RANDOM.partial`. Its process holds a lock (flock) on it,
-so that the next one can tell what is being written from what a killed process left, and removes the
-latter. The number is for people alone: numbers are used again, and containers that share a folder
-share no numbers.
+This is the place that renames, and that makes temporary files and folders. What is being written
+stands beside its place, under a hidden name with the number of its process:
+`.NAME.PID-RANDOM.partial`. Its process holds a lock (flock) on it, so that the next one can tell
+what is being written from what a killed process left, and removes the latter. The number is for
+people alone: numbers are used again, and containers that share a folder share no numbers.
 
 A command that is ended by SIGTERM or Ctrl-C removes what it was writing (`dlm.cli.main` makes the
 signal an exception); whatever escapes the `finally` blocks goes at the exit of the interpreter.
@@ -53,12 +53,16 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def remove_leftovers(path: Path) -> None:
+def remove_leftovers(path: Path, names: str | None = None) -> None:
     """Removes what killed processes left of the file or folder that was to stand at `path`.
 
     What a process is still writing stays, and so does what this one may not touch.
+
+    Args
+        names  a regular expression, for all of such names in the folder of `path`
     """
-    named = re.compile(rf"\.{re.escape(path.name)}\.\d+-[0-9a-f]+{re.escape(SUFFIX)}")
+    names = re.escape(path.name) if names is None else names
+    named = re.compile(rf"\.{names}\.\d+-[0-9a-f]+{re.escape(SUFFIX)}")
     try:
         found = [beside for beside in path.parent.iterdir() if named.fullmatch(beside.name)]
     except OSError:
@@ -244,6 +248,30 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o666, keep_owner: bo
         file.write(content)
 
 
+def move(source: Path, destination: Path) -> None:
+    """Gives a file or folder another name in one step, and waits until that is on disk.
+
+    Raises
+        OSError  a file, or a folder that is not empty, stands where a folder is to go: both stay
+    """
+    source.replace(destination)
+    sync_folder(destination.absolute().parent)
+
+
+def temporary_folder() -> Path:
+    """The system's folder for temporary files."""
+    return Path(tempfile.gettempdir())
+
+
+def scratch_file(folder: Path) -> int:
+    """The descriptor of a new file without a name: it goes when it is closed, or its process is.
+
+    Raises  OSError  nothing can be written there
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.dup(file.fileno())
+
+
 @contextlib.contextmanager
 def scratch_folder(parent: Path | None, name: str) -> Iterator[Path]:
     """A folder for what is needed until the end of the block; for its owner alone.
@@ -252,7 +280,7 @@ def scratch_folder(parent: Path | None, name: str) -> Iterator[Path]:
         parent  where it is; None takes the system's folder for temporary files
         name    of what it is for: what killed processes left under the same name is removed
     """
-    place = Path(tempfile.gettempdir()) if parent is None else parent
+    place = temporary_folder() if parent is None else parent
 
     def make(beside: Path) -> int:
         beside.mkdir(0o700)

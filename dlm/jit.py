@@ -18,7 +18,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +35,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
-from dlm.files import scratch_folder, try_lock, write_whole
+from dlm.files import scratch_file, scratch_folder, try_lock, write_whole
 
 PACKAGE = Path(__file__).parent
 # The files whose text is in compiled code: kernels, and the modules whose constants they use.
@@ -234,7 +233,7 @@ def _claim(folder: Path) -> None:
     """
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()  # permissions alone do not always tell
+    os.close(scratch_file(folder))  # permissions alone do not always tell
     os.utime(folder)
     claim = os.open(folder / ".in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     with contextlib.suppress(OSError):  # a file system without locks

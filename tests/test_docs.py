@@ -121,7 +121,7 @@ def test_one_line_says_which_extras_turn_skipped_tests_on() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "dlm", "dlm/ngram", "dlm/index", "dlm/estimate", "dlm/estimate/prune",
+        "dlm", "dlm/spill", "dlm/ngram", "dlm/index", "dlm/estimate", "dlm/estimate/prune",
         "dlm/estimate/merge", "dlm/wire", "dlm/server", "dlm/client", "dlm/federated",
         "dlm/spark",
     ],

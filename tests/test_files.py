@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import stat
@@ -221,3 +222,100 @@ def test_signals_are_those_of_the_command_alone() -> None:
     code = "import signal, dlm.files; print(signal.getsignal(signal.SIGTERM))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(signal.SIG_DFL)
+
+
+def test_what_is_moved_takes_the_place_of_a_file_or_an_empty_folder(tmp_path: Path) -> None:
+    """And of nothing else."""
+    for name in ("new", "empty", "full"):
+        (tmp_path / name).mkdir()
+    for name in ("new", "full"):
+        (tmp_path / name / "one").touch()
+    with pytest.raises(OSError, match="not empty"):
+        files.move(tmp_path / "new", tmp_path / "full")
+    files.move(tmp_path / "new", tmp_path / "empty")
+    assert names(tmp_path / "empty") == ["one"]
+    files.move(tmp_path / "empty" / "one", tmp_path / "full" / "one")
+    assert names(tmp_path / "empty") == []
+
+
+def test_a_scratch_file_has_no_name(tmp_path: Path) -> None:
+    """It is there while it is open."""
+    descriptor = files.scratch_file(tmp_path)
+    assert names(tmp_path) == []
+    assert os.pwrite(descriptor, b"some", 2) == 4
+    assert os.fstat(descriptor).st_size == 6
+    os.close(descriptor)
+
+
+# Who may make files without names: data that does not fit in memory, and a folder's own test.
+MAKES_SCRATCH_FILES = ("spill", "jit.py")
+
+
+def local_files_faults(package: Path) -> list[str]:
+    """Where a file of `package`, which stands for dlm/, does what `files.py` is for.
+
+    Spark's folder renames through Spark's file system.
+    """
+    found = []
+    for file in sorted(package.rglob("*.py")):
+        path = file.relative_to(package)
+        if path == Path("files.py"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            what = ""
+            if isinstance(node, ast.Import):
+                what = " ".join(a.name for a in node.names if a.name == "tempfile")
+            elif isinstance(node, ast.ImportFrom):
+                taken = {alias.name for alias in node.names}
+                if node.module in ("os", "shutil"):
+                    what = " ".join(taken & {"rename", "renames", "replace", "move"})
+                elif node.module == "dlm.files" and path.parts[0] not in MAKES_SCRATCH_FILES:
+                    what = " ".join(taken & {"scratch_file"})
+                elif node.module == "tempfile":
+                    what = "tempfile"
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                # A string is replaced with two arguments, a dataclass with names.
+                alone = len(node.args) == 1 and not node.keywords
+                of = ast.unparse(node.func.value)
+                name = node.func.attr
+                if (
+                    (name in ("rename", "renames") and path.parts[0] != "spark")
+                    or (name == "replace" and (alone or of == "os"))
+                    or (name == "move" and of == "shutil")
+                    or (name == "scratch_file" and path.parts[0] not in MAKES_SCRATCH_FILES)
+                ):
+                    what = f"{of}.{name}"
+            if what:
+                found.append(f"{path}:{node.lineno} {what}")
+    return found
+
+
+def test_local_files_are_renamed_and_made_for_a_while_in_one_place() -> None:
+    """Over every file of dlm/: no rename and no `tempfile` but in files.py."""
+    assert local_files_faults(ROOT / "dlm") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "wrong"),
+    [
+        ("a.py", "import tempfile", True),
+        ("a.py", "def f():\n    from tempfile import mkdtemp", True),
+        ("a.py", "from os import replace", True),
+        ("a.py", "os.replace(a, b)", True),
+        ("a.py", "a.rename(b)", True),
+        ("a.py", "a.with_name('b').replace(b)", True),
+        ("a.py", "shutil.move(a, b)", True),
+        ("a.py", "from dlm.files import scratch_file", True),
+        ("a.py", "from dlm import files\nfiles.scratch_file(a)", True),
+        ("files.py", "import tempfile\na.replace(b)", False),
+        ("a.py", "'a'.replace('a', 'b')\ndataclasses.replace(a, b=1)\nreplace(a)", False),
+        ("a.py", "from dlm.files import move\nmove(a, b)", False),
+        ("spill/a.py", "from dlm.files import scratch_file", False),
+        ("spark/folder.py", "context.rename(a, b)", False),
+    ],
+)
+def test_a_planted_rename_is_found(path: str, text: str, wrong: bool, tmp_path: Path) -> None:
+    """So that the test above is known to look."""
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).write_text(text)
+    assert bool(local_files_faults(tmp_path)) is wrong

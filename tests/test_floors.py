@@ -19,7 +19,8 @@ FLOORS = {
         [
             ["errors", "units", "histogram", "extras", "files"],
             ["jit"],
-            ["config", "extsort", "logs", "resources", "tracing"],
+            ["config", "logs", "resources", "tracing"],
+            ["spill"],
             ["ngram"],
             ["index", "wire", "estimate", "federated"],
             ["server", "client", "distill"],
@@ -48,10 +49,6 @@ ROOMS = {
 # Files that belong to a part which is no folder.
 PART_OF = {
     "__main__": "cli",
-    "kernels": "extsort",
-    "_extsort_files": "extsort",
-    "_extsort_memory": "extsort",
-    "_extsort_merge": "extsort",
 }
 
 
@@ -274,11 +271,11 @@ def test_a_planted_circle_is_found(tmp_path: Path) -> None:
         ),
         ("index/a.py", "from numba import njit", "imports numba"),
         ("index/kernels_a.py", "from numba import njit", "imports numba"),
-        ("extsort.py", "from numba import njit", "imports numba"),
-        ("config.py", "from dlm import kernels", "imports dlm.kernels"),
+        ("spill/sorter.py", "from numba import njit", "imports numba"),
+        ("config.py", "from dlm.spill import kernels", "imports dlm.spill"),
         ("config.py", "import numba", "imports numba"),
-        ("units.py", "from dlm._extsort_files import Run", "imports dlm._extsort_files"),
-        ("kernels.py", "import dlm.ngram", "imports dlm.ngram"),
+        ("spill/a.py", "from dlm.ngram import vocab", "imports dlm.ngram"),
+        ("spill/kernels.py", "import dlm.ngram", "imports dlm.ngram"),
         ("index/a.py", "import grpc.aio", "imports grpc"),
         ("wire/codec.py", "import grpc", "imports grpc"),
         ("wire/a.py", "from grpc_tools import protoc", "imports grpc_tools"),
@@ -307,11 +304,10 @@ def test_a_planted_violation_is_found(path: str, text: str, fault: str, tmp_path
         ("index/a.py", "from dlm.ngram import vocab\nfrom dlm.index import build\nimport numpy"),
         ("index/a.py", "from . import build\nfrom .build import x\nfrom dlm import __version__"),
         ("index/kernels.py", "from numba import njit"),
-        ("kernels.py", "from numba import njit"),
         ("jit.py", "import numba"),
-        ("kernels.py", "from dlm.jit import kernel"),
+        ("spill/kernels.py", "from dlm.jit import kernel"),
         ("index/a_kernels.py", "from numba import njit"),
-        ("extsort.py", "from dlm import kernels\nfrom dlm._extsort_merge import merged"),
+        ("ngram/a.py", "from dlm.spill import kernels\nfrom dlm.spill.merge import merged"),
         ("wire/status.py", "import grpc"),
         ("wire/generate.py", "from grpc_tools import protoc"),
         ("client/metrics.py", "from prometheus_client import Metric"),

@@ -66,11 +66,12 @@ def prune(
 
     from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.errors import ConfigError
-    from dlm.estimate.columns import IN_MEMORY, ModelColumns, Storage
+    from dlm.estimate.columns import ModelColumns
     from dlm.estimate.prune import Goal, file_bytes, least_bytes, measure, needed_bytes
     from dlm.estimate.prune import prune as prune_columns
     from dlm.ngram.arpa import provenance_line
     from dlm.resources import available_bytes, check_disk, parse_size
+    from dlm.spill.arrays import IN_MEMORY, Storage
 
     began = time.monotonic()
 

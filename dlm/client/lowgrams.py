@@ -37,7 +37,7 @@ from dlm.errors import (
     ShardFormatError,
     UnavailableError,
 )
-from dlm.files import scratch_folder, sync_folder, try_lock
+from dlm.files import move, scratch_folder, sync_folder, try_lock
 from dlm.index import layout
 from dlm.index.layout import Manifest
 from dlm.index.search.shard import LowOrders, open_vocabulary, run_kernel
@@ -265,8 +265,7 @@ def _put(part: Path, home: Path, manifest: Manifest) -> None:
     """
     for tries_left in reversed(range(PUT_TRIES)):
         try:
-            part.rename(home)
-            sync_folder(home.parent)
+            move(part, home)
             return
         except OSError:
             if not tries_left:
@@ -275,12 +274,12 @@ def _put(part: Path, home: Path, manifest: Manifest) -> None:
             return
         with scratch_folder(home.parent, home.name) as aside:
             try:
-                home.rename(aside / "damaged")
+                move(home, aside / "damaged")
             except FileNotFoundError:
                 continue  # another process was faster
             if _is_whole_copy(aside / "damaged", manifest):  # and had mended it
                 with contextlib.suppress(OSError):
-                    (aside / "damaged").rename(home)
+                    move(aside / "damaged", home)
 
 
 def _is_whole_copy(folder: Path, manifest: Manifest) -> bool:

@@ -15,12 +15,11 @@ import ctypes
 import errno
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,18 +27,19 @@ from numpy.typing import NDArray
 from dlm.errors import ConfigError, EstimationError
 from dlm.estimate.adjust.kernels import ALL, KEPT
 from dlm.estimate.adjust.trie import Trie, TrieBuilder
-from dlm.estimate.counts import block, kernels, runs
+from dlm.estimate.counts import block, kernels
 from dlm.estimate.discount import DEFAULT_FALLBACK, discounts
 from dlm.estimate.interpolate.contexts import CONTEXT_BYTES, Interpolation
 from dlm.estimate.interpolate.rows import section_rows
 from dlm.estimate.progress import ProgressReporter
 from dlm.estimate.provenance import provenance
 from dlm.estimate.settings import EstimationSettings, EstimationSummary
-from dlm.estimate.store import Column, Memory
 from dlm.estimate.text import DELIMITERS, Reader
-from dlm.files import scratch_folder
+from dlm.files import scratch_folder, temporary_folder
 from dlm.ngram.arpa.writer import ArpaWriter, RowColumns, WordBytes
 from dlm.ngram.wordtable import WordTable
+from dlm.spill.column import Column, Memory
+from dlm.spill.merge import ahead, few_enough, merged_sums
 
 MIB = 1 << 20
 
@@ -53,8 +53,6 @@ XZ_PRESET = 6
 RESERVE_BYTES = 40 * MIB
 
 _M_MMAP_THRESHOLD = -3  # of malloc.h
-
-_T = TypeVar("_T")
 
 
 def estimate(
@@ -81,7 +79,7 @@ def estimate(
         The output is there whole and synced, or as it was before. Temporary files have no name.
     """
     place = Path(output)
-    folder = tmp or (Path(tempfile.gettempdir()) if str(place) == "-" else place.parent)
+    folder = tmp or (temporary_folder() if str(place) == "-" else place.parent)
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder; make it, or give another with --tmp")
     progress = progress or ProgressReporter(lambda _: None)
@@ -154,10 +152,10 @@ class _Estimation:
                 writer.section(self._reported(writer, section_rows(trie, n, probs, backoffs, rows)))
                 done += trie.kept[n - 1]
                 progress.tell(f"{done:,} of {total:,} n-grams written")
-                probs.close()
-                trie.counts[n - 1].close()
+                probs.remove()
+                trie.counts[n - 1].remove()
                 if backoffs is not None:
-                    backoffs.close()
+                    backoffs.remove()
             self._summary.context_ranges = interpolation.ranges
             progress.stage("syncing the file")
         trie.close()
@@ -181,14 +179,14 @@ class _Estimation:
         settings = self._settings
         order, threads = settings.order, settings.threads
         self._progress.stage("counting")
-        found: list[runs.Run] = []
+        found: list[Column] = []
         # Room for ids that is not touched costs nothing.
         capacity = max(self._workspace // block.bytes_per_token(), 1 << 12)
         tokens = np.empty(capacity, np.uint32)
         n = 0
         state = np.zeros(kernels.STATE, np.int64)
         state[kernels.WORDS], state[kernels.WORD_BYTES] = 3, 5 + 3 + 4
-        for text, size in _ahead(self._reader.blocks()):
+        for text, size in ahead(self._reader.blocks(), 2):
             chars = np.frombuffer(text, np.uint8)
             at = 0
             new_words, new_bytes = 1 << 12, 1 << 17  # more than the longest word
@@ -244,8 +242,8 @@ class _Estimation:
         self._summary.runs = len(found)
         self._progress.stage(f"merging {len(found)} runs and adjusting counts")
         merging = self._workspace // 3
-        found = runs.few_enough(found, merging, self._folder)
-        most = sum(run.rows for run in found)
+        found = few_enough(found, merging, self._memory)
+        most = sum(map(len, found))
         self._memory.limit_bytes = max(
             self._workspace - merging - 12 * order * room - _table_bytes(self._table), 0
         )
@@ -253,12 +251,12 @@ class _Estimation:
             order, most, words, settings.thresholds, self._known(), self._memory, room
         )
         done = 0
-        for rows in runs.merged(found, merging):
+        for rows in ahead(merged_sums(found, merging), threads):
             builder.add(rows)
             done += len(rows)
             self._progress.at(done, most, done, "n-grams")
         for run in found:
-            run.close()
+            run.remove()
         return builder.finish()
 
     def _fixed_bytes(self) -> int:
@@ -282,10 +280,10 @@ class _Estimation:
             "for it); raise --memory"
         )
 
-    def _run(self, tokens: NDArray[np.uint32]) -> runs.Run:
+    def _run(self, tokens: NDArray[np.uint32]) -> Column:
         """The n-grams of a block, counted and sorted on disk."""
         self._progress.tell(f"sorting {len(tokens):,} n-grams to disk")
-        run = runs.Run(self._folder, self._settings.order)
+        run = Column(np.uint32, self._settings.order + 1, memory=self._memory)
         for rows in block.counted_keys(
             tokens, len(self._table), self._settings.order, self._pool, self._settings.threads,
             self._bucket,
@@ -370,19 +368,6 @@ def _target(output: Path) -> Iterator[Path | IO[bytes]]:
 def _table_bytes(table: WordTable) -> int:
     """Memory of a table of words."""
     return table.slots.nbytes + table.word_begin.nbytes + table.word_bytes.nbytes
-
-
-def _ahead(items: Iterator[_T]) -> Iterator[_T]:
-    """The items, the next of which is made while one is used."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="dlm-read")
-    end = object()
-    try:
-        coming = pool.submit(next, items, end)
-        while (item := coming.result()) is not end:
-            coming = pool.submit(next, items, end)
-            yield item  # type: ignore[misc]
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _workspace(settings: EstimationSettings) -> int:

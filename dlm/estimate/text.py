@@ -6,7 +6,7 @@ Every command that takes text reads it here. A line is a sentence. What can be n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -167,7 +167,7 @@ class Reader:
         except (OSError, ValueError):
             return self._before, total
 
-    def blocks(self) -> Iterator[tuple[bytes, int]]:
+    def blocks(self) -> Generator[tuple[bytes, int], None, None]:
         """(text, its length) of each block that has lines."""
         return ((block.text, block.size) for block in self.read() if block.size)
 

@@ -1,13 +1,9 @@
-"""Rows (user, line, text) of a file, and the same rows sorted by user without holding them all."""
+"""Rows (user, line, text) of a file."""
 
 from __future__ import annotations
 
-import heapq
 import math
-import os
-from collections.abc import Iterator
-from itertools import islice
-from operator import itemgetter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +15,6 @@ from dlm.errors import FormatError
 Row = tuple[str, int, str]  # user id ("" where it is missing), 1-based line or row, text
 MISSING = ("refuse", "count")
 COMPRESSIONS = {".zst": "zstd", ".gz": "gzip", ".bz2": "bz2"}
-ROW_BYTES = 200  # of Python objects beside the text of a row
-RUN_ROWS = 2048  # rows of a run in memory at once while merging
-MAX_FAN_IN = 64  # runs merged at once
 
 
 def _raw(path: Path) -> Any:
@@ -128,19 +121,8 @@ def _user_id(value: Any, path: Path, row: int) -> str:
     return str(value).strip()
 
 
-def sorted_rows(
-    source: Path, rows: Iterator[Row], folder: Path, memory_bytes: int, missing: str
-) -> Iterator[Row]:
-    """The rows by user id; those of one user in their order.
-
-    Raises
-        FormatError   a row without a user, where `missing` is "refuse"
-    Cost         `memory_bytes` of rows; what is more is spilled into `folder` and merged
-    """
-    held: list[Row] = []
-    held_bytes = 0
-    runs: list[Path] = []
-    by_user = itemgetter(0)
+def named(source: Path, rows: Iterable[Row], missing: str) -> Iterator[Row]:
+    """The rows; raises `FormatError` at one without a user, where `missing` is "refuse"."""
     for row in rows:
         if not row[0] and missing == "refuse":
             raise FormatError(
@@ -148,50 +130,4 @@ def sorted_rows(
                 'the row, or leave such rows out and counted with missing="count" (--missing '
                 "count)"
             )
-        held.append(row)
-        held_bytes += len(row[0]) + len(row[2]) + ROW_BYTES
-        if held_bytes > memory_bytes:
-            held.sort(key=by_user)
-            runs.append(_write_run(iter(held), folder / f"run{len(runs)}"))
-            held, held_bytes = [], 0
-    held.sort(key=by_user)
-    if not runs:
-        yield from held
-        return
-    runs.append(_write_run(iter(held), folder / f"run{len(runs)}"))
-    del held
-    merged = 0
-    while len(runs) > MAX_FAN_IN:
-        # Neighbours are merged, so that the order of one user's rows is kept.
-        ahead = []
-        for at in range(0, len(runs), MAX_FAN_IN):
-            group = runs[at : at + MAX_FAN_IN]
-            ahead.append(
-                _write_run(
-                    heapq.merge(*map(_read_run, group), key=by_user), folder / f"merge{merged}"
-                )
-            )
-            merged += 1
-            for path in group:
-                os.unlink(path)  # noqa: PTH108
-        runs = ahead
-    yield from heapq.merge(*map(_read_run, runs), key=by_user)
-
-
-SCHEMA = pa.schema([("user", pa.string()), ("line", pa.int64()), ("text", pa.string())])
-
-
-def _write_run(rows: Iterator[Row], path: Path) -> Path:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
-        while part := list(islice(rows, RUN_ROWS)):
-            users, lines, texts = zip(*part, strict=True)
-            writer.write_batch(
-                pa.record_batch([pa.array(users), pa.array(lines), pa.array(texts)], schema=SCHEMA)
-            )
-    return path
-
-
-def _read_run(path: Path) -> Iterator[Row]:
-    with pa.OSFile(str(path), "rb") as source, pa.ipc.open_stream(source) as reader:
-        for batch in reader:
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        yield row

@@ -10,11 +10,10 @@ through a memory map: neither building nor reading holds more than a bounded par
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import unicodedata
-import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dlm.errors import ConfigError, FormatError
-from dlm.federated._user_rows import MISSING, Row, parquet_rows, sorted_rows, tsv_rows
+from dlm.federated._user_rows import MISSING, Row, named, parquet_rows, tsv_rows
 from dlm.federated.provenance import file_digest
 from dlm.files import replacing, scratch_folder, write_whole
+from dlm.spill.text import sorted_rows
 
 __all__ = [
     "DEFAULT_MEMORY_BYTES",
@@ -188,24 +188,20 @@ class UserDataset:
         made_from = (
             f"{STORE_VERSION} {kind} {missing} {cap_words} {stat.st_size} {stat.st_mtime_ns}"
         )
-        with contextlib.ExitStack() as unless_opened:
-            if store is None:
-                folder = unless_opened.enter_context(scratch_folder(None, "dlm-users"))
-            else:
-                folder = Path(store)
+        place = scratch_folder(None, "dlm-users") if store is None else nullcontext(Path(store))
+        with place as folder:
             file = folder / "users.arrow"
             opened = _opened(file, made_from)
             if opened is None:
                 # A copy of what users said: nobody else's business, wherever it is put.
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with scratch_folder(folder, "sort") as spill:
-                    ordered = sorted_rows(source, rows(), spill, memory_bytes, missing)
+                    ordered = sorted_rows(named(source, rows(), missing), spill, memory_bytes)
                     _write_store(source, ordered, file, made_from, cap_words, missing)
                 opened = _opened(file, made_from)
-            assert opened is not None, "a store just written is read back"
-            reader, found, digest = opened
-            # The map keeps the bytes alive; on POSIX a temporary folder may go before it.
-            weakref.finalize(reader, unless_opened.pop_all().close)
+        # The map keeps the bytes of a temporary store, whose folder is gone.
+        assert opened is not None, "a store just written is read back"
+        reader, found, digest = opened
         return cls(reader, found, digest, np.arange(found.users, dtype=np.int64))
 
     def __len__(self) -> int:

@@ -15,7 +15,6 @@ import contextlib
 import os
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from dlm.errors import ConfigError
+from dlm.files import scratch_folder
 from dlm.logs import EventLog
 from dlm.server.config import ServerConfig
 from dlm.server.health import ServingState
@@ -230,9 +230,9 @@ def worker_sockets(config: ServerConfig) -> Iterator[WorkerSockets | None]:
         sockets: dict[int, socket.socket] = {}
         ways: dict[int, Path] = {}
         try:
-            with tempfile.TemporaryDirectory(prefix="dlm-metrics-") as folder:
+            with scratch_folder(None, "dlm-metrics") as folder:
                 for worker in range(config.workers):
-                    path = worker_socket(Path(folder), worker)
+                    path = worker_socket(folder, worker)
                     sockets[worker] = stack.enter_context(unix_socket(path))
                     way = os.open(path, os.O_PATH)
                     stack.callback(os.close, way)

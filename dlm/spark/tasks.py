@@ -24,10 +24,10 @@ from dlm.estimate.adjust.trie import TrieBuilder
 from dlm.estimate.counts import block, kernels
 from dlm.estimate.interpolate import kernels as interpolation
 from dlm.estimate.interpolate.rows import log10_rows, ngram_blocks
-from dlm.estimate.store import Memory
 from dlm.estimate.text import DELIMITERS, LineFault, fault_of, lines_of, may_have_fault
 from dlm.ngram.arpa.writer import WordBytes, rows_text
 from dlm.ngram.wordtable import PADDING, WordTable
+from dlm.spill.column import Memory
 
 NONE = -1
 

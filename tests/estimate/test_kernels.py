@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dlm.estimate.counts import block, runs
+from dlm.estimate.counts import block
 
 
 def tokens_of(r: random.Random, words: int, sentences: int) -> NDArray[np.uint32]:
@@ -52,30 +51,3 @@ def test_keys_of_a_block_are_sorted_and_counted(words: int, order: int, bucket: 
     rows = np.concatenate(parts)
     assert {tuple(row[:-1]): row[-1] for row in rows.tolist()} == plain_keys(tokens, order)
     assert rows[:, :-1].tolist() == [list(key) for key in plain_keys(tokens, order)]
-
-
-@pytest.mark.parametrize("memory_bytes", [1, 1 << 14, 1 << 20])
-def test_runs_are_merged_as_one(tmp_path: Path, memory_bytes: int) -> None:
-    """Through several passes where memory allows few at once; equal keys are added up."""
-    r = random.Random(memory_bytes)
-    total: Counter[tuple[int, ...]] = Counter()
-    found = []
-    with ThreadPoolExecutor(2) as pool:
-        for _ in range(7):
-            tokens = tokens_of(r, 12, 200)
-            run = runs.Run(tmp_path, 3)
-            for rows in block.counted_keys(tokens, 12, 3, pool, 2, 1 << 10):
-                run.append(rows)
-                for row in rows.tolist():
-                    total[tuple(row[:-1])] += row[-1]
-            found.append(run)
-    found = runs.few_enough(found, memory_bytes, tmp_path)
-    merged: Counter[tuple[int, ...]] = Counter()
-    order: list[tuple[int, ...]] = []
-    for rows in runs.merged(found, memory_bytes):
-        for row in rows.tolist():
-            merged[tuple(row[:-1])] += row[-1]
-            order.append(tuple(row[:-1]))
-    assert merged == total
-    assert order == sorted(order)
-    assert not [*tmp_path.iterdir()]

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from dlm.errors import ConfigError
-from dlm.estimate.columns import ModelColumns, Storage
+from dlm.estimate.columns import ModelColumns
 from dlm.estimate.prune import Goal, ln_histories, needed_bytes, own_scores, prune, raised_scores
+from dlm.spill.arrays import Storage
 from models import HAND_MADE, Ngram, PlainModel, random_model
 from normalised import (
     contexts_of,

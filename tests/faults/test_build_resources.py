@@ -119,22 +119,26 @@ def test_the_folder_for_spilling_is_looked_at_too(
 
 # A file system that is full after some bytes: every write counts.
 FULL = """
-import builtins, errno, os, pathlib, sys
+import errno, os, pathlib, sys
+from dlm import files
 from dlm.index.build import build_shard_set
 from dlm.index.build.budget import Budget
 budget = Budget(True, 8 << 20, 8 << 20, block_rows=50, capacity_rows=100)
 Budget.of = classmethod(lambda *_: budget)
 left = int(sys.argv[3])
-real = pathlib.Path.open
+real, pwrite = pathlib.Path.open, os.pwrite
+
+def take(data):
+    global left
+    left -= memoryview(data).nbytes
+    if left < 0:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 class Full:
     def __init__(self, file):
         self._file = file
     def write(self, data):
-        global left
-        left -= memoryview(data).nbytes if not isinstance(data, str) else len(data)
-        if left < 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        take(data)
         return self._file.write(data)
     def __getattr__(self, name):
         return getattr(self._file, name)
@@ -147,7 +151,12 @@ def opened(self, mode="r", *a, **k):
     file = real(self, mode, *a, **k)
     return Full(file) if "w" in mode and not self.name.endswith("lock") else file
 
-pathlib.Path.open = opened
+def write_at(descriptor, data, at):
+    take(data)
+    return pwrite(descriptor, data, at)
+
+pathlib.Path.open, os.pwrite = opened, write_at
+files.open = lambda *a, **k: Full(open(*a, **k))
 try:
     build_shard_set(sys.argv[1], sys.argv[2], 2)
     print("built")

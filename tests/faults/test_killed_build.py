@@ -206,7 +206,7 @@ def test_the_leftovers_of_a_killed_build_are_no_shard_set(leftovers: Path, model
     [
         ("journal", "cannot be used"),
         ("cut", "cannot be used"),
-        ("spool", "is not what was written"),
+        ("column", "is not what was written"),
         ("missing", "is missing"),
         ("shard", "is not what was written"),
         ("arguments", "other arguments"),
@@ -220,18 +220,18 @@ def test_leftovers_that_do_not_fit_are_thrown_away(
     """The build says so, begins anew, and gives the same bytes as one left alone."""
     shards = SHARDS
     journal = leftovers / JOURNAL
-    spools = sorted((leftovers / "spill").glob("*.spool"))
+    columns = sorted((leftovers / "spill").glob("*.column"))
     if damage == "journal":
         journal.write_text("{}")
     elif damage == "cut":
         journal.write_bytes(journal.read_bytes()[:100])
-    elif damage == "spool":
-        largest = max(spools, key=lambda path: path.stat().st_size)
+    elif damage == "column":
+        largest = max(columns, key=lambda path: path.stat().st_size)
         data = bytearray(largest.read_bytes())
         data[len(data) // 2] ^= 1
         largest.write_bytes(data)
     elif damage == "missing":
-        spools[0].unlink()
+        columns[0].unlink()
     elif damage == "shard":
         (leftovers / "shard-0000.arrow").write_bytes(b"ARROW1")
     elif damage == "arguments":

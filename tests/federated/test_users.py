@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from dlm.errors import ConfigError, FormatError
-from dlm.federated import _user_rows
 from dlm.federated.users import UserDataset
 
 ROWS = [
@@ -84,31 +83,29 @@ def test_the_order_of_rows_of_different_users_does_not_matter(tmp_path: Path) ->
     assert one.digest == other.digest != swapped.digest
 
 
-@pytest.mark.parametrize("fan_in", [64, 3])
-def test_a_file_larger_than_the_memory_is_sorted_on_disk(
-    tmp_path: Path, fan_in: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Many runs, merged at once and in two steps, against the dictionary."""
+def test_a_file_larger_than_the_memory_is_sorted_on_disk(tmp_path: Path) -> None:
+    """Many runs, against the dictionary."""
     random = np.random.default_rng(0)
     rows = [
         (f"user{random.integers(300):03}", f"{i} " + "word " * int(random.integers(1, 40)))
         for i in range(20_000)
     ]
-    monkeypatch.setattr(_user_rows, "MAX_FAN_IN", fan_in)
-    written = []
-    real = _user_rows._write_run
-
-    def counted(*args: Any) -> Path:
-        written.append(1)
-        return real(*args)
-
-    monkeypatch.setattr(_user_rows, "_write_run", counted)
     dataset = UserDataset.from_tsv(
         tsv(tmp_path / "u.tsv", rows), store=tmp_path / "store", memory_bytes=1 << 20
     )
-    assert len(written) > 5
     assert held(dataset) == grouped(rows)
     assert sorted(p.name for p in (tmp_path / "store").iterdir()) == ["users.arrow", "users.facts"]
+
+
+def test_a_temporary_store_is_gone_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that nothing is left of it, whatever ends the process."""
+    monkeypatch.setattr("dlm.files.temporary_folder", lambda: tmp_path)
+    source = tsv(tmp_path / "u.tsv", ROWS)
+    dataset = UserDataset.from_tsv(source)
+    assert list(tmp_path.iterdir()) == [source]
+    assert held(dataset) == grouped(ROWS)
 
 
 def test_a_store_is_used_again_and_made_anew_for_another_file(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from dlm.index import build
 from dlm.index.build.budget import Budget
 from dlm.index.build.files import write_parts
 from dlm.index.build.pack import BitStream, stream_offsets
-from dlm.index.build.spool import Spool
 from dlm.index.build.values import DistinctValues, Quantiser, ValueHistogram
 from dlm.index.layout import COLUMNS, Manifest
 from dlm.index.packed.columns import pack_fields
 from dlm.resources import available_bytes, parse_size
+from dlm.spill.column import Column
 from index.oracle import build_whole, pack_offsets, quantise, write_columns
 from models import HAND_MADE, MISSING_PREFIX, PlainModel, random_model
 
@@ -179,7 +179,7 @@ def test_offsets_packed_in_pieces_are_those_packed_whole(count: int, steps: int)
     rng = np.random.default_rng(count)
     rises = rng.integers(0, 9, count) * rng.choice([1, 1, 1, 1 << 12], count)
     offsets = np.cumsum(np.concatenate([[0], rises]))[:count]
-    words, wide = BitStream(Spool(None, np.uint64)), BitStream(Spool(None, np.uint64))
+    words, wide = BitStream(Column(np.uint64)), BitStream(Column(np.uint64))
 
     def pieces() -> Iterator[np.ndarray]:
         return iter([offsets[i : i + steps] for i in range(0, count, steps)])
@@ -188,37 +188,37 @@ def test_offsets_packed_in_pieces_are_those_packed_whole(count: int, steps: int)
     whole = pack_offsets(offsets)
     assert widths == (whole.base_bits, whole.delta_bits)
     for stream, expected in ((words, whole.words), (wide, whole.exceptions)):
-        spool = stream.close()
-        assert spool.read(0, spool.rows).tolist() == expected.tolist()
+        column = stream.close()
+        assert column.read(0, len(column)).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("width", [0, 1, 31, 32, 57])
 def test_fields_packed_in_pieces_are_those_packed_whole(width: int) -> None:
     """Of any width, from any bit on."""
     values = np.random.default_rng(2).integers(0, 1 << width, 301, dtype=np.uint64)
-    stream = BitStream(Spool(None, np.uint64))
+    stream = BitStream(Column(np.uint64))
     for i in range(0, len(values), 43):
         stream.fields(values[i : i + 43], width)
-    spool = stream.close()
-    assert spool.read(0, spool.rows).tolist() == pack_fields(values, width).tolist()
+    column = stream.close()
+    assert column.read(0, len(column)).tolist() == pack_fields(values, width).tolist()
 
 
 def test_a_file_in_parts_is_the_file_as_a_whole(tmp_path: Path) -> None:
     """Columns of several parts, of one, and empty ones."""
-    parts: dict[str, list[np.ndarray | Spool]] = {}
+    parts: dict[str, list[np.ndarray | Column]] = {}
     rng = np.random.default_rng(1)
     for i, (name, dtypes) in enumerate(COLUMNS["shard"].items()):
         arrays = [rng.integers(0, 99, n).astype(dtypes[0]) for n in (0, 3, 1000 * i)[: i % 4]]
-        spool = Spool(tmp_path / name, dtypes[0])
+        column = Column(dtypes[0], path=tmp_path / name)
         for array in arrays:
-            spool.append(array)
-        finished = spool.finish()
+            column.append(array)
+        finished = column.finish()
         parts[name] = [finished] if i % 2 else list(arrays)
     whole = {
         name: np.concatenate(
             [
                 np.zeros(0, COLUMNS["shard"][name][0]),
-                *(p.read(0, p.rows) if isinstance(p, Spool) else p for p in some),
+                *(p.read(0, len(p)) if isinstance(p, Column) else p for p in some),
             ]
         )
         for name, some in parts.items()

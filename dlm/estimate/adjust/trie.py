@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dlm.errors import EstimationError
 from dlm.estimate.adjust import kernels
-from dlm.estimate.store import Column, Memory
+from dlm.spill.column import Column, Memory
 
 MAX_RANK = (1 << 32) - 2
 
@@ -53,7 +53,7 @@ class Trie:
     def close(self) -> None:
         """Frees what it holds."""
         for column in [*self.words, *self.counts, *self.children]:
-            column.close()
+            column.remove()
 
 
 class TrieBuilder:
@@ -80,9 +80,9 @@ class TrieBuilder:
         self._order = order
         bounds = [words, *[most + 1] * (order - 1)]
         self._trie = Trie(
-            [Column(bound, np.uint32, memory) for bound in bounds],
-            [Column(bound, np.uint32, memory) for bound in bounds],
-            [Column(bound + 1, np.uint32, memory) for bound in bounds[:-1]],
+            [Column(np.uint32, memory=memory, most=bound) for bound in bounds],
+            [Column(np.uint32, memory=memory, most=bound) for bound in bounds],
+            [Column(np.uint32, memory=memory, most=bound + 1) for bound in bounds[:-1]],
             np.zeros((order, kernels.STATISTICS), np.int64),
         )
         self._words = np.empty((order, room), np.uint32)

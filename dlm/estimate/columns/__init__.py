@@ -8,18 +8,15 @@ from dlm.estimate.columns.orders import (
     OrderColumns,
     memory_bytes,
 )
-from dlm.estimate.columns.storage import IN_MEMORY, Storage
 from dlm.estimate.columns.text import lay_out, log10_probs
 
 __all__ = [
-    "IN_MEMORY",
     "MISSING",
     "PARSER_BYTES",
     "SORT_BYTES",
     "WORD_BYTES",
     "ModelColumns",
     "OrderColumns",
-    "Storage",
     "lay_out",
     "log10_probs",
     "memory_bytes",

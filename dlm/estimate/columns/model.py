@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from dlm.errors import ArpaError, ConfigError
 from dlm.estimate.columns import kernels, orders
 from dlm.estimate.columns.orders import MISSING, Builder, InvalidNgram, OrderColumns, new_order
-from dlm.estimate.columns.storage import IN_MEMORY, Storage
 from dlm.ngram.arpa import ArpaReader, NgramBatch, SectionColumns, write_arpa
 from dlm.ngram.vocab import Vocabulary
+from dlm.spill.arrays import IN_MEMORY, Storage
 
 U32 = np.uint32
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from dlm.errors import ConfigError
 from dlm.estimate.columns import kernels
-from dlm.estimate.columns.storage import Storage
-from dlm.extsort import Sorter
 from dlm.files import scratch_folder
 from dlm.ngram.arpa import ArpaReader, NgramBatch
 from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB
+from dlm.spill.arrays import Storage
+from dlm.spill.sorter import Sorter
 
 _Number = TypeVar("_Number", bound=np.generic)
 

@@ -35,7 +35,6 @@ RADIX_BITS = 11
 _RADIX = 1 << RADIX_BITS
 _RADIX_SHIFT = np.uint64(RADIX_BITS)
 _LOW_BITS = np.uint64(_RADIX - 1)
-_LARGEST = np.uint64(0xFFFFFFFF)
 _U1 = np.uint64(1)
 
 
@@ -328,95 +327,3 @@ def sort_keys(tokens, ends, order, bits, packed, sorting, places, starts, rows):
         before = at
         found += 1
     return found
-
-
-@inlined
-def _is_less(flat, a, b, order):  # type: ignore[no-untyped-def]
-    """Whether the key at a comes before that at b; the earlier place first among equals."""
-    for k in range(order):
-        x, y = flat[a + k], flat[b + k]
-        if x != y:
-            return x < y
-    return a < b
-
-
-@kernel
-def merge(rows, at, end, last, heap, out):  # type: ignore[no-untyped-def]
-    """Merges sorted pieces and adds up equal keys, until a piece that goes on elsewhere is spent.
-
-    Shapes
-        rows     (n, order + 1)  uint32  the pieces one after another, a key and its count each
-        at, end  (pieces,)       int64   what is left of each; `at` is moved on
-        last     (pieces,)       uint8   whether nothing follows the piece
-        heap     (pieces,)       int64   for the kernel's use
-        out      (m, order + 1)  uint32  filled up to what is returned
-    Returns
-        (how many rows, the piece that is spent and goes on elsewhere or -1); with -1, all is merged
-        or there is no more room
-    Guarantees
-        keys of one call are different; the last may come again as the first of the next. A count
-        that would not fit in 32 bits is two rows
-    """
-    width = np.int64(rows.shape[1])
-    order = width - 1
-    capacity = np.int64(len(out))
-    flat, out = raw(rows.reshape(len(rows) * width)), raw(out.reshape(len(out) * width))
-    size = np.int64(0)
-    for piece in range(len(at)):
-        if at[piece] < end[piece]:
-            heap[size] = piece
-            size += 1
-        elif last[piece] == 0:
-            return np.int64(0), np.int64(piece)
-    for i in range(size // 2):
-        _sink(flat, at, heap, size, size // 2 - 1 - i, width, order)
-    found = np.int64(0)
-    while size > 0:
-        piece = heap[0]
-        row = at[piece] * width
-        mine = (found - 1) * width
-        same = found > 0
-        if same:
-            for k in range(order):
-                if flat[row + k] != out[mine + k]:
-                    same = False
-                    break
-            if same:
-                same = np.uint64(out[mine + order]) + np.uint64(flat[row + order]) <= _LARGEST
-        if same:
-            out[mine + order] += flat[row + order]
-        else:
-            if found == capacity:
-                break
-            mine += width
-            for k in range(width):
-                out[mine + k] = flat[row + k]
-            found += 1
-        at[piece] += 1
-        if at[piece] == end[piece]:
-            if last[piece] == 0:
-                return found, piece
-            size -= 1
-            heap[0] = heap[size]
-        if size > 0:
-            _sink(flat, at, heap, size, 0, width, order)
-    return found, np.int64(-1)
-
-
-@inlined
-def _sink(flat, at, heap, size, i, width, order):  # type: ignore[no-untyped-def]
-    """Moves entry i of the heap down to where it belongs."""
-    piece = heap[i]
-    while True:
-        child = 2 * i + 1
-        if child >= size:
-            break
-        if child + 1 < size and _is_less(
-            flat, at[heap[child + 1]] * width, at[heap[child]] * width, order
-        ):
-            child += 1
-        if not _is_less(flat, at[heap[child]] * width, at[piece] * width, order):
-            break
-        heap[i] = heap[child]
-        i = child
-    heap[i] = piece

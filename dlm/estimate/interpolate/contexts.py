@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dlm.estimate.adjust.kernels import COUNT_BITS, KEPT, PRUNED
 from dlm.estimate.adjust.trie import MAX_RANK, Trie
 from dlm.estimate.interpolate import kernels
-from dlm.estimate.store import Column, Memory
+from dlm.spill.column import Column, Memory
 
 # N-grams that are looked at at once.
 CHUNK = 1 << 18
@@ -101,7 +101,7 @@ class Interpolation:
         self.order = 1
         counts = trie.counts[0].read(0, len(trie.counts[0]))
         probs = unigrams(counts, discounts[0], int(trie.statistics[0, KEPT]))
-        self.probs = Column(len(probs), np.float32, memory)
+        self.probs = Column(np.float32, memory=memory, most=len(probs))
         self.probs.append(probs)
         self.backoffs: Column | None = None
         self.ranges = 0
@@ -111,13 +111,13 @@ class Interpolation:
         trie, n = self._trie, self.order + 1
         discounts = self._discounts[n - 1].astype(np.float64)
         shorter, longer = len(trie.words[n - 2]), len(trie.words[n - 1])
-        backoffs = Column(shorter, np.float32, self._memory)
-        probs = Column(longer, np.float32, self._memory)
+        backoffs = Column(np.float32, memory=self._memory, most=shorter)
+        probs = Column(np.float32, memory=self._memory, most=longer)
         probs.extend(longer)
         if n == 2:
             links = trie.words[1]
         else:
-            links = Column(longer, np.uint32, self._memory)
+            links = Column(np.uint32, memory=self._memory, most=longer)
             links.extend(longer)
         for contexts in self._ranges(n):
             self.ranges += 1
@@ -130,7 +130,7 @@ class Interpolation:
             self._probabilities(n, contexts, links, sums, discounts, probs)
         before, self.probs, self.backoffs = self.probs, probs, backoffs
         if self._links is not None and n > 3:
-            self._links.close()
+            self._links.remove()
         self._links = links
         self.order = n
         return before
@@ -138,7 +138,7 @@ class Interpolation:
     def close(self) -> None:
         """Frees what it holds."""
         if self._links is not None and self.order > 2:
-            self._links.close()
+            self._links.remove()
         self._links = None
 
     # ------------------------------------------------------------------------ one order
@@ -147,7 +147,7 @@ class Interpolation:
         """Says of all contexts that they are not known yet."""
         for begin in range(0, len(links), self._chunk):
             end = min(begin + self._chunk, len(links))
-            some = links.open(begin, end)
+            some = links.edit(begin, end)
             some[:] = MAX_RANK + 1
             links.store(begin, some)
 
@@ -216,7 +216,7 @@ class Interpolation:
             children = trie.children[n - 2].read(chunk.begin, chunk.end + 1)
             words = trie.words[n - 1].read(chunk.first, chunk.last)
             counts = trie.counts[n - 1].read(chunk.first, chunk.last)
-            found = links.open(chunk.first, chunk.last)
+            found = links.edit(chunk.first, chunk.last)
             for part in [
                 self._pool.submit(
                     kernels.add_up, mine, children, chunk.first, words, counts, low, high, searched,
@@ -255,7 +255,7 @@ class Interpolation:
         trie = self._trie
 
         def work(chunk: Chunk) -> None:
-            out = probs.open(chunk.first, chunk.last)
+            out = probs.edit(chunk.first, chunk.last)
             kernels.probabilities(
                 trie.children[n - 2].read(chunk.begin, chunk.end + 1),
                 chunk.first,

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from dlm.estimate.adjust.trie import Trie
 from dlm.estimate.interpolate.kernels import as_log10, lengthen
-from dlm.estimate.store import Column
 from dlm.ngram.arpa.writer import RowColumns
+from dlm.spill.column import Column
 
 ROWS = 1 << 16
 

@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.estimate.columns import MISSING, ModelColumns, OrderColumns, Storage
+from dlm.estimate.columns import MISSING, ModelColumns, OrderColumns
 from dlm.estimate.prune import kernels
 from dlm.ngram.vocab import BEGIN_SENTENCE
+from dlm.spill.arrays import Storage
 from dlm.units import LN_10
 
 F32, F64, I64 = np.float32, np.float64, np.int64

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.estimate.columns import IN_MEMORY, Storage
 from dlm.estimate.prune import kernels
+from dlm.spill.arrays import IN_MEMORY, Storage
 
 Keep = list[NDArray[np.bool_]]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlm.errors import ConfigError
-from dlm.extsort import MIN_MEMORY_BYTES, Plan, SortedRuns, Sorter
 from dlm.ngram.arpa import ArpaReader
+from dlm.spill.sorter import MIN_MEMORY_BYTES, Plan, SortedRuns, Sorter
 
 MIB = 1 << 20
 PARSER_BYTES = 64 * MIB  # text and arrays of ArpaReader

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dlm.files import sync_folder
+from dlm.files import scratch_folder, sync_folder
 from dlm.index import layout
 from dlm.index.build import stages
 from dlm.index.build.budget import Budget, credible_counts
@@ -29,9 +28,9 @@ from dlm.index.build.pack import (
     LevelShape,
     tree_columns,
 )
-from dlm.index.build.spool import Spool, Taker, Work
 from dlm.index.build.stages import Context
 from dlm.index.build.values import DistinctValues
+from dlm.index.build.work import Taker, Work
 from dlm.index.coding import Coding
 from dlm.index.layout import FileEntry
 from dlm.index.packed import kernels as packed
@@ -47,6 +46,7 @@ from dlm.index.packed.low import BLANK, LOW_SHAPE, PAIR_FLAG_BITS, STORED, ids_o
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.partition import balanced_slot_table
 from dlm.ngram.vocab import UNK_ID
+from dlm.spill.column import Column
 
 U32 = np.uint32
 U64 = np.uint64
@@ -134,10 +134,10 @@ def rebuild(
 
     Trusts  no n-gram of `source` stands twice or lacks its prefix
     """
-    with tempfile.TemporaryDirectory(prefix="dlm-") as folder:  # for sorters; stays empty
+    with scratch_folder(None, "dlm-rebuild") as folder:  # for sorters; stays empty
         silent = stages.BuildProgress(lambda line: None)
-        c = Context(Work(None), Budget.in_memory(), coding, silent, Path(folder))
-        journal = Journal(Path(folder), None)
+        c = Context(Work(None), Budget.in_memory(), coding, silent, folder)
+        journal = Journal(folder, None)
         try:
             stages.read(source, source.counts, c)
             stages.join(c, journal)
@@ -211,7 +211,7 @@ def _write_files(folder: Path, shards: int, c: Context, journal: Journal) -> Non
         size, digest = write_parts(folder / name, file.kind, columns)
         for _, parts in columns.values():
             for part in parts:
-                if isinstance(part, Spool) and part not in work.spools.values():
+                if isinstance(part, Column) and part not in work.columns.values():
                     part.remove()
         files.append(FileEntry(file.kind, file.index, name, size, digest, *file.numbers))
         work.info["files"] = [asdict(entry) for entry in files]
@@ -255,7 +255,7 @@ def finish_words(c: Context) -> None:
 def _words_digest(c: Context) -> Any:
     """The hash of every word, its length as eight bytes before it: how a model id begins."""
     begin = c.work.array("word-begin").astype(I64)
-    data = c.work.spools["word-bytes"]
+    data = c.work.columns["word-bytes"]
     digest = xxhash.xxh3_128()
     for first in range(0, c.words, c.budget.block_rows):
         ends = begin[first : first + c.budget.block_rows + 1]
@@ -273,10 +273,10 @@ def _words_digest(c: Context) -> Any:
 
 def vocabulary_columns(c: Context) -> dict[str, Any]:
     """The columns of the vocabulary."""
-    begin = c.work.spools["word-begin"]
+    begin = c.work.columns["word-begin"]
     return {
         "word_begin": (begin.dtype, [begin]),
-        "word_bytes": (np.uint8, [c.work.spools["word-bytes"]]),
+        "word_bytes": (np.uint8, [c.work.columns["word-bytes"]]),
     }
 
 
@@ -289,7 +289,7 @@ def low_columns(c: Context) -> dict[str, Any]:
     prob_most, backoff_most = c.coding.prob_table, c.coding.backoff_table
     word_prob = code_values(prob1, PROB_BITS, prob_most)
     word_backoff = code_values(backoff1, BACKOFF_BITS, backoff_most)
-    pairs = work.spools["pairs"] if c.order > 1 else Spool(None, U32, 4)
+    pairs = work.columns["pairs"] if c.order > 1 else Column(U32, 4)
     begin = np.zeros(c.words + 1, I64)
     if c.order > 1:
         np.cumsum(work.array("pair-sizes"), out=begin[1:])
@@ -306,8 +306,7 @@ def low_columns(c: Context) -> dict[str, Any]:
     value_bits = PAIR_FLAG_BITS + prob_bits + backoff_bits
     place = np.empty(c.words + 1, I64)
     packed.key_list_bits(begin, c.key_bits, value_bits, place)
-    folder = work.folder
-    lists = BitStream(Spool(None if folder is None else folder / "low-list.part", np.uint64))
+    lists = BitStream(Column(np.uint64, path=work.file("low-list.part")))
     first = 0
     while first < c.words:
         after = int(np.searchsorted(begin, begin[first] + rows, side="right")) - 1
@@ -330,7 +329,7 @@ def low_columns(c: Context) -> dict[str, Any]:
         lists.put(words, bits)
         first = last
     # Arrays by word are in memory.
-    begin_bits, place_bits = bits_of(pairs.rows), bits_of(int(place[-1]))
+    begin_bits, place_bits = bits_of(len(pairs)), bits_of(int(place[-1]))
     stride = begin_bits + place_bits + word_backoff.bits
     entries = room((c.words + 1) * stride)
     packed.put_all(entries, 0, stride, begin_bits, begin)
@@ -339,7 +338,7 @@ def low_columns(c: Context) -> dict[str, Any]:
     near1 = (word_prob.codes << U64(1)) | extended.astype(U64)
     shape = {
         "words": c.words,
-        "pairs": pairs.rows,
+        "pairs": len(pairs),
         "key_bits": c.key_bits,
         "word_prob_bits": word_prob.bits,
         "word_backoff_bits": word_backoff.bits,
@@ -349,7 +348,7 @@ def low_columns(c: Context) -> dict[str, Any]:
         "place_bits": place_bits,
     }
     none = np.zeros(0, F32)
-    columns: dict[str, NDArray[Any] | Spool] = {
+    columns: dict[str, NDArray[Any] | Column] = {
         "shape": np.array([shape[name] for name in LOW_SHAPE], np.uint64),
         "word_value": pack_fields(near1, word_prob.bits + 1),
         "word_entry": entries,
@@ -413,19 +412,17 @@ class ShardLevels:
     def columns(self, index: int) -> dict[str, Any]:
         """The columns of a shard."""
         c = self._c
-        folder = c.work.folder
-        own: list[Spool] = []
+        own: list[Column] = []
 
-        def taken(level: int, i: int) -> Spool:
+        def taken(level: int, i: int) -> Column:
             what, width = (("nodes", 6), ("entries", 3))[i]
             if self._shards == 1:
-                return c.work.spools[f"shard-{what}-{level + 2}"]
-            path = None if folder is None else folder / f"one-{what}-{level}.part"
-            spool = Spool(path, U32, width)
+                return c.work.columns[f"shard-{what}-{level + 2}"]
+            column = Column(U32, width, path=c.work.file(f"one-{what}-{level}.part"))
             for piece in self._takers[level][i].take(int(self._counts[level][index, i])):
-                spool.append(piece)
-            own.append(spool)
-            return spool.finish(sync=False)
+                column.append(piece)
+            own.append(column)
+            return column.finish(sync=False)
 
         def levels() -> Iterator[LevelPacker]:
             for level in range(c.order - 2):
@@ -433,20 +430,20 @@ class ShardLevels:
                     level == 0,
                     level + 3 == c.order,
                     bool(self._counts[level][index, 2]),
-                    c.work.spools["pairs"].rows,
+                    len(c.work.columns["pairs"]),
                     c.key_bits,
                     c.coding.prob_table,
                     c.coding.backoff_table,
                 )
                 yield LevelPacker(
-                    taken(level, 0), taken(level, 1), shape, folder, f"level-{level}",
+                    taken(level, 0), taken(level, 1), shape, c.work, f"level-{level}",
                     c.budget.block_rows,
                 )  # fmt: skip
 
         with ThreadPoolExecutor(c.budget.threads) as pool:
             coming = [pool.submit(packer.pack) for packer in levels()]
             parts: list[LevelParts] = [future.result() for future in coming]
-        for spool in own:
-            spool.remove()
-        pairs = c.work.spools["pairs"].rows if c.order > 1 else 0
+        for column in own:
+            column.remove()
+        pairs = len(c.work.columns["pairs"]) if c.order > 1 else 0
         return tree_columns(parts, pairs, c.key_bits)

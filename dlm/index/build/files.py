@@ -17,10 +17,10 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from dlm.index.build.spool import Spool
 from dlm.index.layout import COLUMNS, FORMAT_VERSION
+from dlm.spill.column import Column
 
-Part = NDArray[Any] | Spool
+Part = NDArray[Any] | Column
 # By name, in the order of the format: dtype, and parts in order.
 Columns = Mapping[str, tuple[Any, Sequence[Part]]]
 _STEP_BYTES = 4 << 20
@@ -66,7 +66,7 @@ class _Sink:
 def pieces(parts: Sequence[Part]) -> Iterator[memoryview]:
     """The bytes of a column in parts."""
     for part in parts:
-        if isinstance(part, Spool):
+        if isinstance(part, Column):
             for chunk in part.chunks(max(_STEP_BYTES // part.row_bytes, 1)):
                 yield memoryview(np.ascontiguousarray(chunk).data).cast("B")
         elif len(part):
@@ -86,7 +86,7 @@ def write_parts(path: Path, kind: str, columns: Columns) -> tuple[int, str]:
         dtype = np.dtype(dtype)
         if dtype not in COLUMNS[kind][name]:
             raise ValueError(f"column {name} of {kind} cannot be {dtype}")
-        length = sum(part.rows if isinstance(part, Spool) else len(part) for part in parts)
+        length = sum(map(len, parts))
         # Pages that nobody touches take no memory.
         empty = pa.py_buffer(mmap.mmap(-1, max(length * dtype.itemsize, 1)))
         if length:

@@ -15,15 +15,16 @@ import xxhash
 
 from dlm import __version__
 from dlm.errors import ConfigError, SpillError
-from dlm.extsort import SortedRuns
-from dlm.files import sync_folder
+from dlm.files import sync_folder, write_whole
 from dlm.index.build.budget import Budget
-from dlm.index.build.spool import Spool, Work
+from dlm.index.build.work import Work
 from dlm.index.layout import FORMAT_VERSION
 from dlm.ngram.arpa import PARTS_INDEX, is_parts_folder
+from dlm.spill.column import Column
+from dlm.spill.sorter import SortedRuns
 
 JOURNAL = "journal.json"
-VERSION = 2  # grows when a stage leaves other things than before
+VERSION = 3  # grows when a stage leaves other things than before
 _SAMPLE_BYTES = 1 << 20
 
 
@@ -80,23 +81,17 @@ class Journal:
                 "key": self._key,
                 "done": self.done,
                 "info": work.info,
-                "spools": {name: spool.manifest() for name, spool in work.spools.items()},
+                "columns": {name: column.manifest() for name, column in work.columns.items()},
                 "runs": {name: runs.manifest() for name, runs in work.runs.items()},
             }
-            partial = self._path.with_name(JOURNAL + ".partial")
-            with partial.open("w") as out:
-                json.dump(content, out)
-                out.flush()
-                os.fsync(out.fileno())
             if work.folder is not None:
                 sync_folder(work.folder)
-            partial.replace(self._path)
-            sync_folder(self._path.parent)
+            write_whole(self._path, json.dumps(content).encode())
         work.sweep()
 
     def forget(self, work: Work) -> None:
         """As if nothing were done."""
-        work.spools.clear()
+        work.columns.clear()
         work.runs.clear()
         work.info.clear()
         self.done = []
@@ -115,10 +110,10 @@ class Journal:
                 return "it is of another input, other arguments or another version"
             assert work.folder is not None
             # The names come from a file: nothing outside of the folder is opened.
-            for name, manifest in content["spools"].items():
+            for name, manifest in content["columns"].items():
                 if Path(manifest["name"]).name != manifest["name"]:
                     raise ValueError(f"{manifest['name']!r:.80} is no name")
-                work.spools[name] = Spool.open(work.folder, manifest)
+                work.columns[name] = Column.open(work.folder, manifest)
             for name, manifest in content["runs"].items():
                 work.runs[name] = SortedRuns.open(
                     work.folder, manifest, budget.read_bytes, budget.threads
@@ -128,7 +123,7 @@ class Journal:
         except (OSError, ConfigError, SpillError, ValueError, KeyError, TypeError) as exc:
             self.forget(work)
             return str(exc)
-        kept = {spool.path.name for spool in work.spools.values() if spool.path is not None}
+        kept = {column.path.name for column in work.columns.values() if column.path is not None}
         kept |= {run.name for runs in work.runs.values() for run in runs.runs}
         for path in work.folder.iterdir():
             if path.name not in kept:

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.index.build.kernels import BLANK_CODE
-from dlm.index.build.spool import Spool
 from dlm.index.build.values import DistinctValues
+from dlm.index.build.work import Work
 from dlm.index.packed import kernels
 from dlm.index.packed.columns import BACKOFF_BITS, PROB_BITS, bits_of, room
 from dlm.index.packed.kernels import OFFSET_BLOCK
 from dlm.index.packed.tree import LEVEL_COLUMNS, LEVEL_SHAPE, TABLES, TREE_SHAPE, root_key_bits_of
+from dlm.spill.column import Column
 
 U64 = np.uint64
 I64 = np.int64
@@ -29,8 +29,8 @@ Rows = NDArray[np.uint32]
 class BitStream:
     """A packed column that is written from its beginning on."""
 
-    def __init__(self, spool: Spool) -> None:
-        self.spool = spool
+    def __init__(self, column: Column) -> None:
+        self.column = column
         self._bits = 0
         self._last = U64(0)
 
@@ -44,7 +44,7 @@ class BitStream:
     def put(self, words: NDArray[np.uint64], bits: int) -> None:
         """Takes words that were filled."""
         whole = (self._bits % 64 + bits) // 64
-        self.spool.append(words[:whole])
+        self.column.append(words[:whole])
         self._last = words[whole]
         self._bits += bits
 
@@ -55,11 +55,11 @@ class BitStream:
         kernels.put_all(words, begin, width, width, np.ascontiguousarray(values, np.uint64))
         self.put(words, bits)
 
-    def close(self) -> Spool:
+    def close(self) -> Column:
         """The column, its spare word added."""
         end = [self._last, 0] if self._bits % 64 else [0]
-        self.spool.append(np.array(end, np.uint64))
-        return self.spool.finish(sync=False)
+        self.column.append(np.array(end, np.uint64))
+        return self.column.finish(sync=False)
 
 
 def rechunk(chunks: Iterator[NDArray[Any]], multiple: int) -> Iterator[NDArray[Any]]:
@@ -155,9 +155,9 @@ class LevelParts:
     """A packed level: its numbers but where its parts begin, and its parts by column."""
 
     numbers: dict[str, int]
-    parts: dict[str, NDArray[Any] | Spool]
-    root_bucket: Spool | None = None
-    root_key: Spool | None = None
+    parts: dict[str, NDArray[Any] | Column]
+    root_bucket: Column | None = None
+    root_key: Column | None = None
     root_bits: tuple[int, int] = (0, 0)
 
 
@@ -183,21 +183,17 @@ class LevelPacker:
     """
 
     def __init__(
-        self, nodes: Spool, entries: Spool, shape: LevelShape, folder: Path | None, name: str,
-        rows: int,
+        self, nodes: Column, entries: Column, shape: LevelShape, work: Work, name: str, rows: int,
     ) -> None:  # fmt: skip
         self._nodes = nodes
         self._entries = entries
         self._shape = shape
-        self._folder = folder
+        self._work = work
         self._name = name
         self._rows = rows
 
     def _stream(self, part: str) -> BitStream:
-        path = None
-        if self._folder is not None:
-            path = self._folder / f"{self._name}-{part}.part"
-        return BitStream(Spool(path, np.uint64))
+        return BitStream(Column(np.uint64, path=self._work.file(f"{self._name}-{part}.part")))
 
     def _cumulated(self, column: int) -> Iterator[NDArray[np.int64]]:
         total = 0
@@ -250,19 +246,19 @@ class LevelPacker:
         list_bits = lists._bits
         place, place_wide = self._stream("place"), self._stream("place_wide")
         place_widths = stream_offsets(
-            lambda: self._places(value_bits), self._nodes.rows + 1, list_bits, place, place_wide
+            lambda: self._places(value_bits), len(self._nodes) + 1, list_bits, place, place_wide
         )
         child, child_wide = self._stream("child"), self._stream("child_wide")
         child_widths = (0, 0)
         if not s.deepest:
             last = sum(int(c[:, 3].sum(dtype=I64)) for c in self._nodes.chunks(self._rows))
             child_widths = stream_offsets(
-                lambda: self._cumulated(3), self._nodes.rows + 1, last, child, child_wide
+                lambda: self._cumulated(3), len(self._nodes) + 1, last, child, child_wide
             )
         none = np.zeros(0, np.float32)
         numbers = {
-            "nodes": self._nodes.rows,
-            "grams": self._entries.rows,
+            "nodes": len(self._nodes),
+            "grams": len(self._entries),
             "flag_bits": flag_bits,
             "prob_bits": prob_bits,
             "backoff_bits": weight_bits,
@@ -271,7 +267,7 @@ class LevelPacker:
             "place_base_bits": place_widths[0],
             "place_delta_bits": place_widths[1],
         }
-        parts: dict[str, NDArray[Any] | Spool] = {
+        parts: dict[str, NDArray[Any] | Column] = {
             "node_key": key.close(),
             "node_backoff": backoff.close(),
             "child": child.close(),
@@ -326,7 +322,7 @@ class LevelPacker:
         return at
 
     def _roots(self, out: LevelParts) -> None:
-        pairs, roots = self._shape.pairs, self._nodes.rows
+        pairs, roots = self._shape.pairs, len(self._nodes)
         key_bits, bucket_bits = root_key_bits_of(pairs, roots), bits_of(roots)
         buckets = (pairs >> key_bits) + 1
         bucket, key = self._stream("root_bucket"), self._stream("root_key")
@@ -359,7 +355,7 @@ def _list_places(nodes: Rows, value_bits: int) -> tuple[NDArray[np.int64], NDArr
 
 def tree_columns(
     levels: list[LevelParts], pairs: int, key_bits: int
-) -> dict[str, tuple[Any, list[NDArray[Any] | Spool]]]:
+) -> dict[str, tuple[Any, list[NDArray[Any] | Column]]]:
     """The columns of a shard from its packed levels, roots first."""
     at = dict.fromkeys(LEVEL_COLUMNS, 0)
     shapes: list[int] = []
@@ -368,7 +364,7 @@ def tree_columns(
         shapes += [numbers[name] for name in LEVEL_SHAPE]
         for name in LEVEL_COLUMNS:
             part = level.parts[name]
-            at[name] += part.rows if isinstance(part, Spool) else len(part)
+            at[name] += len(part)
     roots = levels[0].numbers["nodes"] if levels else 0
     if levels:
         root_key_bits, bucket_bits = levels[0].root_bits

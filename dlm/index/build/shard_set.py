@@ -23,9 +23,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from dlm import __version__
-from dlm import kernels as sorting
 from dlm.errors import ConfigError
-from dlm.files import remove_leftovers, scratch_folder, sync_folder
+from dlm.files import move, remove_leftovers, scratch_folder, sync_folder
 from dlm.index import layout
 from dlm.index.build import kernels as joining
 from dlm.index.build import stages
@@ -47,6 +46,7 @@ from dlm.ngram.arpa import ArpaReader, write_arpa
 from dlm.ngram.arpa import kernels as rows
 from dlm.ngram.partition import SLOTS, check_shards
 from dlm.resources import available_bytes, check_disk
+from dlm.spill import kernels as sorting
 
 # What makes a shard set in the encoding exact; see jit.compile_ahead.
 KERNELS = (
@@ -142,8 +142,7 @@ def build_shard_set(
             os.fsync(out.fileno())
         sync_folder(place.folder)
         check_destination(destination)
-        place.folder.rename(destination)  # takes the place of an empty folder, in one step
-        sync_folder(destination.absolute().parent)
+        move(place.folder, destination)  # takes the place of an empty folder
     return manifest
 
 

@@ -22,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.errors import ArpaError
-from dlm.extsort import SortedRuns, Sorter
 from dlm.index.build import kernels
 from dlm.index.build.budget import Budget
 from dlm.index.build.journal import Journal
-from dlm.index.build.spool import Feed, Spool, Work
 from dlm.index.build.values import Quantiser, ValueHistogram
+from dlm.index.build.work import Feed, Work
 from dlm.index.coding import Coding, weight_bits
 from dlm.index.layout import MAX_ORDER, offset_dtype
 from dlm.index.packed import kernels as packed
@@ -35,6 +34,8 @@ from dlm.index.packed.low import ids_of, key_bits_of, multiplier_of
 from dlm.ngram.arpa import ArpaReader, NgramBatch, is_reopenable
 from dlm.ngram.partition import SLOTS
 from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB, Vocabulary
+from dlm.spill.column import Column
+from dlm.spill.sorter import SortedRuns, Sorter
 
 U32 = np.uint32
 I64 = np.int64
@@ -288,14 +289,14 @@ def join_order(c: Context, k: int) -> None:
     out = np.empty((size, width), U32), np.empty((size, 5), U32), np.empty((size, k), U32)
     twice, missing = np.empty((FAULTS_KEPT, k), U32), np.empty((FAULTS_KEPT, k), U32)
     sizes = np.zeros(c.words, I64) if k == 2 else None
-    nodes = work.spool(f"nodes-{k}", U32, 5) if k < top else None
-    needed = work.spool(f"needed-{k - 1}", U32, k) if k > 2 else None
-    below = work.spools[f"needed-{k}"].rows if k < top else 0
+    nodes = work.column(f"nodes-{k}", U32, 5) if k < top else None
+    needed = work.column(f"needed-{k - 1}", U32, k) if k > 2 else None
+    below = len(work.columns[f"needed-{k}"]) if k < top else 0
     with ExitStack() as stack:
         feeds = [
             Feed(iter(()), 1),
             Feed(_raw(c, k, top, stack), k + 2),
-            Feed(work.spools[f"needed-{k}"].chunks(size) if k < top else iter(()), k + 1),
+            Feed(work.columns[f"needed-{k}"].chunks(size) if k < top else iter(()), k + 1),
             Feed(
                 _listed(c, k + 1, stack) if k < top else iter(()),
                 5 if k == 2 else k + 2,
@@ -311,7 +312,7 @@ def join_order(c: Context, k: int) -> None:
                 budget.sorter(c.folder, f"list.{k}", width, k, count + below)
             )
         else:
-            pairs = work.spool("pairs", U32, 4)
+            pairs = work.column("pairs", U32, 4)
         ended = np.zeros(5, np.bool_)
 
         def flush() -> None:
@@ -346,9 +347,9 @@ def join_order(c: Context, k: int) -> None:
         flush()
         if sorter is not None:
             work.runs[f"list-{k}"] = budget.finish(sorter)
-    for spool in (nodes, needed, pairs):
-        if spool is not None:
-            spool.finish()
+    for column in (nodes, needed, pairs):
+        if column is not None:
+            column.finish()
     info["blanks"][k - 1] = int(at[kernels.BLANKS])
     if int(at[kernels.NUMBER]) > MOST_NGRAMS:
         raise ArpaError(
@@ -369,7 +370,7 @@ def join_order(c: Context, k: int) -> None:
     if k < top:
         work.drop(f"list-{k + 1}")
         work.drop(f"needed-{k}")
-        work.spools[f"entries-{k + 1}"].finish()
+        work.columns[f"entries-{k + 1}"].finish()
     work.drop(f"suffix-{k}")
 
 
@@ -381,7 +382,7 @@ def _raw(c: Context, k: int, top: int, stack: ExitStack) -> Iterator[Rows]:
 
 def _quantised(c: Context, k: int, blocks: Iterator[Rows]) -> Iterator[Rows]:
     info = c.work.info
-    if k < c.order and c.work.spools[f"needed-{k}"].rows:
+    if k < c.order and len(c.work.columns[f"needed-{k}"]):
         # Whether a blank exists must be known before the first value is replaced.
         info["blanks"][k - 1] = _count_blanks(c, k)
     both = quantisers(c, k)
@@ -399,7 +400,7 @@ def _quantised(c: Context, k: int, blocks: Iterator[Rows]) -> Iterator[Rows]:
 
 def _count_blanks(c: Context, k: int) -> int:
     """Suffixes that order k + 1 requires and the file lacks."""
-    needed = c.work.spools[f"needed-{k}"].chunks(c.budget.block_rows)
+    needed = c.work.columns[f"needed-{k}"].chunks(c.budget.block_rows)
     blocks = c.work.runs[f"suffix-{k}"].blocks(c.budget.block_rows)
     at = np.zeros(kernels.JOIN_STATE, I64)
     at[[kernels.SLOT_U, kernels.SLOT_V, kernels.GROUP]] = -1
@@ -441,10 +442,10 @@ def _ids_of_rows(c: Context, rows: Rows) -> Rows:
 
 def _listed(c: Context, k: int, stack: ExitStack) -> Iterator[Rows]:
     """Order k in list order; its columns are kept on the way."""
-    spool = c.work.spool(f"entries-{k}", U32, 3 if k == 3 else 2)
+    column = c.work.column(f"entries-{k}", U32, 3 if k == 3 else 2)
     blocks = stack.enter_context(closing(c.work.runs[f"list-{k}"].blocks(c.budget.block_rows)))
     for rows in blocks:
-        spool.append(rows[:, k - 1 :])
+        column.append(rows[:, k - 1 :])
         yield rows
 
 
@@ -539,13 +540,13 @@ def route(c: Context, slots: NDArray[np.uint16], shards: int, journal: Journal) 
 def route_level(c: Context, k: int, shard_of_slot: Rows, shards: int) -> None:
     """Nodes of k words and the n-grams of k + 1 that follow them, by shard."""
     work, budget, size = c.work, c.budget, c.budget.block_rows
-    nodes, entries = work.spools[f"nodes-{k}"], work.spools[f"entries-{k + 1}"]
-    c.progress.begin(f"placing order {k + 1}", entries.rows)
+    nodes, entries = work.columns[f"nodes-{k}"], work.columns[f"entries-{k + 1}"]
+    c.progress.begin(f"placing order {k + 1}", len(entries))
     direct = k == 2
     feeds = [
         Feed(iter(()), 1),
-        Feed(iter(()) if direct else work.spools[f"nodes-{k - 1}"].chunks(size), 5),
-        Feed(iter(()) if direct else work.spools[f"entries-{k}"].chunks(size), 2),
+        Feed(iter(()) if direct else work.columns[f"nodes-{k - 1}"].chunks(size), 5),
+        Feed(iter(()) if direct else work.columns[f"entries-{k}"].chunks(size), 2),
         Feed(nodes.chunks(size), 5),
         Feed(entries.chunks(size), 3 if direct else 2),
     ]
@@ -556,10 +557,10 @@ def route_level(c: Context, k: int, shard_of_slot: Rows, shards: int) -> None:
     counts = np.zeros((shards, 3), I64)
     out: list[Rows] = [np.empty((size, 6), U32), np.empty((size, 3), U32)]
     with ExitStack() as stack:
-        sinks: list[Sorter | Spool] = []
-        for name, width, most in (("nodes", 6, nodes.rows), ("entries", 3, entries.rows)):
+        sinks: list[Sorter | Column] = []
+        for name, width, most in (("nodes", 6, len(nodes)), ("entries", 3, len(entries))):
             if shards == 1:
-                sinks.append(work.spool(f"shard-{name}-{k}", U32, width))
+                sinks.append(work.column(f"shard-{name}-{k}", U32, width))
             else:
                 sorter = budget.sorter(c.folder, f"shard.{name}.{k}", width, 1, most)
                 sinks.append(stack.enter_context(sorter))
@@ -567,7 +568,7 @@ def route_level(c: Context, k: int, shard_of_slot: Rows, shards: int) -> None:
         def flush(i: int) -> None:
             done = int(at[(kernels.R_NODE, kernels.R_ENTRY)[i]])
             sink = sinks[i]
-            if isinstance(sink, Spool):
+            if isinstance(sink, Column):
                 sink.append(out[i][:done])
             else:
                 sink.add(out[i][:done])
@@ -592,7 +593,7 @@ def route_level(c: Context, k: int, shard_of_slot: Rows, shards: int) -> None:
         flush(1)
         for i, sink in enumerate(sinks):
             name = f"shard-{('nodes', 'entries')[i]}-{k}"
-            if isinstance(sink, Spool):
+            if isinstance(sink, Column):
                 sink.finish()
             else:
                 work.runs[name] = budget.finish(sink)

@@ -22,13 +22,17 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from dlm._extsort_files import (
+from dlm.errors import ConfigError, SpillError
+from dlm.spill.arrays import pages, row_pages
+from dlm.spill.merge import Chunks, ahead, buffers_of_run, merged, smallest_neighbours
+from dlm.spill.runs import (
     ADVICE,
     FORMAT_NAME,
     FORMAT_VERSION,
@@ -40,9 +44,7 @@ from dlm._extsort_files import (
     publish,
     write_run,
 )
-from dlm._extsort_memory import Packed, Rows, gathered, pages, row_pages, sort_order
-from dlm._extsort_merge import Chunks, ahead, buffers_of_run, merged
-from dlm.errors import ConfigError, SpillError
+from dlm.spill.sort import Packed, Rows, gathered, sort_order
 
 __all__ = ["MIN_MEMORY_BYTES", "Plan", "Run", "SortedRuns", "Sorter", "discard"]
 
@@ -121,7 +123,7 @@ class Sorter:
     Guarantees
         Rows with equal keys keep the order in which they were added.
         A file under the name of a run is whole and synced; a killed process leaves nothing else
-        than whole runs and files named `*.partial`, which the next sorter of the name removes.
+        than whole runs and files named `.*.partial`, which the next sorter of the name removes.
     Edge cases
         leaving `with` by an error, or before finish   the runs are removed
         after finish                                   the runs belong to the SortedRuns
@@ -160,7 +162,7 @@ class Sorter:
         if any(self.directory.glob(f"{name}-*.run")):
             raise ConfigError(
                 f"{self.directory} has runs named {name}-*.run already; "
-                "open them by their manifest, or remove them with extsort.discard"
+                "open them by their manifest, or remove them with spill.runs.discard"
             )
         discard(self.directory, name)  # what a killed sorter was writing
 
@@ -247,46 +249,36 @@ class Sorter:
         rows, packed = self._rows[: self._used], self._packed[: self._used]
         place_bits = sort_order(rows, self.key, packed, self.threads)
         chunks = gathered(rows, packed, place_bits, self.plan.chunk_rows)
-        self._runs.append(self._write(len(rows), chunks))
+        self._runs.append(self._write(len(rows), ahead(chunks, self.threads)))
         self._used = 0
 
     def _merge_some(self) -> None:
         """Replaces the smallest neighbours by one run, as many as are needed and can be read."""
-        count = min(self.plan.fan_in, len(self._runs) - self.plan.fan_in + 1)
-        # Only neighbours may be merged: the order of the runs is that of adding.
-        sizes = np.cumsum([0] + [run.rows for run in self._runs])
-        first = int(np.argmin(sizes[count:] - sizes[:-count]))
-        inputs = self._runs[first : first + count]
-        chunks = merged(
-            self.directory,
-            inputs,
-            self.width,
-            self.key,
-            self.plan.chunk_rows,
-            self.plan.block_rows,
-            self.plan.read_blocks(count),
-            self.threads,
+        chosen = smallest_neighbours([run.rows for run in self._runs], self.plan.fan_in)
+        old = SortedRuns(
+            self.directory, self.width, self.key, self._runs[chosen], self.plan, self.threads
         )
-        run = self._write(sum(r.rows for r in inputs), chunks)
+        run = self._write(old.rows, old.blocks(self.plan.chunk_rows))
         self._settle()
-        self._runs[first : first + count] = [run]
-        for old in inputs:
-            (self.directory / old.name).unlink()
+        self._runs[chosen] = [run]
+        old.remove()
 
     def _write(self, rows: int, chunks: Chunks) -> Run:
         """Writes a run; it is synced and gets its name while the next is being made."""
         path = self.directory / f"{self.name}-{self._written:06d}.run"
         self._written += 1
-        if self.threads > 1:
-            chunks = ahead(chunks)
         with contextlib.closing(chunks):
-            run = write_run(path, self.width, self.key, rows, self.plan.block_rows, chunks)
-        self._settle()
+            run, written = write_run(path, self.width, self.key, rows, self.plan.block_rows, chunks)
+        try:
+            self._settle()
+        except BaseException:
+            written.discard()
+            raise
         if self.threads > 1:
             self._publisher = self._publisher or ThreadPoolExecutor(1)
-            self._publishing = self._publisher.submit(publish, path)
+            self._publishing = self._publisher.submit(publish, written)
         else:
-            publish(path)
+            publish(written)
         return run
 
     def _settle(self) -> None:
@@ -405,17 +397,14 @@ class SortedRuns:
         if self._memory is not None:
             chunks = gathered(*self._memory, chunk_rows)
         else:
-            chunks = merged(
-                self.directory,
-                self.runs,
-                self.width,
-                self.key,
-                chunk_rows,
-                self._plan.block_rows,
-                self._plan.read_blocks(len(self.runs)),
-                self._threads,
-            )
-        return ahead(chunks) if self._threads > 1 else chunks
+            block_rows = self._plan.block_rows
+            readers = [
+                partial(RunReader, self.directory, run, self.width, self.key, block_rows)
+                for run in self.runs
+            ]
+            buffer_rows = self._plan.read_blocks(len(readers)) * block_rows
+            chunks = merged(readers, self.width, self.key, chunk_rows, buffer_rows, self._threads)
+        return ahead(chunks, self._threads)
 
     def close(self) -> None:
         """Frees the memory; files stay."""

@@ -1,4 +1,4 @@
-"""Sorted runs as files: for `extsort`.
+"""Sorted runs as files.
 
 A run is a header, then blocks of rows, each followed by its checksum. Numbers are in the order of
 bytes of the machine: a run is read where it was written, and is no file to exchange.
@@ -12,7 +12,6 @@ bytes of the machine: a run is read where it was written, and is no file to exch
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -28,6 +27,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from dlm.errors import SpillError
+from dlm.files import Replacement, remove_leftovers
+from dlm.spill.column import read_at
 
 Rows = NDArray[np.uint32]
 
@@ -52,11 +53,6 @@ class Run:
     xxh3_64: str
 
 
-def partial_name(path: Path) -> Path:
-    """The name of a run that is being written."""
-    return path.with_name(path.name + ".partial")
-
-
 def _block_count(rows: int, block_rows: int) -> int:
     return -(-rows // block_rows)
 
@@ -67,36 +63,36 @@ def _run_bytes(rows: int, width: int, block_rows: int) -> int:
 
 def write_run(
     path: Path, width: int, key: int, rows: int, block_rows: int, chunks: Iterable[Rows]
-) -> Run:
-    """Writes a run under its temporary name; `publish` gives it its own.
+) -> tuple[Run, Replacement]:
+    """Writes a run beside its place; `publish` puts it there.
 
     Args
         chunks   sorted; all but the last are whole blocks
     Raises       OSError; the file is removed then
     """
-    partial = partial_name(path)
     header = _HEADER.pack(MAGIC, FORMAT_VERSION, width, key, block_rows, rows)
     header += _CHECK.pack(xxhash.xxh3_64_intdigest(header))
     digest = xxhash.xxh3_64(header)
     block = 0
+    written = Replacement(path)
     try:
-        with partial.open("wb") as out:
-            out.write(header)
-            for chunk in chunks:
-                for begin in range(0, len(chunk), block_rows):
-                    data = memoryview(chunk[begin : begin + block_rows].data).cast("B")
-                    check = _CHECK.pack(xxhash.xxh3_64_intdigest(data, seed=block))
-                    out.write(data)
-                    out.write(check)
-                    digest.update(check)
-                    block += 1
+        out = written.file
+        out.write(header)
+        for chunk in chunks:
+            for begin in range(0, len(chunk), block_rows):
+                data = memoryview(chunk[begin : begin + block_rows].data).cast("B")
+                check = _CHECK.pack(xxhash.xxh3_64_intdigest(data, seed=block))
+                out.write(data)
+                out.write(check)
+                digest.update(check)
+                block += 1
+        out.flush()
     except BaseException as exc:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+        written.discard()
         if isinstance(exc, OSError) and exc.errno in _NO_ROOM:
             raise _no_room(exc, path.parent, _run_bytes(rows, width, block_rows)) from exc
         raise
-    return Run(path.name, rows, digest.hexdigest())
+    return Run(path.name, rows, digest.hexdigest()), written
 
 
 def _no_room(exc: OSError, folder: Path, needed: int) -> OSError:
@@ -108,23 +104,17 @@ def _no_room(exc: OSError, folder: Path, needed: int) -> OSError:
     )
 
 
-def publish(path: Path) -> None:
+def publish(written: Replacement) -> None:
     """Gives a run its name once it is on the disk, and makes the name survive a power cut."""
-    partial = partial_name(path)
-    with partial.open("rb") as written:
-        try:
-            os.fsync(written.fileno())
-        except OSError as exc:
-            partial.unlink(missing_ok=True)
-            if exc.errno in _NO_ROOM:  # some file systems look for room only now
-                raise _no_room(exc, path.parent, os.fstat(written.fileno()).st_size) from exc
-            raise
-    partial.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    needed = written.file.tell()
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        written.commit()
+    except OSError as exc:
+        in_place = written.path.exists()
+        written.discard()
+        if exc.errno in _NO_ROOM and not in_place:  # some file systems look for room only now
+            raise _no_room(exc, written.path.parent, needed) from exc
+        raise
 
 
 class RunReader:
@@ -194,7 +184,7 @@ class RunReader:
             if not rows or filled + rows > len(buffer):
                 return filled
             data = memoryview(buffer[filled : filled + rows].data).cast("B")
-            whole = _read_into(self._fd, [data, memoryview(check)], offset)
+            whole = read_at(self._fd, [data, memoryview(check)], offset)
             (expected,) = _CHECK.unpack(check)
             if not whole or xxhash.xxh3_64_intdigest(data, seed=self._block) != expected:
                 count = _block_count(self.rows, self._block_rows)
@@ -223,25 +213,12 @@ class RunReader:
         os.close(self._fd)
 
 
-def _read_into(fd: int, views: list[memoryview], offset: int) -> bool:
-    """Fills the views from a place in a file; False where it ends early."""
-    while views:
-        got = os.preadv(fd, views, offset)
-        if got == 0:
-            return False
-        offset += got
-        while views and got >= len(views[0]):
-            got -= len(views.pop(0))
-        if views:
-            views[0] = views[0][got:]
-    return True
-
-
 def discard(directory: str | os.PathLike[str], name: str = "rows") -> None:
     """Removes what a killed sorter of this name left in a folder."""
-    for pattern in (f"{name}-*.run", f"{name}-*.run.partial"):
-        for path in Path(directory).glob(pattern):
-            path.unlink()
+    place = Path(directory) / f"{name}-*.run"
+    for path in place.parent.glob(place.name):
+        path.unlink()
+    remove_leftovers(place, rf"{re.escape(name)}-\d+\.run")
 
 
 def parse_manifest(folder: Path, manifest: Mapping[str, Any]) -> tuple[int, int, list[Run]]:

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dlm import _extsort_files
 from dlm.errors import SpillError
-from dlm.extsort import MIN_MEMORY_BYTES, Plan, SortedRuns, Sorter, discard
+from dlm.spill import runs as run_files
+from dlm.spill.sorter import MIN_MEMORY_BYTES, Plan, SortedRuns, Sorter, discard
 
 MEMORY = MIN_MEMORY_BYTES
 WIDTH, KEY = 3, 2
@@ -106,7 +106,7 @@ def test_blocks_and_runs_have_their_place(tmp_path: Path) -> None:
     runs = sort(tmp_path, make_rows())
     first, second = (tmp_path / run.name for run in runs.runs[:2])
     whole, other = first.read_bytes(), second.read_bytes()
-    header = _extsort_files.HEADER_BYTES
+    header = run_files.HEADER_BYTES
     block = 16 * 4 * WIDTH + 8
     a, b = whole[header : header + block], whole[header + block : header + 2 * block]
     first.write_bytes(whole[:header] + b + a + whole[header + 2 * block :])
@@ -132,8 +132,8 @@ def test_runs_of_another_shape_are_refused(tmp_path: Path) -> None:
 CHILD = """
 import json, os, signal, sys
 import numpy as np
-from dlm import _extsort_files
-from dlm.extsort import Plan, Sorter
+from dlm.spill import runs as run_files
+from dlm.spill.sorter import Plan, Sorter
 
 folder, where, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
 calls = 0
@@ -148,10 +148,10 @@ def dying(function):
     return call
 
 class Checksums:
-    xxh3_64 = _extsort_files.xxhash.xxh3_64
-    xxh3_64_intdigest = staticmethod(_extsort_files.xxhash.xxh3_64_intdigest)
+    xxh3_64 = run_files.xxhash.xxh3_64
+    xxh3_64_intdigest = staticmethod(run_files.xxhash.xxh3_64_intdigest)
 
-_extsort_files.xxhash = Checksums
+run_files.xxhash = Checksums
 if where == "block":
     Checksums.xxh3_64_intdigest = staticmethod(dying(Checksums.xxh3_64_intdigest))
 elif where != "nowhere":
@@ -195,11 +195,11 @@ def test_a_killed_sort_leaves_whole_runs_only(
     assert run_child(tmp_path, where, step) == b""
     runs = list(tmp_path.glob("rows-*.run"))
     assert len(runs) == whole
-    assert all(path.name.endswith((".run", ".run.partial")) for path in tmp_path.iterdir())
+    assert all(path.name.endswith((".run", ".partial")) for path in tmp_path.iterdir())
     for path in runs:
         count = int.from_bytes(path.read_bytes()[24:32], sys.byteorder)
-        run = _extsort_files.Run(path.name, count, "")
-        with closing(_extsort_files.RunReader(tmp_path, run, 3, 2, 64)) as reader:
+        run = run_files.Run(path.name, count, "")
+        with closing(run_files.RunReader(tmp_path, run, 3, 2, 64)) as reader:
             rows = np.empty((count, 3), np.uint32)
             assert reader.fill(rows) == count
             assert rows.tolist() == sorted(rows.tolist(), key=lambda row: row[:2])
@@ -218,7 +218,7 @@ def test_a_finished_sort_survives_its_process(tmp_path: Path) -> None:
 FULL = """
 import resource, signal, sys
 import numpy as np
-from dlm.extsort import Sorter
+from dlm.spill.sorter import Sorter
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 with Sorter(sys.argv[1], 4, 2, 8 << 20, int(sys.argv[2])) as sorter:
@@ -269,7 +269,7 @@ def test_a_disk_that_fills_up_late_is_told_too(
 ) -> None:
     """Some file systems look for room only when a file is synced; at each of the files."""
     full = OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr(_extsort_files.os, "fsync", fail_at(step, full))
+    monkeypatch.setattr(os, "fsync", fail_at(step, full))
     with pytest.raises(OSError, match="No space left on device") as caught:
         sort(tmp_path, make_rows(600), threads)
     if step % 2:  # a file; else the folder
@@ -282,11 +282,11 @@ def test_a_run_that_cannot_be_synced_frees_its_room(
 ) -> None:
     """At once, and not when the sorter is closed."""
     path = tmp_path / "rows-000000.run"
-    _extsort_files.write_run(path, WIDTH, KEY, 16, 16, [make_rows(16)])
+    _, written = run_files.write_run(path, WIDTH, KEY, 16, 16, [make_rows(16)])
     full = OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr(_extsort_files.os, "fsync", fail_at(1, full))
+    monkeypatch.setattr(os, "fsync", fail_at(1, full))
     with pytest.raises(OSError, match="needs 256 bytes"):
-        _extsort_files.publish(path)
+        run_files.publish(written)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -296,12 +296,12 @@ def test_an_interrupt_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int, threads: int
 ) -> None:
     """While a run is written or merged: what is there at that moment is whole or named partial."""
-    checksum = _extsort_files.xxhash.xxh3_64_intdigest
+    checksum = run_files.xxhash.xxh3_64_intdigest
     calls = 0
     seen: list[str] = []
 
     class Interrupting:
-        xxh3_64 = _extsort_files.xxhash.xxh3_64
+        xxh3_64 = run_files.xxhash.xxh3_64
 
         @staticmethod
         def xxh3_64_intdigest(data: Any, seed: int = 0) -> int:
@@ -312,7 +312,7 @@ def test_an_interrupt_leaves_no_file(
                 raise KeyboardInterrupt
             return int(checksum(data, seed=seed))
 
-    monkeypatch.setattr(_extsort_files, "xxhash", Interrupting)
+    monkeypatch.setattr(run_files, "xxhash", Interrupting)
     with pytest.raises(KeyboardInterrupt):
         sort(tmp_path, make_rows(600), threads)
     assert all(name.endswith((".run", ".partial")) for name in seen)

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlm import _extsort_memory, kernels
-from dlm._extsort_memory import cut_key, sort_order
 from dlm.errors import ConfigError, SpillError
-from dlm.extsort import MIN_MEMORY_BYTES, Plan, SortedRuns, Sorter, discard
+from dlm.spill import kernels, sort
+from dlm.spill.sort import cut_key, sort_order
+from dlm.spill.sorter import MIN_MEMORY_BYTES, Plan, SortedRuns, Sorter, discard
 
 MEMORY = MIN_MEMORY_BYTES
 TOP = 0xFFFFFFFF
@@ -73,7 +73,7 @@ def test_rows_come_as_python_sorts_them(
     """Through any number of runs and passes, twice, and again from the manifest."""
     rows, key, plan, threads, cuts = problem
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
-        patch.setattr(_extsort_memory, "PARALLEL_ROWS", 2)
+        patch.setattr(sort, "PARALLEL_ROWS", 2)
         with Sorter(folder, rows.shape[1], key, MEMORY, threads) as sorter:
             sorter.plan = plan
             for begin, end in pairwise(cuts):
@@ -102,7 +102,7 @@ def test_memory_is_sorted_as_numpy_sorts_it(values: int, width: int, key: int) -
     packed = np.empty(len(rows), np.uint64)
     for threads in (1, 3):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_extsort_memory, "PARALLEL_ROWS", 100)
+            patch.setattr(sort, "PARALLEL_ROWS", 100)
             place_bits = sort_order(rows, key, packed, threads)
         assert np.array_equal(packed & np.uint64((1 << place_bits) - 1), expected)
 
@@ -241,7 +241,7 @@ def test_two_sorters_of_other_names_share_a_folder(tmp_path: Path) -> None:
         with Sorter(tmp_path, 2, 1, MEMORY, name=name) as sorter:
             sorter.add(zipf_rows(100, 2, seed=len(name)))
             kept.append(sorter.finish(durable=True))
-    (tmp_path / "bigrams-000001.run.partial").touch()
+    (tmp_path / ".bigrams-000007.run.1-0abc.partial").touch()
     with pytest.raises(ConfigError, match="has runs named bigrams-"):
         Sorter(tmp_path, 2, 1, MEMORY, name="bigrams")
     discard(tmp_path, "bigrams")
@@ -340,7 +340,7 @@ PEAK = """
 import sys
 from pathlib import Path
 import numpy as np
-from dlm.extsort import Sorter
+from dlm.spill.sorter import Sorter
 
 def resident(field):
     for line in Path("/proc/self/status").read_text().splitlines():

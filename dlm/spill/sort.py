@@ -1,4 +1,4 @@
-"""Sorts rows in memory: for `extsort`, whose docstring says how.
+"""Sorts rows in memory; `sorter` says how.
 
 numpy sorts the packed numbers because its sort uses the vector unit, works in place and lets go of
 the GIL: 5 million took 0.06 s where a radix sort in a kernel, with a second array, took 0.14 s.
@@ -8,42 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import mmap
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm import kernels
+from dlm.spill import kernels
+from dlm.spill.arrays import row_pages
 
 Rows = NDArray[np.uint32]
 Packed = NDArray[np.uint64]
-Number = TypeVar("Number", bound=np.generic)
 
-HUGE_BYTES = 4 << 20  # of an array that is given large pages: rows are read in no order
 PARALLEL_ROWS = 1 << 16  # below this, a second thread costs more than it saves
 REFINE_PARTS = 16  # of each thread: groups of equal rows crowd at the small ids of frequent words
-
-
-def pages(count: int, dtype: type[Number]) -> NDArray[Number]:
-    """An array whose memory goes back to the system with it, and is not there until written to.
-
-    malloc keeps what threads free for later, which a limit of memory cannot afford.
-    """
-    size = max(count, 1) * np.dtype(dtype).itemsize
-    # Private, for shared memory has large pages under another setting, which is off.
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if size >= HUGE_BYTES:
-        with contextlib.suppress(OSError):  # a system without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype)[:count]
-
-
-def row_pages(rows: int, width: int) -> Rows:
-    """As `pages`, rows of a width."""
-    return pages(rows * width, np.uint32).reshape(rows, width)
 
 
 def sort_order(rows: Rows, key: int, packed: Packed, threads: int) -> int:

@@ -1,9 +1,9 @@
-"""The kernels of `extsort`: arrays in, arrays out, no Python object, no GIL.
+"""Sorting and merging rows: arrays in, arrays out, no Python object, no GIL.
 
 A *packed* number is some bits of a row's key above the row's place: the numbers are all different,
 so any sort of them, stable or not, gives the one order in which equal keys stay as they came.
 
-A key longer than a packed number has room for is cut into *levels*, which `extsort.cut_key` lays
+A key longer than a packed number has room for is cut into *levels*, which `sort.cut_key` lays
 out as *segments*: consecutive bits of one column.
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 from dlm.jit import kernel
 
 INSERTION = 24  # rows up to which insertion is the fastest sort
+LARGEST = np.uint64(0xFFFFFFFF)
 SMALL = 512  # rows up to which a sort here beats a return to the caller and numpy's sort
 
 
@@ -25,7 +26,7 @@ def column_range(rows, low, high):  # type: ignore[no-untyped-def]
     Shapes
         rows       (n, W)  uint32  n >= 1
         low, high  (K,)    uint32  filled
-    Trusts         K <= W, n >= 1: checked in extsort.Sorter
+    Trusts         K <= W, n >= 1: checked in sorter.Sorter
     """
     for j in range(len(low)):
         low[j] = rows[0, j]
@@ -50,7 +51,7 @@ def pack(rows, packed, begin, end, first, level, level_begin, segments, place_bi
         level_begin  (L + 1,) int64  where each level begins in segments
         segments     (S, 4)  int64   column, value to subtract, bits to drop, bits to keep
     Returns          whether the new numbers ascend already
-    Trusts           places below n, level < L: extsort.sort_order made them
+    Trusts           places below n, level < L: sort.sort_order made them
     """
     place_shift = np.uint64(place_bits)
     mask = (np.uint64(1) << place_shift) - np.uint64(1)
@@ -101,7 +102,7 @@ def refine(rows, packed, frames, depth, level_begin, segments, place_bits):  # t
     Returns     (begin, end, depth): the caller sorts packed[begin:end] and calls again; begin is -1
                 when all is done
     Cost        a packing and a sort of each group of equal rows, a level
-    Trusts      as `pack`; groups do not reach across the first frame's ends: extsort.sort_order
+    Trusts      as `pack`; groups do not reach across the first frame's ends: sort.sort_order
     """
     place_shift = np.uint64(place_bits)
     levels = len(level_begin) - 1
@@ -192,7 +193,7 @@ def merge(rows, place, end, key, head, tree, out, filled):  # type: ignore[no-un
     Returns         (rows of out that are filled, run whose buffer is empty or -1)
     Guarantees      rows with equal keys come in the order of their runs
     Cost            log2 k comparisons a row, and 2 k when called
-    Trusts          k >= 1, 0 <= place < end <= n, filled < m: _extsort_merge.merged
+    Trusts          k >= 1, 0 <= place < end <= n, filled < m: merge.merged
     """
     runs = len(place)
     width = rows.shape[1]
@@ -246,3 +247,29 @@ def merge(rows, place, end, key, head, tree, out, filled):  # type: ignore[no-un
             winner_head = other_head if wins else winner_head
             node >>= 1
     return filled, np.int64(-1)
+
+
+@kernel("out uint32[:, :]")
+def add_up(rows):  # type: ignore[no-untyped-def]
+    """Makes one row of neighbours that differ in their last numbers alone, which are added up.
+
+    Shapes
+        rows  (n, W)  uint32  changed; n >= 1
+    Returns           how many rows are left, at the beginning
+    Guarantees        a sum that has no room in 32 bits is two rows
+    """
+    last = rows.shape[1] - 1
+    found = np.int64(0)
+    for i in range(1, len(rows)):
+        total = np.uint64(rows[found, last]) + np.uint64(rows[i, last])
+        same = total <= LARGEST
+        for j in range(last):
+            same &= rows[i, j] == rows[found, j]
+        if same:
+            rows[found, last] = np.uint32(total)
+            continue
+        found += 1
+        if found < i:
+            for j in range(last + 1):
+                rows[found, j] = rows[i, j]
+    return found + 1

@@ -1,0 +1,80 @@
+"""Large arrays: in memory that goes back to the system, or maps of files that it may write out."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.files import scratch_file
+
+_Number = TypeVar("_Number", bound=np.generic)
+
+HUGE_BYTES = 4 << 20  # of an array that is given large pages: rows are read in no order
+
+
+def anonymous(size_bytes: int) -> mmap.mmap:
+    """Memory that goes back to the system with its last array, and is not there until written to.
+
+    malloc keeps what threads free for later, which a limit of memory cannot afford.
+    """
+    # Private, for shared memory has large pages under another setting, which is off.
+    memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size_bytes >= HUGE_BYTES:
+        with contextlib.suppress(OSError):  # a system without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def pages(count: int, dtype: type[_Number]) -> NDArray[_Number]:
+    """An array of `anonymous` memory."""
+    return np.frombuffer(anonymous(count * np.dtype(dtype).itemsize), dtype, count)
+
+
+def row_pages(rows: int, width: int) -> NDArray[np.uint32]:
+    """As `pages`, rows of a width."""
+    return pages(rows * width, np.uint32).reshape(rows, width)
+
+
+class Storage:
+    """Makes arrays in memory, or in files.
+
+    Args
+        folder  for files that the arrays are maps of; None keeps them in memory
+    Guarantees
+        a file has no name, so that it goes with its last array, or with a process that is killed
+    Edge cases
+        a full disk  the system ends the process (SIGBUS) when it can write a page nowhere; room is
+                     asked for when the array is made, so that it fails there, with OSError
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        self.folder = None if folder is None else Path(folder)
+
+    def empty(self, shape: int | tuple[int, ...], dtype: type[_Number]) -> NDArray[_Number]:
+        """An array of any content."""
+        count = math.prod(shape) if isinstance(shape, tuple) else shape
+        if self.folder is None or count == 0:
+            return np.empty(shape, dtype)
+        size = count * np.dtype(dtype).itemsize
+        descriptor = scratch_file(self.folder)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            return np.frombuffer(mmap.mmap(descriptor, size), dtype).reshape(shape)
+        finally:
+            os.close(descriptor)
+
+    def copy(self, array: NDArray[_Number]) -> NDArray[_Number]:
+        """Another array of the same values."""
+        out = self.empty(array.shape, array.dtype.type)
+        np.copyto(out, array)
+        return out
+
+
+IN_MEMORY = Storage()

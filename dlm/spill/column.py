@@ -1,0 +1,280 @@
+"""Columns: numbers, or rows of them, appended and read by their place, in memory or in a file.
+
+A file has no name, so that nothing is left of a process that is killed; or it has one, and then
+it is synced and has a checksum, so that another process can go on with it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import DTypeLike, NDArray
+
+from dlm.errors import SpillError
+from dlm.files import scratch_file
+from dlm.spill.arrays import anonymous
+
+Array = NDArray[Any]
+
+_LEAST_BYTES = 1 << 16  # of memory that grows as rows come
+_WRITE_BYTES = 1 << 26  # at once
+_READ_BYTES = 1 << 20  # at once, for a checksum
+
+
+def read_at(descriptor: int, views: list[memoryview], offset: int) -> bool:
+    """Fills the views from a place in a file; False where it ends early."""
+    while views:
+        got = os.preadv(descriptor, views, offset)
+        if got == 0:
+            return False
+        offset += got
+        while views and got >= len(views[0]):
+            got -= len(views.pop(0))
+        if views:
+            views[0] = views[0][got:]
+    return True
+
+
+class Memory:
+    """How many bytes columns may take, and how many they have taken.
+
+    Args
+        limit_bytes  of all columns together
+        folder       where the files of the others are
+    """
+
+    def __init__(self, limit_bytes: int, folder: Path) -> None:
+        self.limit_bytes = limit_bytes
+        self.folder = folder
+        self.used_bytes = 0
+        self.spilled_bytes = 0
+        self._lock = threading.Lock()
+
+    def take(self, size_bytes: int) -> bool:
+        """Whether so much more may be held; if so, it counts as taken."""
+        with self._lock:
+            if self.used_bytes + size_bytes > self.limit_bytes:
+                return False
+            self.used_bytes += size_bytes
+            return True
+
+    def give_back(self, size_bytes: int) -> None:
+        """Counts so much as free."""
+        with self._lock:
+            self.used_bytes -= size_bytes
+
+
+class Column:
+    """Numbers, or rows of them, one after another.
+
+    Args
+        dtype   of the numbers
+        width   numbers of a row; 0: each is a row
+        memory  counts what is held; beyond its limit, all is in a file without a name in its
+                folder. None: all is held, and not counted
+        path    of a file that all is in from the beginning; it is there until `remove`
+        most    rows there may be, if that is known; nothing is resident until it is written to
+    Guarantees
+        a column in memory is read without a copy
+        a file with a name is synced by `finish`; `manifest` names its size and its XXH3-128
+    Trusts
+        nothing that was read is held while more is appended, unless `most` has room for it
+    """
+
+    def __init__(
+        self,
+        dtype: DTypeLike,
+        width: int = 0,
+        *,
+        memory: Memory | None = None,
+        path: Path | None = None,
+        most: int = 0,
+    ) -> None:
+        self.dtype = np.dtype(dtype)
+        self.width = width
+        self.path = path
+        self._memory = memory
+        self._length = 0
+        self._held: mmap.mmap | None = None
+        self._array: Array = np.empty(0, self.dtype)
+        self._descriptor = -1
+        self._digest: Any = None
+        if path is None:
+            self._hold(anonymous(most * self.row_bytes))
+        else:
+            self._digest = xxhash.xxh3_128()
+            self._use(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666))
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return int(self.dtype.itemsize) * max(self.width, 1)
+
+    def append(self, rows: Array) -> None:
+        """Copies rows to the end."""
+        begin = self._length
+        self._lengthen(len(rows))
+        self._put(begin, rows)
+
+    def extend(self, count: int) -> None:
+        """Makes room for so many rows at the end, which are to be set by `edit` and `store`."""
+        self._lengthen(count)
+        if self._held is None:
+            os.ftruncate(self._descriptor, self._length * self.row_bytes)
+
+    def edit(self, begin: int, end: int) -> Array:
+        """As `read`, to be changed and given to `store`; not of a file with a name."""
+        return self.read(begin, end)
+
+    def store(self, begin: int, rows: Array) -> None:
+        """Puts back what `edit` gave."""
+        if self._held is None:
+            self._put(begin, rows)
+
+    def read(self, begin: int, end: int) -> Array:
+        """The rows begin <= i < end, as far as there are any; not to be changed."""
+        end = min(end, self._length)
+        if self._held is not None:
+            return self._array[begin:end]
+        count = max(end - begin, 0)
+        out = np.empty((count, self.width) if self.width else count, self.dtype)
+        self.read_into(begin, out)
+        return out
+
+    def read_into(self, begin: int, out: Array) -> None:
+        """Fills `out`, C-contiguous, with the rows from `begin` on.
+
+        Raises  SpillError  the file is shorter than it was written
+        """
+        if self._held is not None:
+            out[:] = self._array[begin : begin + len(out)]
+        elif len(out):
+            if self._descriptor < 0:
+                assert self.path is not None
+                self._use(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC))
+            views = [memoryview(out.data).cast("B")]
+            if not read_at(self._descriptor, views, begin * self.row_bytes):
+                raise SpillError(
+                    f"{self.path or 'a temporary file'} ends early; remove the folder and build "
+                    "again"
+                )
+
+    def chunks(self, rows: int) -> Iterator[Array]:
+        """All rows, so many at a time; the last chunk may have fewer."""
+        for begin in range(0, self._length, rows):
+            yield self.read(begin, begin + rows)
+
+    def spill(self) -> None:
+        """Moves what is held to a file."""
+        if self._held is None:
+            return
+        assert self._memory is not None
+        held = self._array[: self._length]
+        self._use(scratch_file(self._memory.folder))
+        self._held, self._array = None, np.empty(0, self.dtype)
+        self._put(0, held)
+        self._memory.give_back(held.nbytes)
+        self._memory.spilled_bytes += held.nbytes
+
+    def finish(self, sync: bool = True) -> Column:
+        """No more is appended; a file with a name is synced, and not open until it is read."""
+        if self.path is not None and self._descriptor >= 0:
+            if sync:
+                os.fsync(self._descriptor)
+            self._let_go()
+        return self
+
+    def manifest(self) -> dict[str, Any]:
+        """What `open` needs of a file with a name; JSON can hold it."""
+        assert self.path is not None
+        return {
+            "name": self.path.name,
+            "dtype": self.dtype.str,
+            "width": self.width,
+            "rows": self._length,
+            "xxh3_128": self._digest.hexdigest(),
+        }
+
+    @classmethod
+    def open(cls, folder: Path, manifest: Mapping[str, Any]) -> Column:
+        """A finished column of another process; raises `SpillError` where it is not as it was."""
+        path = folder / str(manifest["name"])
+        column = cls(manifest["dtype"], manifest["width"])
+        column._held, column.path, column._digest = None, path, xxhash.xxh3_128()
+        try:
+            with path.open("rb") as file:
+                while block := file.read(_READ_BYTES):
+                    column._digest.update(block)
+                size = file.tell()
+        except FileNotFoundError as exc:
+            raise SpillError(f"{path} is missing") from exc
+        column._length = manifest["rows"]
+        if size != column._length * column.row_bytes or column.manifest() != manifest:
+            raise SpillError(
+                f"{path} is not what was written: {size:,} bytes with another checksum"
+            )
+        return column
+
+    def remove(self) -> None:
+        """Frees memory and file."""
+        if self._held is not None and self._memory is not None:
+            self._memory.give_back(self._length * self.row_bytes)
+        self._let_go()
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+        self._length = 0
+        self._hold(anonymous(0))
+
+    def _hold(self, memory: mmap.mmap) -> None:
+        """Keeps rows in this memory."""
+        self._held = memory
+        array = np.frombuffer(memory, self.dtype, len(memory) // self.dtype.itemsize)
+        if self.width:
+            array = array[: len(array) // self.width * self.width].reshape(-1, self.width)
+        self._array = array
+
+    def _use(self, descriptor: int) -> None:
+        """Keeps rows in this file."""
+        self._descriptor = descriptor
+        # Whoever fails lets go of it unclosed.
+        self._closing = weakref.finalize(self, os.close, descriptor)
+
+    def _let_go(self) -> None:
+        if self._descriptor >= 0:
+            self._closing()
+            self._descriptor = -1
+
+    def _lengthen(self, count: int) -> None:
+        """Makes room for so many more rows, in memory or in a file."""
+        memory = self._memory if self._held is not None else None
+        if memory is not None and not memory.take(count * self.row_bytes):
+            self.spill()
+        self._length += count
+        if self._held is not None and self._length > len(self._array):
+            held, self._array = self._held, np.empty(0, self.dtype)
+            held.resize(max(self._length * self.row_bytes, 2 * len(held), _LEAST_BYTES))
+            self._hold(held)
+
+    def _put(self, begin: int, rows: Array) -> None:
+        if self._held is not None:
+            self._array[begin : begin + len(rows)] = rows
+        elif len(rows):
+            view = memoryview(np.ascontiguousarray(rows, self.dtype).data).cast("B")
+            if self._digest is not None:
+                self._digest.update(view)
+            at = begin * self.row_bytes
+            while view:
+                done = os.pwrite(self._descriptor, view[:_WRITE_BYTES], at)
+                at += done
+                view = view[done:]
