@@ -11,7 +11,7 @@ import pytest
 from client.questions import queries_to, submit
 from client.scripted import Clients
 from cluster import WAIT_S, Cluster, build, until
-from dlm.errors import ConfigError, ProtocolError
+from dlm.errors import ConfigError, DlmError, ProtocolError
 from dlm.tracing import Tracer
 from models import random_model
 from spans import recorder
@@ -150,6 +150,24 @@ def test_metadata_without_a_sampled_context_make_no_span(exporter, metadata) -> 
     """Whatever a caller sends."""
     assert Tracer("0").proceed("dlm.score", metadata) is None
     assert exporter.get_finished_spans() == ()
+
+
+def test_a_tracer_that_raises_fails_the_call_and_no_other(
+    cluster, connect, files, monkeypatch
+) -> None:
+    """Its message leaves the window, so that those after it are sent."""
+    client = connect(cluster, trace=True)
+    utterance, queries = client.utterance(), queries_to(files, 0)[:3]
+
+    def broken(*_: object) -> None:
+        raise ValueError("a propagator of the program's own")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Tracer, "metadata", broken)
+        with pytest.raises(DlmError, match="propagator"):
+            submit(utterance, queries, WAIT_S).result(WAIT_S)
+    submit(utterance, queries, WAIT_S).result(WAIT_S)
+    assert not any(client._core._links.runtime.outstanding.values())
 
 
 def test_baggage_does_not_travel(exporter) -> None:

@@ -460,9 +460,10 @@ class Sender:
             else:
                 self._settle(message, error)
 
-        traced = () if self._tracer is None else (self._trace(message),)
         sent_at = time.perf_counter()
         try:
+            traced = () if self._tracer is None else (self._trace(message),)
+            sent_at = time.perf_counter()
             connection.score(request, timeout_s, reply, *traced)
         except Exception as exc:  # noqa: BLE001 - as a reply, which ends what was counted above
             reply(None, _as_dlm_error(exc, shard))

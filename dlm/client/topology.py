@@ -141,8 +141,8 @@ def _content(path: Path) -> dict[str, Any]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
         raise ConfigError(
-            f"{path} does not exist; `dlm cluster DIR` writes it where it is started, "
-            "or give --cluster FILE"
+            f"{path} does not exist; `dlm cluster DIR` writes it where it is started; "
+            "or name the file"
         ) from exc
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise ConfigError(f"{path} cannot be read as TOML: {exc}") from exc
