@@ -118,20 +118,50 @@ def test_one_line_says_which_extras_turn_skipped_tests_on() -> None:
     assert set(re.findall(r"`(\w+)`", line)) == extras
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "dlm", "dlm/spill", "dlm/ngram", "dlm/index", "dlm/estimate", "dlm/estimate/prune",
-        "dlm/estimate/merge", "dlm/wire", "dlm/server", "dlm/client", "dlm/federated",
-        "dlm/spark",
-    ],
-)  # fmt: skip
-def test_every_file_of_a_package_that_its_readme_names_exists(name: str) -> None:
-    """The walk through the code leads to files that are there."""
-    text = (ROOT / name / "README.md").read_text(encoding="utf-8")
-    for path in re.findall(r"`([a-z_/]+\.(?:py|md|proto))`", text):
-        places = [ROOT / path, ROOT / "dlm" / path, ROOT / name / path]
-        assert any(place.exists() for place in places), f"{name}/README.md names {path}"
+PAGES = sorted(
+    str(page.relative_to(ROOT))
+    for page in [*(ROOT / "dlm").rglob("*.md"), ROOT / "tests/README.md"]
+    if page.name != "CHANGELOG.md"  # tells of what was
+)
+# Written as code on the pages, and no name of ours.
+FOREIGN = {"memoryOverhead"}  # a setting of Spark's
+
+
+def prose(page: str) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.S)
+
+
+@pytest.fixture(scope="module")
+def words() -> set[str]:
+    """Every word of what is written in a language for machines."""
+    kinds = {".py", ".proto", ".toml", ".yaml"}
+    files = [f for d in ("dlm", "tests", "proto", "deploy") for f in (ROOT / d).rglob("*")]
+    texts = [file.read_text(encoding="utf-8") for file in files if file.suffix in kinds]
+    return {word for text in texts for word in re.findall(r"\w+", text)}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_that_a_page_names_exists(page: str) -> None:
+    """The walk through the code, and the tables of the files of each part, lead to what is there;
+    and so do links."""
+    text, folder = prose(page), (ROOT / page).parent
+    for path in re.findall(r"`([\w./-]+(?:\.(?:py|md|proto)|/))`", text):
+        places = [ROOT / path, ROOT / "dlm" / path, folder / path]
+        assert any(place.exists() for place in places), f"{page} names {path}"
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        assert "://" in link or (folder / link).exists(), f"{page} links to {link}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_name_that_a_page_has_as_code_exists(page: str, words: set[str]) -> None:
+    """Classes, functions, settings and metrics; beside a file (`a.py`, `name`) one in that file."""
+    text, folder = prose(page), (ROOT / page).parent
+    for name in re.findall(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(.*?\))?`", text):
+        assert {*name.split(".")} <= words | FOREIGN, f"{page} names {name}"
+    for path, name in re.findall(r"`([\w/]+\.py)`[,:] `(\w+)`", text):
+        found = [p for p in (ROOT / path, ROOT / "dlm" / path, folder / path) if p.exists()]
+        assert name in found[0].read_text(encoding="utf-8"), f"{page}: no {name} in {path}"
 
 
 @pytest.mark.parametrize("page", ["README.md", "dlm/client/README.md"])
