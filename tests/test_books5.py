@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dlm.cli.processes import running_servers
 from dlm.client import Client, ClientConfig
+from dlm.cluster.processes import running_servers
 from dlm.index.build import build_shard_set
 from dlm.ngram.backoff import DictModel
 from dlm.wire._pb import shard_pb2 as pb

@@ -14,8 +14,8 @@ import typer
 from typer.testing import CliRunner
 
 from dlm.cli.main import app
-from dlm.cli.processes import running_servers
 from dlm.client.topology import write_cluster_file
+from dlm.cluster.processes import running_servers
 from dlm.index.build import build_shard_set
 from models import PlainModel
 

@@ -24,7 +24,7 @@ FLOORS = {
             ["ngram"],
             ["index", "wire", "estimate", "federated"],
             ["server", "client"],
-            ["spark"],
+            ["spark", "cluster", "scoring"],
             ["cli"],
             ["__init__"],  # what `from dlm import` gives, lazily
         ]
@@ -39,7 +39,7 @@ ROOMS = {
         ["coding", "residence"],
         ["layout"],
         ["packed"],
-        ["ngrams"],
+        ["ngrams", "describe"],
         ["build", "search", "sizes"],
         ["check"],
     ]

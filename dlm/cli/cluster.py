@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import socket
 import sys
 import threading
-import time
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
 import typer
-
-RESTART_S = 2.0  # a server that ends at once is started this often
-
-
-def check_free(cluster_file: Path) -> None:
-    """Raises `ConfigError` unless `cluster_file` is free, or was left by a cluster that is gone."""
-    from dlm.client.topology import WRITTEN_BY, read_cluster_file
-    from dlm.errors import ConfigError
-
-    if not cluster_file.exists():
-        return
-    if not cluster_file.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN_BY):
-        raise ConfigError(
-            f"{cluster_file} exists and was not written by dlm cluster; "
-            "give another --cluster, or remove it first"
-        )
-    for endpoint in read_cluster_file(cluster_file):
-        host, port = endpoint.address.rsplit(":", 1)
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
-            raise ConfigError(
-                f"{cluster_file} names a cluster that runs ({endpoint.address} listens); "
-                "stop it, give another --cluster, or start this one in another folder"
-            )
 
 
 def cluster(
@@ -80,11 +54,12 @@ def cluster(
 
     Example: dlm cluster shards/model, and in another terminal: dlm score text.txt
     """
+    from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_reads
-    from dlm.cli.processes import Server, running_servers
     from dlm.client.security import ClientSecurity
     from dlm.client.topology import write_cluster_file
-    from dlm.errors import ConfigError, ShardDown
+    from dlm.cluster.processes import Server, check_free, running_servers, supervise
+    from dlm.errors import ConfigError
     from dlm.index.layout import read_manifest
     from dlm.index.search.local import LocalModel
 
@@ -111,6 +86,7 @@ def cluster(
     }
     options = [part for name, file in given.items() if file for part in (name, file)]
     stopping = threading.Event()
+    written: str | None = None
 
     def write(servers: list[Server]) -> str:
         endpoints = [server.endpoint for server in servers]
@@ -124,13 +100,17 @@ def cluster(
         # Another cluster may have written its own since.
         return written is not None and cluster_file.exists() and cluster_file.read_text() == written
 
+    def rewrite(servers: list[Server]) -> None:
+        nonlocal written
+        if ours(written):
+            written = write(servers)
+
     def stop(number: int, frame: FrameType | None) -> None:
         if stopping.is_set():
             raise KeyboardInterrupt
         stopping.set()
 
     previous = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGINT)}
-    written: str | None = None
     try:
         with running_servers(
             directories,
@@ -140,6 +120,7 @@ def cluster(
             first_metrics_port=metrics_port,
             log_level=log_level,
             options=options,
+            compiling=compile_kernels,
         ) as servers:
             if not stopping.is_set():
                 written = write(servers)
@@ -152,34 +133,8 @@ def cluster(
                 if small is not None:
                     print(f"small model {small}")
                 print(f"wrote {cluster_file}; Ctrl-C stops", flush=True)
-            gone: set[str] = set()
-            started: dict[str, float] = {}
-            while not stopping.wait(0.2):
-                for at, server in enumerate(servers):
-                    endpoint, status = server.endpoint, server.process.poll()
-                    if status is None or endpoint.address in gone:
-                        continue
-                    what = (
-                        f"the server of shard {endpoint.shard} at {endpoint.address} ended with "
-                        f"status {status}"
-                    )
-                    if restart:
-                        now = time.monotonic()
-                        if now - started.get(endpoint.address, -RESTART_S) >= RESTART_S:
-                            started[endpoint.address] = now
-                            servers[at] = server.again()
-                            if ours(written):
-                                written = write(servers)
-                            print(f"{what}; started again", file=sys.stderr)
-                        continue
-                    gone.add(endpoint.address)
-                    if all(
-                        other.endpoint.address in gone
-                        for other in servers
-                        if other.endpoint.shard == endpoint.shard
-                    ):
-                        raise ShardDown(f"{what}; none is left, stopping the others")
-                    print(f"{what}; its replicas go on", file=sys.stderr)
+            for line in supervise(servers, stopping, restart=restart, changed=rewrite):
+                print(line, file=sys.stderr)
     finally:
         if ours(written):
             cluster_file.unlink()

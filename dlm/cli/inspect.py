@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,43 +15,11 @@ if TYPE_CHECKING:
 
 Directory = Annotated[Path, typer.Argument(help="Folder of a shard set.")]
 
-MIB = 1 << 20
-# Of a server process beside the mapped files: 206 MiB resident once warm, kernels and libraries
-# among it, and room for the messages in flight.
-PROCESS_MIB = 256
-
-
-def describe(manifest: Manifest) -> dict[str, Any]:
-    """What `dlm info --json` prints.
-
-    bytes_per_ngram counts every file of the set, vocabulary strings included, once; balance is the
-    bytes of the heaviest shard over the mean, 1 at best.
-    """
-    files = [f for f in manifest.files if f.kind == "shard"]
-    total = sum(f.bytes for f in manifest.files) + len(manifest.text)
-    mean = sum(f.bytes for f in files) / len(files)
-    return {
-        "shard_set": manifest.shard_set,
-        "model": manifest.model,
-        "order": manifest.order,
-        "counts": list(manifest.counts),
-        "blanks": list(manifest.blanks),
-        "vocabulary": manifest.vocabulary_size,
-        "encoding": manifest.encoding,
-        "shards": manifest.shards,
-        "bytes": total,
-        "bytes_per_ngram": total / max(sum(manifest.counts), 1),
-        "balance": max(f.bytes for f in files) / mean,
-        "files": [
-            {"name": f.name, "bytes": f.bytes, "ngrams": f.ngrams, "xxh3_128": f.xxh3_128}
-            for f in manifest.files
-        ],
-        "provenance": dict(manifest.provenance),
-    }
-
 
 def summary(manifest: Manifest) -> None:
     """Prints a shard set for a person."""
+    from dlm.index.describe import describe
+
     facts = describe(manifest)
     counts = " + ".join(f"{c:,}" for c in facts["counts"])
     rows = [
@@ -81,14 +49,11 @@ def summary(manifest: Manifest) -> None:
 def helm_values(manifest: Manifest, workers: int) -> str:
     """Values of the chart deploy/helm/dlm for a shard set, as YAML; what `dlm info --helm` prints.
 
-    Memory is that of the heaviest shard with the low orders and the vocabulary, mapped once for all
-    workers, and PROCESS_MIB for each process: the workers, and one above them where there are
-    several. The limit is a quarter above it. Pages that are mapped count, locked or not.
+    The limit is a quarter above what a server takes; see `server_mib`.
     """
-    heaviest = max(f.bytes for f in manifest.files if f.kind == "shard")
-    common = sum(f.bytes for f in manifest.files if f.kind != "shard")
-    processes = workers + (workers > 1)
-    memory = -(-(heaviest + common) // MIB) + processes * PROCESS_MIB
+    from dlm.index.describe import server_mib
+
+    memory = server_mib(manifest, workers)
     return (
         f"# Shard set {manifest.shard_set} of model {manifest.model}, workers: {workers}.\n"
         f"shards: {manifest.shards}\n"
@@ -117,6 +82,7 @@ def info(
     Example: dlm info shards/model
     """
     from dlm.errors import ConfigError
+    from dlm.index.describe import describe
     from dlm.index.layout import read_manifest
 
     if as_json and helm:

@@ -12,17 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlm.cli.scoring import (
-    COLUMN,
-    SERVED_BYTES,
-    SKIP,
-    ScoreSummary,
-    open_text,
-    print_summary,
-    quick_start,
-    scored_by_servers,
-    scored_here,
-)
+from dlm.cli.scoring import COLUMN, SKIP, open_text, print_summary, quick_start
+from dlm.scoring import SERVED_BYTES, ScoreSummary, scored_by_servers, scored_here
 
 if TYPE_CHECKING:
     from dlm.index.search.local import LocalModel

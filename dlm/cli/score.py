@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dlm.cli.scoring import (
+from dlm.cli.scoring import COLUMN, SKIP, open_text, print_summary, quick_start
+from dlm.scoring import (
     BLOCK_BYTES,
-    COLUMN,
     SERVED_BYTES,
-    SKIP,
     Scored,
     ScoreSummary,
     finite,
-    open_text,
-    print_summary,
-    quick_start,
     scored_by_servers,
     scored_here,
 )

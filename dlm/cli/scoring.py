@@ -1,35 +1,20 @@
-"""Text scored in blocks of lines, by a shard set here or by servers: `dlm score` and the others.
-
-A block is what is there: of a file a piece of its text, of a pipe the lines that came. What one
-block scored is handed on before the next one is waited for.
-"""
+"""What commands that score text share: how they open it, how they start, what they print."""
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
+
+from dlm.scoring import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from dlm.client import SentenceScore, Utterance
-    from dlm.estimate.text import Block, Reader
-    from dlm.index.search.local import LocalModel
-    from dlm.index.search.text.score import Lines
-
-BLOCK_BYTES = 1 << 20  # of text scored at once by a thread; whole lines, so a longer one is more
-# Servers take as many sentences in a call as fill messages; blocks are small, to show progress.
-SENTENCES = 512
-SERVED_BYTES = 1 << 16
+    from dlm.estimate.text import Reader
+    from dlm.scoring import ScoreSummary
 
 SKIP = "Leave out, and count, lines that are not UTF-8, above 1 MiB, or hold NUL; nulls of parquet."
 COLUMN = "Of parquet files."
@@ -63,97 +48,6 @@ def quick_start() -> Iterator[None]:
             gc.enable()
 
 
-class Scored(Protocol):
-    """The sentences of a block, scored."""
-
-    def add_to(self, summary: ScoreSummary) -> None:
-        """Counts them in."""
-
-    def rows(self) -> str:
-        """A row for each: log10 P with six decimals, tokens and OOVs, tabs between."""
-
-    def sentences(self, block: Block) -> Iterator[tuple[list[bytes], SentenceScore]]:
-        """The words of each, and its score."""
-
-
-@dataclass
-class ScoreSummary:
-    """Totals over sentences; perplexities as KenLM's `query -v summary` defines them.
-
-    With OOVs: 10 ** -(log10 P / tokens). Without: their log10 P and their number are left out of
-    both. Sentence ends are tokens.
-
-    by_order  tokens by the order of the longest n-gram found, from 1 up
-    """
-
-    sentences: int = 0
-    tokens: int = 0
-    oovs: int = 0
-    log10_prob: float = 0.0
-    log10_oovs: float = 0.0
-    by_order: list[int] = field(default_factory=list)
-
-    def add(self, scores: list[SentenceScore]) -> None:
-        """Counts sentences in that servers scored."""
-        import numpy as np
-
-        self.sentences += len(scores)
-        self.tokens += sum(score.tokens for score in scores)
-        self.oovs += sum(score.oovs for score in scores)
-        for score in scores:
-            self.log10_prob += score.log10_prob
-            self.log10_oovs += score.log10_oovs
-        for score in scores:
-            self._add_hits(np.bincount(score.token_matched_order))
-
-    def add_lines(self, lines: Lines) -> None:
-        """Counts sentences in that were scored here."""
-        self.sentences += len(lines.totals)
-        self.tokens += int(lines.tokens.sum())
-        self.oovs += int(lines.oovs.sum())
-        self.log10_prob = _added(self.log10_prob, lines.totals)
-        self.log10_oovs = _added(self.log10_oovs, lines.log10_oovs)
-        self._add_hits(lines.hits)
-
-    def _add_hits(self, found: NDArray[np.integer[Any]]) -> None:
-        """By matched order from 0 up; every token has one of 1 or more."""
-        self.by_order += [0] * (len(found) - 1 - len(self.by_order))
-        for order, count in enumerate(found[1:].tolist()):
-            self.by_order[order] += count
-
-    def facts(self) -> dict[str, Any]:
-        """What the JSON object `summary` holds; a perplexity over no token is null."""
-        return {
-            "sentences": self.sentences,
-            "tokens": self.tokens,
-            "oovs": self.oovs,
-            "log10_prob": finite(self.log10_prob),
-            "perplexity": self.perplexity(self.log10_prob, self.tokens),
-            "perplexity_without_oovs": self.perplexity(
-                self.log10_prob - self.log10_oovs, self.tokens - self.oovs
-            ),
-        }
-
-    @staticmethod
-    def perplexity(log10_total: float, tokens: int) -> float | None:
-        """None where there is no token or a probability of zero."""
-        from dlm.units import perplexity
-
-        return perplexity(log10_total, tokens) if tokens and log10_total > -1e308 else None
-
-
-def finite(value: float) -> float | None:
-    """JSON has no infinity: a probability of zero is null."""
-    return value if value > -1e308 else None
-
-
-def _added(total: float, values: NDArray[np.float64]) -> float:
-    """`total` and the values, added one after the other, so that blocks change no bit."""
-    import numpy as np
-
-    return float(np.cumsum(np.concatenate(([total], values)))[-1])
-
-
 def print_summary(summary: ScoreSummary, reader: Reader, skip: bool) -> None:
     """The perplexities and what they are of; with `skip`, how many lines were left out."""
     facts = summary.facts()
@@ -168,105 +62,3 @@ def print_summary(summary: ScoreSummary, reader: Reader, skip: bool) -> None:
     print(f"Sentences:\t{summary.sentences}")
     if skip:
         print(f"Lines left out:\t{reader.totals.left_out()}")
-
-
-def scored_here(
-    model: LocalModel, blocks: Iterable[Block], threads: int
-) -> Iterator[tuple[Block, Scored]]:
-    """Blocks in their order, scored by threads; what came before an error is handed on first."""
-    from dlm.errors import DlmError
-    from dlm.index.search.text.score import score_lines
-
-    _ = model.word_table  # made once, before threads ask for it
-    waiting: deque[tuple[Block, Future[Lines] | None]] = deque()
-
-    def first() -> tuple[Block, Scored]:
-        block, lines = waiting.popleft()
-        return block, _Here(model.vocabulary.end_id, None if lines is None else lines.result())
-
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for block in blocks:
-                lines = pool.submit(score_lines, model, block.lines) if block.size else None
-                waiting.append((block, lines))
-                while waiting and (block.waits or len(waiting) > 2 * threads):
-                    yield first()
-        except DlmError:
-            while waiting:
-                yield first()
-            raise
-        while waiting:
-            yield first()
-
-
-@dataclass
-class _Here:
-    """What threads scored: arrays; without lines nothing, where all were left out."""
-
-    end_id: int
-    lines: Lines | None
-
-    def add_to(self, summary: ScoreSummary) -> None:
-        if self.lines is not None:
-            summary.add_lines(self.lines)
-
-    def rows(self) -> str:
-        return "" if self.lines is None else self.lines.rows()
-
-    def sentences(self, block: Block) -> Iterator[tuple[list[bytes], SentenceScore]]:
-        import numpy as np
-
-        from dlm.client.utterance import SentenceScore, split_words
-        from dlm.ngram.query import FULL
-        from dlm.ngram.vocab import UNK_ID
-
-        if self.lines is None:
-            return
-        end = 0
-        for i, line in enumerate(block.lines.split(b"\n")):
-            begin = end + 1  # after <s>
-            tokens = int(self.lines.tokens[i])
-            end = begin + tokens
-            part = slice(begin, end)
-            yield (
-                split_words(line),
-                SentenceScore(
-                    float(self.lines.totals[i]),
-                    tokens,
-                    int(self.lines.oovs[i]),
-                    float(self.lines.log10_oovs[i]),
-                    self.lines.answers.log10_prob[part],
-                    self.lines.answers.matched_order[part],
-                    self.lines.words[part] == UNK_ID,
-                    np.full(tokens, FULL, np.uint8),
-                ),
-            )
-
-
-def scored_by_servers(
-    utterance: Utterance, blocks: Iterable[Block]
-) -> Iterator[tuple[Block, Scored]]:
-    """Blocks in their order, scored by servers, `SENTENCES` at most in a call."""
-    from dlm.client.utterance import split_words
-
-    for block in blocks:
-        words = [split_words(line) for line in block.lines.split(b"\n")] if block.size else []
-        scores: list[SentenceScore] = []
-        for begin in range(0, len(words), SENTENCES):
-            scores += utterance.score_sentences(words[begin : begin + SENTENCES])
-        yield block, _ByServers(words, scores)
-
-
-@dataclass
-class _ByServers:
-    words: list[list[bytes]]
-    scores: list[SentenceScore]
-
-    def add_to(self, summary: ScoreSummary) -> None:
-        summary.add(self.scores)
-
-    def rows(self) -> str:
-        return "".join(f"{s.log10_prob:.6f}\t{s.tokens}\t{s.oovs}\n" for s in self.scores)
-
-    def sentences(self, block: Block) -> Iterator[tuple[list[bytes], SentenceScore]]:
-        return zip(self.words, self.scores, strict=True)

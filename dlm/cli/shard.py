@@ -86,9 +86,9 @@ def shard(
 
 def _estimate(model: Path, shards: int, bits: int | None) -> None:
     """Prints a line for each encoding: on disk, and in memory by shard, server and client."""
-    from dlm.cli.inspect import PROCESS_MIB
     from dlm.cli.status import size
     from dlm.index.coding import DEFAULT_BITS, LOSSLESS_BITS
+    from dlm.index.describe import PROCESS_MIB
     from dlm.index.sizes import estimate_sizes, measure
 
     found = measure(model)

@@ -27,17 +27,17 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cluster import build
-from dlm.cli.chaos import random_faults
 from dlm.client import Client
 from dlm.client.membership import Beating
 from dlm.client.modes import Switching
+from dlm.cluster.chaos import random_faults
 from dlm.ngram.query import FULL, PARTIAL, SMALL
 from faults.decoders import Decoders
 from faults.test_cascade_faults import World, carry_out
 from models import random_model
 
 if TYPE_CHECKING:
-    from dlm.cli.chaos import Command
+    from dlm.cluster.chaos import Command
 
 SHARDS = 2
 COLUMNS = (

@@ -39,11 +39,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import settings
 from benchmarks.workload import Mix, Workload, from_text
-from dlm.cli.processes import running_servers
 from dlm.client import AsyncClient, Client, ClientConfig
 from dlm.client.topology import write_cluster_file
 from dlm.client.transport import GrpcConnection
 from dlm.client.utterance import States
+from dlm.cluster.processes import running_servers
 from dlm.index.layout import read_manifest
 from dlm.wire._pb import shard_pb2 as pb
 

@@ -52,9 +52,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import settings
 from benchmarks.serving import BATCHES, WORK, batches, cpu_of
 from benchmarks.workload import Mix, from_text
-from dlm.cli.processes import running_servers
 from dlm.client import AsyncClient, ClientConfig
 from dlm.client.topology import write_cluster_file
+from dlm.cluster.processes import running_servers
 from dlm.errors import ConfigError, DlmError, Overloaded
 from dlm.index.layout import read_manifest
 from dlm.ngram.query import FULL

@@ -31,7 +31,7 @@ from benchmarks.serving import BATCHES, WORK, cpu_of
 from benchmarks.serving import asked as batches_in_ids
 from benchmarks.soak import resident
 from benchmarks.workload import Mix, from_text
-from dlm.cli.processes import running_servers
+from dlm.cluster.processes import running_servers
 from dlm.index.search.local import LocalModel
 from dlm.ngram.query import QueryGroups
 from dlm.wire import codec

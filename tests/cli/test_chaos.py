@@ -12,8 +12,8 @@ import pytest
 
 from cli.conftest import Run
 from cluster import WAIT_S, CommandServer, command, until
-from dlm.cli.chaos import Command, parse, random_faults, read_script
 from dlm.client.topology import Endpoint, read_cluster_file, read_cluster_small, write_cluster_file
+from dlm.cluster.chaos import Command, parse, random_faults, read_script
 from dlm.errors import ConfigError
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from cluster import WAIT_S, command
-from dlm.cli import compiling, processes
+from dlm.cli import compiling
+from dlm.cluster import processes
 from dlm.index.build import build_shard_set
 from models import random_model
 
@@ -33,8 +34,9 @@ def test_kernels_are_compiled_before_the_first_server_starts(
         return real(arguments)
 
     monkeypatch.setattr(processes, "_start", start)
-    monkeypatch.setattr(processes, "compile_kernels", lambda kernels: order.append("compile"))
-    with processes.running_servers([tmp_path / "set"]) as servers:
+    with processes.running_servers(
+        [tmp_path / "set"], compiling=lambda kernels: order.append("compile")
+    ) as servers:
         assert [server.endpoint.shard for server in servers] == [0, 1]
     assert order == ["compile", "start", "start"]
 

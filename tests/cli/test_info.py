@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dlm.cli.inspect import PROCESS_MIB
 from dlm.cli.main import app
 from dlm.errors import ConfigError
+from dlm.index.describe import PROCESS_MIB
 from dlm.index.layout import read_manifest
 
 TINY = Path(__file__).parents[2] / "shards/tiny/exact-2"

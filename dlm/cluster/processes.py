@@ -1,28 +1,33 @@
-"""Shard servers as child processes, for `dlm cluster` and `dlm demo`."""
+"""Shard servers as child processes, and what happens to them."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from dlm.cli.compiling import compile_kernels
-from dlm.client.topology import Endpoint
+from dlm.client.topology import WRITTEN_BY, Endpoint, read_cluster_file
 from dlm.errors import ConfigError, ShardDown
 from dlm.files import scratch_folder
 from dlm.index.layout import Manifest, read_manifest
+from dlm.jit import compile_ahead
 from dlm.server.compiling import KERNELS
 from dlm.server.parent import end_with_parent
 
 START_S = 120.0  # the first start compiles the kernels: seconds, more on a busy machine
 STOP_S = 10.0
+LOOK_S = 0.2  # between two looks at the processes
+RESTART_S = 2.0  # a server that ends at once is started this often
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ def running_servers(
     first_metrics_port: int = 0,
     log_level: str = "warning",
     options: Sequence[str] = (),
+    compiling: Callable[[Sequence[Any]], object] = compile_ahead,
 ) -> Iterator[list[Server]]:
     """Servers for each shard index of the shard sets in `directories`; stopped at the end.
 
@@ -82,10 +88,11 @@ def running_servers(
         first_port  server i gets first_port + i; 0 takes free ports
         first_metrics_port  likewise, and 0 is none
         options     of `dlm serve`, for each
+        compiling   compiles kernels that are not kept from an earlier start
     Raises
         ShardDown, ConfigError  a server did not start; what it said is on standard error
     """
-    compile_kernels(KERNELS)  # all servers at once would compile the same, each for itself
+    compiling(KERNELS)  # all servers at once would compile the same, each for itself
     held = holders([read_manifest(directory) for directory in directories])
     shards = len(held)
     with scratch_folder(None, "dlm-servers") as scratch:
@@ -154,3 +161,62 @@ def stop(processes: list[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def supervise(
+    servers: list[Server],
+    stopping: threading.Event,
+    *,
+    restart: bool,
+    changed: Callable[[list[Server]], None],
+) -> Iterator[str]:
+    """What happens to servers, one line each, until `stopping` is set.
+
+    Args
+        restart  whether one that ended is started again, in its place in `servers`
+        changed  called when one was
+    Raises
+        ShardDown  the last server of a shard ended, and is not started again
+    """
+    gone: set[str] = set()
+    started: dict[str, float] = {}
+    while not stopping.wait(LOOK_S):
+        for at, server in enumerate(servers):
+            endpoint, status = server.endpoint, server.process.poll()
+            if status is None or endpoint.address in gone:
+                continue
+            what = (
+                f"the server of shard {endpoint.shard} at {endpoint.address} ended with "
+                f"status {status}"
+            )
+            if restart:
+                now = time.monotonic()
+                if now - started.get(endpoint.address, -RESTART_S) >= RESTART_S:
+                    started[endpoint.address] = now
+                    servers[at] = server.again()
+                    changed(servers)
+                    yield f"{what}; started again"
+                continue
+            gone.add(endpoint.address)
+            replicas = [one.endpoint for one in servers if one.endpoint.shard == endpoint.shard]
+            if all(replica.address in gone for replica in replicas):
+                raise ShardDown(f"{what}; none is left, stopping the others")
+            yield f"{what}; its replicas go on"
+
+
+def check_free(cluster_file: Path) -> None:
+    """Raises `ConfigError` unless `cluster_file` is free, or was left by a cluster that is gone."""
+    if not cluster_file.exists():
+        return
+    if not cluster_file.read_text(encoding="utf-8", errors="replace").startswith(WRITTEN_BY):
+        raise ConfigError(
+            f"{cluster_file} exists and was not written by dlm cluster; "
+            "give another --cluster, or remove it first"
+        )
+    for endpoint in read_cluster_file(cluster_file):
+        host, port = endpoint.address.rsplit(":", 1)
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
+            raise ConfigError(
+                f"{cluster_file} names a cluster that runs ({endpoint.address} listens); "
+                "stop it, give another --cluster, or start this one in another folder"
+            )

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster import WAIT_S
-from dlm.cli.proxy import Faults, Proxies, _Frames
+from dlm.cluster.proxy import Faults, Proxies, _Frames
 
 MEGABYTE = 1 << 20
 
