@@ -21,6 +21,8 @@ from cluster import WAIT_S, until
 from dlm import __version__
 from dlm.errors import ProtocolError
 from dlm.index.build import build_shard_set
+from dlm.index.search import shard as search
+from dlm.server import service
 from dlm.server.config import ServerConfig
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
@@ -602,3 +604,18 @@ def test_verify_notices_a_wrong_bit(sharded, callers):
     reply.log10_probs = reply.log10_probs[:-1] + bytes([reply.log10_probs[-1] ^ 1])
     with pytest.raises(ProtocolError):
         sharded.questions.verify(0, asked, reply.SerializeToString())
+
+
+def test_the_ids_of_a_message_are_checked_once(sharded, gated, monkeypatch) -> None:
+    """By the service, before it looks for slots; the search trusts it."""
+    _, _, caller = gated()
+    asked = sharded.questions.ask(np.random.default_rng(31), 0)
+    checks: list[int] = []
+    searches: list[dict[str, bool]] = []
+    check, run = service.kernels.check, search.run_kernel
+    monkeypatch.setattr(service.kernels, "check", lambda *a: checks.append(1) or check(*a))
+    monkeypatch.setattr(
+        search, "run_kernel", lambda *a, **more: searches.append(more) or run(*a, **more)
+    )
+    sharded.questions.verify(0, asked, caller.score(asked.data, timeout=WAIT_S))
+    assert (len(checks), searches) == (1, [{"check_ids": False}])

@@ -163,7 +163,8 @@ def _streamed(
         original  what `_repair` says of the source of `arpa`, where that is a repaired model
     """
     with ArpaReader(arpa) as reader:
-        stages.check_header(reader)
+        if original is None:  # else `_repair` did
+            stages.check_header(reader)
         counts = credible_counts(reader)
         if memory_bytes is None:
             memory_bytes = max(available_bytes() // 2, least_bytes(counts))
