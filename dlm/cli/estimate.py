@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+
+from dlm.cli.progress import stage_printer
 
 if TYPE_CHECKING:
     from dlm.estimate.progress import ProgressReporter
@@ -98,11 +99,7 @@ def estimate(
     from dlm.estimate.settings import EstimationSettings
     from dlm.resources import available_bytes, parse_size
 
-    began = time.monotonic()
-
-    def tell(line: str) -> None:
-        if not quiet:
-            print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
+    tell = stage_printer(quiet=quiet)
 
     check_reads("--vocab", vocab)
     check_folder("--tmp", tmp)

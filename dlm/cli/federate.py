@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from dlm.cli.progress import stage_printer
 
 
 def federate(
@@ -58,11 +58,7 @@ def federate(
         config, flags={"run": {"seed": seed, "stop_after": stop_after}}
     )
     check_reads("data.vocabulary", settings.data.vocabulary)
-    began = time.monotonic()
-
-    def tell(line: str) -> None:
-        if not quiet:
-            print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
+    tell = stage_printer(quiet=quiet)
 
     if settings.run.simulation:
         tell("a seed is set: this is a simulation, and its model is not private")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from dlm.cli.progress import stage_printer
 
 
 def filter_(
@@ -53,11 +53,7 @@ def filter_(
     from dlm.ngram.arpa import ArpaReader, provenance_line, write_arpa
     from dlm.resources import available_bytes, parse_size
 
-    began = time.monotonic()
-
-    def tell(line: str) -> None:
-        if not quiet:
-            print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
+    tell = stage_printer(quiet=quiet)
 
     def comment(comments: list[str], before: tuple[int, ...], _after: tuple[int, ...]) -> list[str]:
         about = {

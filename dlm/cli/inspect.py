@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from dlm.cli.progress import stage_printer
 
 if TYPE_CHECKING:
     from dlm.index.layout import Manifest
@@ -112,10 +113,7 @@ def verify(
     from dlm.index.check.verify import verify as run
 
     check_reads("--arpa", arpa, folders=True)
-    began = time.monotonic()
-
-    def tell(line: str) -> None:
-        print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
+    tell = stage_printer()
 
     report = run(directory, arpa=arpa, progress=tell)
     for warning in report.warnings:

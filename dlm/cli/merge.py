@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlm.cli.progress import stage_printer
 from dlm.cli.scoring import COLUMN, SKIP, open_text
 
 if TYPE_CHECKING:
@@ -56,11 +55,7 @@ def merge(
     from dlm.ngram.arpa import ArpaReader, provenance_line
     from dlm.resources import available_bytes, parse_size
 
-    began = time.monotonic()
-
-    def tell(line: str) -> None:
-        if not quiet:
-            print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
+    tell = stage_printer(quiet=quiet)
 
     if (weights is None) == (tune is None):
         raise ConfigError("give --weights, one for each model, or --tune with held-out text")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlm.cli.progress import stage_printer
 from dlm.cli.scoring import COLUMN, SKIP, open_text, print_summary, quick_start
 from dlm.scoring import SERVED_BYTES, ScoreSummary, scored_by_servers, scored_here
 
@@ -63,11 +62,7 @@ def perplexity(
 
     if threads < 1:
         raise ConfigError(f"--threads {threads}: give 1 or more")
-    began = time.monotonic()
-
-    def tell(line: str) -> None:
-        if not quiet:
-            print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
+    tell = stage_printer(quiet=quiet)
 
     with ExitStack() as stack:
         if cluster is not None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlm.cli.progress import stage_printer
 from dlm.cli.scoring import COLUMN, SKIP, open_text
 
 if TYPE_CHECKING:
@@ -74,10 +74,7 @@ def prune(
     from dlm.spill.arrays import IN_MEMORY, Storage
 
     began = time.monotonic()
-
-    def tell(line: str) -> None:
-        if not quiet:
-            print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
+    tell = stage_printer(quiet=quiet)
 
     if threads < 1:
         raise ConfigError(f"--threads {threads}; give 1 or more")

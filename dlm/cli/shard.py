@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from dlm.cli.progress import stage_printer
 
 
 def shard(
@@ -60,11 +60,7 @@ def shard(
     check_reads("MODEL", model, folders=True)
     check_writes("--output", output, folder=True)
     check_folder("--tmp", None if tmp is None else tmp.absolute(), made=True)
-    began = time.monotonic()
-
-    def tell(line: str) -> None:
-        if not quiet:
-            print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
+    tell = stage_printer(quiet=quiet)
 
     compile_kernels(KERNELS)
     manifest = build_shard_set(

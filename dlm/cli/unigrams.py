@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from dlm.cli.progress import stage_printer
 
 if TYPE_CHECKING:
     from dlm.federated.unigrams import OovRate, RoundMetrics
@@ -120,11 +121,7 @@ def unigrams(
     check_writes("--output", output)
     config = UnigramConfig(bound, rounds, noise_multiplier, cap_words)
     split = TOKENIZERS[tokenizer]
-    began = time.monotonic()
-
-    def tell(line: str) -> None:
-        if not quiet:
-            print(f"[{time.monotonic() - began:6.1f} s] {line}", file=sys.stderr)
+    tell = stage_printer(quiet=quiet)
 
     released = noise_multiplier is not None and seed is None
     gap = None if min_sep is None else min_sep + 1
