@@ -31,7 +31,7 @@ MAX_PIECE = 1 << 18
 MAX_COLUMNS = 512
 
 
-class Reader(Protocol):
+class BlockReader(Protocol):
     """Gives sorted rows from their beginning to their end."""
 
     def fill(self, buffer: Rows) -> int:
@@ -49,7 +49,7 @@ class ColumnReader:
         self._at = 0
 
     def fill(self, buffer: Rows) -> int:
-        """As `Reader`."""
+        """As `BlockReader`."""
         count = min(len(self._column) - self._at, len(buffer))
         self._column.read_into(self._at, buffer[:count])
         self._at += count
@@ -87,7 +87,7 @@ class _Feed:
     """The buffers of one run in a merge: one is merged, and the other, if any, is being filled."""
 
     def __init__(
-        self, reader: Reader, rows: Rows, begins: list[int], pool: ThreadPoolExecutor | None
+        self, reader: BlockReader, rows: Rows, begins: list[int], pool: ThreadPoolExecutor | None
     ) -> None:
         """Reads into a part of `rows` between begins[0] and begins[1], then between the next."""
         self._reader = reader
@@ -114,7 +114,7 @@ class _Feed:
 
 
 def merged(
-    runs: Sequence[Callable[[], Reader]],
+    runs: Sequence[Callable[[], BlockReader]],
     width: int,
     key: int,
     chunk_rows: int,
