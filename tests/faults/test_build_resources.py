@@ -21,7 +21,7 @@ from dlm.index.build.budget import (
     in_memory_bytes,
     spill_bytes,
 )
-from dlm.index.build.stages import Progress
+from dlm.index.build.stages import BuildProgress
 from dlm.ngram.arpa import ArpaReader
 from index.oracle import build_whole
 from models import PlainModel, random_model
@@ -203,14 +203,14 @@ def test_the_memory_for_words_is_part_of_the_limit(tmp_path: Path) -> None:
 def test_progress_says_percent_rate_and_time_left() -> None:
     """At most one line in so many seconds."""
     said: list[str] = []
-    progress = Progress(said.append, seconds=0.0)
+    progress = BuildProgress(said.append, seconds=0.0)
     progress.begin("sorting", 200)
     progress.step(50)
     assert said[0] == "sorting"
     assert said[1].startswith("sorting: 25 %, ")
     assert "n-grams/s" in said[1]
     assert said[1].endswith("s left")
-    quiet = Progress(said.append, seconds=1e9)
+    quiet = BuildProgress(said.append, seconds=1e9)
     quiet.begin("joining", 10)
     quiet.step(5)
     assert said[2:] == ["joining"]
