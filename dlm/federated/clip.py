@@ -181,7 +181,7 @@ class ClippedDenominator:
 
     def average(self, total: Tree, weight: Array | float) -> Tree:
         """The estimate from the sum of weighted updates and the sum of the weights."""
-        over = jnp.maximum(jnp.asarray(weight, jnp.float32), self.denominator)
+        over = max(float(weight), self.denominator)
         result: Tree = jax.tree.map(lambda leaf: leaf / over, total)
         return result
 

@@ -7,6 +7,7 @@ grow with their number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from operator import itemgetter
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dlm.errors import ConfigError
-from dlm.federated import rnn
+from dlm.federated import fixed_point, rnn
 from dlm.federated.clip import Array
 from dlm.federated.local import LocalConfig, UserUpdate, UserWork, user_update
 from dlm.federated.tokens import PAD
@@ -27,9 +28,9 @@ class RoundSums(NamedTuple):
     """Sums over a cohort. All of them are of users' data and have no noise yet.
 
     Fields
-        update    tree     sum of w_k times the clipped update
+        update    tree of float64  sum of w_k times the clipped update, of integers (`fixed_point`)
         below     float32  sum of (1 or 0, whether the norm was within the tracked one) - 1/2
-        weight    float32  sum of w_k
+        weight    float    sum of w_k, exact
         users     float32  how many took part
         clipped   float32  how many updates were longer than the clip norm
         refused   float32  how many held inf or nan
@@ -39,7 +40,7 @@ class RoundSums(NamedTuple):
 
     update: Any
     below: Array
-    weight: Array
+    weight: Array | float
     users: Array
     clipped: Array
     refused: Array
@@ -59,7 +60,7 @@ class Aggregator(Protocol):
         ...
 
     def result(self, total: Any, reports: int) -> Any:
-        """The sum as a tree of float32."""
+        """The sum as a tree of float64."""
         ...
 
     def sensitivity_factor(self, dimension: int) -> float:
@@ -102,10 +103,11 @@ class LocalEngine:
     """Users computed on this machine.
 
     Args
-        aggregator  None adds up inside the compiled loop; otherwise every weighted update is handed
-                    over in turn, as a device would send it
+        aggregator  None adds up integers inside the compiled loop; otherwise every weighted update
+                    is handed over in turn, as a device would send it
         block       users whose text lies in memory at once, a multiple of `users_at_once`
-    Guarantees      memory: parameters, one sum and `users_at_once` updates, whatever the cohort
+    Guarantees      memory: parameters, one sum of 64 bits and `users_at_once` updates, whatever the
+                    cohort
     """
 
     def __init__(
@@ -143,16 +145,33 @@ class LocalEngine:
             ConfigError  a user without a batch, a weight outside 0..1, or batches of another shape
         """
         self._check(cohort)
-        zero = jnp.float32(0.0)
-        nothing = jax.tree.map(jnp.zeros_like, params)
-        sums = RoundSums(nothing, *(jnp.array(zero) for _ in range(7)))
         if not cohort:
-            return sums
+            nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape), params)
+            return RoundSums(nothing, *(jnp.float32(0.0) for _ in range(7)))
         if self._aggregator is None:
-            for block in self._blocks(cohort):
-                sums = self._add(sums, params, *block, bound, tracked)
-            return sums
-        return self._handed_over(self._aggregator, params, cohort, bound, tracked, key)
+            sums = self._added_up(params, cohort, bound, tracked)
+        else:
+            sums = self._handed_over(self._aggregator, params, cohort, bound, tracked, key)
+        return sums._replace(weight=math.fsum(user.weight for user in cohort))
+
+    def _added_up(
+        self, params: rnn.Params, cohort: Sequence[UserWork], bound: Array, tracked: Array
+    ) -> RoundSums:
+        """The sums, updates as integers; floats where nothing is clipped: that promises nothing."""
+        clipped = math.isfinite(float(bound))
+        if len(cohort) > fixed_point.MOST_UPDATES:
+            raise ConfigError(
+                f"a cohort has {len(cohort):,} users; sums hold {fixed_point.MOST_UPDATES:,}: "
+                "lower the report goal or q"
+            )
+        scale = fixed_point.steps_per_unit(float(bound)) if clipped else 1.0
+        total = fixed_point.zeros(params) if clipped else jax.tree.map(jnp.zeros_like, params)
+        sums = RoundSums(total, *(jnp.float32(0.0) for _ in range(7)))
+        for block in self._blocks(cohort):
+            sums = self._add(sums, params, *block, bound, tracked, jnp.float32(scale))
+        if clipped:
+            return sums._replace(update=fixed_point.values(sums.update, scale))
+        return sums
 
     def _handed_over(
         self,
@@ -175,7 +194,7 @@ class LocalEngine:
             total = aggregator.add(total, sent, key)
             rest = [a + b for a, b in zip(rest, counted[1:], strict=True)]
         result = aggregator.result(total, len(cohort))
-        return RoundSums(jax.tree.map(jnp.asarray, result), *rest)
+        return RoundSums(result, *rest)
 
     def _check(self, cohort: Sequence[UserWork]) -> None:
         shape = (self._config.batch_size, self._config.unroll + 1)
@@ -250,6 +269,7 @@ class LocalEngine:
         there: Array,
         bound: Array,
         tracked: Array,
+        scale: Array,
     ) -> RoundSums:
         """Sums with a block added, `users_at_once` users after another."""
         at_once = self._config.users_at_once
@@ -263,7 +283,7 @@ class LocalEngine:
             # A filled-up place holds no user: adding its zeros would take time for nothing.
             total = jax.lax.cond(
                 there.sum() > 0,
-                lambda old: jax.tree.map(lambda t, u: t + u.sum(0), old, updates),
+                lambda old: self._sum_of(old, updates, scale),
                 lambda old: old,
                 sums.update,
             )
@@ -272,3 +292,13 @@ class LocalEngine:
 
         total: RoundSums = jax.lax.scan(add, sums, parts)[0]
         return total
+
+    def _sum_of(self, total: Any, updates: Any, scale: Array) -> Any:
+        """A sum with stacked updates added, one after the other."""
+        if not fixed_point.is_sum(total):
+            return jax.tree.map(lambda t, u: t + u.sum(0), total, updates)
+
+        def add(held: Any, update: Any) -> tuple[Any, None]:
+            return fixed_point.plus(held, update, scale), None
+
+        return jax.lax.scan(add, total, updates)[0]

@@ -284,15 +284,19 @@ def make_algorithm(
             noise,
         )
 
-    def finish(state: TrainingState, sums: RoundSums) -> tuple[TrainingState, Array]:
-        average = estimator.average(sums.update, sums.weight)
+    def finish(
+        state: TrainingState, average: rnn.Params, rest: rnn.Params, below: Array
+    ) -> tuple[TrainingState, Array]:
         noise, ln_norm = state.noise, state.ln_norm
-        below = sums.below
         if mechanism is not None:
             unit, noise = mechanism.step(noise)
             deviation = multiplier * estimator.sensitivity(state.bound)
             of_update = unit if adaptive is None else unit["update"]
-            average = jax.tree.map(lambda a, u: a + deviation * u, average, of_update)
+            # The noise meets what the average's rounding left out, before both meet the average:
+            # rounding comes after the noise, and tells nothing of how large the sum was.
+            average = jax.tree.map(
+                lambda a, r, u: a + (r + deviation * u), average, rest, of_update
+            )
             if adaptive is not None:
                 below = below + adaptive.count_stddev * unit["count"]
         if adaptive is not None:
@@ -303,7 +307,7 @@ def make_algorithm(
         following = TrainingState(state.round + 1, params, moments, state.bound, ln_norm, noise)
         return following, clip.global_norm(average)
 
-    compiled: Callable[[TrainingState, RoundSums], tuple[TrainingState, Array]] = jax.jit(finish)
+    compiled: Callable[..., tuple[TrainingState, Array]] = jax.jit(finish)
 
     def apply(state: TrainingState, cohort: Any) -> tuple[TrainingState, Diagnostics]:
         now = int(state.round)
@@ -317,7 +321,12 @@ def make_algorithm(
         bound, tracked = state.bound, jnp.exp(state.ln_norm)
         key = None if aggregation_key is None else aggregation_key(now)
         sums = engine.sums(state.params, cohort, bound, tracked, key)
-        following, released = compiled(state, sums)
+        exact = estimator.average(
+            jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), sums.update), sums.weight
+        )
+        average = jax.tree.map(lambda leaf: leaf.astype(np.float32), exact)
+        rest = jax.tree.map(lambda e, a: (e - a).astype(np.float32), exact, average)
+        following, released = compiled(state, average, rest, jnp.float32(sums.below))
         if adaptive is not None and bool(adaptive.restarts_after(now)):
             renewed = jnp.maximum(jnp.exp(following.ln_norm), jnp.float32(clip.LEAST_NORM))
             following = following._replace(bound=renewed)

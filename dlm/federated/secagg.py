@@ -315,7 +315,7 @@ class SecureAggregator:
         )
 
     def result(self, total: _Running, reports: int) -> PyTree:
-        """The sum as a pytree of float32.
+        """The sum as a pytree of float64.
 
         Raises
             PrivacyError   `reports` is not how many were added: the shift would be wrong
@@ -333,7 +333,7 @@ class SecureAggregator:
         parts, at = [], 0
         for shape in total.shapes:
             size = math.prod(shape)
-            parts.append(vector[at : at + size].reshape(shape).astype(np.float32))
+            parts.append(vector[at : at + size].reshape(shape))
             at += size
         return jax.tree.unflatten(total.treedef, parts)
 

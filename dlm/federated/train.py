@@ -19,6 +19,7 @@ from dlm.federated.account.compose import StageRecord
 from dlm.federated.checkpoint import Arrays
 from dlm.federated.cohorts import Cohorts
 from dlm.federated.engine import Aggregator, Engine, LocalEngine
+from dlm.federated.fixed_point import ARITHMETIC
 from dlm.federated.keys import Key
 from dlm.federated.local import UserWork, work_of
 from dlm.federated.noise import make_mechanism
@@ -42,6 +43,7 @@ from dlm.federated.sampling import (
     Sampler,
     check_population,
 )
+from dlm.federated.secagg import SecureAggregator
 from dlm.federated.settings import ModelSettings, TrainingSettings
 from dlm.federated.tokens import Ids, check_ids
 from dlm.federated.users import TOKENIZERS, UserDataset
@@ -158,8 +160,6 @@ class Training(FederatedRun[RoundReport]):
         )
         self.mechanism = self._make_mechanism()
         if aggregator is None and settings.aggregation.secure:
-            from dlm.federated.secagg import SecureAggregator
-
             aggregator = SecureAggregator(
                 settings.privacy.clip_norm,
                 settings.aggregation.scale,
@@ -191,6 +191,7 @@ class Training(FederatedRun[RoundReport]):
                 **settings.binding(),
                 "vocab_size": vocab_size,
                 "vocabulary_record": record,
+                "sums": None if settings.aggregation.secure else ARITHMETIC,
                 "matrix": None if self.mechanism is None else self.mechanism.digest(),
             },
             {"users": users.digest, "encoding": self._encoding_digest()},

@@ -36,6 +36,7 @@ from dlm.federated.keys import Key
 from dlm.federated.users import UserDataset, words_of
 
 Floats = npt.NDArray[np.float64]
+STEP_BITS = 40  # of lambda in steps of a round's sum
 # A user's counts: places in the list of words, each once, and how often.
 Counts = tuple[npt.NDArray[np.int64], Floats]
 Split = Callable[[str], list[str]]
@@ -150,11 +151,21 @@ def weight(counts: Floats, clip: float) -> float:
 
 
 def round_sum(users: Iterable[Counts], clip: float, words: int) -> Floats:
-    """sum of w_i C_i over the devices of a round, one device in memory at a time."""
-    total = np.zeros(words)
+    """sum of w_i C_i over the devices of a round, one device in memory at a time.
+
+    Guarantees   integers are summed: what a device adds is cut to steps of lambda 2^-40, towards
+                 0, so that it moves the sum by lambda at most, whoever else is counted; of up to
+                 4 million devices
+    """
+    # A power of two, so that scaling rounds nothing; true counts are whole already.
+    scale = 1.0 if math.isinf(clip) else 2.0 ** (STEP_BITS - math.frexp(clip)[1])
+    total = np.zeros(words, np.int64)
     for places, counts in users:
-        total[places] += weight(counts, clip) * counts
-    return total
+        # Where it is below 1, the weight is less by more than products are rounded up.
+        w = weight(counts, clip)
+        steps = np.floor(counts * (w if w == 1.0 else w * (1 - 2.0**-50)) * scale)
+        total[places] += steps.astype(np.int64)
+    return total / scale
 
 
 def seen_threshold(config: UnigramConfig, rounds: int, words: int) -> float:

@@ -242,7 +242,7 @@ def tree(count: int) -> dict[str, Any]:
     }
 
 
-def test_secure_and_plain_aggregation_give_the_same_sum() -> None:
+def test_secure_aggregation_gives_the_plain_sum() -> None:
     """Of a stack, of a list of trees, and of parts added one after the other, bit for bit."""
     jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
     stack = tree(8)

@@ -501,18 +501,25 @@ def test_a_poisson_cohort_of_any_size_fits_into_secure_aggregation(
 def test_a_run_of_an_earlier_version_goes_on(
     folder: Path, users: UserDataset, tmp_path: Path
 ) -> None:
-    """Its checkpoint has no vocabulary, and gets it; by its users' ids it knows another one."""
+    """Its checkpoint has no vocabulary, and gets it; by its users' ids it knows another one.
+
+    It was summed as integers, for secure aggregation; one that was summed as floats is refused.
+    """
+    floats = shutil.copytree(Path(__file__).parent / "earlier_run_of_floats", tmp_path / "floats")
+    with pytest.raises(ConfigError, match="sums was None and is 'integers"):
+        Training(settings(folder), users, Path(floats))
+    secure = {"aggregation": {"secure": True}}
     output = Path(shutil.copytree(Path(__file__).parent / "earlier_run", tmp_path / "run"))
     (tmp_path / "words.txt").write_text("\n".join([*WORDS[1:], WORDS[0]]) + "\n")
     (tmp_path / "run.toml").write_text(FILE)
     with pytest.raises(ConfigError, match="encoding was"):
-        Training(settings(tmp_path), users, output)
-    with Training(settings(folder), users, output) as training:
+        Training(settings(tmp_path, **secure), users, output)
+    with Training(settings(folder, **secure), users, output) as training:
         assert training.rounds_done == 2
         list(training.run(3))
     with pytest.raises(ConfigError, match="vocabulary was"):
-        Training(settings(tmp_path), users, output)
-    with Training(settings(folder), users, output) as training:
+        Training(settings(tmp_path, **secure), users, output)
+    with Training(settings(folder, **secure), users, output) as training:
         assert training.rounds_done == 3
     found = checkpoint.read(output / CHECKPOINT)
     assert found.attachments["vocabulary"].decode().split() == WORDS

@@ -1,0 +1,103 @@
+"""Sums of integers: the order of users and the rounding of sums move nothing.
+
+A sum of floats is rounded at every user, so that one user more can move all roundings after them:
+6,500 updates of norm C can give sums that differ by 1.5 C (Casacuberta et al. 2022), while noise is
+made for C. Here every number of an update is cut to a whole number of steps, towards 0, so that no
+update becomes longer; steps are added up exactly, in 64 bits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dlm.errors import PrivacyError
+
+BITS = 44  # of the clip norm in steps, so that one far too large loses nothing either
+MOST_UPDATES = 1 << (62 - BITS)
+_LOW_BITS = 30  # of a number of an update; the rest is an int32 of its own
+ARITHMETIC = f"integers, {BITS} bits"  # what a run is bound to
+
+
+def steps_per_unit(bound: float) -> float:
+    """A power of two, so that scaling by it rounds nothing; `bound` is at most 2^44 steps.
+
+    Raises
+        PrivacyError  a bound that is not a finite number above 0
+    """
+    if not 0 < bound < math.inf:
+        raise PrivacyError(f"the clip norm of a round is {bound}; it is over 0 and finite")
+    return 2.0 ** (BITS - math.frexp(bound)[1])
+
+
+class FixedPoint(NamedTuple):
+    """A sum of steps in 64 bits, which JAX has not: an array in two halves, of one shape.
+
+    Fields
+        high  int32   the upper half, with the sign
+        low   uint32
+    """
+
+    high: jax.Array
+    low: jax.Array
+
+
+def zeros(template: Any) -> Any:
+    """The sum of nothing, a `FixedPoint` for each array of a tree."""
+    return jax.tree.map(
+        lambda leaf: FixedPoint(
+            jnp.zeros(jnp.shape(leaf), jnp.int32), jnp.zeros(jnp.shape(leaf), jnp.uint32)
+        ),
+        template,
+    )
+
+
+def plus(total: Any, update: Any, scale: jax.Array | float) -> Any:
+    """A sum with one update more; traceable.
+
+    Args
+        scale    `steps_per_unit` of the bound
+    Guarantees   exact, whatever the order, for up to `MOST_UPDATES` whose numbers are within the
+                 bound; what an update adds is no longer than it
+    """
+
+    def add(leaf: jax.Array, held: FixedPoint) -> FixedPoint:
+        # Each operation is exact: by powers of two, and what is left of a number of 24 bits.
+        scaled = leaf * (scale * 2.0**-_LOW_BITS)
+        whole = jnp.trunc(scaled)
+        coarse = whole.astype(jnp.int32)
+        fine = jnp.trunc((scaled - whole) * 2.0**_LOW_BITS).astype(jnp.int32)
+        found = _plus(held, coarse >> (32 - _LOW_BITS), coarse << _LOW_BITS)
+        return _plus(found, fine >> 31, fine)
+
+    return jax.tree.map(add, update, total)
+
+
+def _plus(held: FixedPoint, high: jax.Array, low: jax.Array) -> FixedPoint:
+    """Plus 64 bits in two halves, the lower one as an int32."""
+    sum_low = held.low + jax.lax.bitcast_convert_type(low, jnp.uint32)
+    carry = (sum_low < held.low).astype(jnp.int32)
+    return FixedPoint(held.high + high + carry, sum_low)
+
+
+def values(total: Any, scale: float) -> Any:
+    """The sum as float64 arrays of NumPy."""
+
+    def value(held: FixedPoint) -> np.ndarray[Any, Any]:
+        high, low = np.asarray(held.high, np.int64), np.asarray(held.low, np.int64)
+        return ((high << 32) + low).astype(np.float64) / scale
+
+    return jax.tree.map(value, total, is_leaf=_is_fixed)
+
+
+def is_sum(total: Any) -> bool:
+    """Whether a tree is made of `FixedPoint`s."""
+    return all(map(_is_fixed, jax.tree.leaves(total, is_leaf=_is_fixed)))
+
+
+def _is_fixed(node: Any) -> bool:
+    return isinstance(node, FixedPoint)
