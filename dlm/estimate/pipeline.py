@@ -39,7 +39,7 @@ from dlm.files import scratch_folder, temporary_folder
 from dlm.ngram.arpa.writer import ArpaWriter, RowColumns, WordBytes
 from dlm.ngram.wordtable import WordTable
 from dlm.spill.column import Column, Memory
-from dlm.spill.merge import ahead, few_enough, merged_sums
+from dlm.spill.merge import ahead, merge_to_fan_in, merged_sums
 
 MIB = 1 << 20
 
@@ -242,7 +242,7 @@ class _Estimation:
         self._summary.runs = len(found)
         self._progress.stage(f"merging {len(found)} runs and adjusting counts")
         merging = self._workspace // 3
-        found = few_enough(found, merging, self._memory)
+        found = merge_to_fan_in(found, merging, self._memory)
         most = sum(map(len, found))
         self._memory.limit_bytes = max(
             self._workspace - merging - 12 * order * room - _table_bytes(self._table), 0

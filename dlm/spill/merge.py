@@ -198,7 +198,7 @@ def merged_sums(columns: Sequence[Column], memory_bytes: int) -> Chunks:
         yield chunk[: kernels.add_up(chunk)]
 
 
-def few_enough(columns: list[Column], memory_bytes: int, memory: Memory) -> list[Column]:
+def merge_to_fan_in(columns: list[Column], memory_bytes: int, memory: Memory) -> list[Column]:
     """The same rows, but for what is added up, in so few columns that all can be merged at once."""
     columns = list(columns)
     most = memory_bytes // (4 * columns[0].width) // (4 * MIN_PIECE) if columns else 2

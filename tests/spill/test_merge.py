@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dlm.spill import kernels, merge
 from dlm.spill.column import Column, Memory
-from dlm.spill.merge import few_enough, merged_sums, smallest_neighbours
+from dlm.spill.merge import merge_to_fan_in, merged_sums, smallest_neighbours
 
 Rows = NDArray[np.uint32]
 LARGEST = 0xFFFFFFFF
@@ -54,7 +54,7 @@ def test_columns_are_merged_as_one(
             columns.append(column_of(rows, memory))
             for *key, count in rows.tolist():
                 total[tuple(key)] += count
-        columns = few_enough(columns, memory_bytes, memory)
+        columns = merge_to_fan_in(columns, memory_bytes, memory)
         assert (len(columns) == 2) == (memory_bytes == 1)
         found: Counter[tuple[int, ...]] = Counter()
         keys = []
@@ -74,7 +74,7 @@ def test_nothing_merged_is_nothing(tmp_path: Path) -> None:
     """No column, and one without rows."""
     memory = Memory(0, tmp_path)
     assert list(merged_sums([], 1 << 20)) == []
-    assert few_enough([], 1 << 20, memory) == []
+    assert merge_to_fan_in([], 1 << 20, memory) == []
     assert list(merged_sums([Column(np.uint32, 3, memory=memory)], 1 << 20)) == []
 
 

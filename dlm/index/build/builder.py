@@ -30,7 +30,7 @@ from dlm.index.build.pack import (
 )
 from dlm.index.build.stages import Context
 from dlm.index.build.values import DistinctValues
-from dlm.index.build.work import Taker, Work
+from dlm.index.build.work import RowReader, Work
 from dlm.index.coding import Coding
 from dlm.index.layout import FileEntry
 from dlm.index.packed import kernels as packed
@@ -384,12 +384,12 @@ class ShardLevels:
         self._shards = shards
         self._counts = counts
         self._stack = ExitStack()
-        self._takers: list[tuple[Taker, Taker]] = []
+        self._takers: list[tuple[RowReader, RowReader]] = []
         if shards > 1:
             rows = c.budget.block_rows
             for k in range(2, c.order):
                 pair = [
-                    Taker(c.work.runs[f"shard-{what}-{k}"].blocks(rows))
+                    RowReader(c.work.runs[f"shard-{what}-{k}"].blocks(rows))
                     for what in ("nodes", "entries")
                 ]
                 for taker in pair:

@@ -26,7 +26,7 @@ from dlm.index.build import kernels
 from dlm.index.build.budget import Budget
 from dlm.index.build.journal import Journal
 from dlm.index.build.values import Quantiser, ValueHistogram
-from dlm.index.build.work import Feed, Work
+from dlm.index.build.work import BlockStream, Work
 from dlm.index.coding import Coding, weight_bits
 from dlm.index.layout import MAX_ORDER, offset_dtype
 from dlm.index.packed import kernels as packed
@@ -294,14 +294,14 @@ def join_order(c: Context, k: int) -> None:
     below = len(work.columns[f"needed-{k}"]) if k < top else 0
     with ExitStack() as stack:
         feeds = [
-            Feed(iter(()), 1),
-            Feed(_raw(c, k, top, stack), k + 2),
-            Feed(work.columns[f"needed-{k}"].chunks(size) if k < top else iter(()), k + 1),
-            Feed(
+            BlockStream(iter(()), 1),
+            BlockStream(_raw(c, k, top, stack), k + 2),
+            BlockStream(work.columns[f"needed-{k}"].chunks(size) if k < top else iter(()), k + 1),
+            BlockStream(
                 _listed(c, k + 1, stack) if k < top else iter(()),
                 5 if k == 2 else k + 2,
             ),
-            Feed(work.runs["suffix-2"].blocks(size) if k == 3 else iter(()), 4),
+            BlockStream(work.runs["suffix-2"].blocks(size) if k == 3 else iter(()), 4),
         ]
         for feed in feeds:
             stack.callback(feed.close)
@@ -411,7 +411,7 @@ def _count_blanks(c: Context, k: int) -> int:
     out = np.empty((size, width), U32), np.empty((size, 5), U32), np.empty((size, k), U32)
     current, held, load = np.zeros(k, U32), np.zeros(k, U32), np.zeros(SLOTS, I64)
     rest = np.empty((0, k), U32)
-    feeds = [Feed(iter(()), 1), Feed(blocks, k + 2), Feed(needed, k + 1)]
+    feeds = [BlockStream(iter(()), 1), BlockStream(blocks, k + 2), BlockStream(needed, k + 1)]
     ended = np.array([False, False, False, True, True])
     with closing(blocks):
         while True:
@@ -544,11 +544,11 @@ def route_level(c: Context, k: int, shard_of_slot: Rows, shards: int) -> None:
     c.progress.begin(f"placing order {k + 1}", len(entries))
     direct = k == 2
     feeds = [
-        Feed(iter(()), 1),
-        Feed(iter(()) if direct else work.columns[f"nodes-{k - 1}"].chunks(size), 5),
-        Feed(iter(()) if direct else work.columns[f"entries-{k}"].chunks(size), 2),
-        Feed(nodes.chunks(size), 5),
-        Feed(entries.chunks(size), 3 if direct else 2),
+        BlockStream(iter(()), 1),
+        BlockStream(iter(()) if direct else work.columns[f"nodes-{k - 1}"].chunks(size), 5),
+        BlockStream(iter(()) if direct else work.columns[f"entries-{k}"].chunks(size), 2),
+        BlockStream(nodes.chunks(size), 5),
+        BlockStream(entries.chunks(size), 3 if direct else 2),
     ]
     sizes = work.array("pair-sizes")
     at = np.zeros(kernels.ROUTE_STATE, I64)

@@ -66,7 +66,7 @@ class Work:
             runs.close()
 
 
-class Feed:
+class BlockStream:
     """Blocks of rows, one at hand: what a kernel takes as a stream."""
 
     def __init__(self, blocks: Iterator[NDArray[np.uint32]], width: int) -> None:
@@ -89,7 +89,7 @@ class Feed:
             close()
 
 
-class Taker:
+class RowReader:
     """Rows of blocks that come in any size, taken in whatever number is asked for."""
 
     def __init__(self, blocks: Iterator[NDArray[np.uint32]]) -> None:
@@ -108,7 +108,7 @@ class Taker:
             yield piece
 
     def close(self) -> None:
-        """As `Feed.close`."""
+        """As `BlockStream.close`."""
         close = getattr(self._blocks, "close", None)
         if close is not None:
             close()
