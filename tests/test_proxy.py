@@ -263,7 +263,7 @@ def test_another_server_takes_the_place_of_the_first(echo: Echo, proxies: Proxie
     second = Echo()
     with dial(proxies) as old:
         assert said(old, b"a") == b"a"
-        proxies.lead(0, second.address)
+        proxies.redirect(0, second.address)
         with pytest.raises(ConnectionResetError):
             old.recv(1)
     echo.end()

@@ -140,7 +140,7 @@ def _watch(servers: ClusterStatus, pause: threading.Event, interval: float) -> N
         with Live(console=console, auto_refresh=False) as live:
             while True:
                 snapshot = servers.poll()
-                live.update(shown(snapshot, console.width, console.height), refresh=True)
+                live.update(render(snapshot, console.width, console.height), refresh=True)
                 pause.wait(interval)
 
 
@@ -149,13 +149,13 @@ def _print(snapshot: ClusterSnapshot) -> None:
 
     if sys.stdout.isatty():
         console = Console()
-        console.print(shown(snapshot, console.width))
+        console.print(render(snapshot, console.width))
         return
     # In a pipe nothing is cut off to fit a terminal that is not there.
-    Console(width=10_000).print(shown(snapshot))
+    Console(width=10_000).print(render(snapshot))
 
 
-def shown(snapshot: ClusterSnapshot, width: int | None = None, height: int | None = None) -> Group:
+def render(snapshot: ClusterSnapshot, width: int | None = None, height: int | None = None) -> Group:
     """What is wrong, the mode of the cascade, and below it the table.
 
     Args
@@ -178,7 +178,7 @@ def shown(snapshot: ClusterSnapshot, width: int | None = None, height: int | Non
     rows: Sequence[Row] = snapshot.rows
     for key in (by_server, by_shard):
         if not fits(rows):
-            rows = gathered(snapshot.rows, key)
+            rows = merge_rows(snapshot.rows, key)
     if not fits(rows):
         lines.append((f"{len(rows)} rows, of which the first are shown", "red"))
         while len(rows) > 1 and not fits(rows):
@@ -197,7 +197,7 @@ def _drawn(lines: Sequence[tuple[str, str]], rows: Sequence[Row], width: int | N
     widths = {
         name: max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(COLUMNS)
     }
-    names = fitting(widths, width)
+    names = fitting_columns(widths, width)
     table = Table()
     for name in names:
         table.add_column(
@@ -241,7 +241,7 @@ def cascade(snapshot: ClusterSnapshot) -> tuple[str, str]:
     return "mode: small, where clients have a small model; else partial, or errors", "red"
 
 
-def fitting(widths: dict[str, int], width: int | None) -> list[str]:
+def fitting_columns(widths: dict[str, int], width: int | None) -> list[str]:
     """The names of `COLUMNS` that fit beside each other; what is not in `DROPPED` always stays."""
     dropped: set[str] = set()
     for name in ("", *DROPPED):
@@ -263,7 +263,7 @@ def by_shard(row: Row) -> str:
     return str(row.shard)
 
 
-def gathered(rows: Iterable[Row], key: Callable[[Row], str]) -> list[Row]:
+def merge_rows(rows: Iterable[Row], key: Callable[[Row], str]) -> list[Row]:
     """One row for all that have the same key: sums, the least uptime, the longest delay."""
     groups: dict[str, list[Row]] = {}
     for row in rows:

@@ -198,7 +198,7 @@ class Chaos:
         for endpoint in read_cluster_file(self._cluster):
             if endpoint.address == address:
                 return server_pid(endpoint, self._cluster)
-        raise ConfigError(f"{self._cluster} names {address} no more")
+        raise ConfigError(f"{self._cluster} no longer lists {address}")
 
     def _row(self, at: int) -> str:
         endpoint, faults = self._endpoints[at], self._proxies.faults(at)
@@ -244,6 +244,6 @@ def server_pid(endpoint: Endpoint, cluster: Path) -> int:
         alive = False
     if not alive:
         raise ConfigError(
-            f"the server at {endpoint.address} is gone: pid {endpoint.pid} is no more"
+            f"the server at {endpoint.address} is gone: process {endpoint.pid} has exited"
         )
     return endpoint.pid

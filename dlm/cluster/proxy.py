@@ -234,7 +234,7 @@ class _Way:
             link.lost = True
         return len(self._links)
 
-    async def lead(self, target: str) -> None:
+    async def redirect(self, target: str) -> None:
         before, self.target = self.target, _place(target)
         if before == self.target:
             return
@@ -306,9 +306,9 @@ class Proxies:
         a firewall that forgot them; `heal` resets them."""
         return self._do(self._ways[at].half_open())
 
-    def lead(self, at: int, target: str) -> None:
+    def redirect(self, at: int, target: str) -> None:
         """From now on, another server is behind it; connections to the old one are reset."""
-        self._do(self._ways[at].lead(target))
+        self._do(self._ways[at].redirect(target))
 
     def heal(self, at: int) -> None:
         """Takes back every fault; connections that lost bytes are reset."""

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from cluster import WAIT_S, command
 from connect_proxy import VARIABLES
-from dlm.cli.status import COLUMNS, cells_of, duration, problems, shown, size
+from dlm.cli.status import COLUMNS, cells_of, duration, problems, render, size
 from dlm.client.status import ClusterSnapshot, Row
 
 
@@ -131,7 +131,7 @@ def drawn(snapshot: ClusterSnapshot, width: int, height: int | None = None) -> l
     """The lines that a terminal shows."""
     console = Console(width=width, height=height or 100)
     with console.capture() as captured:
-        console.print(shown(snapshot, width, height))
+        console.print(render(snapshot, width, height))
     return captured.get().splitlines()
 
 
@@ -272,7 +272,7 @@ def test_what_a_server_says_is_no_markup() -> None:
     snapshot = ClusterSnapshot((Row("h:1", 0, error="[bold]x[/nothing]"),), (0,), (0,))
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(shown(snapshot))
+        console.print(render(snapshot))
     assert "[bold]x[/nothing]" in captured.get()
 
 

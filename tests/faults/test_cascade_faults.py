@@ -115,7 +115,7 @@ class World:
     def heal(self) -> None:
         """Every server there, of the right model, every way well."""
         for at, server in enumerate(self.servers):
-            self.proxies.lead(at, server.address)
+            self.proxies.redirect(at, server.address)
             self.proxies.heal(at)
             if server.process.poll() is None:
                 server.resume()
@@ -355,7 +355,7 @@ def test_a_server_of_another_model_at_a_shards_address_gives_no_score(
     client = world.connect(small)
     with decoding(client, [files, small], "another model") as decoders:
         broken = time.monotonic()
-        world.proxies.lead(0, strangers.addresses[0])
+        world.proxies.redirect(0, strangers.addresses[0])
         decoders.wait(lambda: decoders.first(broken, "small") is not None)
         entered = time.monotonic()
         decoders.wait(lambda: decoders.each(entered, 2))
@@ -371,7 +371,7 @@ def test_a_server_of_another_slot_table_gives_no_score_of_what_it_lacks(
     try:
         with decoding(client, [files, small], "another slot table") as decoders:
             since = time.monotonic()
-            world.proxies.lead(0, other.address)
+            world.proxies.redirect(0, other.address)
             decoders.wait(lambda: decoders.each(since, 4))
             world.heal()
     finally:
@@ -386,7 +386,7 @@ def test_when_all_servers_go_over_to_another_model_so_do_new_utterances(
     models = [files, small, stranger]
     with decoding(client, models, "all to another model and back") as decoders:
         for at, address in enumerate(strangers.addresses):
-            world.proxies.lead(at, address)
+            world.proxies.redirect(at, address)
         since = time.monotonic()
         decoders.wait(lambda: decoders.each(since, 2, full=True))
         assert client.manifest.model == stranger.manifest.model
