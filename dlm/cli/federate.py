@@ -58,7 +58,8 @@ def federate(
         config, flags={"run": {"seed": seed, "stop_after": stop_after}}
     )
     check_reads("data.vocabulary", settings.data.vocabulary)
-    tell = stage_printer(quiet=quiet)
+    # How long rounds take tells how much their users wrote.
+    tell = stage_printer(quiet=quiet, timed=settings.run.simulation)
 
     if settings.run.simulation:
         tell("a seed is set: this is a simulation, and its model is not private")
@@ -92,7 +93,7 @@ def federate(
             line = done.line()
             if as_json:
                 print(json.dumps(finite(line)), flush=True)
-            tell(_sentence(line, rounds, done.seconds))
+            tell(_sentence(line, rounds))
         tell(f"{training.rounds_done} of {rounds} rounds done: {output}")
         if training.rounds_done:
             report = training.report()
@@ -107,12 +108,12 @@ def federate(
             )
 
 
-def _sentence(line: dict[str, object], rounds: int, seconds: float) -> str:
+def _sentence(line: dict[str, object], rounds: int) -> str:
     """A round in words."""
-    text = f"round {int(str(line['round'])) + 1} of {rounds}: {seconds:.2f} s"
+    text = f"round {int(str(line['round'])) + 1} of {rounds}"
     raw = line.get("not_private")
     if isinstance(raw, dict):
-        text += f", {raw['users']} users"
+        text += f": {line['seconds']:.2f} s, {raw['users']} users"
         if raw["mean_ln_prob"] is not None:
             text += f", loss {-raw['mean_ln_prob']:.3f}"
         if raw["refused"]:

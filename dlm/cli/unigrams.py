@@ -121,9 +121,9 @@ def unigrams(
     check_writes("--output", output)
     config = UnigramConfig(bound, rounds, noise_multiplier, cap_words)
     split = TOKENIZERS[tokenizer]
-    tell = stage_printer(quiet=quiet)
-
     released = noise_multiplier is not None and seed is None
+    # How long rounds take tells how much their users wrote.
+    tell = stage_printer(quiet=quiet, timed=not released)
     gap = None if min_sep is None else min_sep + 1
     with folder_of(output, released=released) as folder:
         words = read_whitelist(whitelist)

@@ -21,6 +21,7 @@ from dlm.errors import ConfigError
 from dlm.federated import fixed_point, rnn
 from dlm.federated.clip import Array
 from dlm.federated.local import LocalConfig, UserUpdate, UserWork, user_update
+from dlm.federated.secagg import SecureAggregator
 from dlm.federated.tokens import PAD
 
 
@@ -130,6 +131,11 @@ class LocalEngine:
         if self._aggregator is None:
             return 1.0
         return float(self._aggregator.sensitivity_factor(dimension))
+
+    @property
+    def aggregator(self) -> Aggregator | None:
+        """What updates are handed over to; None adds them up here."""
+        return self._aggregator
 
     def sums(
         self,
@@ -302,3 +308,23 @@ class LocalEngine:
             return fixed_point.plus(held, update, scale), None
 
         return jax.lax.scan(add, total, updates)[0]
+
+
+def parts_of(engine: Engine) -> dict[str, str]:
+    """What adds users up, by name: of the engine and of its aggregator."""
+    inner = getattr(engine, "aggregator", None)
+    adding = "integers in the clear" if inner is None else type(inner).__name__
+    return {"engine": type(engine).__name__, "aggregator": adding}
+
+
+def unknown_parts(engine: Engine) -> list[str]:
+    """Those that are not ours, so that nothing here says what they bound.
+
+    A class of ours that was derived from is not ours either: it may add up otherwise.
+    """
+    if type(engine) is not LocalEngine:
+        return [f"unknown engine {type(engine).__name__}"]
+    inner = engine.aggregator
+    if inner is None or type(inner) is SecureAggregator:
+        return []
+    return [f"unknown aggregator {type(inner).__name__}"]

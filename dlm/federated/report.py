@@ -132,6 +132,13 @@ class PrivacyReport:
                 continue
             if name == "unigrams":
                 lines.append("unigrams: the list of words is public; no user's text went into it.")
+            planned = (stage.get("extras") or {}).get("rounds_planned", stage["rounds"])
+            if planned > stage["rounds"]:
+                lines.append(
+                    f"{name}: it ended after {stage['rounds']} of {planned} planned rounds, and "
+                    "that this was decided without looking at what it released. If it was decided "
+                    f"by that (early stopping), account for all {planned}."
+                )
             if stage.get("sampling_rate") is not None:
                 lines.append(
                     f"{name}: every user takes part in each of {stage['rounds']} rounds with "

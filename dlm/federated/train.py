@@ -18,7 +18,7 @@ from dlm.federated import checkpoint, metrics, rnn, trees
 from dlm.federated.account.compose import StageRecord
 from dlm.federated.checkpoint import Arrays
 from dlm.federated.cohorts import Cohorts
-from dlm.federated.engine import Aggregator, Engine, LocalEngine
+from dlm.federated.engine import Aggregator, Engine, LocalEngine, parts_of, unknown_parts
 from dlm.federated.fixed_point import ARITHMETIC
 from dlm.federated.keys import Key
 from dlm.federated.local import UserWork, work_of
@@ -50,6 +50,7 @@ from dlm.federated.users import TOKENIZERS, UserDataset
 from dlm.federated.words import Encode, public_text, read_encoder
 
 GENERATOR = "threefry2x32"
+DIVERGED = 10  # times as bad as guessing
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,8 @@ class Training(FederatedRun[RoundReport]):
         encode     words of an utterance -> ids, and `vocab_size` with it; by default the words of
                    `settings.data.vocabulary`
         vocabulary_record  what protects those whose text `encode` was made from, as an inventory of
-                   wordpieces has it; None says that it is public
+                   wordpieces has it; without one there is no guarantee. `Provenance.public()` says
+                   that it is nobody's
         engine     where updates are computed; by default here
         aggregator how they are added up; by default as `settings.aggregation` says
         progress   is called with what happens, a line at a time
@@ -134,7 +136,10 @@ class Training(FederatedRun[RoundReport]):
                 data.vocabulary, data.vocabulary_size
             )
         elif vocabulary_record is None:  # wordpieces know it themselves
-            vocabulary_record = getattr(getattr(encode, "__self__", None), "provenance", None)
+            record_of = getattr(getattr(encode, "__self__", None), "provenance", None)
+            vocabulary_record = record_of or Provenance.none(
+                "nothing says whose text the given encoder was made from"
+            )
         if vocab_size is None:
             raise ConfigError("an encoder needs vocab_size, the number of its ids, beside it")
         self._encode, self._vocabulary_record = encode, vocabulary_record
@@ -215,6 +220,14 @@ class Training(FederatedRun[RoundReport]):
         evaluation = None
         if every and ((index + 1) % every == 0 or is_last):
             evaluation = self.evaluate()
+            guess, found = self.model.vocab_size, evaluation.perplexity
+            # Of what is released and of held-out users: no text of those who train is in it.
+            if evaluation.words and not found < DIVERGED * guess:
+                self._progress(
+                    f"after round {index + 1} the model diverges: its perplexity on held-out users "
+                    f"is {found:.3g}, where guessing among all ids gives {guess}. Begin a new run "
+                    "with a lower local.learning_rate or server.learning_rate, or less noise"
+                )
         return RoundReport(diagnostics, evaluation, seconds)
 
     def evaluate(self) -> metrics.Metrics:
@@ -251,7 +264,7 @@ class Training(FederatedRun[RoundReport]):
                     rnn.parameter_count(self.state.params)
                 ),
                 restarts=tuple(at for at in restarts if at < self.rounds_done),
-                extras={"rounds_planned": self.rounds},
+                extras={"rounds_planned": self.rounds, **parts_of(self.engine)},
             )
         )
 
@@ -270,6 +283,7 @@ class Training(FederatedRun[RoundReport]):
         """
         given = self.settings.pretrain
         record = self._vocabulary_record
+        unknown = [Provenance.none(reason) for reason in unknown_parts(self.engine)]
         public = [Path(given.text).name] if given.text else []
         if record is None:
             public.append("the vocabulary, as whoever ran this says")
@@ -282,7 +296,7 @@ class Training(FederatedRun[RoundReport]):
             config=self.binding.settings,
             simulated=self.settings.run.simulation,
             public_data=", ".join(public) or "none",
-            inherited=[] if record is None else [record],
+            inherited=[*([] if record is None else [record]), *unknown],
             secure_aggregation=self.settings.aggregation.secure,
             held_out=len(self.held_out_users) if self.settings.run.evaluate_every else 0,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,7 @@ def test_rounds_are_told_kept_and_gone_on_with(place: Path) -> None:
     assert first.exit_code == 0, first.exception
     assert [json.loads(line)["round"] for line in first.stdout.splitlines()] == [0, 1]
     assert "not private" in first.stderr
+    assert re.search(r"round 1 of 3: \d+\.\d\d s, 4 users", first.stderr)
     rest = federate(place, "--json")
     assert rest.exit_code == 0, rest.exception
     (last,) = [json.loads(line) for line in rest.stdout.splitlines()]
@@ -159,6 +161,9 @@ def test_held_out_users_are_named_where_a_guarantee_is_told(place: Path) -> None
     done = federate(place, "--stop-after", "1")
     assert done.exit_code == 0, done.exception
     assert "held-out users are evaluated without noise" in done.stderr
+    # How long a round takes tells how much its users wrote.
+    assert "round 1 of 3" in done.stderr
+    assert not re.search(r"\d s\b", done.stderr)
     assert "held-out users, who are in no round" in (place / "out" / "privacy.md").read_text()
 
 

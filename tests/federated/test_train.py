@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import stat
-from functools import cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from dlm.federated.noise.blt import Blt, BltParameters  # noqa: E402
 from dlm.federated.provenance import Guarantee, Provenance  # noqa: E402
 from dlm.federated.recorded import sidecar  # noqa: E402
 from dlm.federated.run_folder import CHECKPOINT, METRICS  # noqa: E402
+from dlm.federated.secagg import SecureAggregator  # noqa: E402
 from dlm.federated.settings import TrainingSettings  # noqa: E402
 from dlm.federated.train import Training  # noqa: E402
 from dlm.federated.trees import leaves  # noqa: E402
@@ -466,6 +467,93 @@ def test_wordpieces_of_noised_counts_are_composed_and_stay_the_same(
     one.save(tmp_path / "some.model")
     with Training(run, users, tmp_path / "out") as training:
         assert training.rounds_done == 1
+
+
+def test_an_encoder_whose_record_is_lost_leaves_no_guarantee(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """Wrapped, it says nothing of whose text it was made from; that it is public has to be said."""
+    stage = StageRecord("unigrams", "gaussian", 2.0, 4, sampling="timer")
+    noised = Provenance(Guarantee(1.0, 1e-6, stage.rho), stages=(stage.to_json(),))
+
+    class Inventory:
+        """An encoder with a record, as wordpieces have it."""
+
+        provenance = noised
+
+        def encode(self, words: Any) -> Any:
+            return WordList(tuple(WORDS)).encoder()(list(words))
+
+    known = Inventory().encode
+    cache_of = lru_cache(known)
+    wrapped: dict[str, Any] = {
+        "bound": known,
+        "lambda": lambda words: known(words),
+        "partial": partial(known),
+        "cached": lambda words: cache_of(tuple(words)),
+    }
+    real = settings(folder, run={"seed": -1, "stop_after": 1, "evaluate_every": 0})
+    reports = {}
+    for name, encode in wrapped.items():
+        with Training(real, users, tmp_path / name, encode=encode, vocab_size=8) as training:
+            list(training.run())
+            reports[name] = training.report()
+    assert reports["bound"].provenance.guarantee is not None
+    for name in ("lambda", "partial", "cached"):
+        assert reports[name].provenance.guarantee is None, name
+        assert "whose text the given encoder" in reports[name].statement()
+    # Of six planned rounds one was done: whoever chose that by the metrics is told what it costs.
+    assumptions = dict(reports["bound"].checklist())["3b. Accounting assumptions"]
+    assert "ended after 1 of 6 planned rounds" in assumptions
+    assert "account for all 6" in assumptions
+    public = Provenance.public()
+    with Training(
+        real, users, tmp_path / "public", encode=wrapped["lambda"], vocab_size=8,
+        vocabulary_record=public,
+    ) as training:  # fmt: skip
+        list(training.run())
+        assert training.report().provenance.guarantee is not None
+
+
+def test_an_engine_or_aggregator_that_is_not_ours_leaves_no_guarantee(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """Nothing here bounds what it adds up; ours are named in the report."""
+
+    class Unbounded(SecureAggregator):
+        """Says that it adds as ours does."""
+
+    class Elsewhere(LocalEngine):
+        """Says that it computes as ours does."""
+
+    real = settings(folder, run={"seed": -1, "stop_after": 1, "evaluate_every": 0})
+    network = real.model.network(len(WORDS) + 3)
+    cases: dict[str, tuple[dict[str, Any], str]] = {
+        "aggregator": ({"aggregator": Unbounded(0.5, 1e3, 6)}, "unknown aggregator Unbounded"),
+        "engine": ({"engine": Elsewhere(network, real.local)}, "unknown engine Elsewhere"),
+        "ours": ({}, ""),
+    }
+    for name, (given, reason) in cases.items():
+        with Training(real, users, tmp_path / name, **given) as training:
+            list(training.run())
+            found, stage = training.report().provenance, training.stage()
+        assert (found.guarantee is None) == (reason != ""), name
+        assert any(reason in text for text in found.reasons) == (reason != "")
+    assert stage.extras["engine"] == "LocalEngine"
+    assert stage.extras["aggregator"] == "integers in the clear"
+
+
+def test_a_run_that_diverges_says_so(folder: Path, users: UserDataset, tmp_path: Path) -> None:
+    """Not after hours, with a perplexity beyond all bounds."""
+    said: list[str] = []
+    for name, rate in (("wild", 1e4), ("calm", 0.1)):
+        run = settings(
+            folder, server={"learning_rate": rate}, run={"stop_after": 1, "evaluate_every": 1}
+        )
+        with Training(run, users, tmp_path / name, progress=said.append) as training:
+            list(training.run())
+        assert any("after round 1 the model diverges" in line for line in said) == (name == "wild")
+        said.clear()
 
 
 def test_users_who_wrote_no_word_take_part_with_nothing(folder: Path, tmp_path: Path) -> None:
