@@ -1362,6 +1362,31 @@ def test_what_the_disk_refuses_meanwhile_is_told_at_the_end(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_nothing_is_written_after_what_cannot_be(tmp_path: Path) -> None:
+    """To an open file there goes what comes before, and no later rows, though they are made."""
+    vocabulary, (one, two) = good_model()
+    rows = writer.RowColumns(*one)
+    entered = threading.Event()
+
+    def fails() -> writer.RowColumns:
+        entered.wait()
+        raise RuntimeError("these rows are lost")
+
+    def later() -> writer.RowColumns:
+        entered.set()
+        return rows
+
+    file = io.BytesIO()
+    words = writer.WordBytes.of(vocabulary)
+    counts = [8, len(two[0])]
+    with (
+        pytest.raises(RuntimeError, match="lost"),
+        writer.ArpaWriter(file, words, counts) as out,
+    ):
+        out.section([lambda: rows, fails, later, later])
+    assert file.getvalue().endswith(b"\\1-grams:\n-1\t<s>\t0\n-1\t</s>\t0\n")
+
+
 def test_the_size_of_a_file_is_known_without_it(tmp_path: Path) -> None:
     """To the byte, comments included."""
     path = tmp_path / "x.arpa"

@@ -143,7 +143,7 @@ class ArpaWriter:
         target     as of OutputFile
         counts     n-grams by order
         comments   lines to put before the model
-        threads    that make text, while the caller's writes it
+        threads    that make text, while another writes it
         xz_preset  as of OutputFile
     Raises
         OSError    the disk failed
@@ -166,9 +166,11 @@ class ArpaWriter:
         self._words = words
         self._orders = len(counts)
         self._order = 0
-        self._most_waiting = 2 * threads
+        self._is_broken = False
+        self._most_waiting = 2 * threads + 4  # about 2 MB of text each
         self._file = OutputFile(target, xz_preset=xz_preset)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dlm-arpa-write")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dlm-arpa-text")
+        self._behind = ThreadPoolExecutor(1, thread_name_prefix="dlm-arpa-write")
         try:
             self._write(header(comments, counts))
         except BaseException:
@@ -185,17 +187,18 @@ class ArpaWriter:
 
         Args
             blocks  what makes some rows; each is called once, in one of the threads, and the rows
-                    are written in the order in which the blocks come
+                    are written in the order in which the blocks come. All are written on return
         """
         self._order += 1
         self._write(section_head(self._order))
-        waiting: deque[Future[list[memoryview]]] = deque()
+        waiting: deque[Future[None]] = deque()
         for block in blocks:
-            waiting.append(self._pool.submit(self._text, block))
+            text = self._pool.submit(self._text, block)
+            waiting.append(self._behind.submit(self._write_next, text))
             if len(waiting) > self._most_waiting:
-                self._write(*waiting.popleft().result())
+                waiting.popleft().result()
         while waiting:
-            self._write(*waiting.popleft().result())
+            waiting.popleft().result()
 
     def __enter__(self) -> ArpaWriter:
         return self
@@ -211,6 +214,7 @@ class ArpaWriter:
         self._close(commit=kind is None)
 
     def _close(self, *, commit: bool) -> None:
+        self._behind.shutdown(cancel_futures=True)
         self._pool.shutdown(cancel_futures=True)
         try:
             if commit:
@@ -221,10 +225,20 @@ class ArpaWriter:
     def _text(self, block: Callable[[], RowColumns]) -> list[memoryview]:
         return rows_text(self._words, block())
 
-    def _write(self, *texts: bytes | memoryview) -> None:
-        for text in texts:
-            self._file.write(text)
-            self.text_bytes += len(text)
+    def _write_next(self, texts: Future[list[memoryview]]) -> None:
+        """In a thread of its own, which compresses while the caller's makes blocks."""
+        if self._is_broken:
+            return  # what comes before is not there
+        try:
+            for text in texts.result():
+                self._write(text)
+        except BaseException:
+            self._is_broken = True
+            raise
+
+    def _write(self, text: bytes | memoryview) -> None:
+        self._file.write(text)
+        self.text_bytes += len(text)
 
 
 def write_arpa(
