@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dlm.errors import ConfigError, FormatError
+from dlm.errors import ConfigError, FormatError, PrivacyError
 from dlm.federated.convergence import (
     Moments,
     new_word_rate,
@@ -37,6 +37,7 @@ from dlm.federated.users import UserDataset, words_of
 
 Floats = npt.NDArray[np.float64]
 STEP_BITS = 40  # of lambda in steps of a round's sum
+MOST_DEVICES = 1 << (62 - STEP_BITS)
 # A user's counts: places in the list of words, each once, and how often.
 Counts = tuple[npt.NDArray[np.int64], Floats]
 Split = Callable[[str], list[str]]
@@ -154,13 +155,19 @@ def round_sum(users: Iterable[Counts], clip: float, words: int) -> Floats:
     """sum of w_i C_i over the devices of a round, one device in memory at a time.
 
     Guarantees   integers are summed: what a device adds is cut to steps of lambda 2^-40, towards
-                 0, so that it moves the sum by lambda at most, whoever else is counted; of up to
-                 4 million devices
+                 0, so that it moves the sum by lambda at most, whoever else is counted
+    Raises
+        PrivacyError  more devices than 64 bits have room for
     """
     # A power of two, so that scaling rounds nothing; true counts are whole already.
     scale = 1.0 if math.isinf(clip) else 2.0 ** (STEP_BITS - math.frexp(clip)[1])
     total = np.zeros(words, np.int64)
-    for places, counts in users:
+    for device, (places, counts) in enumerate(users):
+        if device >= MOST_DEVICES:
+            raise PrivacyError(
+                f"a round has more than {MOST_DEVICES:,} devices, whose sum in 64 bits may wrap: "
+                "lower the report goal, or q"
+            )
         # Where it is below 1, the weight is less by more than products are rounded up.
         w = weight(counts, clip)
         steps = np.floor(counts * (w if w == 1.0 else w * (1 - 2.0**-50)) * scale)

@@ -11,8 +11,8 @@ import pytest
 jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 jnp = jax.numpy
 
-from dlm.errors import PrivacyError  # noqa: E402
-from dlm.federated import fixed_point  # noqa: E402
+from dlm.errors import ConfigError, PrivacyError  # noqa: E402
+from dlm.federated import fixed_point, unigrams  # noqa: E402
 from dlm.federated.engine import LocalEngine  # noqa: E402
 from dlm.federated.local import LocalConfig, UserUpdate, UserWork  # noqa: E402
 from dlm.federated.rnn import RnnConfig  # noqa: E402
@@ -80,6 +80,18 @@ def test_counts_are_moved_by_lambda_and_no_more() -> None:
     for clip in (1.0, 0.3, 2.0 / 3.0):
         moved = round_sum([*user, *others], clip, 1) - round_sum(others, clip, 1)
         assert clip * (1 - 2.0**-38) < float(moved[0]) <= clip
+
+
+def test_a_round_that_64_bits_have_no_room_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of counts and of updates: a sum that wraps is none."""
+    monkeypatch.setattr(unigrams, "MOST_DEVICES", 3)
+    one = (np.array([0]), np.array([1.0]))
+    assert round_sum([one] * 3, 1.0, 1) == 3.0
+    with pytest.raises(PrivacyError, match="more than 3 devices"):
+        round_sum([one] * 4, 1.0, 1)
+    monkeypatch.setattr(fixed_point, "MOST_UPDATES", 3)
+    with pytest.raises(ConfigError, match="a cohort has 4 users; sums hold 3"):
+        engine_sum(np.ones(4, np.float32), 1)
 
 
 @pytest.mark.parametrize("bound", [1e-12, 0.3, 1.0, 1.5, 1000.0])
