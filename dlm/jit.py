@@ -43,6 +43,7 @@ SOURCES = (
     "kernels.py",
     "*_kernels.py",
     "jit.py",
+    "units.py",
     "index/search/view.py",
     "index/packed/columns.py",
     "index/packed/low.py",

@@ -120,6 +120,8 @@ def test_a_signal_is_an_exit_status_and_the_second_does_not_stop_the_removal(
     number: signal.Signals, inputs: Path
 ) -> None:
     """What stood there before stays as it was."""
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip("the tests were started by nohup, and commands ignore what it has ignored")
     place = inputs / "out" / "x.arpa"
     place.write_bytes(b"what was there")
     with writing(inputs, [*COMMANDS["reduce"][:-1], "out/x.arpa"]) as ended:

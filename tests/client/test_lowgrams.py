@@ -297,7 +297,7 @@ print(len(server.offsets), flush=True)
 def test_two_processes_at_once_download_once(files, server, cache) -> None:
     """The second begins while the first is in the middle; it finds everything there."""
     server.gate.clear()
-    first = threading.Thread(target=fetch, args=(files.manifest, [(0, server)], cache, TIMEOUT_S))
+    first = threading.Thread(target=fetch, args=(files.manifest, [(0, server)], cache, WAIT_S))
     first.start()
     assert server.entered.wait(WAIT_S)
     with subprocess.Popen(
@@ -317,7 +317,7 @@ def test_two_processes_at_once_download_once(files, server, cache) -> None:
 def test_a_child_forked_during_a_download_does_not_keep_the_lock(files, server, cache) -> None:
     """The child lives on with the open file; the next who needs the lock gets it."""
     server.gate.clear()
-    first = threading.Thread(target=fetch, args=(files.manifest, [(0, server)], cache, TIMEOUT_S))
+    first = threading.Thread(target=fetch, args=(files.manifest, [(0, server)], cache, WAIT_S))
     first.start()
     assert server.entered.wait(WAIT_S)
     read, write = os.pipe()
