@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -85,7 +84,7 @@ def cluster(
         "--tokens": tokens,
     }
     options = [part for name, file in given.items() if file for part in (name, file)]
-    stopping = threading.Event()
+    asked_to_stop = False
     written: str | None = None
 
     def write(servers: list[Server]) -> str:
@@ -106,9 +105,11 @@ def cluster(
             written = write(servers)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if stopping.is_set():
+        # A flag: an event has a lock, which the thread that is interrupted here may hold.
+        nonlocal asked_to_stop
+        if asked_to_stop:
             raise KeyboardInterrupt
-        stopping.set()
+        asked_to_stop = True
 
     previous = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -122,7 +123,7 @@ def cluster(
             options=options,
             compiling=compile_kernels,
         ) as servers:
-            if not stopping.is_set():
+            if not asked_to_stop:
                 written = write(servers)
                 for directory, manifest in zip(directories, manifests, strict=True):
                     print(
@@ -133,7 +134,7 @@ def cluster(
                 if small is not None:
                     print(f"small model {small}")
                 print(f"wrote {cluster_file}; Ctrl-C stops", flush=True)
-            for line in supervise(servers, stopping, restart=restart, changed=rewrite):
+            for line in supervise(servers, lambda: asked_to_stop, restart=restart, changed=rewrite):
                 print(line, file=sys.stderr)
     finally:
         if ours(written):

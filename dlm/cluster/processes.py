@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -165,12 +164,12 @@ def stop(processes: list[subprocess.Popen[bytes]]) -> None:
 
 def supervise(
     servers: list[Server],
-    stopping: threading.Event,
+    stopping: Callable[[], bool],
     *,
     restart: bool,
     changed: Callable[[list[Server]], None],
 ) -> Iterator[str]:
-    """What happens to servers, one line each, until `stopping` is set.
+    """What happens to servers, one line each, until `stopping()`.
 
     Args
         restart  whether one that ended is started again, in its place in `servers`
@@ -180,7 +179,8 @@ def supervise(
     """
     gone: set[str] = set()
     started: dict[str, float] = {}
-    while not stopping.wait(LOOK_S):
+    while not stopping():
+        time.sleep(LOOK_S)
         for at, server in enumerate(servers):
             endpoint, status = server.endpoint, server.process.poll()
             if status is None or endpoint.address in gone:

@@ -95,6 +95,43 @@ def test_what_lies_in_the_current_folder_is_not_part_of_the_servers(
     assert not list(tmp_path.rglob("imported"))
 
 
+# `dlm`, which gets SIGTERM in the middle of waiting, once it has written cluster.toml.
+INTERRUPTED = """
+import os, signal, threading, time
+
+sent = []
+
+def interrupted(wait):
+    def waits(*arguments):
+        here = threading.current_thread() is threading.main_thread()
+        if here and not sent and os.path.exists("cluster.toml"):
+            sent.append(True)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return wait(*arguments)
+    return waits
+
+threading.Condition.wait = interrupted(threading.Condition.wait)
+time.sleep = interrupted(time.sleep)
+from dlm.cli.main import main
+main()
+"""
+
+
+def test_a_cluster_that_is_stopped_while_it_begins_to_wait_ends(
+    folder: Path, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """The handler takes no lock that the thread it interrupts may hold."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, "cluster", str(folder / "shards")],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "stopped")
+
+
 def test_a_port_that_is_taken_is_told(
     folder: Path, tmp_path: Path, environ: dict[str, str]
 ) -> None:
