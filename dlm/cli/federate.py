@@ -58,7 +58,7 @@ def federate(
         config, flags={"run": {"seed": seed, "stop_after": stop_after}}
     )
     check_reads("data.vocabulary", settings.data.vocabulary)
-    # How long rounds take tells how much their users wrote.
+    # The time of a round would reveal how much its users wrote.
     tell = stage_printer(quiet=quiet, timed=settings.run.simulation)
 
     if settings.run.simulation:

@@ -122,7 +122,7 @@ def unigrams(
     config = UnigramConfig(bound, rounds, noise_multiplier, cap_words)
     split = TOKENIZERS[tokenizer]
     released = noise_multiplier is not None and seed is None
-    # How long rounds take tells how much their users wrote.
+    # The time of a round would reveal how much its users wrote.
     tell = stage_printer(quiet=quiet, timed=not released)
     gap = None if min_sep is None else min_sep + 1
     with folder_of(output, released=released) as folder:

@@ -71,7 +71,7 @@ class FederatedRun(ABC, Generic[Done]):
             raise
 
     def run(self, until: int | None = None) -> Iterator[Done]:
-        """Does the rounds that are left, at most up to `until`, and tells of each once it counts.
+        """Runs the remaining rounds, at most up to `until`, and reports each once it counts.
 
         Raises
             PrivacyError  a participation that breaks the enforced bounds
