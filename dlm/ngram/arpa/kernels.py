@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from dlm.jit import inlined, kernel
+from dlm.ngram.digits.kernels import NUMBER_BYTES, put_number, store64
 from dlm.ngram.kernels import (
     ARPA_DELIMITERS,
     NEWLINE,
@@ -33,7 +34,6 @@ from dlm.ngram.kernels import (
     scan_word,
     trailing_zeros,
 )
-from dlm.ngram.text.kernels import NUMBER_BYTES, put_number, store64
 
 # Rows whose words' slots are asked for before the first is looked up.
 _AT_ONCE = 16

@@ -24,7 +24,7 @@ from dlm.errors import ArpaError
 from dlm.ngram.arpa import kernels
 from dlm.ngram.arpa.output import XZ_PRESET, OutputFile
 from dlm.ngram.arpa.rows import MAX_LINE_BYTES, NgramBatch, Section, SectionColumns, shown
-from dlm.ngram.text.kernels import NUMBER_BYTES
+from dlm.ngram.digits.kernels import NUMBER_BYTES
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, Vocabulary
 from dlm.ngram.wordtable import PADDING, WordTable
 

@@ -38,7 +38,7 @@ from dlm.index.search.kernels import (
     share,
 )
 from dlm.jit import inlined, kernel
-from dlm.ngram.text.kernels import COUNT_BYTES, FIXED_BYTES, put_count, put_fixed
+from dlm.ngram.digits.kernels import COUNT_BYTES, FIXED_BYTES, put_count, put_fixed
 
 TOKENS = 256  # of a block
 STAGE = 32  # that go through a stage before the next begins

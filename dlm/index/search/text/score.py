@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from dlm.index.search.shard import Shard
 from dlm.index.search.text import kernels
 from dlm.ngram import kernels as reading
+from dlm.ngram.digits.kernels import FIXED_LIMIT
 from dlm.ngram.query import Answers
-from dlm.ngram.text.kernels import FIXED_LIMIT
 from dlm.ngram.vocab import Vocabulary
 from dlm.ngram.wordtable import WordTable
 

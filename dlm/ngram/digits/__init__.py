@@ -1,0 +1,1 @@
+"""Numbers as text, in as few digits as tell them apart."""

@@ -1,1 +1,0 @@
-"""Numbers and rows as the text of an ARPA file."""
