@@ -21,6 +21,7 @@ from models import PlainModel
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+FOLDERS = sorted(path.parent.name for path in (ROOT / "dlm").glob("*/__init__.py"))
 GROUP = typer.main.get_command(app)
 COMMANDS = GROUP.commands  # type: ignore[attr-defined]
 
@@ -151,6 +152,20 @@ def test_every_file_that_a_page_names_exists(page: str) -> None:
         assert any(place.exists() for place in places), f"{page} names {path}"
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
         assert "://" in link or (folder / link).exists(), f"{page} links to {link}"
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(p.parent.name for p in (ROOT / "dlm").glob("*/__init__.py"))
+)
+def test_the_page_of_a_folder_names_all_of_its_files(folder: str) -> None:
+    """A file of the folder by its name; those of a folder below at least by that folder's."""
+    here = ROOT / "dlm" / folder
+    page = "".join(path.read_text(encoding="utf-8") for path in here.glob("README*.md"))
+    wanted = {path.name for path in here.glob("*.py")} - {"__init__.py"}
+    wanted |= {f"{path.parent.name}/" for path in here.glob("*/__init__.py")}
+    named = re.findall(r"`([\w/.*]+)`", page)
+    named += [name[: name.index("/") + 1] for name in named if "/" in name]
+    assert not wanted - set(named), folder
 
 
 @pytest.mark.parametrize("page", PAGES)
