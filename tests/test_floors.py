@@ -17,7 +17,7 @@ FLOORS = {
     part: floor
     for floor, parts in enumerate(
         [
-            ["errors", "units", "histogram", "extras", "files"],
+            ["errors", "units", "histogram", "extras", "files", "progress"],
             ["jit"],
             ["config", "logs", "resources", "tracing"],
             ["spill"],

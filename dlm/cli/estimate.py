@@ -12,8 +12,8 @@ import typer
 from dlm.cli.progress import stage_printer
 
 if TYPE_CHECKING:
-    from dlm.estimate.progress import ProgressReporter
     from dlm.estimate.settings import EstimationSettings, EstimationSummary
+    from dlm.progress import ProgressReporter
 
 
 class EngineName(StrEnum):
@@ -95,8 +95,8 @@ def estimate(
     from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.errors import ConfigError
     from dlm.estimate.discount import checked_fallback
-    from dlm.estimate.progress import ProgressReporter
     from dlm.estimate.settings import EstimationSettings
+    from dlm.progress import ProgressReporter
     from dlm.resources import available_bytes, parse_size
 
     tell = stage_printer(quiet=quiet)

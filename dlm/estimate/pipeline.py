@@ -31,13 +31,13 @@ from dlm.estimate.counts import block, kernels
 from dlm.estimate.discount import DEFAULT_FALLBACK, discounts
 from dlm.estimate.interpolate.contexts import CONTEXT_BYTES, Interpolation
 from dlm.estimate.interpolate.rows import section_rows
-from dlm.estimate.progress import ProgressReporter
 from dlm.estimate.provenance import provenance
 from dlm.estimate.settings import EstimationSettings, EstimationSummary
 from dlm.estimate.text import DELIMITERS, Reader
 from dlm.files import scratch_folder, temporary_folder
 from dlm.ngram.arpa.writer import ArpaWriter, RowColumns, WordBytes
 from dlm.ngram.wordtable import WordTable
+from dlm.progress import ProgressReporter
 from dlm.spill.column import Column, Memory
 from dlm.spill.merge import ahead, merge_to_fan_in, merged_sums
 

@@ -23,13 +23,13 @@ from dlm.errors import ConfigError, EstimationError
 from dlm.estimate.adjust.kernels import KEPT, PRUNED
 from dlm.estimate.interpolate.contexts import unigrams
 from dlm.estimate.pipeline import estimate_discounts
-from dlm.estimate.progress import ProgressReporter
 from dlm.estimate.provenance import provenance
 from dlm.estimate.settings import EstimationSettings, EstimationSummary
 from dlm.estimate.text import Totals
 from dlm.ngram.arpa import parts_index
 from dlm.ngram.arpa.writer import WordBytes
 from dlm.ngram.wordtable import WordTable
+from dlm.progress import ProgressReporter
 from dlm.spark import tasks
 from dlm.spark.driver import statistics_of, table_of, take_facts
 from dlm.spark.folder import ModelFolder

@@ -13,7 +13,7 @@ import json, os, signal, sys
 from pathlib import Path
 from dlm.estimate.pipeline import estimate
 from dlm.estimate.settings import EstimationSettings
-from dlm.estimate.progress import ProgressReporter
+from dlm.progress import ProgressReporter
 
 folder = Path(sys.argv[1])
 settings = EstimationSettings(

@@ -21,7 +21,6 @@ from dlm.index.build.budget import (
     in_memory_bytes,
     spill_bytes,
 )
-from dlm.index.build.stages import BuildProgress
 from dlm.ngram.arpa import ArpaReader
 from index.oracle import build_whole
 from models import PlainModel, random_model
@@ -198,22 +197,6 @@ def test_the_memory_for_words_is_part_of_the_limit(tmp_path: Path) -> None:
         Budget.of(256 * MIB, [1_000_000, 5], 2)
     assert not Budget.of(512 * MIB, [1000, 5], 2).durable
     assert Budget.of(512 * MIB, [1000, 50_000_000], 2).durable
-
-
-def test_progress_says_percent_rate_and_time_left() -> None:
-    """At most one line in so many seconds."""
-    said: list[str] = []
-    progress = BuildProgress(said.append, seconds=0.0)
-    progress.begin("sorting", 200)
-    progress.step(50)
-    assert said[0] == "sorting"
-    assert said[1].startswith("sorting: 25 %, ")
-    assert "n-grams/s" in said[1]
-    assert said[1].endswith("s left")
-    quiet = BuildProgress(said.append, seconds=1e9)
-    quiet.begin("joining", 10)
-    quiet.step(5)
-    assert said[2:] == ["joining"]
 
 
 def test_a_model_from_a_pipe_is_sharded(tmp_path: Path) -> None:

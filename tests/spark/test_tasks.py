@@ -21,11 +21,11 @@ from dlm.estimate import pipeline
 from dlm.estimate.adjust.kernels import KEPT, PRUNED
 from dlm.estimate.interpolate.contexts import unigrams
 from dlm.estimate.pipeline import estimate_discounts
-from dlm.estimate.progress import ProgressReporter
 from dlm.estimate.provenance import provenance
 from dlm.estimate.settings import EstimationSettings, EstimationSummary
 from dlm.estimate.text import Totals
 from dlm.ngram.arpa.writer import END, WordBytes, header, section_head
+from dlm.progress import ProgressReporter
 from dlm.spark import tasks
 from dlm.spark.driver import statistics_of, table_of, take_facts
 from estimate.corpora import Case, case

@@ -46,6 +46,7 @@ from dlm.index.packed.low import BLANK, LOW_SHAPE, PAIR_FLAG_BITS, STORED, ids_o
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.partition import balanced_slot_table
 from dlm.ngram.vocab import UNK_ID
+from dlm.progress import ProgressReporter
 from dlm.spill.column import Column
 
 U32 = np.uint32
@@ -91,10 +92,10 @@ def build(
                 path.unlink()
     else:
         say(f"going on after {journal.done[-1]}, where an earlier build was stopped")
-    c = Context(work, budget, coding, stages.BuildProgress(say), spill)
+    c = Context(work, budget, coding, ProgressReporter(say), spill)
     try:
         if "read" not in journal.done:
-            c.progress.begin(f"reading {reader.path}", sum(reader.counts))
+            c.progress.stage(f"reading {reader.path}", sum(reader.counts), "n-grams")
             stages.read(reader, credible_counts(reader), c)
             work.info["source"] = source_of(reader)
             journal.save("read", work)
@@ -135,7 +136,7 @@ def rebuild(
     Trusts  no n-gram of `source` stands twice or lacks its prefix
     """
     with scratch_folder(None, "dlm-rebuild") as folder:  # for sorters; stays empty
-        silent = stages.BuildProgress(lambda line: None)
+        silent = ProgressReporter(lambda line: None)
         c = Context(Work(None), Budget.in_memory(), coding, silent, folder)
         journal = Journal(folder, None)
         try:
@@ -206,7 +207,7 @@ def _write_files(folder: Path, shards: int, c: Context, journal: Journal) -> Non
     files = [FileEntry(**entry) for entry in work.info.get("files", [])]
     for file in _files(c, shards, journal):
         name = layout.file_name(file.kind, file.index)
-        c.progress.say(f"writing {name}")
+        c.progress.tell(f"writing {name}")
         columns = file.make()
         size, digest = write_parts(folder / name, file.kind, columns)
         for _, parts in columns.values():

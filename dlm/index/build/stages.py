@@ -10,11 +10,10 @@ One file past 500 lines: a stage is read beside the one whose outputs it takes.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -34,6 +33,7 @@ from dlm.index.packed.low import ids_of, key_bits_of, multiplier_of
 from dlm.ngram.arpa import ArpaReader, NgramBatch, is_reopenable
 from dlm.ngram.partition import SLOTS
 from dlm.ngram.vocab import MISSING_UNK_LOG10_PROB, Vocabulary
+from dlm.progress import ProgressReporter
 from dlm.spill.column import Column
 from dlm.spill.sorter import SortedRuns, Sorter
 
@@ -50,50 +50,13 @@ Rows = NDArray[np.uint32]
 
 
 @dataclass
-class BuildProgress:
-    """Says how far a build is.
-
-    Args
-        say      called with a line
-        seconds  between lines of one stage
-    """
-
-    say: Callable[[str], None]
-    seconds: float = 2.0
-    _stage: str = field(default="", init=False)
-    _total: int = field(default=1, init=False)
-    _done: int = field(default=0, init=False)
-    _began: float = field(default=0.0, init=False)
-    _reported: float = field(default=0.0, init=False)
-
-    def begin(self, stage: str, total: int) -> None:
-        """A stage of so many n-grams begins."""
-        self.say(stage)
-        self._stage, self._total, self._done = stage, max(total, 1), 0
-        self._began = self._reported = time.monotonic()
-
-    def step(self, done: int) -> None:
-        """So many more are done."""
-        self._done += done
-        now = time.monotonic()
-        if now - self._reported >= self.seconds and self._done:
-            self._reported = now
-            rate = self._done / (now - self._began)
-            left = max(self._total - self._done, 0) / rate
-            self.say(
-                f"{self._stage}: {min(100 * self._done / self._total, 100):.0f} %, "
-                f"{rate:,.0f} n-grams/s, {left:,.0f} s left"
-            )
-
-
-@dataclass
 class Context:
     """What every stage is given."""
 
     work: Work
     budget: Budget
     coding: Coding
-    progress: BuildProgress
+    progress: ProgressReporter
     folder: Path  # where sorters may write
 
     @property
@@ -279,7 +242,7 @@ def join_order(c: Context, k: int) -> None:
     work, info, budget = c.work, c.work.info, c.budget
     top, size = c.order, budget.block_rows
     count = c.counts[k - 1]
-    c.progress.begin(f"joining order {k}", count)
+    c.progress.stage(f"joining order {k}", count, "n-grams")
     multiplier, inverse, mask = c.permutation()
     load = work.array(f"load-{k + 1}").copy()
     at = np.zeros(kernels.JOIN_STATE, I64)
@@ -541,7 +504,7 @@ def route_level(c: Context, k: int, shard_of_slot: Rows, shards: int) -> None:
     """Nodes of k words and the n-grams of k + 1 that follow them, by shard."""
     work, budget, size = c.work, c.budget, c.budget.block_rows
     nodes, entries = work.columns[f"nodes-{k}"], work.columns[f"entries-{k + 1}"]
-    c.progress.begin(f"placing order {k + 1}", len(entries))
+    c.progress.stage(f"placing order {k + 1}", len(entries), "n-grams")
     direct = k == 2
     feeds = [
         BlockStream(iter(()), 1),

@@ -27,14 +27,25 @@ class ProgressReporter:
         self.tell = tell
         self._interval_s = interval_s
         self._clock = clock
-        self._name = ""
+        self._name = self._unit = ""
+        self._done = self._total = 0
         self._began_s = self._reported_s = clock()
 
-    def stage(self, name: str) -> None:
-        """Says what is being done from now on."""
-        self._name = name
+    def stage(self, name: str, total: int = 0, unit: str = "") -> None:
+        """Says what is being done from now on.
+
+        Args
+            total, unit  of what `step` counts; total 0 where it is not known
+        """
+        self._name, self._unit = name, unit
+        self._done, self._total = 0, total
         self._began_s = self._reported_s = self._clock()
         self.tell(name)
+
+    def step(self, done: int) -> None:
+        """So many more of the stage's units are done: says so, if it is time to."""
+        self._done += done
+        self.at(min(self._done, self._total), self._total, self._done, self._unit)
 
     def at(self, done: float, total: float, counted: int, unit: str) -> None:
         """Says how far the stage is, if it is time to.
