@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from typer.testing import CliRunner
 
 from dlm.cli.main import app
 from dlm.errors import ConfigError
+
+PLAN = ("plan", "--population", "4000000", "--rounds", "2000", "--target-rho", "0.5")
 
 
 @pytest.fixture(autouse=True)
@@ -120,6 +124,15 @@ def test_the_published_losses_of_trees_and_blts_come_out() -> None:
             "--made-for", "2052,2052,1",
         )  # fmt: skip
         assert (round(once["max_loss"], 2), round(once["rms_loss"], 2)) == published
+
+
+def test_a_plan_starts_without_jax() -> None:
+    """Which takes longer to load than all of the plan."""
+    start = "import sys; sys.modules['jax'] = None; from dlm.cli.main import main; main()"
+    command = [sys.executable, "-c", start, "privacy", *PLAN]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "report goal" in done.stdout
 
 
 def test_plan_says_what_to_run_and_draws_it(tmp_path: Path) -> None:

@@ -65,7 +65,24 @@ def test_many_participations_at_short_gaps_are_counted_in_time() -> None:
     """Every other of 6,000 rounds is half a second's work; of a complete tree the sum is known."""
     of_nodes = sum((4096 >> level) * (1 << level - 1) ** 2 for level in range(1, 13))
     assert forest_sensitivity_squared((4096,), 2, 2048) == 2048 + of_nodes
+    one_less = forest_sensitivity_squared((4096,), 2, 2047)
+    assert 2047 + of_nodes - 2 * 2048 * 12 < one_less < 2048 + of_nodes
     assert forest_sensitivity_squared(tuple(forest_sizes(6000)), 2, 3000) > 2048 + of_nodes
+
+
+@pytest.mark.parametrize("rounds", [1, 12, 31, 32, 45, 100, 129])
+def test_trees_that_the_gap_alone_bounds_are_counted_in_a_way_of_their_own(
+    rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which agrees with the one that counts every number of participations."""
+    sizes = tuple(forest_sizes(rounds))
+    for gap in (1, 2, 3, 5, 6, 7, 11, 12):
+        most = most_participations(rounds, gap)
+        counted = participation._dense_forest(sizes, gap, most)
+        assert forest_sensitivity_squared(sizes, gap, most) == counted
+        with monkeypatch.context() as changed:
+            changed.setattr(participation, "DENSE_GAP", 0)
+            assert forest_sensitivity_squared(sizes, gap, most + 5) == counted
 
 
 def test_sums_of_copies_are_those_added_one_by_one() -> None:

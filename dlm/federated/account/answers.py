@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dlm.errors import ConfigError
 from dlm.federated.account.sampled import moments_epsilon, tight_epsilon
@@ -13,8 +17,10 @@ from dlm.federated.noise.participation import (
     check_participation,
     most_participations,
     named_sensitivity,
+    toeplitz_sensitivity,
 )
 
+BANDED = ("bandmf", "bandtoep", "bandfhu")
 UNCORRELATED = (
     "the numbers hold only if each user was drawn by itself with this probability in each round; a "
     "fixed report goal, or whoever is available, is not that"
@@ -178,12 +184,16 @@ def planned_sensitivity(name: str) -> Callable[[int, int, int], float]:
             "then compare by `dlm privacy mechanism`"
         )
 
+    @functools.cache  # many report goals have one gap
     def sensitivity(rounds: int, gap: int, max_part: int) -> float:
-        blt = None
-        if name == "blt":
-            from dlm.federated.noise.blt import PRODUCTION
+        if name != "blt":
+            return named_sensitivity(name, rounds, gap, max_part)
+        return toeplitz_sensitivity(coefs(rounds), rounds, gap, max_part)
 
-            blt = PRODUCTION[400]
-        return sensitivity_of(name, rounds, gap, max_part, blt=blt).value
+    @functools.cache
+    def coefs(rounds: int) -> NDArray[np.float64]:
+        from dlm.federated.noise.blt import PRODUCTION
+
+        return PRODUCTION[400].coefs(rounds)
 
     return sensitivity

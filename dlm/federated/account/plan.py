@@ -15,7 +15,7 @@ from dlm.errors import ConfigError
 from dlm.federated.account.zcdp import gaussian_epsilon, noise_for, rho_of
 from dlm.federated.noise.participation import min_sep_from_gap, most_participations
 
-# (rounds, gap, max_part) -> sensitivity
+# (rounds, gap, max_part) -> sensitivity; a wider gap, which allows less, has none that is larger
 Sensitivity = Callable[[int, int, int], float]
 GRID = 200  # report goals shown between the least and the most
 
@@ -175,29 +175,37 @@ def _least_goal(
     """The least report goal from `least` to `largest` that meets the target; None if none does.
 
     Noise that is in proportion to the goal lowers rho, and rho rises where a larger goal makes the
-    gap smaller: over all goals it is a saw, over those of one gap it falls. So gaps are gone
-    through, widest first, and the least goal of each follows from the noise that it needs.
+    gap smaller: over all goals it is a saw, over those of one gap it falls, so that there the least
+    goal follows from the noise that it needs. A range of goals holds none if its widest gap with
+    its largest goal's noise, which no goal of it beats, does not meet the target.
     """
-    goal = least
-    while goal <= largest:
-        gap = min(population // goal, rounds)
-        last = min(population // gap, largest)  # the largest goal with this gap
+
+    def gap_of(goal: int) -> int:
+        return min(population // goal, rounds)
+
+    def within(first: int, last: int) -> int | None:
+        gap = gap_of(first)
         reach = sensitivity(rounds, gap, most_participations(rounds, gap))
 
-        def meets(candidate: int, reach: float = reach) -> bool:
+        def meets(candidate: int) -> bool:
             return rho_of(reach, noise_a_user * candidate) <= target_rho
 
-        if meets(last):
-            needed = math.ceil(noise_for(reach, target_rho) / noise_a_user)
-            found = min(max(goal, needed), last)
-            # Rounding may put the quotient a user off.
-            while not meets(found):
-                found += 1
-            while found > goal and meets(found - 1):
-                found -= 1
-            return found
-        goal = last + 1
-    return None
+        if not meets(last):
+            return None
+        if gap_of(last) != gap:
+            middle = (first + last) // 2
+            found = within(first, middle)
+            return within(middle + 1, last) if found is None else found
+        needed = math.ceil(noise_for(reach, target_rho) / noise_a_user)
+        found = min(max(first, needed), last)
+        # Rounding may put the quotient a user off.
+        while not meets(found):
+            found += 1
+        while found > first and meets(found - 1):
+            found -= 1
+        return found
+
+    return within(least, largest)
 
 
 def _goals(least: int, most: int) -> Sequence[int]:

@@ -1,14 +1,19 @@
 """Noise whose running sums are small: the mechanisms of DP-FTRL and of DP-FedAvg.
 
-`make_mechanism` builds one by name; `mechanism.Mechanism` is what all of them answer.
+`make_mechanism` builds one by name; `mechanism.Mechanism` is what all of them answer. Names here
+are loaded as they are asked for: who plans or accounts for noise has no need of JAX.
 """
 
 from __future__ import annotations
 
-from dlm.federated.noise.keys import NoiseKey, key_from_seed, key_from_system
-from dlm.federated.noise.make import NAMES, make_mechanism
-from dlm.federated.noise.mechanism import Mechanism, NoiseState
-from dlm.federated.noise.participation import gap_from_min_sep, min_sep_from_gap
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dlm.federated.noise.keys import NoiseKey, key_from_seed, key_from_system
+    from dlm.federated.noise.make import NAMES, make_mechanism
+    from dlm.federated.noise.mechanism import Mechanism, NoiseState
+    from dlm.federated.noise.participation import gap_from_min_sep, min_sep_from_gap
 
 __all__ = [
     "NAMES",
@@ -21,3 +26,21 @@ __all__ = [
     "make_mechanism",
     "min_sep_from_gap",
 ]
+
+_MODULES = {
+    "NAMES": "make",
+    "Mechanism": "mechanism",
+    "NoiseKey": "keys",
+    "NoiseState": "mechanism",
+    "gap_from_min_sep": "participation",
+    "key_from_seed": "keys",
+    "key_from_system": "keys",
+    "make_mechanism": "make",
+    "min_sep_from_gap": "participation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -171,6 +171,8 @@ def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_part: int) 
         Kairouz et al. 2021, appendix D (a dynamic program over the tree); GDP 3
     """
     times = check_participation(sum(sizes), gap, max_part)
+    if times == most_participations(sum(sizes), gap):
+        return _unbounded_forest(sizes, gap)
     if gap <= DENSE_GAP:
         return _dense_forest(sizes, gap, times)
 
@@ -205,6 +207,39 @@ def forest_sensitivity_squared(sizes: tuple[int, ...], gap: int, max_part: int) 
             for count in range(times + 1)
         ]
     return max(value for state in states for value, _ in state)
+
+
+def _unbounded_forest(sizes: tuple[int, ...], gap: int) -> int:
+    """The same where the gap alone bounds the participations: many of them, found sooner.
+
+    A part with more participations, a larger value and fewer rounds closed after it can only be
+    better, whatever comes beside it, so that few ways through a part have to be carried on.
+    """
+
+    @functools.cache
+    def tree(size: int, closed: int) -> tuple[tuple[int, int, int], ...]:
+        """Best (participations, value, rounds closed after it)."""
+        none = (0, 0, max(closed - size, 0))
+        if closed >= size:
+            return (none,)
+        if size <= gap:
+            return none, (1, size.bit_length(), closed + gap - size)
+        half = size // 2
+        return _three_way_front(
+            (here + there, first + second + (here + there) ** 2, after)
+            for here, first, between in tree(half, closed)
+            for there, second, after in tree(half, between)
+        )
+
+    states: tuple[tuple[int, int, int], ...] = ((0, 0, 0),)
+    for size in sizes:
+        # Trees share no node: from one to the next, numbers of participations tell nothing.
+        states = _three_way_front(
+            (0, value + more, after)
+            for _, value, closed in states
+            for _, more, after in tree(size, closed)
+        )
+    return max(value for _, value, _ in states)
 
 
 def _dense_forest(sizes: tuple[int, ...], gap: int, times: int) -> int:
@@ -251,6 +286,15 @@ def _front(states: Any) -> tuple[tuple[int, int], ...]:
         if least is None or closed < least:
             kept.append((value, closed))
             least = closed
+    return tuple(kept)
+
+
+def _three_way_front(states: Any) -> tuple[tuple[int, int, int], ...]:
+    """Those states that no other beats in participations, in value and in rounds left open."""
+    kept: list[tuple[int, int, int]] = []
+    for count, value, closed in sorted(set(states), key=lambda s: (-s[0], -s[1], s[2])):
+        if not any(value <= best and closed >= least for _, best, least in kept):
+            kept.append((count, value, closed))
     return tuple(kept)
 
 
