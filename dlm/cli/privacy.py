@@ -85,6 +85,13 @@ def account(
     made_for: MadeFor = None,
     buffers: Buffers = None,
     bands: Bands = None,
+    column_norm: Annotated[
+        float | None,
+        typer.Option(
+            help="Norm of the columns of the bandmf, bandtoep or bandfhu matrix that the noise "
+            "multiplier was published with; ours have 1."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """What Gaussian noise of a mechanism guarantees: zCDP and epsilon.
@@ -92,7 +99,8 @@ def account(
     A BLT is the one of BLT Table 4 that was made for the nearest gap (100, 400 or 1,000 rounds),
     unless --made-for says otherwise: account for the one that is run. With --sampling-probability,
     epsilon of Poisson-sampled cohorts by the moments accountant of DP-FedAvg's tables and by
-    today's two.
+    today's two. A noise multiplier that was published with a matrix whose columns have another norm
+    than 1 is accounted for with --column-norm.
 
     Example: dlm privacy account --mechanism tree --noise-multiplier 7 --rounds 930 --min-sep 212 --max-part 4 --delta 1e-10
 
@@ -107,10 +115,11 @@ def account(
             f"--noise-multiplier is {noise_multiplier}; it must be a finite number, 0 or more"
         )
     if sampling_probability is not None:
-        if (min_sep, max_part, made_for, buffers, bands) != (None, None, None, None, None):
+        others = (min_sep, max_part, made_for, buffers, bands, column_norm)
+        if any(given is not None for given in others):
             raise ConfigError(
-                "--sampling-probability is instead of --min-sep, --max-part, --made-for, --buffers "
-                "and --bands"
+                "--sampling-probability is instead of --min-sep, --max-part, --made-for, "
+                "--buffers, --bands and --column-norm"
             )
         probability = _probability(sampling_probability)
         answer = sampled_guarantee_of(
@@ -141,6 +150,7 @@ def account(
         max_part,
         blt=None if made_for is None else _blt_made_for(made_for, buffers, "max"),
         bands=bands,
+        column_norm=1.0 if column_norm is None else column_norm,
         progress=_progress,
     )
     answer = guarantee_of(

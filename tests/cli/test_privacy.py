@@ -70,6 +70,27 @@ def test_account_prints_the_published_table(
     assert found["rho"] == pytest.approx(found["sensitivity"] ** 2 / (2 * settings[0] ** 2))
 
 
+def test_a_multiplier_of_a_matrix_with_another_column_norm_is_accounted_for() -> None:
+    """What was published is the noise over the clip norm; the matrix's scale belongs to it."""
+    asked = (
+        "account", "--noise-multiplier", 1.411, "--rounds", 2000, "--min-sep", 484,
+        "--max-part", 3, "--delta", 1e-10,
+    )  # fmt: skip
+    found = answer(*asked, "--mechanism", "bandmf", "--bands", 400, "--column-norm", 0.2**0.5)
+    assert found["rho"] == pytest.approx(0.150684, abs=1e-6)
+    assert found["made_for"] == "400 bands, columns of norm 0.447214"
+    # Columns that end with the matrix count as well.
+    short = ("--mechanism", "bandfhu", "--rounds", 20, "--min-sep", 3, "--max-part", 5)
+    more = ("account", *short, "--noise-multiplier", 1, "--delta", 1e-6, "--bands", 8)
+    plain = answer(*more)["sensitivity"]
+    assert answer(*more, "--column-norm", 0.5)["sensitivity"] == pytest.approx(plain / 2)
+    for wrong, message in [("0", "above 0"), ("inf", "finite"), ("nan", "finite")]:
+        with pytest.raises(ConfigError, match=message):
+            answer(*asked, "--mechanism", "bandmf", "--column-norm", wrong)
+    with pytest.raises(ConfigError, match="whose columns all have one norm"):
+        answer(*asked, "--mechanism", "tree", "--column-norm", 0.5)
+
+
 def test_a_number_of_participations_below_the_possible_is_remarked_on() -> None:
     """GDP Table 1, de-DE: 4 are printed, 5 fit."""
     found = account("tree", 7, 930, 212, 4)

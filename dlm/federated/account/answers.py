@@ -49,14 +49,23 @@ def sensitivity_of(
     *,
     blt: Any = None,
     bands: int | None = None,
+    column_norm: float = 1.0,
     progress: Callable[[str], None] | None = None,
 ) -> Sensitivity:
     """The sensitivity of a mechanism by its name.
 
     Args
-        blt     `BltParameters`; of BLT Table 4, made for the nearest gap, if None
-        bands   of banded mechanisms; the gap if None
+        blt          `BltParameters`; of BLT Table 4, made for the nearest gap, if None
+        bands        of banded mechanisms; the gap if None
+        column_norm  of the banded matrix that the noise multiplier is of; ours have 1
     """
+    if column_norm != 1.0 and name not in BANDED:
+        raise ConfigError(
+            f"a column norm of {column_norm:g} is given for {name}; it is for "
+            f"{', '.join(BANDED)}, whose columns all have one norm"
+        )
+    if not (column_norm > 0 and math.isfinite(column_norm)):
+        raise ConfigError(f"the column norm is {column_norm}, not a finite number above 0")
     times = check_participation(rounds, gap, max_part)
     if name in ("gaussian", "tree", "tree-full"):
         return Sensitivity(named_sensitivity(name, rounds, gap, max_part), True, "")
@@ -68,19 +77,22 @@ def sensitivity_of(
         return Sensitivity(value, True, parameters.made_for)
     width = min(gap if bands is None else bands, rounds)
     made_for = f"{width} bands"
+    if column_norm != 1.0:
+        made_for += f", columns of norm {column_norm:g}"
     apart = width <= gap or times == 1
     # All columns of BandMF have norm 1, and those of BandToep that are whole; where columns of one
     # user do not meet, it does not matter what their entries are.
     whole = name == "bandmf" or (name == "bandtoep" and (times - 1) * gap + width <= rounds)
     if apart and whole:
-        return Sensitivity(math.sqrt(times), True, made_for)
+        return Sensitivity(column_norm * math.sqrt(times), True, made_for)
     from dlm.federated.noise.make import make_mechanism
 
     made = make_mechanism(
         name, rounds=rounds, gap=gap, max_part=max_part, bands=width, progress=progress
     )
     exact = made.sensitivity_is_exact(gap=gap, max_part=max_part)
-    return Sensitivity(made.sensitivity(gap=gap, max_part=max_part), exact, made_for)
+    value = made.sensitivity(gap=gap, max_part=max_part)
+    return Sensitivity(column_norm * value, exact, made_for)
 
 
 def guarantee_of(
