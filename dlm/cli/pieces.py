@@ -20,8 +20,9 @@ def pieces(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The inventory, FILE.model.")],
     public: Annotated[
-        bool, typer.Option("--public", help="The counts are of public text, of no user.")
-    ] = False,
+        str | None,
+        typer.Option(help="Who says that the counts are of public text, of no user."),
+    ] = None,
     max_length: Annotated[int, typer.Option(help="Characters of a piece at most.")] = 16,
 ) -> None:
     """Build wordpieces from word counts alone.
@@ -29,14 +30,15 @@ def pieces(
     Nobody's text is looked at again. Every character of every word is a piece, so that no word
     of these characters is unknown. The inventory is a SentencePiece model; beside it stands the
     record of what protects those whose words were counted (.provenance.json), which dlm federate
-    composes with its rounds.
+    composes with its rounds. Counts without a record promise nothing, unless somebody says by name
+    that they are of public text (--public NAME).
 
     Example: dlm pieces counts.tsv --size 4000 --output pieces.model
     """
     from dlm.errors import ConfigError
     from dlm.federated.counts_file import read_counts, traces_of_users
     from dlm.federated.pieces import build_inventory
-    from dlm.federated.provenance import Provenance
+    from dlm.federated.provenance import Provenance, file_digest
     from dlm.federated.words import PIECES_SUFFIX
 
     if output.suffix != PIECES_SUFFIX:
@@ -55,13 +57,14 @@ def pieces(
         raise ConfigError(
             f"--output is {output}, the counts themselves, which would be lost; give another name"
         )
-    if public and (beside := traces_of_users(counts)):
+    if public is not None and (beside := traces_of_users(counts)):
         raise ConfigError(
             f"--public, but {beside[0]} says that {counts} is of users; leave --public out"
         )
     found = read_counts(counts)
-    if public:
-        found = dataclasses.replace(found, provenance=Provenance.public())
+    if public is not None:
+        said = Provenance.public(public, f"the counts {counts.name}", file_digest(counts))
+        found = dataclasses.replace(found, provenance=said)
     inventory = build_inventory(found, size, max_piece_length=max_length)
     inventory.save(output)
     per_word = inventory.pieces_per_word(found)

@@ -23,7 +23,7 @@ def unigrams(
         Path, typer.Argument(help="Users' text: .parquet or TSV, plain, .zst or .gz; by user_id.")
     ],
     whitelist: Annotated[
-        Path, typer.Option("--whitelist", help="Public list of words, one a line.")
+        Path, typer.Option("--whitelist", help="List of words that are counted, one per line.")
     ],
     clip: Annotated[
         str,
@@ -55,6 +55,9 @@ def unigrams(
     tokenizer: Annotated[
         str, typer.Option(help="words: lower case, letters and apostrophes; or whitespace.")
     ] = "words",
+    public: Annotated[
+        str, typer.Option(help="Who says that no user's text is in the list of words.")
+    ] = "",
     missing: Annotated[
         str, typer.Option(help="Rows without id, users without text: refuse, or count and go on.")
     ] = "refuse",
@@ -77,18 +80,23 @@ def unigrams(
     Beside the counts stand who took part (.ledger.json), the privacy report (.report.md,
     .report.json), the record that whatever is built from them inherits (.provenance.json) and the
     journal of its rounds (.metrics.jsonl). If a run is interrupted, the same command goes on where
-    it was; until then the folder .work holds it, with users' text.
+    it was; until then the folder .work holds it, with users' text. With noise, the list of words
+    has a record of its own (as counts have), or somebody says by name that it is public.
 
-    Example: dlm unigrams users.parquet --whitelist words.txt --lambda 100 --rounds 20
-    --max-part 1 --noise-multiplier 1.0 --delta 1e-6 --output counts.tsv
+    Example: dlm unigrams users.parquet --whitelist words.txt --public "ACME research" --lambda 100
+    --rounds 20 --max-part 1 --noise-multiplier 1.0 --delta 1e-6 --output counts.tsv
     """
     from dlm.cli.paths import check_reads, check_writes
     from dlm.errors import ConfigError
     from dlm.federated.collect import Collection, folder_of, make_sampler, write_release
+    from dlm.federated.counts_file import read_counts
     from dlm.federated.keys import Key
+    from dlm.federated.provenance import file_digest
+    from dlm.federated.recorded import sidecar
     from dlm.federated.sampling import check_population
     from dlm.federated.unigrams import UnigramConfig, oov_rate, read_whitelist
     from dlm.federated.users import TOKENIZERS, UserDataset
+    from dlm.federated.words import record_or_word
     from dlm.resources import parse_size
 
     if (noise_multiplier is None) != (delta is None):
@@ -125,6 +133,16 @@ def unigrams(
     # The time of a round would reveal how much its users wrote.
     tell = stage_printer(quiet=quiet, timed=not released)
     gap = None if min_sep is None else min_sep + 1
+    list_record = record_or_word(
+        whitelist,
+        "the list of words",
+        read_counts(whitelist).provenance if sidecar(whitelist).exists() else None,
+        by=public,
+        setting="--public",
+        sha256=file_digest(whitelist),
+        promises=released,
+        simulated=noise_multiplier is not None,
+    )
     with folder_of(output, released=released) as folder:
         words = read_whitelist(whitelist)
         never = sum(split(word) != [word] for word in words)
@@ -178,6 +196,7 @@ def unigrams(
             split=split,
             tokenizer=tokenizer,
             folder=folder,
+            list_record=list_record,
         )
         if collection.resumed:
             tell(f"going on after round {collection.rounds_done} of {rounds}")

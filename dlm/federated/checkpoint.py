@@ -24,11 +24,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dlm.errors import ConfigError, FormatError
+from dlm.errors import ConfigError, FormatError, PrivacyError
+from dlm.federated.provenance import Provenance, content_digest
 from dlm.files import write_whole
 
 MAGIC = b"dlm federated checkpoint 1\n"
 ALIGNMENT = 64
+# What the record of a run's checkpoint speaks of.
+STATE_DIGEST, VOCABULARY_DIGEST = "state_sha256", "vocabulary_sha256"
 Arrays = Sequence[npt.NDArray[Any]]
 
 
@@ -108,6 +111,47 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
     return [] if old == new else [f"{name} was {old!r} and is {new!r}"]
 
 
+def record_in(found: Checkpoint) -> Provenance:
+    """The record of a run that its checkpoint carries; without one, no promise.
+
+    Raises
+        FormatError   what stands there is no record
+        PrivacyError  it is of other parameters or another vocabulary, or was changed
+    """
+    body = found.facts.get("record")
+    if body is None:
+        return Provenance.none("the checkpoint carries no privacy record")
+    record = Provenance.from_dict(body, f"the record in {found.path}")
+    content = {STATE_DIGEST: digest(found.arrays)}
+    if "vocabulary" in found.attachments:
+        content[VOCABULARY_DIGEST] = content_digest(found.attachments["vocabulary"])
+    elif VOCABULARY_DIGEST in record.content:
+        content[VOCABULARY_DIGEST] = "none is there"
+    if record.guarantee is not None and not record.speaks_of(**content):
+        raise PrivacyError(
+            f"the record in {found.path} is of other parameters or another vocabulary than stand "
+            "there; nothing can be claimed of them. Take the checkpoint from the run again"
+        )
+    return record
+
+
+def _packed(arrays: Arrays) -> tuple[bytearray, list[list[Any]]]:
+    """(arrays one after another, type, shape and place of each)."""
+    body, table = bytearray(), []
+    for array in arrays:
+        body += bytes(-len(body) % ALIGNMENT)
+        little = np.asarray(array).astype(array.dtype.newbyteorder("<"))
+        table.append([little.dtype.str, list(array.shape), len(body)])
+        body += little.tobytes()
+    return body, table
+
+
+def digest(arrays: Arrays) -> str:
+    """SHA-256 of arrays, with their types and shapes: what a record says that it speaks of."""
+    body, table = _packed(arrays)
+    return hashlib.sha256(json.dumps(table).encode() + body).hexdigest()
+
+
 def save(
     path: Path,
     arrays: Arrays,
@@ -123,13 +167,7 @@ def save(
         facts        more JSON for the header, which is not compared with anything
         attachments  bytes of any length, by name
     """
-    body = bytearray()
-    table = []
-    for array in arrays:
-        body += bytes(-len(body) % ALIGNMENT)
-        little = np.asarray(array).astype(array.dtype.newbyteorder("<"))
-        table.append([little.dtype.str, list(array.shape), len(body)])
-        body += little.tobytes()
+    body, table = _packed(arrays)
     places = {}
     for name, content in (attachments or {}).items():
         places[name] = [len(body), len(content)]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from dlm.errors import ConfigError
 from dlm.federated.ledger import ParticipationLedger
-from dlm.federated.sampling import AvailabilitySampler, Sampler
+from dlm.federated.sampling import AvailabilitySampler, PoissonSampler, Sampler
 from dlm.federated.users import UserDataset
 
 
@@ -76,14 +76,11 @@ class Cohorts:
         self.ledger, self.now_s = ledger, now_s
 
     def bounds(self, rounds: int) -> tuple[int, int]:
-        """(gap, most participations of a user) that accounting may use: enforced, or observed.
-
-        Of Poisson samples neither is used: a user may be in every round.
+        """(gap, most participations of a user) that accounting may use: what is enforced, and where
+        nothing is, the worst case. What was observed is luck.
         """
-        if self.ledger.sampling["kind"] == "poisson":
-            return 1, max(rounds, 1)
-        gap = self.ledger.gap or self.ledger.observed_gap() or 1
-        return gap, self.ledger.max_part or max(self.ledger.observed_max_part(), 1)
+        gap = self.ledger.gap or 1
+        return gap, self.ledger.max_part or max(-(-rounds // gap), 1)
 
     def stage(
         self,
@@ -95,11 +92,13 @@ class Cohorts:
         simulated: bool,
         **more: Any,
     ) -> dict[str, Any]:
-        """What accounting needs to know of rounds done: `account.compose.StageRecord` as JSON."""
+        """What accounting needs to know of so many rounds, done or planned:
+        `account.compose.StageRecord` as JSON."""
         gap, most = self.bounds(rounds)
         drawn = self.ledger.sampling
-        # Amplification is known for independent noise alone.
-        amplified = drawn["kind"] == "poisson" and mechanism == "gaussian"
+        # Amplification is known for independent noise alone, and by whom who took part was drawn.
+        ours = type(self.sampler) is PoissonSampler
+        amplified = ours and drawn["kind"] == "poisson" and mechanism == "gaussian"
         return {
             "stage": name,
             "mechanism": mechanism,

@@ -26,17 +26,19 @@ from dlm.federated.checkpoint import Arrays
 from dlm.federated.cohorts import Cohorts
 from dlm.federated.convergence import Moments
 from dlm.federated.counts_file import (
+    DIGEST,
     JOURNAL,
     LEDGER,
     REPORT_JSON,
     REPORT_MD,
     WORK,
     WordCounts,
+    counts_text,
     ranked,
     write_counts,
 )
 from dlm.federated.keys import Key
-from dlm.federated.provenance import Provenance
+from dlm.federated.provenance import Provenance, content_digest
 from dlm.federated.recorded import SIDECAR_SUFFIX, sidecar
 from dlm.federated.report import PrivacyReport, build
 from dlm.federated.run import FederatedRun
@@ -73,6 +75,8 @@ class Collection(FederatedRun[RoundMetrics]):
         round_s         seconds from the beginning of a round to that of the next, for timers
         tokenizer       a name for `split`, so that a checkpoint tells one from another
         folder          None keeps nothing
+        list_record     what protects those whose text the list of words came from, or by whose word
+                        it is public; without one there is no guarantee
     Raises
         ConfigError    a folder of other users, words or settings
         PrivacyError   a cohort that breaks what the ledger enforces; noise without bounds to
@@ -95,6 +99,7 @@ class Collection(FederatedRun[RoundMetrics]):
         tokenizer: str = "whitespace",
         round_s: float = 0.0,
         folder: RunFolder | None = None,
+        list_record: Provenance | None = None,
     ):
         noised, drawn = config.noise_multiplier is not None, sampler.describe()
         if noised and drawn["kind"] != "poisson" and max_part is None:
@@ -110,7 +115,7 @@ class Collection(FederatedRun[RoundMetrics]):
         self.whitelist, self.config, self.key = tuple(whitelist), config, key
         self.cohorts = Cohorts(dataset, sampler, gap=gap, max_part=max_part, round_s=round_s)
         self._counts = UserCounts(dataset, self.whitelist, cap_words=config.cap_words, split=split)
-        self.rounds = config.rounds
+        self.rounds, self._list_record = config.rounds, list_record
         self.released = noised and not key.simulated
         self.save_every = 1 if noised else max(1, config.rounds // 20)
         self.binding = RunBinding(
@@ -120,6 +125,10 @@ class Collection(FederatedRun[RoundMetrics]):
                 "sampling": drawn,
                 "enforced": {"gap": gap, "max_part": max_part},
                 "round_s": round_s,
+                # The words are compared; who says that they are public may be said again.
+                "vocabulary_record": None
+                if list_record is None or list_record.is_public
+                else list_record.digest,
                 # Of a seed a fingerprint, so that a run does not go on with another; of a key of
                 # the system nothing at all: a run that goes on draws a new one.
                 "key": key.fold("fingerprint").words(2).tolist() if key.simulated else "system",
@@ -151,15 +160,23 @@ class Collection(FederatedRun[RoundMetrics]):
             },
         )
 
-    def report(self, *, delta: float = DELTA_OF_NOTHING, held_out: int = 0) -> PrivacyReport:
-        """See `FederatedRun`; `held_out` users were kept out for the OOV rate."""
+    def report(
+        self,
+        *,
+        delta: float = DELTA_OF_NOTHING,
+        held_out: int = 0,
+        content: Mapping[str, str] | None = None,
+    ) -> PrivacyReport:
+        """See `FederatedRun`; `held_out` users were kept out for the OOV rate, and `content` is
+        what the record speaks of (SHA-256 by name)."""
         return build(
             [self.stage()],
             delta=delta,
             ledgers={"unigrams": self.ledger},
             config=self.binding.settings,
-            public_data="the list of words",
+            inputs={"the list of words": self._list_record},
             held_out=held_out,
+            content=content,
         )
 
     def _first(self) -> None:
@@ -258,11 +275,14 @@ def write_release(
     collection: Collection, output: Path, *, delta: float | None, held_out: int
 ) -> tuple[WordCounts, PrivacyReport]:
     """Writes ledger, report, counts and their record; the same files whenever it is repeated."""
+    counts = collection.counts()
     report = collection.report(
-        delta=DELTA_OF_NOTHING if delta is None else delta, held_out=held_out
+        delta=DELTA_OF_NOTHING if delta is None else delta,
+        held_out=held_out,
+        content={DIGEST: content_digest(counts_text(counts))},
     )
     collection.ledger.save(f"{output}{LEDGER}")
     report.write(Path(f"{output}{REPORT_MD}"), Path(f"{output}{REPORT_JSON}"))
-    counts = dataclasses.replace(collection.counts(), provenance=report.provenance)
+    counts = dataclasses.replace(counts, provenance=report.provenance)
     write_counts(output, counts)
     return counts, report

@@ -61,8 +61,8 @@ def traces_of_users(counts: Path) -> list[Path]:
     return [path for name in names if (path := Path(name)).exists()]
 
 
-def write_counts(path: str | Path, counts: WordCounts) -> None:
-    """Writes counts and their record; the record names the digest of the counts.
+def counts_text(counts: WordCounts) -> bytes:
+    """Counts as a file has them.
 
     Raises
         FormatError   a word with white space, which the file could not hold
@@ -72,7 +72,17 @@ def write_counts(path: str | Path, counts: WordCounts) -> None:
         if not word or word.split() != [word]:
             raise FormatError(f"{word!r} holds white space, or nothing; it is no word of a TSV")
         lines.append(f"{word}\t{count:.9g}\n")
-    write_recorded(path, "".join(lines).encode(), counts.provenance, digest_name=DIGEST)
+    return "".join(lines).encode()
+
+
+def write_counts(path: str | Path, counts: WordCounts) -> None:
+    """Writes counts and their record, which names the digest of the counts.
+
+    Raises
+        FormatError   as `counts_text`
+        PrivacyError  the record is of other counts
+    """
+    write_recorded(path, counts_text(counts), counts.provenance, digest_name=DIGEST)
 
 
 def read_counts(path: str | Path) -> WordCounts:

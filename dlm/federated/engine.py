@@ -320,11 +320,23 @@ def parts_of(engine: Engine) -> dict[str, str]:
 def unknown_parts(engine: Engine) -> list[str]:
     """Those that are not ours, so that nothing here says what they bound.
 
-    A class of ours that was derived from is not ours either: it may add up otherwise.
+    A class of ours that was derived from is not ours either, nor is an object of ours with a
+    function of its own in the place of one of its class: it may add up otherwise.
     """
     if type(engine) is not LocalEngine:
         return [f"unknown engine {type(engine).__name__}"]
+    if changed := _replaced(engine):
+        return [f"the engine LocalEngine was changed: {', '.join(changed)}"]
     inner = engine.aggregator
-    if inner is None or type(inner) is SecureAggregator:
+    if inner is None:
         return []
-    return [f"unknown aggregator {type(inner).__name__}"]
+    if type(inner) is not SecureAggregator:
+        return [f"unknown aggregator {type(inner).__name__}"]
+    if changed := _replaced(inner):
+        return [f"the aggregator SecureAggregator was changed: {', '.join(changed)}"]
+    return []
+
+
+def _replaced(part: object) -> list[str]:
+    """Names of its class that an object has for itself."""
+    return sorted(name for name in vars(part) if hasattr(type(part), name))

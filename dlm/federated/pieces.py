@@ -24,12 +24,11 @@ import numpy.typing as npt
 
 from dlm.errors import ConfigError, EstimationError, FormatError
 from dlm.federated.counts_file import WordCounts
-from dlm.federated.provenance import Provenance
-from dlm.federated.recorded import read_record, write_recorded
+from dlm.federated.provenance import Provenance, content_digest
+from dlm.federated.recorded import PIECES_DIGEST, read_record, write_recorded
 from dlm.files import scratch_folder
 
 SIZES = {"4k": 4_000, "16k": 16_000, "30k": 30_000}  # FNG Table 2: S_e / N_e
-DIGEST = "model_sha256"  # in the record
 UNKNOWN, BEGIN, END = 0, 1, 2  # ids of <unk>, <s>, </s>
 SPACE = "▁"  # U+2581: where a word begins
 # The first is SentencePiece's mark of a word, the others what it uses inside.
@@ -111,7 +110,7 @@ class Inventory:
 
     def save(self, path: str | Path) -> None:
         """Writes the model and, beside it, the record of what protects it."""
-        write_recorded(path, self.model, self.provenance, digest_name=DIGEST)
+        write_recorded(path, self.model, self.provenance, digest_name=PIECES_DIGEST)
 
     @classmethod
     def load(cls, path: str | Path) -> Inventory:
@@ -129,7 +128,7 @@ class Inventory:
                 f"{path}: {exc} (a name in .model is of wordpieces, which dlm pieces builds; a "
                 "list of words has any other)"
             ) from exc
-        record = read_record(path, model, digest_name=DIGEST, kind="wordpieces")
+        record = read_record(path, model, digest_name=PIECES_DIGEST, kind="wordpieces")
         return dataclasses.replace(found, provenance=record)
 
 
@@ -207,10 +206,9 @@ def build_inventory(
                 f"SentencePiece gives no inventory of {size} pieces from {len(counts.words)} "
                 f"words: {exc}. Ask for fewer, or count more words"
             ) from exc
-    return Inventory(
-        _without_paths(model.getvalue(), str(folder)),
-        counts.provenance.derive(f"wordpieces {size}"),
-    )
+    made = _without_paths(model.getvalue(), str(folder))
+    record = counts.provenance.derive(f"wordpieces {size}", **{PIECES_DIGEST: content_digest(made)})
+    return Inventory(made, record)
 
 
 TRAINER_SPEC = 2  # field of SentencePiece's ModelProto

@@ -3,9 +3,11 @@
     record = Provenance.none("words were counted without noise", stages=[...])
     record.derive("wordpieces").to_json()       # whatever is made from it inherits what it says
 
-The record stands beside counts and pieces, in the header of an ARPA file (`line`) and in the
-manifest of a shard set. Its digest tells an edit by hand or by mistake, not an edit by somebody who
-computes the digest anew; what is *claimed* rests on the ledger and the report it names.
+The record stands beside counts and pieces, in a checkpoint, in the header of an ARPA file (`line`)
+and in the manifest of a shard set. It names the SHA-256 of what it speaks of, and its own digest
+covers all that it says. Both find a mistake; neither finds an edit by somebody who computes the
+digest anew. Against that it can be signed (`signature`): one that was read and that no trusted key
+has signed is "unverified", and so is whatever is made from it.
 """
 
 from __future__ import annotations
@@ -14,18 +16,22 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dlm.errors import FormatError, PrivacyError
 
+T = TypeVar("T")
 FORMAT_NAME = "dlm privacy provenance"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 LINE_PREFIX = "privacy: "
 UNIT = "user"
 ADJACENCY = "zero-out"
+# How much a record is worth to whoever holds it; not a part of it.
+FIRST_HAND = "first hand"  # of what this process did itself
+UNVERIFIED = "unverified"  # read from a file, and by no key that is trusted
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,31 @@ def _up(value: float) -> str:
 
 
 @dataclass(frozen=True)
+class PublicInput:
+    """Something that no user's text is in, because somebody says so.
+
+    Fields
+        what    as "the vocabulary words.txt"
+        by      who says it
+        sha256  of its content; None where that is not known
+    """
+
+    what: str
+    by: str
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.by.strip() and self.what.strip()):
+            raise PrivacyError(
+                f"{self.what or 'something'} is said to be public by {self.by!r}: name who says so"
+            )
+
+    def __str__(self) -> str:
+        digest = "" if self.sha256 is None else f", SHA-256 {self.sha256}"
+        return f"{self.what} (public, says {self.by}{digest})"
+
+
+@dataclass(frozen=True)
 class Provenance:
     """What is guaranteed, to whom and by what; or that nothing is, and why.
 
@@ -74,6 +105,10 @@ class Provenance:
     ledgers: tuple[str, ...] = ()  # digests of the participation ledgers
     config: str | None = None  # digest of the settings of the run
     derived: tuple[str, ...] = ()  # what was made from it since, without touching users again
+    public_inputs: tuple[PublicInput, ...] = ()  # what is in it and public, as somebody says
+    unverified: tuple[str, ...] = ()  # what went in with a record that no trusted key had signed
+    content: Mapping[str, str] = dataclasses.field(default_factory=dict)  # SHA-256 by name
+    standing: str = dataclasses.field(default=FIRST_HAND, compare=False)
 
     def __post_init__(self) -> None:
         if (self.guarantee is None) != bool(self.reasons):
@@ -85,32 +120,58 @@ class Provenance:
         return cls(None, tuple(reasons), **fields)
 
     @classmethod
-    def public(cls) -> Provenance:
-        """A record of what no user's text is in: whatever is made from it owes them nothing."""
-        return cls(Guarantee(0.0, 0.0, 0.0))
+    def public(cls, by: str, what: str, sha256: str | None = None) -> Provenance:
+        """A record of what no user's text is in, as somebody says: it owes nobody anything.
+
+        Raises
+            PrivacyError  nobody is named
+        """
+        return cls(Guarantee(0.0, 0.0, 0.0), public_inputs=(PublicInput(what, by.strip(), sha256),))
 
     @property
     def is_public(self) -> bool:
-        """Whether it touched no user."""
-        return self.guarantee == Guarantee(0.0, 0.0, 0.0) and not self.stages
+        """Whether it touched no user, as somebody says."""
+        nothing = self.guarantee == Guarantee(0.0, 0.0, 0.0)
+        return nothing and not self.stages and bool(self.public_inputs)
 
     def statement(self) -> str:
         """The guarantee in one or two sentences, or that there is none and why."""
+        if self.guarantee is None:
+            text = "NO GUARANTEE: " + "; ".join(self.reasons) + "."
+            if self.simulated is not None:
+                text += (
+                    " Figures of a simulation, which promise nothing to anybody: "
+                    f"{self.simulated.statement()}."
+                )
+            return text
         if self.is_public:
-            return "Public: no user's text is in it."
-        if self.guarantee is not None:
-            return f"{self.guarantee.statement()} for each {self.unit}."
-        text = "NO GUARANTEE: " + "; ".join(self.reasons) + "."
-        if self.simulated is not None:
-            text += (
-                " Figures of a simulation, which promise nothing to anybody: "
-                f"{self.simulated.statement()}."
-            )
+            says = "; ".join(str(one) for one in self.public_inputs)
+            text = f"Public: no user's text is in it. {says[0].upper()}{says[1:]}."
+        else:
+            text = f"{self.guarantee.statement()} for each {self.unit} who took part."
+        if self.standing == UNVERIFIED:
+            text += " Unverified: no trusted key has signed this record."
+        elif self.unverified:
+            text += f" Unverified: no trusted key has signed the record of {_and(self.unverified)}."
         return text
 
-    def derive(self, step: str) -> Provenance:
-        """The record of something made from this without touching users: it inherits all of it."""
-        return dataclasses.replace(self, derived=(*self.derived, step))
+    def derive(self, step: str, **content: str) -> Provenance:
+        """The record of something made from this without touching users: it inherits all of it.
+
+        Args
+            step     what was done
+            content  SHA-256 of what was made, by name: the new record speaks of that alone
+        """
+        made = dataclasses.replace(self, derived=(*self.derived, step), content={})
+        return made.about(**content)
+
+    def about(self, **content: str) -> Provenance:
+        """The record with the SHA-256 of what it speaks of, by name, beside those it has."""
+        return dataclasses.replace(self, content={**self.content, **content})
+
+    def speaks_of(self, **content: str) -> bool:
+        """Whether these SHA-256 are those that the record has under these names."""
+        return all(self.content.get(name) == digest for name, digest in content.items())
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, with the digest."""
@@ -125,6 +186,9 @@ class Provenance:
             "ledgers": list(self.ledgers),
             "config": self.config,
             "derived": list(self.derived),
+            "public": [dataclasses.asdict(one) for one in self.public_inputs],
+            "unverified": list(self.unverified),
+            "content": dict(self.content),
         }
         if self.simulated is not None:
             body["simulated"] = dataclasses.asdict(self.simulated)
@@ -161,14 +225,15 @@ class Provenance:
 
     @classmethod
     def from_dict(cls, record: Any, place: str = "the record") -> Provenance:
-        """Reads `to_dict`; raises as `from_json`."""
+        """Reads `to_dict`; raises as `from_json`. What is read is unverified."""
         try:
             body = dict(record)
             if body["format"] != FORMAT_NAME:
                 raise ValueError(body["format"])
-            if body["version"] != FORMAT_VERSION:
+            version = body["version"]
+            if version not in (1, FORMAT_VERSION):
                 raise FormatError(
-                    f"{place} is of version {body['version']}; this program reads {FORMAT_VERSION}"
+                    f"{place} is of version {version}; this program reads 1 to {FORMAT_VERSION}"
                 )
             digest = body.pop("digest")
             if digest != digest_of(body):
@@ -176,7 +241,9 @@ class Provenance:
                     f"{place} was changed after it was written: its digest does not fit. Take it "
                     "from the run again; nothing can be claimed from this one"
                 )
-            return cls(
+            if version == 1:
+                body |= {"public": [], "unverified": [], "content": {}}
+            found = cls(
                 None if body["guarantee"] == "none" else Guarantee(**body["guarantee"]),
                 tuple(body["reasons"]),
                 Guarantee(**body["simulated"]) if "simulated" in body else None,
@@ -186,9 +253,24 @@ class Provenance:
                 tuple(body["ledgers"]),
                 body["config"],
                 tuple(body["derived"]),
+                tuple(PublicInput(**one) for one in body["public"]),
+                tuple(body["unverified"]),
+                dict(body["content"]),
+                UNVERIFIED,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             raise FormatError(f"{place} is no privacy provenance: {exc!r}") from exc
+        return found._without_an_empty_promise()
+
+    def _without_an_empty_promise(self) -> Provenance:
+        """Itself, if a guarantee rests on a stage or on somebody's word that all is public.
+
+        Version 1 had "public" without a name.
+        """
+        if self.guarantee is None or self.stages or self.is_public:
+            return self
+        why = "the record names no stage to compose, and nobody who says that it is public"
+        return dataclasses.replace(self, guarantee=None, reasons=(why,))
 
 
 def digest_of(body: Mapping[str, Any]) -> str:
@@ -197,33 +279,95 @@ def digest_of(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(raw.encode()).hexdigest()
 
 
+def content_digest(content: bytes) -> str:
+    """SHA-256 of bytes."""
+    return hashlib.sha256(content).hexdigest()
+
+
 def file_digest(path: str | Path) -> str:
     """SHA-256 of a file."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def merged(records: Sequence[Provenance]) -> Provenance:
-    """The record of something made from several things.
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
-    Guarantees   one thing without a guarantee leaves the whole without. Several guarantees are not
-                 added up here: their stages have to be composed (`report.build`)
+
+@dataclass(frozen=True)
+class Inherited:
+    """What several things bring to something that is made from all of them.
+
+    Fields
+        reasons     why the whole has no guarantee; none where all may be composed
+        stages      that touched users, each once; with the ledgers, and what was made since
+        unverified  inputs whose record no trusted key has signed
     """
-    if not records:
-        raise PrivacyError("nothing is made from nothing: there is no record to merge")
-    if len({record.digest for record in records}) == 1:
-        return records[0]
-    reasons = tuple(dict.fromkeys(r for record in records for r in record.reasons))
-    guaranteed = [record for record in records if record.guarantee is not None]
-    if len(guaranteed) > 1 and not reasons:
-        raise PrivacyError(
-            "two guarantees are not one: compose their stages in one report, which gives the record"
-        )
-    stages = [json.dumps(dict(s), sort_keys=True) for record in records for s in record.stages]
-    return Provenance(
-        None,
-        reasons,
-        stages=tuple(json.loads(stage) for stage in dict.fromkeys(stages)),
-        ledgers=tuple(dict.fromkeys(x for record in records for x in record.ledgers)),
-        derived=tuple(dict.fromkeys(x for record in records for x in record.derived)),
+
+    reasons: tuple[str, ...]
+    stages: tuple[Mapping[str, Any], ...]
+    ledgers: tuple[str, ...]
+    derived: tuple[str, ...]
+    public_inputs: tuple[PublicInput, ...]
+    unverified: tuple[str, ...]
+
+
+def inherited(inputs: Mapping[str, Provenance | None]) -> Inherited:
+    """What is inherited of inputs, by what each is, as "the vocabulary words.txt".
+
+    Guarantees
+        an input without a record, or with one that promises nothing, leaves a reason. A stage
+        counts once where two inputs have it from the same run, which its ledger tells, and
+        twice where that is not known
+    """
+    reasons: list[str] = []
+    records: dict[str, Provenance] = {}  # by what they say: of one run, once
+    for what, record in inputs.items():
+        if record is None:
+            reasons.append(f"nothing says whose text {what} is: it has no record")
+            continue
+        # Of a simulation it is said below, once, and its figures are composed as such; what does
+        # not name the stage that was one could pass for noise that nobody knows.
+        composed = record.simulated is not None and any(map(_is_simulated, record.stages))
+        if record.guarantee is None and not composed:
+            reasons += record.reasons
+        elif not record.stages and not record.is_public:
+            reasons.append(f"the record of {what} names no stage to compose")
+        records.setdefault(digest_of(_claims(record)) if record.ledgers else what, record)
+    stages: list[Mapping[str, Any]] = []
+    known: set[str] = set()
+    for record in records.values():
+        for stage in record.stages:
+            name = digest_of(stage)
+            if not (stage.get("extras") or {}).get("ledger") or name not in known:
+                stages.append(stage)
+            known.add(name)
+    unverified: list[str] = []
+    for what, record in inputs.items():
+        if record is not None and record.guarantee is not None:
+            unverified += record.unverified
+            if record.standing == UNVERIFIED:
+                unverified.append(what)
+    return Inherited(
+        tuple(dict.fromkeys(reasons)),
+        tuple(stages),
+        _once(record.ledgers for record in records.values()),
+        _once(record.derived for record in records.values()),
+        _once(record.public_inputs for record in records.values()),
+        tuple(dict.fromkeys(unverified)),
     )
+
+
+def _once(parts: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
+    """What is in any of them, in order, each once."""
+    return tuple(dict.fromkeys(item for part in parts for item in part))
+
+
+def _is_simulated(stage: Mapping[str, Any]) -> bool:
+    return stage.get("simulated") is True
+
+
+def _claims(record: Provenance) -> dict[str, Any]:
+    """What a record says of users, whatever was made of it since."""
+    body = record.to_dict()
+    return {name: body[name] for name in ("guarantee", "reasons", "stages", "ledgers", "config")}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from pathlib import Path
 
 from dlm.errors import FormatError, PrivacyError
-from dlm.federated.provenance import Provenance
+from dlm.federated.provenance import Provenance, content_digest
 from dlm.files import Replacement
 
+PIECES_DIGEST = "model_sha256"  # of wordpieces, in their record
 SIDECAR_SUFFIX = ".provenance.json"
 
 
@@ -24,12 +24,20 @@ def write_recorded(
 ) -> None:
     """Writes a file and its record, which holds the file's digest under a name of its kind.
 
+    Raises
+        PrivacyError  the record is of another file of this kind
     Guarantees   a disk that is full leaves what was there, with its record; a stop at any moment
                  leaves a file with its own record, or with none, which promises nothing
     """
     target, side = Path(path), sidecar(path)
-    digest = hashlib.sha256(content).hexdigest()
-    record = {digest_name: digest, "provenance": provenance.to_dict()}
+    digest = content_digest(content)
+    if digest_name in provenance.content and not provenance.speaks_of(**{digest_name: digest}):
+        raise PrivacyError(
+            f"{target} was to be written with the record of something else: its {digest_name} is "
+            "another. What is made of that needs a record of its own (Provenance.derive)"
+        )
+    own = provenance.about(**{digest_name: digest})
+    record = {digest_name: digest, "provenance": own.to_dict()}
     contents = content, (json.dumps(record, indent=1) + "\n").encode()
     with contextlib.ExitStack() as stack:
         written = []
@@ -61,7 +69,10 @@ def read_record(path: str | Path, content: bytes, *, digest_name: str, kind: str
     except (ValueError, KeyError, TypeError) as exc:
         raise FormatError(f"{side} is no record of {kind}: {exc!r}") from exc
     provenance = Provenance.from_dict(body, str(side))
-    if digest != hashlib.sha256(content).hexdigest():
+    # The digest in the record itself is covered by the record's own; version 1 had none.
+    found = content_digest(content)
+    is_bound = body.get("version") == 1 or provenance.speaks_of(**{digest_name: found})
+    if digest != found or not is_bound:
         raise PrivacyError(
             f"{path} is not the file that {side.name} is of; nothing can be claimed of it. Make it "
             "again, or remove the record to go on without any guarantee"

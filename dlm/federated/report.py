@@ -17,11 +17,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlm.errors import ConfigError, PrivacyError
 from dlm.federated.ledger import ParticipationLedger
-from dlm.federated.provenance import ADJACENCY, UNIT, Guarantee, Provenance, digest_of
+from dlm.federated.provenance import (
+    ADJACENCY,
+    UNIT,
+    Guarantee,
+    Provenance,
+    digest_of,
+    inherited,
+)
 from dlm.files import write_whole
 
 FORMAT_NAME = "dlm privacy report"
@@ -75,7 +82,6 @@ class PrivacyReport:
     delta: float
     numbers: Mapping[str, Any] | None
     notes: tuple[str, ...] = ()
-    public_data: str = "none"
     secure_aggregation: bool = False
     held_out: int = 0
 
@@ -99,7 +105,8 @@ class PrivacyReport:
         return self.provenance.statement()
 
     def _accesses(self) -> str:
-        text = f"{ACCESSES} Public data used: {self.public_data}."
+        public = "; ".join(map(str, self.provenance.public_inputs)) or "none"
+        text = f"{ACCESSES} Public data used: {public}."
         if self.held_out:
             text += (
                 f" NOT covered: {self.held_out} held-out users, who are in no round and are "
@@ -130,8 +137,6 @@ class PrivacyReport:
             if _is_raw(stage):
                 lines.append(f"{name}: no noise, nothing assumed.")
                 continue
-            if name == "unigrams":
-                lines.append("unigrams: the list of words is public; no user's text went into it.")
             planned = (stage.get("extras") or {}).get("rounds_planned", stage["rounds"])
             if planned > stage["rounds"]:
                 lines.append(
@@ -220,7 +225,7 @@ class PrivacyReport:
             "stages": [_plain(stage) for stage in self.stages],
             "ledgers": {name: dict(found) for name, found in self.ledgers.items()},
             "config": _plain(self.config),
-            "public_data": self.public_data,
+            "public_data": [str(one) for one in self.provenance.public_inputs],
             "held_out_users": self.held_out,
             "provenance": self.provenance.to_dict(),
         }
@@ -234,11 +239,12 @@ def build(
     ledgers: Mapping[str, ParticipationLedger] | None = None,
     config: Mapping[str, Any] | None = None,
     simulated: bool = False,
-    public_data: str = "none",
     secure_aggregation: bool = False,
-    derived: Sequence[str] = (),
-    inherited: Sequence[Provenance] = (),
+    inputs: Mapping[str, Provenance | None] | None = None,
+    void: Sequence[str] = (),
+    content: Mapping[str, str] | None = None,
     held_out: int = 0,
+    under_way: bool = False,
 ) -> PrivacyReport:
     """The report of a run, from its records.
 
@@ -250,15 +256,17 @@ def build(
                      since nothing shows its assumptions to hold
         simulated    whether keys came from a configured seed: then nothing is guaranteed, and the
                      numbers are told as those of a simulation
-        public_data  what was used besides, in words
         secure_aggregation   also said by a stage whose norms are inflated by rounding
-        inherited    records of what the run was made with, such as its vocabulary: their stages
-                     touched users too and are composed with these; what has no guarantee leaves
-                     the whole without
+        inputs       what the run was made with besides users' text, such as "the vocabulary
+                     words.txt", and its record: stages of that touched users too and are composed
+                     with these; what has no record or no guarantee leaves the whole without
+        void         more reasons why there is no guarantee
+        content      SHA-256 of what was made, by name: the record speaks of it
         held_out     users who are in no round and evaluated without noise, which is not covered
+        under_way    whether the stages are of more rounds than the ledgers have yet
     Raises
-        PrivacyError   a ledger that has seen more than its stage assumes, fewer or other rounds, or
-                       cohorts that were not sampled as they are accounted for
+        PrivacyError   a ledger that has seen more than its stage assumes, another number of rounds,
+                       or cohorts that were not sampled as they are accounted for
     """
     if not stages:
         raise ConfigError("a report is of at least one stage that touched users")
@@ -269,19 +277,7 @@ def build(
     unknown = sorted(set(books) - {str(record["stage"]) for record in records})
     if unknown:
         raise ConfigError(f"a ledger is of {', '.join(unknown)}, which is no stage of this report")
-    reasons: list[str] = []
-    earlier = [dict(stage) for record in inherited for stage in record.stages]
-    simulated = simulated or any(r.get("simulated") is True for r in [*earlier, *records])
-    for given in inherited:
-        # Of a simulation it is said below, once, and its figures are composed as such; what does
-        # not name the stage that was one could pass for noise that nobody knows.
-        composed = given.simulated is not None and any(
-            s.get("simulated") is True for s in given.stages
-        )
-        if given.guarantee is None and not composed:
-            reasons += given.reasons
-        elif not given.stages and not given.is_public:
-            reasons.append("a record that the run was made with names no stage to compose")
+    reasons = list(void)
     for record in records:
         name = str(record["stage"])
         if _is_raw(record):
@@ -291,63 +287,132 @@ def build(
         if book is None:
             reasons.append(f"{name}: no ledger shows who took part")
         else:
-            check_stage(record, book)
+            check_stage(record, book, under_way=under_way)
+            reasons += unenforced(record, book)
+            # Which run it was: the same stage is composed once, that of another run again.
+            record["extras"] = {**(record.get("extras") or {}), "ledger": book.digest}
+    made = compose_records(
+        inputs or {},
+        delta=delta,
+        stages=records,
+        ledgers=[book.digest for book in books.values()],
+        void=reasons,
+        simulated=simulated,
+        config=config,
+        content=content,
+    )
+    # What a guarantee rests on nobody knowing: who was sampled, and so how many.
+    sampled = {str(r["stage"]) for r in records if r.get("sampling") == "poisson"}
+    secret = sampled if made.provenance.simulated is None else set()
+    return PrivacyReport(
+        made.provenance,
+        made.provenance.stages,
+        {name: book.summary(secret=name in secret) for name, book in books.items()},
+        dict(config or {}),
+        delta,
+        made.numbers,
+        made.notes,
+        secure_aggregation or any((r.get("norm_inflation") or 1) > 1 for r in records),
+        held_out,
+    )
+
+
+class Composition(NamedTuple):
+    """What several records come to.
+
+    Fields
+        provenance  the record of what is made from all of them
+        numbers     what accounting found; None where there is no guarantee at all
+        notes       what a reader must know before believing them
+    """
+
+    provenance: Provenance
+    numbers: Mapping[str, Any] | None
+    notes: tuple[str, ...]
+
+
+def compose_records(
+    inputs: Mapping[str, Provenance | None],
+    *,
+    delta: float,
+    stages: Sequence[Mapping[str, Any]] = (),
+    ledgers: Sequence[str] = (),
+    void: Sequence[str] = (),
+    simulated: bool = False,
+    config: Mapping[str, Any] | None = None,
+    content: Mapping[str, str] | None = None,
+    step: str = "",
+) -> Composition:
+    """The record of something made from several inputs, whatever they are: the one place where
+    guarantees are composed.
+
+    Args
+        inputs     by what each is, as "the vocabulary words.txt": its record; None without one
+        delta      of the guarantee
+        stages     that touch users on the way, besides those of the inputs, as JSON
+        ledgers    digests of theirs
+        void       more reasons why there is no guarantee
+        simulated  whether a key of `stages` came from a configured seed
+        content    SHA-256 of what is made, by name
+        step       what is done, where that touches no users
+    Guarantees     an input without a record, or with one that promises nothing, leaves the whole
+                   without a guarantee
+    """
+    brought = inherited(inputs)
+    own = [{str(k): _plain(v) for k, v in stage.items()} for stage in stages]
+    simulated = simulated or any(s.get("simulated") is True for s in (*brought.stages, *own))
+    reasons = [*void, *brought.reasons]
+    together = [*map(dict, brought.stages), *own]
     numbers: dict[str, Any] | None = None
     found: Guarantee | None = None
     notes: tuple[str, ...] = ()
-    secret = {str(r["stage"]) for r in records if r.get("sampling_rate") is not None}
-    if simulated:
-        secret = set()
-    stages, records = [*earlier, *stages], [*earlier, *records]
-    if not reasons:
-        numbers, found, notes = _account(stages, records, delta)
+    if not reasons and not together:
+        found = Guarantee(0.0, 0.0, 0.0)  # all is public, as somebody says
+        if not brought.public_inputs:
+            reasons.append("it is made of nothing, of which nothing can be said")
+    elif not reasons:
+        numbers, found, notes = _account(together, delta)
         if found is None:
             reasons.append("accounting finds no finite epsilon")
     if simulated:
         reasons.append(
             "the keys were made from a configured seed: whoever knows it can take the noise off"
         )
-    fields: dict[str, Any] = {
-        "stages": tuple(_plain(record) for record in records),
-        "ledgers": (
-            *dict.fromkeys(digest for record in inherited for digest in record.ledgers),
-            *(book.digest for book in books.values()),
-        ),
-        "config": digest_of(_plain(config or {})),
-        "derived": (*(step for record in inherited for step in record.derived), *derived),
-        "unit": UNIT,
-        "adjacency": ADJACENCY,
-    }
-    provenance = (
-        Provenance(None, tuple(reasons), found if simulated else None, **fields)
-        if reasons
-        else Provenance(found, **fields)
+    provenance = Provenance(
+        None if reasons else found,
+        tuple(reasons),
+        found if simulated else None,
+        UNIT,
+        ADJACENCY,
+        tuple(together),
+        (*brought.ledgers, *ledgers),
+        digest_of(_plain(config or {})),
+        (*brought.derived, *([step] if step else [])),
+        brought.public_inputs,
+        brought.unverified,
+        dict(content or {}),
     )
-    return PrivacyReport(
-        provenance,
-        fields["stages"],
-        {name: book.summary(secret=name in secret) for name, book in books.items()},
-        dict(config or {}),
-        delta,
-        numbers,
-        notes,
-        public_data,
-        secure_aggregation or any((r.get("norm_inflation") or 1) > 1 for r in records),
-        held_out,
-    )
+    return Composition(provenance, numbers, notes)
 
 
-def check_stage(stage: Mapping[str, Any], ledger: ParticipationLedger) -> None:
+def check_stage(
+    stage: Mapping[str, Any], ledger: ParticipationLedger, *, under_way: bool = False
+) -> None:
     """Passes if a ledger bears out what accounting assumes of a stage.
 
     Raises
-        PrivacyError   it has seen more rounds, more participations, a smaller gap, or cohorts that
-                       were not sampled as said
+        PrivacyError   it has seen another number of rounds, more participations, a smaller gap, or
+                       cohorts that were not sampled as said
     """
     if ledger.last_round is not None and ledger.last_round >= int(stage["rounds"]):
         raise PrivacyError(
             f"{stage['stage']}: the ledger has a round {ledger.last_round}, and accounting is for "
             f"{stage['rounds']} rounds, from 0"
+        )
+    if ledger.rounds != int(stage["rounds"]) and not under_way:
+        raise PrivacyError(
+            f"{stage['stage']}: the ledger is of {ledger.rounds} rounds, and the stage of "
+            f"{stage['rounds']}: it is another one, or was cut"
         )
     if stage.get("sampling_rate") is not None:
         ledger.check_poisson(float(stage["sampling_rate"]))
@@ -355,17 +420,30 @@ def check_stage(stage: Mapping[str, Any], ledger: ParticipationLedger) -> None:
         ledger.covers(gap=int(stage["gap"]), max_part=int(stage["max_part"]))
 
 
+def unenforced(stage: Mapping[str, Any], ledger: ParticipationLedger) -> list[str]:
+    """What accounting assumes of participation, and what was not enforced: why there is no
+    guarantee. That it was kept to this time is luck, not a promise."""
+    if stage.get("sampling_rate") is not None:
+        return []
+    found, name, gap = [], stage["stage"], int(stage["gap"])
+    if gap > (ledger.gap or 1):
+        found.append(f"{name}: a gap of {gap} rounds is assumed, and was not enforced")
+    most = ledger.max_part or -(-int(stage["rounds"]) // (ledger.gap or 1))
+    if int(stage["max_part"]) < most:
+        found.append(
+            f"{name}: at most {stage['max_part']} participations are assumed, and only {most} were "
+            "enforced"
+        )
+    return found
+
+
 def _account(
-    stages: Sequence[Any], records: Sequence[Mapping[str, Any]], delta: float
+    records: Sequence[Mapping[str, Any]], delta: float
 ) -> tuple[dict[str, Any], Guarantee | None, tuple[str, ...]]:
     """What `account.compose` finds: (numbers, guarantee, notes)."""
     from dlm.federated.account.compose import StageRecord, compose
 
-    typed = [
-        stage if isinstance(stage, StageRecord) else StageRecord.from_json(record)
-        for stage, record in zip(stages, records, strict=True)
-    ]
-    result = compose(typed, delta)
+    result = compose([StageRecord.from_json(record) for record in records], delta)
     numbers = _as_dict(result)
     epsilon = float(numbers["epsilon"])
     if not math.isfinite(epsilon):

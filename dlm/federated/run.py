@@ -19,6 +19,7 @@ from typing import Any, Generic, Self, TypeVar
 from dlm.federated.checkpoint import Arrays
 from dlm.federated.cohorts import Cohorts
 from dlm.federated.ledger import ParticipationLedger
+from dlm.federated.provenance import Provenance
 from dlm.federated.report import PrivacyReport
 from dlm.federated.run_folder import RunBinding, RunFolder, RunState
 
@@ -49,6 +50,7 @@ class FederatedRun(ABC, Generic[Done]):
     folder: RunFolder | None = None
     rounds_done: int = 0
     resumed: bool = False
+    _ends: bool = False  # whether the next checkpoint is the last for now
 
     def _begin(self, folder: RunFolder | Path | None) -> None:
         """Takes the folder over: goes on from what it holds, or begins there."""
@@ -86,7 +88,8 @@ class FederatedRun(ABC, Generic[Done]):
             index = self.rounds_done
             waiting.append(self._round(index, self._cohort(index), index + 1 == last))
             self.rounds_done += 1
-            if self.rounds_done % self.save_every == 0 or self.rounds_done == last:
+            self._ends = self.rounds_done == last
+            if self.rounds_done % self.save_every == 0 or self._ends:
                 self._save(waiting)
                 yield from waiting
                 waiting.clear()
@@ -124,7 +127,14 @@ class FederatedRun(ABC, Generic[Done]):
             facts,
         )
         lines = [self._line(one) for one in done]
-        self.folder.save(state, self.binding, lines, released=self.released)
+        record = self._record(public)
+        self.folder.save(state, self.binding, lines, released=self.released, record=record)
+
+    def _record(self, public: Arrays) -> Provenance | None:
+        """The record that a checkpoint with these arrays carries; None where a file of its own is
+        made of them, with a record beside it."""
+        del public
+        return None
 
     @abstractmethod
     def report(self) -> PrivacyReport:

@@ -16,7 +16,6 @@ and lines beyond the checkpoint show that the checkpoint is an older one.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -30,7 +29,12 @@ from dlm.errors import ConfigError, FormatError, PrivacyError
 from dlm.federated import checkpoint
 from dlm.federated.checkpoint import Arrays
 from dlm.federated.ledger import ParticipationLedger
-from dlm.federated.provenance import file_digest
+from dlm.federated.provenance import (
+    FORMAT_VERSION,
+    Provenance,
+    content_digest,
+    file_digest,
+)
 from dlm.files import try_lock, write_whole
 
 CHECKPOINT = "checkpoint.dlmfed"
@@ -59,16 +63,26 @@ class RunBinding:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """`public`, with the digest of the vocabulary."""
-        if self.vocabulary is None:
-            return dict(self.public)
-        return {**self.public, "vocabulary": hashlib.sha256(self.vocabulary).hexdigest()}
+        """`public`, with the version of records, and the digest of the vocabulary."""
+        found = {**self.public, "records": FORMAT_VERSION}
+        if self.vocabulary is not None:
+            found["vocabulary"] = content_digest(self.vocabulary)
+        return found
 
     def of_version(self, file: Mapping[str, Any]) -> dict[str, Any]:
-        """`settings` as the version that wrote a file's settings had them: without a digest of the
-        vocabulary, whose ids of users' text stand in `private`."""
+        """`settings` as the version that wrote a file's settings had them.
+
+        The first had no digest of the vocabulary, whose ids of users' text stand in `private`; the
+        second digests of records that were of another version.
+        """
         mine = self.settings
-        return mine if "vocabulary" in file else {**mine, "vocabulary": None}
+        if "vocabulary" not in file:
+            mine["vocabulary"] = None
+        if "records" not in file:
+            mine["records"] = None
+            if "vocabulary_record" in mine:
+                mine["vocabulary_record"] = file.get("vocabulary_record")
+        return mine
 
 
 @dataclass(frozen=True)
@@ -259,10 +273,12 @@ class RunFolder:
         lines: Sequence[Mapping[str, Any]] = (),
         *,
         released: bool,
+        record: Provenance | None = None,
     ) -> None:
         """Makes rounds count: private part, then checkpoint, then the old part goes.
 
         Args
+            record    of what the checkpoint holds, which carries it
             lines     of the journal, of the rounds that this checkpoint brings; it holds them too,
                       so that a stop before they are written loses none
             released  as in `check_history`
@@ -285,6 +301,7 @@ class RunFolder:
             "ledger": state.ledger.digest,
             "lines": texts,
             "state": state.facts,
+            **({} if record is None else {"record": record.to_dict()}),
         }
         checkpoint.save(
             self.path / CHECKPOINT,

@@ -87,10 +87,13 @@ class DataSettings:
     """[data]
 
     Fields (unit; bound; default; meaning)
-        vocabulary       file; one word a line, from public text, or counts of words of users with
-                         their record (`dlm unigrams`), which accounting takes in; ids from 3 on.
-                         Or, where its name ends in .model, wordpieces (`dlm pieces`) with theirs;
-                         accuracy and perplexity are then of pieces
+        vocabulary       file; one word a line, or counts of words of users with their record (`dlm
+                         unigrams`), which accounting takes in; ids from 3 on. Or, where its name
+                         ends in .model, wordpieces (`dlm pieces`) with theirs; accuracy and
+                         perplexity are then of pieces
+        public           ""; who says that a vocabulary without a record is of no user's text. A run
+                         that promises something needs a record or this name, which the report
+                         tells; may change on resuming
         vocabulary_size  words; >= 0; 0 for all; the first of the file that are taken
         tokenizer        "whitespace"; or "words" as in `dlm unigrams`: lower case, letters and
                          apostrophes alone; what words of users' and of public text are: as those
@@ -101,6 +104,7 @@ class DataSettings:
     """
 
     vocabulary: Path
+    public: str = ""
     vocabulary_size: int = 0
     tokenizer: str = "whitespace"
     max_tokens: int = 1600
@@ -332,6 +336,7 @@ class PretrainSettings:
 
     Fields (unit; bound; default; meaning)
         text           file of public text, an utterance a line (.zst too); none by default
+        public         ""; who says that no user's text is in it, as `data.public`
         steps          >= 0; 0
         batch_size     rows; >= 1; 64
         unroll         tokens; >= 1; 20
@@ -340,6 +345,7 @@ class PretrainSettings:
     """
 
     text: str = ""
+    public: str = ""
     steps: int = 0
     batch_size: int = 64
     unroll: int = 20
@@ -445,6 +451,7 @@ class TrainingSettings:
         for name in ("stop_after", "checkpoint_every", "evaluate_every"):
             del found["run"][name]
         del found["data"]["vocabulary"], found["data"]["held_out_tokens"], found["pretrain"]["text"]
+        del found["data"]["public"], found["pretrain"]["public"]
         if self.data.tokenizer == "whitespace":  # as in runs that began before it could be chosen
             del found["data"]["tokenizer"]
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 from dlm.errors import ConfigError
 from dlm.federated import checkpoint, metrics, rnn, trees
 from dlm.federated.account.compose import StageRecord
-from dlm.federated.checkpoint import Arrays
+from dlm.federated.checkpoint import STATE_DIGEST, VOCABULARY_DIGEST, Arrays
 from dlm.federated.cohorts import Cohorts
 from dlm.federated.engine import Aggregator, Engine, LocalEngine, parts_of, unknown_parts
 from dlm.federated.fixed_point import ARITHMETIC
@@ -24,7 +25,8 @@ from dlm.federated.keys import Key
 from dlm.federated.local import UserWork, work_of
 from dlm.federated.noise import make_mechanism
 from dlm.federated.pretrain import pretrain
-from dlm.federated.provenance import Provenance
+from dlm.federated.provenance import Provenance, content_digest
+from dlm.federated.recorded import read_record, sidecar
 from dlm.federated.report import PrivacyReport, build
 from dlm.federated.rounds import (
     Diagnostics,
@@ -47,9 +49,10 @@ from dlm.federated.secagg import SecureAggregator
 from dlm.federated.settings import ModelSettings, TrainingSettings
 from dlm.federated.tokens import Ids, check_ids
 from dlm.federated.users import TOKENIZERS, UserDataset
-from dlm.federated.words import Encode, public_text, read_encoder
+from dlm.federated.words import Encode, RunVocabulary, public_text, record_of, record_or_word
 
 GENERATOR = "threefry2x32"
+TEXT_DIGEST = "text_sha256"  # in the record of text that a run begins with
 DIVERGED = 10  # times as bad as guessing
 
 
@@ -100,15 +103,17 @@ class Training(FederatedRun[RoundReport]):
         encode     words of an utterance -> ids, and `vocab_size` with it; by default the words of
                    `settings.data.vocabulary`
         vocabulary_record  what protects those whose text `encode` was made from, as an inventory of
-                   wordpieces has it; without one there is no guarantee. `Provenance.public()` says
-                   that it is nobody's
+                   wordpieces has it; without one there is no guarantee. `Provenance.public` says
+                   that it is nobody's, and by whose word
         engine     where updates are computed; by default here
         aggregator how they are added up; by default as `settings.aggregation` says
         progress   is called with what happens, a line at a time
     Raises
         ConfigError   other settings, users or vocabulary than the folder's run had; too few users
                       for the rounds of a new one
-        PrivacyError  a ledger or noise that is not the one of the checkpoint
+        PrivacyError  a ledger or noise that is not the one of the checkpoint; a run with a
+                      guarantee and a vocabulary or public text without a record, of which nobody
+                      says that it is public
         FormatError   a damaged file
     """
 
@@ -129,27 +134,23 @@ class Training(FederatedRun[RoundReport]):
     ) -> None:
         self.settings, self._progress = settings, progress
         run = settings.run
-        vocabulary: bytes | None = None
+        self._promises = settings.privacy.mechanism != "none" and not run.simulation
+        vocabulary: RunVocabulary | None = None
         if encode is None:
-            data = settings.data
-            encode, vocab_size, vocabulary_record, vocabulary = read_encoder(
-                data.vocabulary, data.vocabulary_size
-            )
-        elif vocabulary_record is None:  # wordpieces know it themselves
-            record_of = getattr(getattr(encode, "__self__", None), "provenance", None)
-            vocabulary_record = record_of or Provenance.none(
-                "nothing says whose text the given encoder was made from"
-            )
+            vocabulary = self._read_vocabulary()
+            encode, vocab_size = vocabulary.encoder(), vocabulary.size
+            vocabulary_record = vocabulary.record
+        else:
+            if vocabulary_record is None:  # wordpieces know it themselves
+                vocabulary_record = record_of(encode)
+            vocabulary = RunVocabulary.of(encode, vocabulary_record)
         if vocab_size is None:
             raise ConfigError("an encoder needs vocab_size, the number of its ids, beside it")
-        self._encode, self._vocabulary_record = encode, vocabulary_record
+        self._encode, self._vocabulary = encode, vocabulary
+        self._vocabulary_record = vocabulary_record
+        self._begun_with: dict[str, Provenance | None] = {}
         self._split = TOKENIZERS[settings.data.tokenizer]
-        if (
-            vocabulary_record is not None
-            and vocabulary_record.guarantee is None
-            and settings.privacy.mechanism != "none"
-            and not run.simulation
-        ):
+        if self._promises and vocabulary_record is not None and not vocabulary_record.guarantee:
             progress(f"neither will this model have a guarantee: {vocabulary_record.statement()}")
         self.train_users, self.held_out_users = users.split(settings.data.held_out)
         if not len(self.train_users):
@@ -158,6 +159,7 @@ class Training(FederatedRun[RoundReport]):
         place = folder if isinstance(folder, Path) else folder.path
         if not (place / CHECKPOINT).exists():
             self._check_population()
+            self._take_text()
         self.model = settings.model.network(vocab_size)
         self._root = Key.from_seed(run.seed) if run.simulation else Key.from_system()
         self._release = settings.privacy.release(
@@ -190,17 +192,22 @@ class Training(FederatedRun[RoundReport]):
         )
         self.rounds, self.save_every = run.rounds, run.checkpoint_every
         self.released = not run.simulation
-        record = None if vocabulary_record is None else vocabulary_record.digest
+        # Of a plain list the words are compared; who says that it is public may be said again.
+        bound = None
+        if vocabulary_record is not None and not vocabulary_record.is_public:
+            bound = vocabulary_record.digest
+        self._void, self._parts = unknown_parts(self.engine), [parts_of(self.engine)]
+        self._sensitivities: dict[tuple[int, int], float] = {}
         self.binding = RunBinding(
             {
                 **settings.binding(),
                 "vocab_size": vocab_size,
-                "vocabulary_record": record,
+                "vocabulary_record": bound,
                 "sums": None if settings.aggregation.secure else ARITHMETIC,
                 "matrix": None if self.mechanism is None else self.mechanism.digest(),
             },
             {"users": users.digest, "encoding": self._encoding_digest()},
-            vocabulary,
+            None if vocabulary is None else vocabulary.content,
         )
         self._held_out: list[Ids] | None = None
         self._begin(folder)
@@ -245,16 +252,17 @@ class Training(FederatedRun[RoundReport]):
             self._held_out.sort(key=len)
         return metrics.evaluate(self.state.params, self.model, self._held_out)
 
-    def stage(self) -> StageRecord:
-        """What accounting needs to know of this run, as far as it went."""
+    def stage(self, rounds: int | None = None) -> StageRecord:
+        """What accounting needs to know of this run, as far as it went, or of so many rounds."""
+        rounds = self.rounds_done if rounds is None else rounds
         privacy, adaptive = self.settings.privacy, self._release.adaptive
         noised = self.mechanism is not None
         restarts = () if self.mechanism is None else self.mechanism.restarts
-        gap, most = self.cohorts.bounds(self.rounds_done)
+        gap, most = self.cohorts.bounds(rounds)
         return StageRecord(
             **self.cohorts.stage(
                 "network",
-                self.rounds_done,
+                rounds,
                 mechanism=privacy.mechanism,
                 noise_multiplier=self._release.update_multiplier() if noised else None,
                 simulated=self.settings.run.simulation,
@@ -263,8 +271,14 @@ class Training(FederatedRun[RoundReport]):
                 norm_inflation=self.engine.sensitivity_factor(
                     rnn.parameter_count(self.state.params)
                 ),
-                restarts=tuple(at for at in restarts if at < self.rounds_done),
-                extras={"rounds_planned": self.rounds, **parts_of(self.engine)},
+                restarts=tuple(at for at in restarts if at < rounds),
+                extras={
+                    "rounds_planned": self.rounds,
+                    **{
+                        part: ", then ".join(dict.fromkeys(found[part] for found in self._parts))
+                        for part in ("engine", "aggregator")
+                    },
+                },
             )
         )
 
@@ -273,7 +287,9 @@ class Training(FederatedRun[RoundReport]):
         which is at least that of those done."""
         if self.mechanism is None or self.mechanism.name in ("gaussian", "tree"):
             return None
-        return self.mechanism.sensitivity(gap=gap, max_part=most)
+        if (gap, most) not in self._sensitivities:
+            self._sensitivities[gap, most] = self.mechanism.sensitivity(gap=gap, max_part=most)
+        return self._sensitivities[gap, most]
 
     def report(self) -> PrivacyReport:
         """The privacy report of the rounds that count, from their ledger.
@@ -281,24 +297,76 @@ class Training(FederatedRun[RoundReport]):
         Raises
             PrivacyError  the ledger does not bear out what accounting assumes
         """
-        given = self.settings.pretrain
-        record = self._vocabulary_record
-        unknown = [Provenance.none(reason) for reason in unknown_parts(self.engine)]
-        public = [Path(given.text).name] if given.text else []
-        if record is None:
-            public.append("the vocabulary, as whoever ran this says")
-        elif record.is_public:
-            public.append("the wordpieces, as whoever built them says")
+        return self._report(self.rounds_done, trees.leaves(self.state._replace(noise=None)))
+
+    def _report(self, rounds: int, released: Arrays) -> PrivacyReport:
+        """Of rounds done, or of more that are planned; the record speaks of what was released."""
+        content = {STATE_DIGEST: checkpoint.digest(released)}
+        if self._vocabulary is not None:
+            content[VOCABULARY_DIGEST] = content_digest(self._vocabulary.content)
         return build(
-            [self.stage()],
+            [self.stage(rounds)],
             delta=self.settings.privacy.delta,
             ledgers={"network": self.ledger},
             config=self.binding.settings,
             simulated=self.settings.run.simulation,
-            public_data=", ".join(public) or "none",
-            inherited=[*([] if record is None else [record]), *unknown],
+            inputs={self._vocabulary_name: self._vocabulary_record, **self._begun_with},
+            void=self._void,
+            content=content,
             secure_aggregation=self.settings.aggregation.secure,
             held_out=len(self.held_out_users) if self.settings.run.evaluate_every else 0,
+            under_way=rounds > self.rounds_done,
+        )
+
+    def _record(self, public: Arrays) -> Provenance:
+        """While rounds are left, that of all that are planned: it is told too large, and costs no
+        accounting in each round; at the end that of the rounds done."""
+        if not self.rounds_done:
+            return Provenance.none("no round was done yet: the network is as it began")
+        return self._report(self.rounds_done if self._ends else self.rounds, public).provenance
+
+    @property
+    def _vocabulary_name(self) -> str:
+        return f"the vocabulary {self.settings.data.vocabulary.name}"
+
+    def _read_vocabulary(self) -> RunVocabulary:
+        """The one of the settings, with its record or somebody's word that it is public."""
+        data = self.settings.data
+        found = RunVocabulary.read(data.vocabulary, data.vocabulary_size)
+        record = record_or_word(
+            data.vocabulary,
+            self._vocabulary_name,
+            found.record,
+            by=data.public,
+            setting="data.public",
+            sha256=content_digest(found.content),
+            promises=self._promises,
+            simulated=self.settings.run.simulation,
+        )
+        return dataclasses.replace(found, record=record)
+
+    def _take_text(self) -> None:
+        """Notes the text that the run begins with, and its record or that it is public."""
+        given = self.settings.pretrain
+        if not given.text:
+            return
+        text, what = Path(given.text), f"the text {Path(given.text).name} to begin with"
+        try:
+            content = text.read_bytes()
+        except OSError as exc:
+            raise ConfigError(f"the public text {text} cannot be read: {exc}") from exc
+        record = None
+        if sidecar(text).exists():
+            record = read_record(text, content, digest_name=TEXT_DIGEST, kind="text")
+        self._begun_with[what] = record_or_word(
+            text,
+            what,
+            record,
+            by=given.public,
+            setting="pretrain.public",
+            sha256=content_digest(content),
+            promises=self._promises,
+            simulated=self.settings.run.simulation,
         )
 
     def _make_mechanism(self) -> NoiseMechanism | None:
@@ -424,10 +492,23 @@ class Training(FederatedRun[RoundReport]):
             # The key is not written; see `run`.
             zeros = jnp.zeros_like(jax.random.key_data(noise.key))
             noise = noise._replace(key=jax.random.wrap_key_data(zeros, impl=GENERATOR))
-        return trees.leaves(self.state._replace(noise=None)), trees.leaves(noise), {}
+        facts = {
+            "parts": self._parts,
+            "void": self._void,
+            "begun_with": {
+                what: record and record.to_dict() for what, record in self._begun_with.items()
+            },
+        }
+        return trees.leaves(self.state._replace(noise=None)), trees.leaves(noise), facts
 
     def _restore(self, public: Arrays, private: Arrays, facts: Mapping[str, Any]) -> None:
-        del facts
+        # What rounds were done with stays true of the run, whatever it goes on with.
+        before = facts.get("void", ["rounds of an earlier version of dlm, which kept no record"])
+        self._void = list(dict.fromkeys([*before, *self._void]))
+        self._parts = [*facts.get("parts", ()), *self._parts]
+        self._parts = [part for n, part in enumerate(self._parts) if part not in self._parts[:n]]
+        for what, record in facts.get("begun_with", {}).items():
+            self._begun_with[what] = record and Provenance.from_dict(record, str(what))
         assert self.folder is not None
         key, place = self._noise_key(), self.folder.path
         template = self.algorithm.init(rnn.init(self._key("init"), self.model), key)
@@ -439,13 +520,34 @@ class Training(FederatedRun[RoundReport]):
         return done.line()
 
 
-def load_model(folder: Path) -> tuple[rnn.RnnConfig, rnn.Params]:
-    """The network and the parameters of a run, as they are after its last round that counts.
+@dataclass(frozen=True)
+class TrainedModel:
+    """What a run made, and what protects those it was made from: one is not to be had without the
+    other.
+
+    Fields
+        network     its form
+        params      its parameters, after the last round that counts
+        vocabulary  its words or wordpieces; None where the run was given an encoder of neither
+        record      what is guaranteed; while rounds were left, that of all rounds planned
+        rounds      that were done
+    """
+
+    network: rnn.RnnConfig
+    params: rnn.Params
+    vocabulary: RunVocabulary | None
+    record: Provenance
+    rounds: int
+
+
+def load_model(run: Path) -> TrainedModel:
+    """The network of a run's folder or checkpoint, with its vocabulary and its record.
 
     Raises
-        FormatError  the checkpoint is damaged or of another version
+        FormatError   the checkpoint is damaged or of another version
+        PrivacyError  its record is of another checkpoint, or was changed
     """
-    found = checkpoint.read(folder / CHECKPOINT)
+    found = checkpoint.read(run / CHECKPOINT if run.is_dir() else run)
     settings = found.settings
     network = ModelSettings(**settings["model"]).network(settings["vocab_size"])
     params = rnn.init(jax.random.key(0), network)
@@ -453,4 +555,8 @@ def load_model(folder: Path) -> tuple[rnn.RnnConfig, rnn.Params]:
     zero = jnp.float32(0.0)
     template = TrainingState(jnp.int32(0), params, moments, zero, zero, None)
     state: TrainingState = trees.rebuilt(found.arrays, template, found.path)
-    return network, state.params
+    record = checkpoint.record_in(found)
+    vocabulary = None
+    if (content := found.attachments.get("vocabulary")) is not None:
+        vocabulary = RunVocabulary.from_bytes(content, record)
+    return TrainedModel(network, state.params, vocabulary, record, int(found.facts["round"]))

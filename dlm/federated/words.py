@@ -6,17 +6,21 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from dlm.errors import ConfigError
-from dlm.federated.counts_file import read_counts
-from dlm.federated.provenance import Provenance
-from dlm.federated.recorded import sidecar
+from dlm.errors import ConfigError, PrivacyError
+from dlm.federated.counts_file import read_counts, traces_of_users
+from dlm.federated.provenance import Provenance, content_digest
+from dlm.federated.recorded import PIECES_DIGEST, sidecar
 from dlm.federated.tokens import FIRST_WORD_ID, OOV_ID, Ids
 
+if TYPE_CHECKING:
+    from dlm.federated.pieces import Inventory
+
 PIECES_SUFFIX = ".model"
+ASSUMED = "nobody: a simulation takes it to be"  # who says that it is public
 Encode: TypeAlias = Callable[[list[str]], Any]
 
 
@@ -26,7 +30,7 @@ class WordList:
 
     Fields
         words       in that order
-        provenance  of counts that they were taken from; None for a list, which is then public
+        provenance  of counts that they were taken from; None for a list, of which nothing is known
     """
 
     words: tuple[str, ...]
@@ -90,24 +94,130 @@ class WordList:
         return encode
 
 
-def read_encoder(path: Path, size: int = 0) -> tuple[Encode, int, Provenance | None, bytes]:
-    """What a run's `data.vocabulary` names: words, or wordpieces where it ends in .model.
+@dataclass(frozen=True)
+class RunVocabulary:
+    """What a run's `data.vocabulary` names: words or wordpieces.
 
-    Returns      (words of an utterance -> ids, number of ids, what protects whose text it came
-                 from; None for a plain list, which is public; the words or wordpieces, as bytes)
-    Raises
-        ConfigError, FormatError, PrivacyError   as `WordList.read` and `pieces.Inventory.load`
+    Fields
+        words    a list of words, or an inventory of pieces
+        record   what protects those whose text it came from; None for a plain list of words, of
+                 which nothing is known
     """
-    if path.suffix != PIECES_SUFFIX:
-        words = WordList.read(path).first(size)
-        return words.encoder(), words.size, words.provenance, words.content
-    from dlm.federated.pieces import Inventory
 
-    try:
-        inventory = Inventory.load(path)
-    except OSError as exc:
-        raise ConfigError(f"the wordpieces {path} cannot be read: {exc}") from exc
-    return inventory.encode, inventory.size, inventory.provenance, inventory.model
+    words: WordList | Inventory
+    record: Provenance | None
+
+    @classmethod
+    def read(cls, path: Path, size: int = 0) -> RunVocabulary:
+        """Words, or wordpieces where the name ends in .model, with the record beside them.
+
+        Raises
+            ConfigError, FormatError, PrivacyError   as `WordList.read` and `Inventory.load`
+        """
+        if path.suffix != PIECES_SUFFIX:
+            words = WordList.read(path).first(size)
+            return cls(words, words.provenance)
+        from dlm.federated.pieces import Inventory
+
+        try:
+            inventory = Inventory.load(path)
+        except OSError as exc:
+            raise ConfigError(f"the wordpieces {path} cannot be read: {exc}") from exc
+        return cls(inventory, inventory.provenance)
+
+    @classmethod
+    def of(cls, encode: Encode, record: Provenance) -> RunVocabulary | None:
+        """The inventory that an encoder is a method of; None for any other encoder."""
+        from dlm.federated.pieces import Inventory
+
+        owner = getattr(encode, "__self__", None)
+        return cls(owner, record) if isinstance(owner, Inventory) else None
+
+    @classmethod
+    def from_bytes(cls, content: bytes, record: Provenance) -> RunVocabulary:
+        """What has this `content`: SentencePiece's model, or words."""
+        try:
+            words = WordList(tuple(content.decode().splitlines()), record)
+        except UnicodeDecodeError:
+            words = None
+        if words is not None and words.content == content and "\0" not in content.decode():
+            return cls(words, record)
+        from dlm.federated.pieces import Inventory
+
+        return cls(Inventory(content, record), record)
+
+    @property
+    def content(self) -> bytes:
+        """The words, one a line, or SentencePiece's model: what a checkpoint keeps of them."""
+        return self.words.content if isinstance(self.words, WordList) else self.words.model
+
+    @property
+    def size(self) -> int:
+        """Number of ids."""
+        return self.words.size
+
+    def encoder(self) -> Encode:
+        """Words of an utterance -> ids."""
+        return self.words.encoder() if isinstance(self.words, WordList) else self.words.encode
+
+
+def record_or_word(
+    path: Path,
+    what: str,
+    record: Provenance | None,
+    *,
+    by: str,
+    setting: str,
+    sha256: str,
+    promises: bool,
+    simulated: bool,
+) -> Provenance | None:
+    """The record of an input, or somebody's word that no user's text is in it.
+
+    Args
+        path       of the input
+        what       it is, as "the vocabulary words.txt"
+        record     that it has; None without one
+        by         who says that it is public; "" if nobody does
+        setting    where that is said, as "data.public"
+        promises   whether what is made of it is to have a guarantee
+        simulated  a simulation promises nothing, and its figures take it to be public
+    Raises
+        PrivacyError  it is said to be public, and files beside it are of users; neither is there,
+                      where a guarantee is to come of it
+    """
+    if by and not (record is not None and record.is_public):
+        if beside := traces_of_users(path):
+            raise PrivacyError(
+                f"{setting} is {by!r}, but {beside[0]} says that {path} is of users; leave "
+                f"{setting} out"
+            )
+        return Provenance.public(by, what, sha256)
+    if record is None and promises:
+        raise PrivacyError(
+            f"{what} has no record, and nobody says that no user's text is in it, so that nothing "
+            f"made with it would have a guarantee. Set {setting} to the name of who says that it "
+            "is public, or take one that has a record (dlm unigrams, dlm pieces)"
+        )
+    if record is None and simulated:
+        return Provenance.public(ASSUMED, what, sha256)
+    return record
+
+
+def record_of(encode: Encode) -> Provenance:
+    """The record of whatever an encoder is a method of, as an inventory of wordpieces.
+
+    An encoder that was wrapped has lost it.
+    """
+    owner = getattr(encode, "__self__", None)
+    record = getattr(owner, "provenance", None)
+    if not isinstance(record, Provenance):
+        return Provenance.none("nothing says whose text the given encoder was made from")
+    model = getattr(owner, "model", None)
+    named = record.content.get(PIECES_DIGEST)
+    if isinstance(model, bytes) and named not in (None, content_digest(model)):
+        return Provenance.none("the record of the given encoder is of other wordpieces")
+    return record
 
 
 def public_text(

@@ -42,7 +42,7 @@ COMMANDS = {
     "token": ["token", "alice", "--token-file", "out/alice"],
     "tokens": ["token", "alice", "--tokens", "out/tokens"],
     "perplexity": ["perplexity", "model.arpa", "text", "--tmp", "out"],
-    "pieces": ["pieces", "counts.tsv", "--size", "20", "-o", "out/x.model", "--public"],
+    "pieces": ["pieces", "counts.tsv", "--size", "20", "-o", "out/x.model", "--public", "X"],
 }
 KINDS = [pytest.param(k, marks=[needs_training] if k == "pieces" else []) for k in COMMANDS]
 

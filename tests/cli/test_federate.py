@@ -27,6 +27,7 @@ seed = 3
 evaluate_every = 3
 [data]
 vocabulary = "words.txt"
+public = "the tests"
 [model]
 embedding_size = 4
 hidden_size = 5
@@ -213,6 +214,7 @@ def test_a_network_of_wordpieces_inherits_what_they_are_worth(place: Path) -> No
     text = (place / "users.tsv").read_text()
     (place / "users.tsv").write_text(text.replace("alpha", "Alpha,"))
     settings = CONFIG.replace('"words.txt"', '"pieces.model"\ntokenizer = "words"')
+    settings = settings.replace('public = "the tests"\n', "")
     (place / "run.toml").write_text(settings)
     done = federate(place, "--json")
     assert done.exit_code == 0, done.exception
@@ -225,12 +227,12 @@ def test_a_network_of_wordpieces_inherits_what_they_are_worth(place: Path) -> No
     assert "no provenance record stood beside the counts" in facts["provenance"]["reasons"]
     assert facts["provenance"]["derived"] == ["wordpieces 14"]
     # Another inventory is another run; and public ones owe nobody anything.
-    assert CliRunner().invoke(app, ["pieces", *made, "--public"]).exit_code == 0
+    assert CliRunner().invoke(app, ["pieces", *made, "--public", "a tester"]).exit_code == 0
     assert "vocabulary_record" in str(federate(place).exception)
     (place / "out" / "checkpoint.dlmfed").unlink()
     assert federate(place).exit_code == 0
     report = (place / "out" / "privacy.md").read_text()
-    assert "Public data used: the wordpieces, as whoever built them says." in report
+    assert "Public data used: the counts counts.tsv (public, says a tester, SHA-256 " in report
     assert "no provenance record" not in report
 
 

@@ -101,7 +101,7 @@ def home(tmp_path: Path, folder: Path) -> Path:
         (f"unigrams users.tsv --whitelist none {NOISE} --output out.tsv", "none"),
         (f"unigrams users.tsv --whitelist words {NOISE} --output none/out.tsv", "none"),
         (f"unigrams users.tsv --whitelist words {NOISE} --output folder", "folder"),
-        pytest.param("pieces none --public --size 40 --output out.model", "none", marks=JAX),
+        pytest.param("pieces none --public X --size 40 --output out.model", "none", marks=JAX),
         pytest.param("pieces counts.tsv --size 9 --output none/o.model", "none", marks=JAX),
         pytest.param("federate users.tsv --config none --output out", "none", marks=JAX),
         pytest.param("federate none --config run.toml --output out", "none", marks=JAX),

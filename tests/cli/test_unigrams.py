@@ -45,7 +45,7 @@ def arguments(people: UserDataset, output: Path, *more: object) -> list[object]:
     folder = people.folder  # type: ignore[attr-defined]
     return [
         *("unigrams", folder / "users.tsv", "--whitelist", folder / "words.txt"),
-        *("--tokenizer", "whitespace", "--output", output, *more),
+        *("--tokenizer", "whitespace", "--public", "the tests", "--output", output, *more),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import math
@@ -12,9 +13,16 @@ import numpy as np
 import pytest
 
 from dlm.errors import FormatError, PrivacyError
-from dlm.federated.counts_file import WordCounts, ranked, read_counts, write_counts
-from dlm.federated.provenance import Guarantee, Provenance, merged
+from dlm.federated.counts_file import WordCounts, counts_text, ranked, read_counts, write_counts
+from dlm.federated.provenance import (
+    Guarantee,
+    Provenance,
+    content_digest,
+    digest_of,
+    inherited,
+)
 from dlm.federated.recorded import sidecar
+from dlm.federated.report import compose_records
 
 GOOD = Provenance(
     Guarantee(3.46, 1e-10, 0.154),
@@ -83,21 +91,104 @@ def test_a_record_has_a_guarantee_or_reasons_and_no_infinite_one() -> None:
             Guarantee(*numbers)
 
 
-def test_one_thing_without_a_guarantee_leaves_the_whole_without() -> None:
-    """And two guarantees are not simply added up or taken for one."""
-    both = merged([GOOD, RAW])
-    assert (both.guarantee, both.reasons) == (None, RAW.reasons)
-    assert both.stages == GOOD.stages
-    assert merged([GOOD, GOOD]) == GOOD
-    with pytest.raises(PrivacyError, match="compose their stages"):
-        merged([GOOD, GOOD.derive("again")])
-    with pytest.raises(PrivacyError, match="nothing"):
-        merged([])
+def test_one_thing_without_a_guarantee_or_a_record_leaves_the_whole_without() -> None:
+    """And what it is made from is told by name."""
+    found = inherited({"the counts": GOOD, "the topology": None, "the list": RAW})
+    assert found.reasons == (
+        "nothing says whose text the topology is: it has no record",
+        *RAW.reasons,
+    )
+    assert found.stages == GOOD.stages
+    whole = compose_records({"the counts": GOOD, "the topology": None}, delta=1e-6)
+    assert whole.provenance.guarantee is None
+    assert whole.numbers is None
+
+
+def test_a_stage_of_one_run_counts_once_and_of_two_runs_twice() -> None:
+    """By the ledger that it names; where none is named, twice."""
+    stage = {"stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1}
+
+    def of(ledger: str) -> Provenance:
+        named = {**stage, "extras": {"ledger": ledger}} if ledger else stage
+        return Provenance(GOOD.guarantee, stages=(named,), ledgers=(ledger,) if ledger else ())
+
+    def stages(*records: Provenance) -> int:
+        return len(inherited({f"input {n}": r for n, r in enumerate(records)}).stages)
+
+    one, other, unnamed = of("a" * 64), of("b" * 64), of("")
+    assert stages(one, one.derive("pieces")) == 1
+    assert stages(one, other) == 2
+    assert stages(unnamed, unnamed) == 2
+    pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
+    for given, rho in (((one, one.derive("pieces")), 0.125), ((one, other), 0.25)):
+        inputs = {f"input {n}": record for n, record in enumerate(given)}
+        made = compose_records(inputs, delta=1e-6, step="fit", content={"arpa": "c" * 64})
+        assert made.provenance.guarantee is not None
+        assert made.provenance.guarantee.rho == pytest.approx(rho)
+        assert made.provenance.derived[-1] == "fit"
+        assert made.provenance.speaks_of(arpa="c" * 64)
+
+
+def test_what_is_public_is_so_by_somebodys_word_and_stays_named() -> None:
+    """Nobody's word is none; the record of an earlier version did not say whose it was."""
+    with pytest.raises(PrivacyError, match="name who says so"):
+        Provenance.public(" ", "the list")
+    said = Provenance.public("ACME", "the list", "d" * 64)
+    assert said.is_public
+    assert f"The list (public, says ACME, SHA-256 {'d' * 64})." in said.statement()
+    whole = compose_records({"the list": said, "the text": said.derive("cut")}, delta=1e-6)
+    assert whole.provenance.is_public
+    assert whole.provenance.public_inputs == said.public_inputs
+    nameless = Provenance(Guarantee(0.0, 0.0, 0.0)).to_dict()
+    assert not Provenance.from_dict(nameless).is_public
+    assert Provenance.from_dict(nameless).guarantee is None
+    nothing = compose_records({}, delta=1e-6).provenance
+    assert nothing.guarantee is None
+
+
+def of_version_1(record: Provenance) -> dict[str, Any]:
+    """As the version before wrote it."""
+    body = {k: v for k, v in record.to_dict().items() if k not in ("digest", *NEW_FIELDS)}
+    body["version"] = 1
+    return {**body, "digest": digest_of(body)}
+
+
+NEW_FIELDS = ("public", "unverified", "content")
+
+
+def test_a_record_of_the_version_before_is_read_and_one_of_a_later_is_not() -> None:
+    """What was promised stays; "public" without a name does not."""
+    assert Provenance.from_dict(of_version_1(GOOD)) == GOOD
+    public = Provenance.from_dict(of_version_1(Provenance.public("ACME", "the list")))
+    assert public.guarantee is None
+    assert "nobody who says that it is public" in public.statement()
+    later = {**GOOD.to_dict(), "version": 3}
+    with pytest.raises(FormatError, match=r"version 3; this program reads 1 to 2"):
+        Provenance.from_dict(later)
+
+
+def test_what_was_read_is_unverified_and_so_is_what_is_made_from_it() -> None:
+    """It says so; what this process did itself is not."""
+    read = Provenance.from_json(GOOD.to_json())
+    assert read == GOOD
+    assert "Unverified" not in GOOD.statement()
+    for made in (read, read.derive("pieces")):
+        assert "Unverified: no trusted key has signed this record." in made.statement()
+    assert inherited({"the counts": read}).unverified == ("the counts",)
+    assert inherited({"the counts": GOOD}).unverified == ()
+    later = dataclasses.replace(GOOD, unverified=("the counts", "the list"))
+    assert "signed the record of the counts and the list." in later.statement()
+    assert inherited({"the network": later}).unverified == ("the counts", "the list")
 
 
 def counts(provenance: Provenance = GOOD) -> WordCounts:
     """Three words."""
     return WordCounts(("the", "café", "o'clock"), np.array([10.5, 3.0, 1e-7]), provenance)
+
+
+def bound(counts: WordCounts) -> Provenance:
+    """Their record, which names their digest."""
+    return counts.provenance.about(counts_sha256=content_digest(counts_text(counts)))
 
 
 def test_counts_come_back_with_their_record(tmp_path: Path) -> None:
@@ -106,7 +197,7 @@ def test_counts_come_back_with_their_record(tmp_path: Path) -> None:
     found = read_counts(tmp_path / "c.tsv")
     assert found.words == counts().words
     np.testing.assert_allclose(found.counts, counts().counts, rtol=1e-8)
-    assert found.provenance == GOOD
+    assert found.provenance == bound(counts())
     assert found.probabilities().sum() == pytest.approx(1.0)
 
 
@@ -128,7 +219,7 @@ def test_counts_that_cannot_be_written_leave_those_that_were_there(
         with pytest.raises(OSError, match="No space"):
             write_counts(path, WordCounts(("other",), np.array([1.0]), RAW))
         assert read_counts(path).words == counts().words
-        assert read_counts(path).provenance == GOOD
+        assert read_counts(path).provenance == bound(counts())
         assert sorted(tmp_path.iterdir()) == [path, sidecar(path)]
 
 
@@ -150,6 +241,26 @@ def test_counts_that_were_changed_or_whose_record_is_of_others_are_refused(tmp_p
         read_counts(path)
     side.unlink()
     assert read_counts(path).provenance.reasons == ("no provenance record stood beside the counts",)
+
+
+def test_a_record_is_of_one_file_and_no_other(tmp_path: Path) -> None:
+    """Given to other counts, or put beside them with the outer digest made to fit."""
+    path, other = tmp_path / "c.tsv", tmp_path / "other.tsv"
+    write_counts(path, counts())
+    record = read_counts(path).provenance
+    with pytest.raises(PrivacyError, match="with the record of something else"):
+        write_counts(other, WordCounts(("the",), np.array([9.0]), record))
+    assert not other.exists()
+    write_counts(other, WordCounts(("the",), np.array([9.0]), RAW))
+    beside = json.loads(sidecar(other).read_text())
+    sidecar(other).write_text(json.dumps({**beside, "provenance": record.to_dict()}))
+    with pytest.raises(PrivacyError, match="is not the file that"):
+        read_counts(other)
+    # Of the version before the record had no digest of the counts: it stood beside it alone.
+    digest = json.loads(sidecar(path).read_text())["counts_sha256"]
+    old = {"counts_sha256": digest, "provenance": of_version_1(GOOD)}
+    sidecar(path).write_text(json.dumps(old))
+    assert read_counts(path).provenance == GOOD
 
 
 def test_what_is_wrong_with_counts_is_told_with_its_place(tmp_path: Path) -> None:

@@ -36,9 +36,9 @@ NOISED = {
 }
 
 
-def ledger(rounds: int = 12, **bounds: Any) -> ParticipationLedger:
-    """Users in turn: a gap of 3 and 4 participations in 12 rounds."""
-    book = ParticipationLedger(10, sampling={"kind": "timer"}, **bounds)
+def ledger(rounds: int = 12, gap: int | None = 3, max_part: int | None = 4) -> ParticipationLedger:
+    """Users in turn: a gap of 3 and 4 participations in 12 rounds; enforced if not None."""
+    book = ParticipationLedger(10, sampling={"kind": "timer"}, gap=gap, max_part=max_part)
     for r in range(rounds):
         book.record(r, [f"u{(3 * r + i) % 9}" for i in range(3)])
     return book
@@ -156,10 +156,39 @@ def test_the_statement_is_what_accounting_finds(compose: Any) -> None:
     told = float(report.statement().split("epsilon = ")[1].split(",")[0])
     assert found.epsilon <= told <= found.epsilon * 1.01
     assert "enforced" in report.markdown()
-    assert "measured" not in report.markdown()
-    seen = build([NOISED], delta=1e-6, ledgers={"network": ledger()})
-    assert "measured" in seen.markdown()
-    assert seen.provenance.ledgers == (ledgers_digest(seen),)
+    assert report.provenance.ledgers == (ledgers_digest(report),)
+
+
+def test_what_was_not_enforced_is_the_worst_case_or_no_guarantee(compose: Any) -> None:
+    """That nobody came back too early this time is luck."""
+
+    def made(book: ParticipationLedger, **stage: Any) -> Provenance:
+        return build([{**NOISED, **stage}], delta=1e-6, ledgers={"network": book}).provenance
+
+    for bounds, why in (
+        ({"gap": None}, "network: a gap of 3 rounds is assumed, and was not enforced"),
+        (
+            {"gap": None, "max_part": None},
+            "4 participations are assumed, and only 12 were enforced",
+        ),
+        ({"gap": 2, "max_part": None}, "4 participations are assumed, and only 6 were enforced"),
+    ):
+        found = made(ledger(**bounds))
+        assert found.guarantee is None
+        assert any(why in reason for reason in found.reasons), found.reasons
+    worst = made(ledger(gap=None, max_part=None), gap=1, max_part=12).guarantee
+    assert worst is not None
+    assert worst.rho == pytest.approx(12 / 32)
+    alone = made(ledger(gap=3, max_part=None)).guarantee  # 12 rounds in gaps of 3: 4 at most
+    assert alone is not None
+    assert alone.rho == pytest.approx(4 / 32)
+
+
+def test_a_ledger_that_was_cut_bears_nothing_out(compose: Any) -> None:
+    """A blank one of the same bounds would bear out everything."""
+    for rounds in (0, 11):
+        with pytest.raises(PrivacyError, match=f"the ledger is of {rounds} rounds"):
+            build([NOISED], delta=1e-6, ledgers={"network": ledger(rounds)})
 
 
 def ledgers_digest(report: Any) -> str:
@@ -219,13 +248,16 @@ def test_a_guarantee_without_its_stages_is_no_part_of_another() -> None:
     has no stage and owes nobody anything."""
     pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 
-    def made(*inherited: Provenance) -> Provenance:
-        books = {"network": ledger()}
-        return build([NOISED], delta=1e-6, ledgers=books, inherited=inherited).provenance
+    def made(*given: Provenance) -> Provenance:
+        books = {"network": ledger(gap=3, max_part=4)}
+        inputs = {f"input {n}": record for n, record in enumerate(given)}
+        return build([NOISED], delta=1e-6, ledgers=books, inputs=inputs).provenance
 
     alone = made()
     assert alone.guarantee is not None
-    assert made(Provenance.public().derive("wordpieces")).guarantee == alone.guarantee
+    assert (
+        made(Provenance.public("ACME", "words").derive("wordpieces")).guarantee == alone.guarantee
+    )
     bare = made(Provenance(Guarantee(1.0, 1e-6, 0.1)))
     assert bare.guarantee is None
     assert "names no stage to compose" in bare.statement()
@@ -238,6 +270,8 @@ def test_a_simulation_whose_stages_do_not_say_so_gives_no_guarantee_to_what_is_m
     seeded = build([NOISED], delta=1e-6, ledgers=books, simulated=True).provenance
     assert seeded.simulated is not None
     for given in (seeded, dataclasses.replace(seeded, stages=())):
-        made = build([NOISED], delta=1e-6, ledgers=books, inherited=[given.derive("x")]).provenance
+        made = build(
+            [NOISED], delta=1e-6, ledgers=books, inputs={"x": given.derive("x")}
+        ).provenance
         assert made.guarantee is None
         assert "made from a configured seed" in made.statement()

@@ -19,7 +19,7 @@ pytest.importorskip("optax", reason="pip install -e '.[train]'")
 from dlm.errors import ConfigError, FormatError, PrivacyError  # noqa: E402
 from dlm.federated import checkpoint, counts_file, train  # noqa: E402
 from dlm.federated.account.compose import StageRecord  # noqa: E402
-from dlm.federated.engine import LocalEngine  # noqa: E402
+from dlm.federated.engine import LocalEngine, unknown_parts  # noqa: E402
 from dlm.federated.noise.blt import Blt, BltParameters  # noqa: E402
 from dlm.federated.provenance import Guarantee, Provenance  # noqa: E402
 from dlm.federated.recorded import sidecar  # noqa: E402
@@ -42,6 +42,7 @@ seed = 3
 evaluate_every = 3
 [data]
 vocabulary = "words.txt"
+public = "the tests"
 max_tokens = 30
 held_out = 0.2
 [model]
@@ -401,7 +402,7 @@ def test_a_vocabulary_of_users_words_costs_what_counting_them_cost(
     noised = Provenance(
         Guarantee(1.0, 1e-6, stage.rho), stages=(stage.to_json(),), ledgers=("a ledger",)
     )
-    real = settings(tmp_path, run={"seed": -1, "stop_after": 1, "evaluate_every": 0})
+    steps = {"seed": -1, "stop_after": 1, "evaluate_every": 0}
     found = {}
     records = {"raw": Provenance.none("counted without noise"), "noised": noised, "public": None}
     for name, record in records.items():
@@ -412,6 +413,8 @@ def test_a_vocabulary_of_users_words_costs_what_counting_them_cost(
             words = counts_file.WordCounts(tuple(WORDS), np.arange(5.0, 0.0, -1), record)
             counts_file.write_counts(file, words)
         told: list[str] = []
+        said = "the tests" if record is None else ""
+        real = settings(tmp_path, run=steps, data={"public": said})
         with Training(real, users, tmp_path / name, progress=told.append) as training:
             list(training.run())
             found[name] = training.report().provenance
@@ -436,12 +439,13 @@ def test_a_vocabulary_of_users_words_costs_what_counting_them_cost(
 def test_wordpieces_of_noised_counts_are_composed_and_stay_the_same(
     folder: Path, users: UserDataset, tmp_path: Path
 ) -> None:
-    """Others are refused, even where they have the record of these and cut this text alike."""
+    """Others are refused, even where they have the stages of these and cut this text alike."""
     pieces = pytest.importorskip("dlm.federated.pieces", reason="pip install -e '.[train]'")
     pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
     stage = StageRecord("unigrams", "gaussian", 2.0, 4, sampling="timer")
     noised = Provenance(Guarantee(1.0, 1e-6, stage.rho), stages=(stage.to_json(),))
     text = FILE.replace("words.txt", "some.model").replace("seed = 3", "stop_after = 1")
+    text = text.replace('public = "the tests"', "")
     (tmp_path / "run.toml").write_text(text)
     run = settings(tmp_path)
     assert not run.run.simulation
@@ -452,7 +456,7 @@ def test_wordpieces_of_noised_counts_are_composed_and_stay_the_same(
     one, other = made
     said = [u.split() for user in range(len(users)) for u in users.utterances(user)]
     assert all(np.array_equal(one.encode(words), other.encode(words)) for words in said)
-    assert one.provenance == other.provenance
+    assert one.provenance.stages == other.provenance.stages
     assert one.model != other.model
     one.save(tmp_path / "some.model")
     with Training(run, users, tmp_path / "out") as training:
@@ -506,7 +510,7 @@ def test_an_encoder_whose_record_is_lost_leaves_no_guarantee(
     assumptions = dict(reports["bound"].checklist())["3b. Accounting assumptions"]
     assert "ended after 1 of 6 planned rounds" in assumptions
     assert "account for all 6" in assumptions
-    public = Provenance.public()
+    public = Provenance.public("the tests", "the encoder")
     with Training(
         real, users, tmp_path / "public", encode=wrapped["lambda"], vocab_size=8,
         vocabulary_record=public,
@@ -554,6 +558,106 @@ def test_a_run_that_diverges_says_so(folder: Path, users: UserDataset, tmp_path:
             list(training.run())
         assert any("after round 1 the model diverges" in line for line in said) == (name == "wild")
         said.clear()
+
+
+REAL = {"run": {"seed": -1, "evaluate_every": 0}}
+
+
+def test_a_model_is_loaded_with_its_vocabulary_and_its_record(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """From the folder or the checkpoint alone; while rounds are left, of all that are planned."""
+    seen = []
+    with Training(settings(folder, **REAL), users, tmp_path) as training:
+        began = train.load_model(tmp_path).record
+        seen += [train.load_model(tmp_path).record for _ in training.run()]
+        report = training.report()
+    assert began.reasons == ("no round was done yet: the network is as it began",)
+    made = train.load_model(tmp_path)
+    moved = shutil.copy(tmp_path / CHECKPOINT, tmp_path / "model.dlmfed")
+    assert made.record == train.load_model(Path(moved)).record == report.provenance
+    assert made.rounds == 6
+    assert made.vocabulary is not None
+    assert made.vocabulary.words == WordList(tuple(WORDS), made.record)
+    assert made.record.guarantee is not None
+    assert "Unverified" in made.record.statement()
+    (public,) = made.record.public_inputs
+    assert (public.what, public.by) == ("the vocabulary words.txt", "the tests")
+    rho = [record.guarantee.rho for record in seen if record.guarantee and record.guarantee.rho]
+    assert rho == [made.record.guarantee.rho] * 6
+    assert [record.stages[0]["rounds"] for record in seen] == [6] * 6
+    # Each is of its own parameters.
+    assert len({record.content["state_sha256"] for record in seen}) == 6
+
+
+def test_the_record_of_another_checkpoint_is_refused(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """Put into a checkpoint whose own checksums then hold; without a record nothing is promised."""
+    for name, noise in (("good", 9.0), ("poor", 0.1)):
+        run = settings(folder, **REAL, privacy={"noise_multiplier": noise})
+        with Training(run, users, tmp_path / name) as training:
+            list(training.run(1))
+    good, poor = (checkpoint.read(tmp_path / name / CHECKPOINT) for name in ("good", "poor"))
+
+    def written(**facts: Any) -> Path:
+        place = tmp_path / "forged.dlmfed"
+        checkpoint.save(
+            place, poor.arrays, poor.settings, facts=facts, attachments=poor.attachments
+        )
+        return place
+
+    with pytest.raises(PrivacyError, match="is of other parameters"):
+        train.load_model(written(**{**poor.facts, "record": good.facts["record"]}))
+    bare = {name: value for name, value in poor.facts.items() if name != "record"}
+    assert train.load_model(written(**bare)).record.reasons == (
+        "the checkpoint carries no privacy record",
+    )
+
+
+def test_a_real_run_is_refused_where_nobody_says_whose_text_its_inputs_are(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """Before any round; text to begin with as well as words. A name is told in the report."""
+    nobody = settings(folder, **REAL, data={"public": ""})
+    with pytest.raises(PrivacyError, match=r"vocabulary words\.txt has no record.* data\.public"):
+        Training(nobody, users, tmp_path / "words")
+    text = tmp_path / "text.txt"
+    text.write_text("alpha beta\n" * 20)
+    given = {"text": str(text), "steps": 1, "batch_size": 2, "unroll": 4}
+    with pytest.raises(PrivacyError, match=r"text\.txt to begin with has no record"):
+        Training(settings(folder, **REAL, pretrain=given), users, tmp_path / "text")
+    assert not (tmp_path / "text" / CHECKPOINT).exists()
+    named = settings(folder, **REAL, pretrain={**given, "public": "a librarian"})
+    for _ in range(2):  # it is told of a run that goes on, too, wherever the text is by then
+        with Training(named, users, tmp_path / "named") as training:
+            list(training.run(training.rounds_done + 1))
+            report = training.report().markdown()
+        assert "the text text.txt to begin with (public, says a librarian, SHA-256" in report
+        text.unlink(missing_ok=True)
+
+
+def test_an_engine_that_is_not_ours_is_remembered_by_a_run_that_goes_on_with_ours(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """The rounds that it added up stay in the model."""
+
+    class Elsewhere(LocalEngine):
+        """Says that it computes as ours does."""
+
+    real = settings(folder, **REAL)
+    network = real.model.network(len(WORDS) + 3)
+    with Training(real, users, tmp_path, engine=Elsewhere(network, real.local)) as training:
+        list(training.run(1))
+    with Training(real, users, tmp_path) as training:
+        list(training.run(2))
+        found, stage = training.report().provenance, training.stage()
+    assert found.reasons == ("unknown engine Elsewhere",)
+    assert stage.extras["engine"] == "Elsewhere, then LocalEngine"
+    # Nor is one of ours, with another function in the place of its own.
+    changed = LocalEngine(network, real.local)
+    changed.sums = changed.sums  # type: ignore[method-assign]
+    assert unknown_parts(changed) == ["the engine LocalEngine was changed: sums"]
 
 
 def test_users_who_wrote_no_word_take_part_with_nothing(folder: Path, tmp_path: Path) -> None:
@@ -632,9 +736,9 @@ def test_participation_is_bounded_as_it_is_accounted_for(
         ledger.covers(gap=3, max_part=3)
         stage = training.stage()
         report = training.report()
-        network, params = train.load_model(tmp_path)
-        assert network == training.model
-        for a, b in zip(*map(jax.tree.leaves, (params, training.state.params)), strict=True):
+        made = train.load_model(tmp_path)
+        assert made.network == training.model
+        for a, b in zip(*map(jax.tree.leaves, (made.params, training.state.params)), strict=True):
             assert np.array_equal(a, b)
     assert (stage.gap, stage.max_part, stage.rounds) == (3, 3, 6)
     assert stage.simulated
