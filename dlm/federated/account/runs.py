@@ -1,0 +1,221 @@
+"""Several runs, one guarantee: by the users that they have in common.
+
+    runs = [read_run(Path("first/privacy.json")), read_run(Path("second/privacy.json"))]
+    together = compose_runs(runs)                       # a user may be in both
+    together = compose_runs(runs, disjoint=[(0, 1)])    # nobody is, as whoever asks says
+
+No record says whose text a run had: a digest of it would be a release without noise. So a user is
+counted as being in all of the runs unless it is said that two of them share nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlm.errors import ConfigError, FormatError, PrivacyError
+from dlm.federated.account.compose import StageRecord, compose
+from dlm.federated.provenance import Guarantee, Provenance, digest_of
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """A run by what its report or record says of it.
+
+    Fields
+        name    of the file it was read from
+        record  what protects its users
+        delta   of its report; None where only a record was read
+    """
+
+    name: str
+    record: Provenance
+    delta: float | None = None
+
+
+@dataclass(frozen=True)
+class Together:
+    """What several runs guarantee to each user.
+
+    Fields
+        guarantee  None exactly where there are `reasons`
+        simulated  what it would be if no seed had been configured; None where nothing is to be told
+        reasons    why there is none
+        worst      places of the runs whose users have the largest epsilon, being in all of these
+        notes      what a reader must know before believing it
+    """
+
+    guarantee: Guarantee | None
+    simulated: Guarantee | None
+    reasons: tuple[str, ...]
+    worst: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def read_run(path: Path) -> ReportedRun:
+    """The run that a `privacy.json` is of, or the record that stands beside a file.
+
+    Raises
+        FormatError   neither of them
+        PrivacyError  changed after it was written
+    """
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        found = dict(body)
+        if "checklist" in found:  # a report, which has a digest of its own
+            digest = found.pop("digest")
+            if digest != digest_of(found):
+                raise PrivacyError(
+                    f"{path} was changed after it was written: its digest does not fit. Take it "
+                    "from the run again; nothing can be claimed from this one"
+                )
+        delta = float(found["delta"]) if "delta" in found else None
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise FormatError(f"{path} is no privacy report (privacy.json): {exc}") from exc
+    return ReportedRun(
+        str(path), Provenance.from_dict(found.get("provenance", found), str(path)), delta
+    )
+
+
+def compose_runs(
+    runs: Sequence[ReportedRun],
+    *,
+    delta: float | None = None,
+    disjoint: Collection[tuple[int, int]] = (),
+) -> Together:
+    """The guarantee of all runs together for every user, whichever of them they are in.
+
+    Args
+        delta     of the guarantee; that of the reports if they agree
+        disjoint  pairs of places of runs that have no user in common
+    Guarantees
+        each user has it who is in any of the runs that may share users; of runs that share none
+        the worst counts, not the sum
+    Raises
+        ConfigError   no run, one twice, no delta that all agree on, a pair that is none
+        PrivacyError  runs that protect other units, or data sets that differ otherwise
+    """
+    _check(runs, disjoint)
+    delta = _delta(runs) if delta is None else delta
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta is {delta}, not between 0 and 1")
+    reasons, simulated = [], False
+    for run in runs:
+        record = run.record
+        simulated |= record.simulated is not None
+        if record.guarantee is None:
+            reasons += [f"{run.name}: {reason}" for reason in record.reasons]
+        elif not record.stages and not record.is_public:
+            reasons.append(f"{run.name}: it names no stage to compose")
+    notes = _notes(runs, disjoint)
+    if any(run.record.guarantee is None and run.record.simulated is None for run in runs):
+        return Together(None, None, tuple(reasons), (), notes)
+    worst: tuple[int, ...] = ()
+    epsilon = 0.0
+    rho = 0.0
+    for group in _groups(len(runs), disjoint):
+        stages = _stages(runs[place].record for place in group)
+        if not stages:  # all of them public
+            continue
+        numbers = compose(stages, delta)
+        notes = tuple(dict.fromkeys([*notes, *numbers.notes]))
+        if math.isinf(numbers.epsilon):
+            reasons.append("accounting finds no finite epsilon")
+            return Together(None, None, tuple(dict.fromkeys(reasons)), group, notes)
+        rho = max(rho, numbers.rho)
+        if not worst or numbers.epsilon > epsilon:
+            worst, epsilon = group, numbers.epsilon
+    found = Guarantee(epsilon, delta, rho if math.isfinite(rho) else None)
+    if reasons:
+        return Together(None, found if simulated else None, tuple(reasons), worst, notes)
+    return Together(found, None, (), worst, notes)
+
+
+def _check(runs: Sequence[ReportedRun], disjoint: Collection[tuple[int, int]]) -> None:
+    if not runs:
+        raise ConfigError("there is no run to account for")
+    names: dict[str, str] = {}
+    for run in runs:
+        digest = run.record.digest
+        if digest in names and not run.record.is_public:
+            raise ConfigError(f"{names[digest]} and {run.name} are of one run: give it once")
+        names[digest] = run.name
+    first = runs[0].record
+    for run in runs:
+        if (run.record.unit, run.record.adjacency) != (first.unit, first.adjacency):
+            raise PrivacyError(
+                f"{run.name} protects each {run.record.unit} ({run.record.adjacency}), "
+                f"{runs[0].name} each {first.unit} ({first.adjacency}): these do not add up"
+            )
+    for pair in disjoint:
+        if len(set(pair)) != 2 or not all(0 <= place < len(runs) for place in pair):
+            raise ConfigError(
+                f"runs {' and '.join(str(place + 1) for place in pair)} are no two of the "
+                f"{len(runs)} given"
+            )
+
+
+def _delta(runs: Sequence[ReportedRun]) -> float:
+    deltas = sorted({run.delta for run in runs if run.delta is not None})
+    if len(deltas) != 1:
+        found = ", ".join(f"{delta:g}" for delta in deltas) or "none"
+        raise ConfigError(f"the reports have no one delta (found: {found}); give --delta")
+    return deltas[0]
+
+
+def _notes(runs: Sequence[ReportedRun], disjoint: Collection[tuple[int, int]]) -> tuple[str, ...]:
+    if len(runs) == 1:
+        return ()
+    if not disjoint:
+        return (
+            "each user is counted as being in all of these runs, the worst that can be; where two "
+            "of them have no user in common, --disjoint says so",
+        )
+    pairs = ", ".join(f"{a + 1} and {b + 1}" for a, b in sorted(map(sorted, disjoint)))
+    return (
+        f"runs {pairs} have no user in common: whoever asked says so, no record does. A person "
+        "with two ids is two users",
+    )
+
+
+def _stages(records: Iterator[Provenance]) -> list[StageRecord]:
+    """The stages of several records; one that two have from the same ledger counts once."""
+    found: list[StageRecord] = []
+    known: set[str] = set()
+    for record in records:
+        for stage in record.stages:
+            if _ledger(stage):
+                name = digest_of(stage)
+                if name in known:
+                    continue
+                known.add(name)
+            found.append(StageRecord.from_json(stage))
+    return found
+
+
+def _ledger(stage: Mapping[str, Any]) -> bool:
+    return bool((stage.get("extras") or {}).get("ledger"))
+
+
+def _groups(count: int, disjoint: Collection[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
+    """The largest sets of runs that one user may be in all of.
+
+    Paper  Bron and Kerbosch 1973, algorithm 457
+    """
+    apart = {frozenset(pair) for pair in disjoint}
+    shares = [
+        {b for b in range(count) if b != a and frozenset((a, b)) not in apart} for a in range(count)
+    ]
+
+    def grow(chosen: set[int], open_: set[int], done: set[int]) -> Iterator[tuple[int, ...]]:
+        if not open_ and not done:
+            yield tuple(sorted(chosen))
+        for place in sorted(open_):
+            yield from grow(chosen | {place}, open_ & shares[place], done & shares[place])
+            open_, done = open_ - {place}, done | {place}
+
+    yield from grow(set(), set(range(count)), set())
