@@ -41,10 +41,24 @@ def summary(manifest: Manifest) -> None:
     ]
     rows.append(("provenance", ""))
     for key, value in facts["provenance"].items():
-        rows += [(f"  {key}", str(v)) for v in (value if isinstance(value, list) else [value])]
+        rows += [(f"  {key}", _told(v)) for v in (value if isinstance(value, list) else [value])]
     width = max(len(name) for name, _ in rows) + 2
     for name, value in rows:
         print(f"{name:{width}}{value}".rstrip())
+
+
+def _told(value: object) -> str:
+    """A value of the provenance; of a privacy record what it says."""
+    from dlm.errors import DlmError
+    from dlm.federated.provenance import LINE_PREFIX, Provenance
+
+    text = str(value)
+    if not text.startswith(LINE_PREFIX):
+        return text
+    try:
+        return LINE_PREFIX + Provenance.from_json(text).statement()
+    except DlmError as exc:
+        return f"{LINE_PREFIX}WRONG, nothing can be claimed: {exc}"
 
 
 def helm_values(manifest: Manifest, workers: int) -> str:

@@ -85,7 +85,7 @@ def __getattr__(name: str) -> Any:
 
 
 # Packages of the extra `train`; what needs them imports them when it is run.
-TRAIN = {"dp_accounting", "jax", "optax", "scipy", "sentencepiece"}
+TRAIN = {"cryptography", "dp_accounting", "jax", "optax", "scipy", "sentencepiece"}
 
 
 # What ends a command from outside: a service manager or `timeout`, a terminal that closes.

@@ -36,6 +36,10 @@ def merge(
         str | None, typer.Option(help="Limit, as 800M or 2G; what is free if not given.")
     ] = None,
     threads: Annotated[int, typer.Option(help="Threads that mix.")] = 2,
+    public: Annotated[
+        str,
+        typer.Option(help="Who says that models without a record, and the text, are of no user."),
+    ] = "",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
 ) -> None:
     """Mix models into one, with weights given or tuned on text.
@@ -45,9 +49,13 @@ def merge(
     A word that a model lacks has probability 0 there. With --tune, the weights are those under
     which the text is most probable, and what each model and the mixture say of it is printed.
 
+    Where a model carries a privacy record, the records of all are composed. A model or tuning text
+    without one leaves the mixture without a guarantee, unless --public NAME vouches for it.
+
     Example: dlm merge news.arpa speech.arpa --tune heldout.txt --output mixed.arpa.zst
     """
     from dlm.cli.paths import check_reads, check_writes
+    from dlm.cli.records import merged_record
     from dlm.errors import ConfigError
     from dlm.estimate.columns import ModelColumns, memory_bytes
     from dlm.estimate.merge import check_weights, merge_models, unite
@@ -110,7 +118,10 @@ def merge(
         ],
     }
     tell(f"writing {sum(merged.counts):,} n-grams to {output}")
-    merged.write(output, comments=[provenance_line("merge", **about)])
+    lines = {f"the model {m.name}": found for m, found in zip(models, comments, strict=True)}
+    text = [] if tune is None else [f"the tuning text {tune.name}"]
+    privacy = merged_record(lines, text, public)
+    merged.write(output, comments=[provenance_line("merge", **about), *privacy])
     tell("done")
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dlm.cli.records import sign, verify
+
 if TYPE_CHECKING:
     from dlm.federated.account.plan import NoisePlan
     from dlm.federated.noise.blt import BltParameters
@@ -22,6 +24,10 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+
+app.command("sign")(sign)
+app.command("verify")(verify)
 
 
 class Name(StrEnum):

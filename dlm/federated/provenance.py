@@ -32,6 +32,7 @@ ADJACENCY = "zero-out"
 # How much a record is worth to whoever holds it; not a part of it.
 FIRST_HAND = "first hand"  # of what this process did itself
 UNVERIFIED = "unverified"  # read from a file, and by no key that is trusted
+WORTH = {UNVERIFIED: "unverified: no trusted key has signed this record"}
 
 
 @dataclass(frozen=True)
@@ -149,9 +150,9 @@ class Provenance:
             text = f"Public: no user's text is in it. {says[0].upper()}{says[1:]}."
         else:
             text = f"{self.guarantee.statement()} for each {self.unit} who took part."
-        if self.standing == UNVERIFIED:
-            text += " Unverified: no trusted key has signed this record."
-        elif self.unverified:
+        if self.standing != FIRST_HAND:
+            text += f" {WORTH.get(self.standing, self.standing).capitalize()}."
+        if self.unverified and self.standing != UNVERIFIED:
             text += f" Unverified: no trusted key has signed the record of {_and(self.unverified)}."
         return text
 
@@ -163,7 +164,15 @@ class Provenance:
             content  SHA-256 of what was made, by name: the new record speaks of that alone
         """
         made = dataclasses.replace(self, derived=(*self.derived, step), content={})
+        if self.standing == UNVERIFIED and self.guarantee is not None:
+            # A signature of what is made does not make up for one that was not there.
+            of = f"what {step} is made of"
+            made = dataclasses.replace(made, standing=FIRST_HAND, unverified=(*self.unverified, of))
         return made.about(**content)
+
+    def verified(self, key: str) -> Provenance:
+        """The record, signed by a trusted key of this name."""
+        return dataclasses.replace(self, standing=f"verified: signed by the key {key}")
 
     def about(self, **content: str) -> Provenance:
         """The record with the SHA-256 of what it speaks of, by name, beside those it has."""

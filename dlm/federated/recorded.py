@@ -53,6 +53,16 @@ def write_recorded(
             replacement.commit()
 
 
+def read_beside(path: Path) -> Provenance:
+    """The record beside a file of any kind; raises as `read_record`."""
+    try:
+        named = set(json.loads(sidecar(path).read_text(encoding="utf-8"))) - {"provenance"}
+        (digest_name,) = named
+    except (ValueError, TypeError) as exc:
+        raise FormatError(f"{sidecar(path)} is no record: {exc!r}") from exc
+    return read_record(path, path.read_bytes(), digest_name=digest_name, kind="file")
+
+
 def read_record(path: str | Path, content: bytes, *, digest_name: str, kind: str) -> Provenance:
     """The record beside a file of this content, a `kind` in words; without one, no promise.
 

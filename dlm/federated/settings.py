@@ -94,6 +94,8 @@ class DataSettings:
         public           ""; who says that a vocabulary without a record is of no user's text. A run
                          that promises something needs a record or this name, which the report
                          tells; may change on resuming
+        public_key       ""; file, PEM; the Ed25519 key that must have signed the vocabulary (`dlm
+                         privacy sign`); without one its record stays unverified; may change
         vocabulary_size  words; >= 0; 0 for all; the first of the file that are taken
         tokenizer        "whitespace"; or "words" as in `dlm unigrams`: lower case, letters and
                          apostrophes alone; what words of users' and of public text are: as those
@@ -105,6 +107,7 @@ class DataSettings:
 
     vocabulary: Path
     public: str = ""
+    public_key: str = ""
     vocabulary_size: int = 0
     tokenizer: str = "whitespace"
     max_tokens: int = 1600
@@ -435,7 +438,10 @@ class TrainingSettings:
                 raise ConfigError(f"{file}: [{name}] lacks {', '.join(lacking)}") from exc
         settings = cls(**values)
         place = file.parent / settings.data.vocabulary
-        data = dataclasses.replace(settings.data, vocabulary=place)
+        key = settings.data.public_key
+        data = dataclasses.replace(
+            settings.data, vocabulary=place, public_key=str(file.parent / key) if key else ""
+        )
         text = settings.pretrain.text
         pretrain = dataclasses.replace(
             settings.pretrain, text=str(file.parent / text) if text else ""
@@ -451,7 +457,7 @@ class TrainingSettings:
         for name in ("stop_after", "checkpoint_every", "evaluate_every"):
             del found["run"][name]
         del found["data"]["vocabulary"], found["data"]["held_out_tokens"], found["pretrain"]["text"]
-        del found["data"]["public"], found["pretrain"]["public"]
+        del found["data"]["public"], found["data"]["public_key"], found["pretrain"]["public"]
         if self.data.tokenizer == "whitespace":  # as in runs that began before it could be chosen
             del found["data"]["tokenizer"]
         return found

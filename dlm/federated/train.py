@@ -47,6 +47,7 @@ from dlm.federated.sampling import (
 )
 from dlm.federated.secagg import SecureAggregator
 from dlm.federated.settings import ModelSettings, TrainingSettings
+from dlm.federated.signature import require_signed
 from dlm.federated.tokens import Ids, check_ids
 from dlm.federated.users import TOKENIZERS, UserDataset
 from dlm.federated.words import Encode, RunVocabulary, public_text, record_of, record_or_word
@@ -333,6 +334,9 @@ class Training(FederatedRun[RoundReport]):
         """The one of the settings, with its record or somebody's word that it is public."""
         data = self.settings.data
         found = RunVocabulary.read(data.vocabulary, data.vocabulary_size)
+        if data.public_key:
+            signed = require_signed(data.vocabulary, Path(data.public_key))
+            found = dataclasses.replace(found, record=signed)
         record = record_or_word(
             data.vocabulary,
             self._vocabulary_name,
@@ -540,14 +544,18 @@ class TrainedModel:
     rounds: int
 
 
-def load_model(run: Path) -> TrainedModel:
+def load_model(run: Path, *, public_key: Path | None = None) -> TrainedModel:
     """The network of a run's folder or checkpoint, with its vocabulary and its record.
 
+    Args
+        public_key  file of the Ed25519 key that must have signed the checkpoint; without one the
+                    record stays unverified
     Raises
         FormatError   the checkpoint is damaged or of another version
-        PrivacyError  its record is of another checkpoint, or was changed
+        PrivacyError  its record is of another checkpoint, was changed, or the key has not signed it
     """
-    found = checkpoint.read(run / CHECKPOINT if run.is_dir() else run)
+    place = run / CHECKPOINT if run.is_dir() else run
+    found = checkpoint.read(place)
     settings = found.settings
     network = ModelSettings(**settings["model"]).network(settings["vocab_size"])
     params = rnn.init(jax.random.key(0), network)
@@ -556,6 +564,8 @@ def load_model(run: Path) -> TrainedModel:
     template = TrainingState(jnp.int32(0), params, moments, zero, zero, None)
     state: TrainingState = trees.rebuilt(found.arrays, template, found.path)
     record = checkpoint.record_in(found)
+    if public_key is not None:
+        record = require_signed(place, public_key)
     vocabulary = None
     if (content := found.attachments.get("vocabulary")) is not None:
         vocabulary = RunVocabulary.from_bytes(content, record)

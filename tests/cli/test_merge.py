@@ -15,6 +15,7 @@ from cluster import WAIT_S, command
 from dlm.cli import perplexity
 from dlm.cli.merge import merge
 from dlm.errors import ArpaError, ConfigError, EstimationError
+from dlm.federated.provenance import Guarantee, Provenance
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.backoff import DictModel
 from estimate.merge_models import normalised_model, worst_sum
@@ -54,6 +55,41 @@ def test_the_command_writes_a_mixture_with_the_provenance_of_its_parts(
     refused = run("merge", "a.arpa", "b.arpa", "--weights", "0.6,0.6", "-o", "n.arpa", cwd=home)
     assert refused.returncode == 1
     assert refused.stderr.startswith(b"dlm: the weights sum to 1.2, not to 1")
+
+
+STAGE = {
+    "stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1,
+    "gap": 1, "max_part": 1, "extras": {"ledger": "a" * 64},
+}  # fmt: skip
+NOISED = Provenance(Guarantee(2.12, 1e-6, 0.125), stages=(STAGE,), ledgers=("a" * 64,))
+
+
+@pytest.mark.parametrize(
+    ("records", "more", "said"),
+    [
+        ((NOISED, None), (), "NO GUARANTEE: nothing says whose text the model b.arpa is"),
+        ((NOISED, None), ("--public", "ACME"), "0.125-zCDP for each user who took part."),
+        ((NOISED, NOISED), (), "0.125-zCDP for each user who took part."),  # of one run
+        ((NOISED, Provenance.none("no noise")), (), "NO GUARANTEE: no noise."),
+        ((None, None), (), ""),
+    ],
+)
+def test_a_mixture_carries_the_records_of_its_models_composed(
+    home: Path, records: tuple[Provenance | None, ...], more: tuple[str, ...], said: str
+) -> None:
+    """One without a record leaves the whole without; none at all adds nothing."""
+    pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
+    for name, record in zip("ab", records, strict=True):
+        place = home / f"{name}.arpa"
+        if record is not None:
+            place.write_text(f"# {record.line}\n" + place.read_text())
+    models = [home / "a.arpa", home / "b.arpa"]
+    merge(models, home / "m.arpa", weights="0.6,0.4", public=more[1] if more else "", quiet=True)
+    with ArpaReader(home / "m.arpa") as reader:
+        lines = [line for line in reader.comments if line.startswith("privacy: ")]
+    assert len(lines) == (said != "")
+    for line in lines:
+        assert said in Provenance.from_json(line).statement()
 
 
 def test_tuned_weights_are_told_with_the_perplexities_of_dlm_perplexity(

@@ -1,0 +1,71 @@
+"""`dlm privacy sign` and `verify`, and what `dlm info` says of a record."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+pytest.importorskip("cryptography", reason="pip install -e '.[train]'")
+
+from dlm.cli.main import app
+from dlm.errors import FormatError
+from dlm.federated.counts_file import WordCounts, write_counts
+from dlm.federated.provenance import Guarantee, Provenance
+
+STAGE = {"stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1}
+GOOD = Provenance(Guarantee(2.12, 1e-6, 0.125), stages=(STAGE,), ledgers=("a" * 64,))
+
+
+def privacy(*arguments: object) -> Result:
+    """The command, in this process."""
+    return CliRunner().invoke(app, ["privacy", *map(str, arguments)])
+
+
+def test_exit_statuses_tell_verified_unverified_and_wrong(tmp_path: Path) -> None:
+    """0, 3, 1; and what the record says. Without a record there is nothing to sign."""
+    key, public, counts = (tmp_path / name for name in ("key.pem", "key.pub", "counts.tsv"))
+    for line in (
+        f"openssl genpkey -algorithm ed25519 -out {key}",
+        f"openssl pkey -in {key} -pubout -out {public}",
+    ):
+        subprocess.run(line.split(), check=True, capture_output=True)
+    write_counts(counts, WordCounts(("the",), np.array([9.0]), GOOD))
+    before = privacy("verify", counts, "--public-key", public)
+    assert before.exit_code == 3
+    assert before.stdout.startswith(f"unverified: {counts} is not signed")
+    assert privacy("sign", counts, "--key", key).exit_code == 0
+    done = privacy("verify", counts, "--public-key", public)
+    assert done.exit_code == 0, done.exception
+    assert done.stdout.startswith(f"verified: {counts} is signed on ")
+    assert "0.125-zCDP for each user who took part. Verified: signed by the key" in done.stdout
+    assert privacy("verify", counts).exit_code == 3
+    counts.write_text("the\t8\n")
+    after = privacy("verify", counts, "--public-key", public)
+    assert after.exit_code == 1
+    assert after.stdout.startswith("wrong: ")
+    assert "zCDP" not in after.stdout
+    (tmp_path / "plain.txt").write_text("the\n")
+    assert isinstance(privacy("sign", tmp_path / "plain.txt", "--key", key).exception, FormatError)
+
+
+def test_info_says_what_the_record_of_a_shard_set_promises(tmp_path: Path) -> None:
+    """An edited one is wrong."""
+    for name, line in (("good", GOOD.line), ("bad", GOOD.line.replace("2.12", "0.12"))):
+        arpa = tmp_path / f"{name}.arpa"
+        arpa.write_text(
+            f"# {line}\n\\data\\\nngram 1=3\nngram 2=1\n\n\\1-grams:\n-1\t<unk>\n-1\t<s>\t0\n"
+            "-1\t</s>\n\n\\2-grams:\n-1\t<s> </s>\n\n\\end\\\n"
+        )
+        made = ["shard", str(arpa), "--shards", "1", "-o", str(tmp_path / name)]
+        assert CliRunner().invoke(app, made).exit_code == 0
+    told = [
+        CliRunner().invoke(app, ["info", str(tmp_path / name)]).stdout for name in ("good", "bad")
+    ]
+    assert "privacy: (epsilon = 2.12, delta = 1e-06)-differential privacy" in told[0]
+    assert "privacy: WRONG, nothing can be claimed: " in told[1]
+    assert privacy("verify", tmp_path / "good").exit_code == 3
+    assert privacy("verify", tmp_path / "bad").exit_code == 1
