@@ -193,20 +193,22 @@ def test_a_killed_run_leaves_no_model(after: int, model: Path, tmp_path: Path) -
     output = tmp_path / "out" / "p.arpa"
     output.parent.mkdir()
     child = (
-        "import os, time, typer; from dlm.cli.prune import prune;"
+        "import os, typer; from dlm.cli.prune import prune;"
         "from dlm.ngram.arpa import writer as w; real = w.rows_text; w._WRITE_ROWS = 20;"
-        # Each piece of text is told of, by one write since several threads make pieces.
-        "w.rows_text = lambda *a: (os.write(1, b'piece\\n'), time.sleep(0.01), real(*a))[2];"
+        # Each piece of text is told of, and waits for a byte: several threads make pieces.
+        "w.rows_text = lambda *a: (os.write(1, b'piece\\n'), os.read(0, 1), real(*a))[2];"
         "app = typer.Typer(); app.command()(prune); app()"
     )
     line = [sys.executable, "-c", child, str(model), "--threshold", "1e-6", "-o", str(output)]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert process.stdout is not None
-    for _ in range(after + 1):
-        assert process.stdout.readline() == b"piece\n"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+    with subprocess.Popen(line, stderr=subprocess.DEVNULL, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(after):
+            assert process.stdout.read(6) == b"piece\n"
+            process.stdin.write(b"g")
+        assert process.stdout.read(6) == b"piece\n"
+        process.send_signal(signal.SIGKILL)
     assert not output.exists()
     run("prune", model, "--threshold", 1e-6, "--output", output)
     assert header(output)[1][0] == header(model)[1][0]

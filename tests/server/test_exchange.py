@@ -107,9 +107,10 @@ def test_a_message_that_waited_longer_than_it_is_worth_is_not_worked_on(sharded,
 
 
 def test_a_server_that_drains_answers_what_comes_until_its_clients_have_moved(
-    sharded, gated
+    sharded, gated, monkeypatch
 ) -> None:
     """Heartbeats say DRAINING first; it ends as soon as the stream does, not after linger_s."""
+    monkeypatch.setattr("dlm.server.app.QUIET_S", WAIT_S)  # this client may be slow to ask
     _, server, caller = gated(linger_s=WAIT_S)
     stream = Stream(caller)
     rng = np.random.default_rng(4)
