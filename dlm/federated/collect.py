@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlm.errors import ConfigError, DlmError, FormatError, PrivacyError
+from dlm.federated import checkpoint
 from dlm.federated.checkpoint import Arrays
 from dlm.federated.cohorts import Cohorts
 from dlm.federated.convergence import Moments
@@ -42,7 +43,7 @@ from dlm.federated.provenance import Provenance, content_digest
 from dlm.federated.recorded import SIDECAR_SUFFIX, sidecar
 from dlm.federated.report import PrivacyReport, build
 from dlm.federated.run import FederatedRun
-from dlm.federated.run_folder import RunBinding, RunFolder
+from dlm.federated.run_folder import CHECKPOINT, RunBinding, RunFolder
 from dlm.federated.sampling import (
     AvailabilitySampler,
     FixedGoalSampler,
@@ -50,6 +51,8 @@ from dlm.federated.sampling import (
     Sampler,
 )
 from dlm.federated.unigrams import (
+    NOISED_STEP_BITS,
+    STEP_BITS,
     RoundMetrics,
     Split,
     UnigramConfig,
@@ -64,6 +67,10 @@ from dlm.federated.unigrams import (
 from dlm.federated.users import UserDataset, words_of
 
 DELTA_OF_NOTHING = 1e-6  # of a report without noise, whose delta says nothing
+GRID = {
+    "grid": f"lambda's 2^-{NOISED_STEP_BITS}, lambda rounded up to a power of two",
+    "generator": "ChaCha20",
+}
 
 
 class Collection(FederatedRun[RoundMetrics]):
@@ -117,6 +124,7 @@ class Collection(FederatedRun[RoundMetrics]):
         self._counts = UserCounts(dataset, self.whitelist, cap_words=config.cap_words, split=split)
         self.rounds, self._list_record = config.rounds, list_record
         self.released = noised and not key.simulated
+        self.discrete = self.released and not _began_in_floats(folder)
         self.save_every = 1 if noised else max(1, config.rounds // 20)
         self.binding = RunBinding(
             {
@@ -132,6 +140,7 @@ class Collection(FederatedRun[RoundMetrics]):
                 # Of a seed a fingerprint, so that a run does not go on with another; of a key of
                 # the system nothing at all: a run that goes on draws a new one.
                 "key": key.fold("fingerprint").words(2).tolist() if key.simulated else "system",
+                **({"noise": "discrete"} if self.discrete else {}),
             },
             {"users": dataset.digest},
             "".join(f"{word}\n" for word in self.whitelist).encode(),
@@ -152,11 +161,13 @@ class Collection(FederatedRun[RoundMetrics]):
             mechanism="none" if config.noise_multiplier is None else "gaussian",
             noise_multiplier=config.noise_multiplier,
             simulated=self.key.simulated,
+            noise="discrete" if self.discrete else "float",
             extras={
                 "rounds_planned": config.rounds,
                 "lambda": config_dict(config)["clip"],
                 "l2_sensitivity": None if math.isinf(config.clip) else config.sensitivity,
                 "words": len(self.whitelist),
+                **(GRID if self.discrete else {}),
             },
         )
 
@@ -184,8 +195,13 @@ class Collection(FederatedRun[RoundMetrics]):
 
     def _round(self, index: int, users: Sequence[int], is_last: bool) -> RoundMetrics:
         del index, is_last
-        summed = round_sum(map(self._counts.of, users), self.config.clip, len(self.whitelist))
-        self.state = apply(self.state, self.config, summed, self.key)
+        summed = round_sum(
+            map(self._counts.of, users),
+            self.config.clip,
+            len(self.whitelist),
+            bits=NOISED_STEP_BITS if self.discrete else STEP_BITS,
+        )
+        self.state = apply(self.state, self.config, summed, self.key, discrete=self.discrete)
         return self.state.history[-1]
 
     def _arrays(self) -> tuple[Arrays, Arrays, Mapping[str, Any]]:
@@ -210,6 +226,13 @@ class Collection(FederatedRun[RoundMetrics]):
 
     def _line(self, done: RoundMetrics) -> dict[str, Any]:
         return {**dataclasses.asdict(done), "round": done.round - 1}
+
+
+def _began_in_floats(folder: RunFolder | None) -> bool:
+    """Whether an earlier version began a run here, which goes on with noise in floats."""
+    if folder is None or not folder.has_begun:
+        return False
+    return "noise" not in checkpoint.read(folder.path / CHECKPOINT).settings
 
 
 def _moments(rows: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> Moments:

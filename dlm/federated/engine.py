@@ -107,6 +107,7 @@ class LocalEngine:
         aggregator  None adds up integers inside the compiled loop; otherwise every weighted update
                     is handed over in turn, as a device would send it
         block       users whose text lies in memory at once, a multiple of `users_at_once`
+        bits        of the clip norm in steps of the integers that are added up
     Guarantees      memory: parameters, one sum of 64 bits and `users_at_once` updates, whatever the
                     cohort
     """
@@ -118,10 +119,12 @@ class LocalEngine:
         *,
         aggregator: Aggregator | None = None,
         block: int = 32,
+        bits: int = fixed_point.BITS,
     ) -> None:
         if block < 1:
             raise ConfigError(f"a block holds {block} users; 1 is the least")
         self._model, self._config, self._aggregator = model, config, aggregator
+        self.bits = bits
         self._block = -(-block // config.users_at_once) * config.users_at_once
         self._add = jax.jit(self._add_block, donate_argnums=0)
         self._each = jax.jit(self._updates_of)
@@ -170,7 +173,7 @@ class LocalEngine:
                 f"a cohort has {len(cohort):,} users; sums hold {fixed_point.MOST_UPDATES:,}: "
                 "lower the report goal or q"
             )
-        scale = fixed_point.steps_per_unit(float(bound)) if clipped else 1.0
+        scale = fixed_point.steps_per_unit(float(bound), self.bits) if clipped else 1.0
         total = fixed_point.zeros(params) if clipped else jax.tree.map(jnp.zeros_like, params)
         sums = RoundSums(total, *(jnp.float32(0.0) for _ in range(7)))
         for block in self._blocks(cohort):

@@ -18,20 +18,21 @@ import numpy as np
 from dlm.errors import PrivacyError
 
 BITS = 44  # of the clip norm in steps, so that one far too large loses nothing either
+GRID_BITS = 32  # of the clip norm in steps of the grid that discrete noise is on
 MOST_UPDATES = 1 << (62 - BITS)
 _LOW_BITS = 30  # of a number of an update; the rest is an int32 of its own
 ARITHMETIC = f"integers, {BITS} bits"  # what a run is bound to
 
 
-def steps_per_unit(bound: float) -> float:
-    """A power of two, so that scaling by it rounds nothing; `bound` is at most 2^44 steps.
+def steps_per_unit(bound: float, bits: int = BITS) -> float:
+    """A power of two, so that scaling by it rounds nothing; `bound` is at most 2^bits steps.
 
     Raises
         PrivacyError  a bound that is not a finite number above 0
     """
     if not 0 < bound < math.inf:
         raise PrivacyError(f"the clip norm of a round is {bound}; it is over 0 and finite")
-    return 2.0 ** (BITS - math.frexp(bound)[1])
+    return 2.0 ** (bits - math.frexp(bound)[1])
 
 
 class FixedPoint(NamedTuple):

@@ -62,6 +62,10 @@ class Key:
             material = hashlib.blake2b(text, key=material, digest_size=KEY_BYTES).digest()
         return Key(material, simulated=self.simulated, path=(*self.path, *names))
 
+    def material(self) -> bytes:
+        """The 32 bytes of another name, for a cipher: of no use for anything else of this key."""
+        return self.fold("cipher")._material
+
     def words(self, count: int) -> npt.NDArray[np.uint32]:
         """`count` random 32-bit numbers, such as the two that a JAX threefry key is made of."""
         return np.frombuffer(self._stream(4 * count), "<u4").astype(np.uint32)

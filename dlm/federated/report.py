@@ -122,10 +122,17 @@ class PrivacyReport:
             "Gaussian stages compose by zero-concentrated differential privacy into one Gaussian, "
             "whose epsilon is exact."
         )
+        if any(_is_discrete(stage) for stage in self.stages):
+            text = (
+                "Stages compose by zero-concentrated differential privacy, adaptively, with a "
+                "bound that holds whatever was released; epsilon is what every mechanism of that "
+                "rho has."
+            )
         if any(stage.get("sampling_rate") is not None for stage in self.stages):
-            text += (
-                " Stages with Poisson-sampled cohorts are amplified by sampling, by privacy loss "
-                "distributions."
+            text += " Stages with Poisson-sampled cohorts are amplified by sampling, by " + (
+                "Renyi divergences of whole orders."
+                if any(_is_discrete(stage) for stage in self.stages)
+                else "privacy loss distributions."
             )
         return " ".join([text, *(f"{note}." for note in self.notes)])
 
@@ -460,6 +467,10 @@ def _as_dict(record: Any) -> dict[str, Any]:
     if isinstance(record, Mapping):
         return dict(record)
     raise ConfigError(f"{type(record).__name__} is no record of a stage")
+
+
+def _is_discrete(stage: Mapping[str, Any]) -> bool:
+    return not _is_raw(stage) and stage.get("noise") == "discrete"
 
 
 def _is_raw(stage: Mapping[str, Any]) -> bool:

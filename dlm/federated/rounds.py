@@ -22,6 +22,9 @@ from dlm.federated import clip, rnn
 from dlm.federated.account.zcdp import split_noise
 from dlm.federated.clip import AdaptiveClip, Array, ClippedDenominator, Estimator, FixedDenominator
 from dlm.federated.engine import Engine, RoundSums
+from dlm.federated.grid import GridRelease, is_on_grid
+from dlm.federated.keys import Key
+from dlm.federated.noise.discrete import DiscreteNoise
 
 
 class NoiseMechanism(Protocol):
@@ -217,22 +220,22 @@ class FederatedAlgorithm(NamedTuple):
     """A pair of pure functions.
 
     Fields
-        init    (params, key) -> TrainingState; the key is the run's root of noise, None without
-                noise
+        init    (params, key) -> TrainingState; the key is the run's root of noise: of JAX for noise
+                in floats, a `Key` for discrete noise, None without noise
         apply   (state, cohort) -> (TrainingState, Diagnostics)
         resume  (state, key) -> TrainingState; noise to come from another key, buffers as they are
     """
 
-    init: Callable[[rnn.Params, Array | None], TrainingState]
+    init: Callable[[rnn.Params, Array | Key | None], TrainingState]
     apply: Callable[[TrainingState, Any], tuple[TrainingState, Diagnostics]]
-    resume: Callable[[TrainingState, Array], TrainingState]
+    resume: Callable[[TrainingState, Array | Key], TrainingState]
 
 
 def make_algorithm(
     release: ReleaseConfig,
     server: OptimizerConfig,
     engine: Engine,
-    mechanism: NoiseMechanism | None,
+    mechanism: NoiseMechanism | DiscreteNoise | None,
     *,
     simulation: bool,
     aggregation_key: Callable[[int], Any] | None = None,
@@ -240,7 +243,8 @@ def make_algorithm(
     """Federated learning with this release, optimiser, engine and noise.
 
     Args
-        mechanism        None if, and only if, the noise multiplier is 0
+        mechanism        None if, and only if, the noise multiplier is 0; noise in floats, or
+                         discrete noise on a grid
         simulation       whether `Diagnostics` may hold what was seen without noise
         aggregation_key  key of a round's aggregation, from the round; for secure aggregation
     Raises
@@ -261,20 +265,28 @@ def make_algorithm(
     optimizer = server.transformation()
     estimator = release.make_estimator()
     multiplier = release.update_multiplier()
+    floats = None if isinstance(mechanism, DiscreteNoise) else mechanism
+    grid = None
+    if isinstance(mechanism, DiscreteNoise):
+        grid = grid_release(release, engine, mechanism)
 
     def template(params: rnn.Params) -> Any:
         if adaptive is None:
             return params
         return {"update": params, "count": jnp.float32(0.0)}
 
-    def init(params: rnn.Params, key: Array | None) -> TrainingState:
+    def init(params: rnn.Params, key: Array | Key | None) -> TrainingState:
         # Types that are Python's own ("weak") would have every function compiled again in round 1.
         params = jax.tree.map(lambda leaf: jnp.array(leaf, leaf.dtype), params)
         noise = None
         if mechanism is not None:
             if key is None:
                 raise PrivacyError("noise needs a key: a configured seed, or one from the system")
-            noise = mechanism.init(key, template(params))
+            if floats is not None:
+                noise = floats.init(key, template(params))
+            elif grid is not None:
+                assert isinstance(key, Key)
+                noise = grid.init(key, params)
         return TrainingState(
             jnp.int32(0),
             params,
@@ -288,8 +300,8 @@ def make_algorithm(
         state: TrainingState, average: rnn.Params, rest: rnn.Params, below: Array
     ) -> tuple[TrainingState, Array]:
         noise, ln_norm = state.noise, state.ln_norm
-        if mechanism is not None:
-            unit, noise = mechanism.step(noise)
+        if floats is not None:
+            unit, noise = floats.step(noise)
             deviation = multiplier * estimator.sensitivity(state.bound)
             of_update = unit if adaptive is None else unit["update"]
             # The noise meets what the average's rounding left out, before both meet the average:
@@ -321,12 +333,18 @@ def make_algorithm(
         bound, tracked = state.bound, jnp.exp(state.ln_norm)
         key = None if aggregation_key is None else aggregation_key(now)
         sums = engine.sums(state.params, cohort, bound, tracked, key)
-        exact = estimator.average(
-            jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), sums.update), sums.weight
-        )
-        average = jax.tree.map(lambda leaf: leaf.astype(np.float32), exact)
-        rest = jax.tree.map(lambda e, a: (e - a).astype(np.float32), exact, average)
-        following, released = compiled(state, average, rest, jnp.float32(sums.below))
+        if grid is not None:
+            average, below, noise = grid.noised(state.noise, sums, float(bound))
+            state = state._replace(noise=None)
+            following, released = compiled(state, average, None, jnp.float32(below))
+            following = following._replace(noise=noise)
+        else:
+            exact = estimator.average(
+                jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), sums.update), sums.weight
+            )
+            average = jax.tree.map(lambda leaf: leaf.astype(np.float32), exact)
+            rest = jax.tree.map(lambda e, a: (e - a).astype(np.float32), exact, average)
+            following, released = compiled(state, average, rest, jnp.float32(sums.below))
         if adaptive is not None and bool(adaptive.restarts_after(now)):
             renewed = jnp.maximum(jnp.exp(following.ln_norm), jnp.float32(clip.LEAST_NORM))
             following = following._replace(bound=renewed)
@@ -334,7 +352,7 @@ def make_algorithm(
         tracked_after = float(np.exp(np.float32(following.ln_norm)))
         return following, Diagnostics(now, float(bound), tracked_after, float(released), raw)
 
-    def resume(state: TrainingState, key: Array) -> TrainingState:
+    def resume(state: TrainingState, key: Array | Key) -> TrainingState:
         if mechanism is None:
             return state
         return state._replace(noise=state.noise._replace(key=key))
@@ -342,7 +360,19 @@ def make_algorithm(
     return FederatedAlgorithm(init, apply, resume)
 
 
-def _check_changes(release: ReleaseConfig, mechanism: NoiseMechanism) -> None:
+def grid_release(release: ReleaseConfig, engine: Engine, noise: DiscreteNoise) -> GridRelease:
+    """How discrete noise meets the sums of this engine."""
+    estimator = release.make_estimator()
+    return GridRelease(
+        noise,
+        estimator,
+        release.update_multiplier(),
+        None if release.adaptive is None else release.adaptive.count_stddev,
+        is_on_grid(engine, estimator),
+    )
+
+
+def _check_changes(release: ReleaseConfig, mechanism: NoiseMechanism | DiscreteNoise) -> None:
     """Refuses a clip norm that changes in the middle of noise that is correlated over rounds."""
     if mechanism.name == "gaussian":
         return

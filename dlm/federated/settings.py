@@ -178,6 +178,9 @@ class PrivacySettings:
         clip_norm           > 0; L2 norm of an update at most
         mechanism           "none", or one of `noise.NAMES`
         noise_multiplier    >= 0; 0; standard deviation of the independent draws over the clip norm
+        noise               "auto": "discrete" outside of simulations, "float" in them. Discrete is
+                            drawn exactly, on a grid, by a cryptographic generator; float is for
+                            simulations, and for runs of earlier versions, which go on with it
         estimator           "fixed" (f~_f) or "clipped" (f~_c)
         denominator         users; >= 0; 0 for the report goal, or q times the users
         gap                 rounds; >= 1; 1; between a user's participations (MinS + 1); enforced
@@ -199,6 +202,7 @@ class PrivacySettings:
     clip_norm: float
     mechanism: str = "none"
     noise_multiplier: float = 0.0
+    noise: Literal["auto", "discrete", "float"] = "auto"
     estimator: Literal["fixed", "clipped"] = "fixed"
     denominator: float = 0.0
     gap: int = 1
@@ -221,6 +225,8 @@ class PrivacySettings:
         _at_least("privacy", self, {**bounds, "bands": 0, "buffers": 1})
         if self.error not in ("max", "mean"):
             raise ConfigError(f"privacy.error is {self.error!r}; it is max or mean")
+        if self.noise not in ("auto", "discrete", "float"):
+            raise ConfigError(f"privacy.noise is {self.noise!r}; it is auto, discrete or float")
         if not 0 < self.delta < 1:
             raise PrivacyError(f"privacy.delta is {self.delta}; it must be between 0 and 1")
         if (self.mechanism == "none") != (self.noise_multiplier == 0):
@@ -448,6 +454,16 @@ class TrainingSettings:
         )
         return dataclasses.replace(settings, data=data, pretrain=pretrain)
 
+    @property
+    def noise(self) -> Literal["none", "float", "discrete"]:
+        """What noise the run has, where it begins with these settings."""
+        given = self.privacy.noise
+        if self.privacy.mechanism == "none":
+            return "none"
+        if given == "auto":
+            return "float" if self.run.simulation else "discrete"
+        return given
+
     def binding(self) -> dict[str, Any]:
         """What a run that goes on must have in common with the one that began.
 
@@ -458,6 +474,10 @@ class TrainingSettings:
             del found["run"][name]
         del found["data"]["vocabulary"], found["data"]["held_out_tokens"], found["pretrain"]["text"]
         del found["data"]["public"], found["data"]["public_key"], found["pretrain"]["public"]
+        if self.noise == "discrete":
+            found["privacy"]["noise"] = self.noise
+        else:  # as in runs that began before there was another
+            del found["privacy"]["noise"]
         if self.data.tokenizer == "whitespace":  # as in runs that began before it could be chosen
             del found["data"]["tokenizer"]
         return found

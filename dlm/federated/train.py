@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dlm.errors import ConfigError
-from dlm.federated import checkpoint, metrics, rnn, trees
+from dlm.errors import ConfigError, PrivacyError
+from dlm.federated import checkpoint, grid, metrics, rnn, trees
 from dlm.federated.account.compose import StageRecord
 from dlm.federated.checkpoint import STATE_DIGEST, VOCABULARY_DIGEST, Arrays
 from dlm.federated.cohorts import Cohorts
 from dlm.federated.engine import Aggregator, Engine, LocalEngine, parts_of, unknown_parts
-from dlm.federated.fixed_point import ARITHMETIC
+from dlm.federated.fixed_point import ARITHMETIC, BITS, GRID_BITS
 from dlm.federated.keys import Key
 from dlm.federated.local import UserWork, work_of
-from dlm.federated.noise import make_mechanism
+from dlm.federated.noise import Mechanism, make_mechanism
+from dlm.federated.noise.discrete import DiscreteNoise, DiscreteState, discrete
 from dlm.federated.pretrain import pretrain
 from dlm.federated.provenance import Provenance, content_digest
 from dlm.federated.recorded import read_record, sidecar
@@ -31,9 +33,9 @@ from dlm.federated.report import PrivacyReport, build
 from dlm.federated.rounds import (
     Diagnostics,
     FederatedAlgorithm,
-    NoiseMechanism,
     OptimizerConfig,
     TrainingState,
+    grid_release,
     make_algorithm,
 )
 from dlm.federated.run import FederatedRun
@@ -55,6 +57,7 @@ from dlm.federated.words import Encode, RunVocabulary, public_text, record_of, r
 GENERATOR = "threefry2x32"
 TEXT_DIGEST = "text_sha256"  # in the record of text that a run begins with
 DIVERGED = 10  # times as bad as guessing
+_ANY_KEY = jax.random.key(0)  # of shapes alone
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,8 @@ class Training(FederatedRun[RoundReport]):
                       for the rounds of a new one
         PrivacyError  a ledger or noise that is not the one of the checkpoint; a run with a
                       guarantee and a vocabulary or public text without a record, of which nobody
-                      says that it is public
+                      says that it is public; noise in floats in a run that is no simulation; a grid
+                      too coarse for so many numbers
         FormatError   a damaged file
     """
 
@@ -133,6 +137,8 @@ class Training(FederatedRun[RoundReport]):
         aggregator: Aggregator | None = None,
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
+        place = folder if isinstance(folder, Path) else folder.path
+        settings = with_noise(settings, place)
         self.settings, self._progress = settings, progress
         run = settings.run
         self._promises = settings.privacy.mechanism != "none" and not run.simulation
@@ -157,7 +163,6 @@ class Training(FederatedRun[RoundReport]):
         if not len(self.train_users):
             raise ConfigError(f"of {len(users)} users nobody is left to train; lower data.held_out")
         # A run that has begun goes on as far as it comes.
-        place = folder if isinstance(folder, Path) else folder.path
         if not (place / CHECKPOINT).exists():
             self._check_population()
             self._take_text()
@@ -173,12 +178,21 @@ class Training(FederatedRun[RoundReport]):
                 settings.aggregation.scale,
                 settings.sampling.most_users(len(self.train_users)),
             )
-        self.engine = engine or LocalEngine(self.model, settings.local, aggregator=aggregator)
+        on_grid = settings.noise == "discrete"
+        self.engine = engine or LocalEngine(
+            self.model,
+            settings.local,
+            aggregator=aggregator,
+            bits=GRID_BITS if on_grid else BITS,
+        )
+        self.noise = (
+            discrete(self.mechanism) if self.mechanism is not None and on_grid else self.mechanism
+        )
         self.algorithm: FederatedAlgorithm = make_algorithm(
             self._release,
             settings.server,
             self.engine,
-            self.mechanism,
+            self.noise,
             simulation=run.simulation,
             aggregation_key=lambda index: self._root.fold("aggregation", index),
         )
@@ -199,17 +213,20 @@ class Training(FederatedRun[RoundReport]):
             bound = vocabulary_record.digest
         self._void, self._parts = unknown_parts(self.engine), [parts_of(self.engine)]
         self._sensitivities: dict[tuple[int, int], float] = {}
+        self._roundings: dict[tuple[int, int], float] = {}
+        sums = grid.ARITHMETIC if on_grid else ARITHMETIC
         self.binding = RunBinding(
             {
                 **settings.binding(),
                 "vocab_size": vocab_size,
                 "vocabulary_record": bound,
-                "sums": None if settings.aggregation.secure else ARITHMETIC,
+                "sums": None if settings.aggregation.secure else sums,
                 "matrix": None if self.mechanism is None else self.mechanism.digest(),
             },
             {"users": users.digest, "encoding": self._encoding_digest()},
             None if vocabulary is None else vocabulary.content,
         )
+        self._rounding(privacy.gap, 1)  # refuses what the grid is too coarse for
         self._held_out: list[Ids] | None = None
         self._begin(folder)
         if self.resumed:
@@ -260,6 +277,7 @@ class Training(FederatedRun[RoundReport]):
         noised = self.mechanism is not None
         restarts = () if self.mechanism is None else self.mechanism.restarts
         gap, most = self.cohorts.bounds(rounds)
+        on_grid = isinstance(self.noise, DiscreteNoise)
         return StageRecord(
             **self.cohorts.stage(
                 "network",
@@ -273,12 +291,15 @@ class Training(FederatedRun[RoundReport]):
                     rnn.parameter_count(self.state.params)
                 ),
                 restarts=tuple(at for at in restarts if at < rounds),
+                noise="discrete" if on_grid else "float",
+                rounding=self._rounding(gap, most),
                 extras={
                     "rounds_planned": self.rounds,
                     **{
                         part: ", then ".join(dict.fromkeys(found[part] for found in self._parts))
                         for part in ("engine", "aggregator")
                     },
+                    **(grid.described() if on_grid else {}),
                 },
             )
         )
@@ -291,6 +312,17 @@ class Training(FederatedRun[RoundReport]):
         if (gap, most) not in self._sensitivities:
             self._sensitivities[gap, most] = self.mechanism.sensitivity(gap=gap, max_part=most)
         return self._sensitivities[gap, most]
+
+    def _rounding(self, gap: int, most: int) -> float:
+        """By how much the grid raises the sensitivity; 1 for noise in floats."""
+        if not isinstance(self.noise, DiscreteNoise):
+            return 1.0
+        if (gap, most) not in self._roundings:
+            release = grid_release(self._release, self.engine, self.noise)
+            size = release.size(jax.eval_shape(partial(rnn.init, config=self.model), _ANY_KEY))
+            factor = release.factor(size, self._sensitivity(gap, most) or 1.0)
+            self._roundings[gap, most] = factor
+        return self._roundings[gap, most]
 
     def report(self) -> PrivacyReport:
         """The privacy report of the rounds that count, from their ledger.
@@ -373,7 +405,7 @@ class Training(FederatedRun[RoundReport]):
             simulated=self.settings.run.simulation,
         )
 
-    def _make_mechanism(self) -> NoiseMechanism | None:
+    def _make_mechanism(self) -> Mechanism | None:
         privacy, rounds = self.settings.privacy, self.settings.run.rounds
         if privacy.mechanism == "none":
             return None
@@ -382,7 +414,7 @@ class Training(FederatedRun[RoundReport]):
             renewed = self._release.adaptive.restarts_within(rounds)
             restarts = tuple(sorted({*restarts, *(at + 1 for at in renewed)}))
         most = privacy.max_part or -(-rounds // privacy.gap)
-        mechanism: NoiseMechanism = make_mechanism(
+        return make_mechanism(
             privacy.mechanism,
             rounds=rounds,
             gap=privacy.gap,
@@ -393,7 +425,6 @@ class Training(FederatedRun[RoundReport]):
             error=privacy.error,
             progress=self._progress,
         )
-        return mechanism
 
     def _make_sampler(self) -> Sampler:
         given, users = self.settings.sampling, len(self.train_users)
@@ -466,7 +497,9 @@ class Training(FederatedRun[RoundReport]):
                 found.update(ids.astype("<i4").tobytes())
         return found.hexdigest()[:32]
 
-    def _noise_key(self) -> jax.Array | None:
+    def _noise_key(self) -> jax.Array | Key | None:
+        if isinstance(self.noise, DiscreteNoise):
+            return self._root.fold("noise")
         return None if self.mechanism is None else self._key("noise")
 
     def _first(self) -> None:
@@ -491,11 +524,15 @@ class Training(FederatedRun[RoundReport]):
         self.state = self.algorithm.init(fresh, self._noise_key())
 
     def _arrays(self) -> tuple[Arrays, Arrays, Mapping[str, Any]]:
-        noise = self.state.noise
-        if noise is not None:
-            # The key is not written; see `run`.
+        # The key is not written; see `run`.
+        noise: Any = self.state.noise
+        private: Arrays = []
+        if isinstance(noise, DiscreteState):
+            private = [np.array(noise.round), *noise.buffers]
+        elif noise is not None:
             zeros = jnp.zeros_like(jax.random.key_data(noise.key))
-            noise = noise._replace(key=jax.random.wrap_key_data(zeros, impl=GENERATOR))
+            none = jax.random.wrap_key_data(zeros, impl=GENERATOR)
+            private = trees.leaves(noise._replace(key=none))
         facts = {
             "parts": self._parts,
             "void": self._void,
@@ -503,7 +540,7 @@ class Training(FederatedRun[RoundReport]):
                 what: record and record.to_dict() for what, record in self._begun_with.items()
             },
         }
-        return trees.leaves(self.state._replace(noise=None)), trees.leaves(noise), facts
+        return trees.leaves(self.state._replace(noise=None)), private, facts
 
     def _restore(self, public: Arrays, private: Arrays, facts: Mapping[str, Any]) -> None:
         # What rounds were done with stays true of the run, whatever it goes on with.
@@ -517,11 +554,52 @@ class Training(FederatedRun[RoundReport]):
         key, place = self._noise_key(), self.folder.path
         template = self.algorithm.init(rnn.init(self._key("init"), self.model), key)
         state: TrainingState = trees.rebuilt(public, template._replace(noise=None), place)
-        state = state._replace(noise=trees.rebuilt(private, template.noise, place))
+        if isinstance(self.noise, DiscreteNoise):
+            noise = self._restored_noise(self.noise, private, template)
+        else:
+            noise = trees.rebuilt(private, template.noise, place)
+        state = state._replace(noise=noise)
         self.state = state if key is None else self.algorithm.resume(state, key)
+
+    def _restored_noise(
+        self, noise: DiscreteNoise, private: Arrays, template: TrainingState
+    ) -> DiscreteState:
+        """What `_arrays` gave of discrete noise."""
+        assert self.folder is not None
+        begun: DiscreteState = template.noise
+        done = int(private[0]) if len(private) else -1
+        size = grid_release(self._release, self.engine, noise).size(template.params)
+        kind = begun.buffers[0].dtype if begun.buffers else np.dtype(np.int64)
+        shapes = noise.shapes(done, size) if 0 <= done <= self.rounds else []
+        expected = [np.array(done), *(np.broadcast_to(kind.type(0), shape) for shape in shapes)]
+        checkpoint.check_shapes(private, expected, self.folder.path)
+        return begun._replace(round=done, buffers=tuple(private[1:]))
 
     def _line(self, done: RoundReport) -> dict[str, Any]:
         return done.line()
+
+
+def with_noise(settings: TrainingSettings, place: Path) -> TrainingSettings:
+    """Settings that name the noise of the run in a folder, or of the one that begins there.
+
+    Raises
+        PrivacyError  a run that is no simulation would begin with noise in floats
+    """
+    if settings.run.simulation or settings.noise == "none":
+        return settings
+    file, given = place / CHECKPOINT, settings.privacy.noise
+    earlier = False
+    if given != "discrete" and file.exists():
+        found = checkpoint.read(file).settings.get("privacy", {})
+        earlier = found.get("mechanism") != "none" and "noise" not in found
+    if given == "float" and not earlier:
+        raise PrivacyError(
+            "privacy.noise is float, and the run is no simulation: of the numbers that a round "
+            "releases with noise in float32, every seventh could not come from other sums, and "
+            "gives them away. Leave privacy.noise out, or give a seed to simulate"
+        )
+    named: Any = "float" if earlier else "discrete"
+    return dataclasses.replace(settings, privacy=dataclasses.replace(settings.privacy, noise=named))
 
 
 @dataclass(frozen=True)

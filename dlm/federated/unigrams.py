@@ -5,8 +5,9 @@
 
 A device counts the words of a public list in its own text, weighs its counts by L1 clipping, and
 only sums over a round of devices are kept. With a noise multiplier, every round's sum gets Gaussian
-noise before it is kept, and all that is told afterwards (words seen, convergence) is made of what
-was released; without one, nothing is guaranteed, and whatever is built from the counts inherits it.
+noise before it is kept (discrete, on the sum's grid, outside of simulations), and all that is told
+afterwards (words seen, convergence) is made of what was released; without one, nothing is
+guaranteed, and whatever is built from the counts inherits it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from dlm.federated.users import UserDataset, words_of
 
 Floats = npt.NDArray[np.float64]
 STEP_BITS = 40  # of lambda in steps of a round's sum
-MOST_DEVICES = 1 << (62 - STEP_BITS)
+NOISED_STEP_BITS = 32  # where discrete noise meets it, in double precision
+# Sums of so many fit into 64 bits, and into a double without rounding.
+MOST_DEVICES = {STEP_BITS: 1 << (62 - STEP_BITS), NOISED_STEP_BITS: 1 << (53 - NOISED_STEP_BITS)}
 # A user's counts: places in the list of words, each once, and how often.
 Counts = tuple[npt.NDArray[np.int64], Floats]
 Split = Callable[[str], list[str]]
@@ -151,28 +154,35 @@ def weight(counts: Floats, clip: float) -> float:
     return 1.0 if total <= clip else clip / total
 
 
-def round_sum(users: Iterable[Counts], clip: float, words: int) -> Floats:
+def round_sum(users: Iterable[Counts], clip: float, words: int, *, bits: int = STEP_BITS) -> Floats:
     """sum of w_i C_i over the devices of a round, one device in memory at a time.
 
-    Guarantees   integers are summed: what a device adds is cut to steps of lambda 2^-40, towards
+    Args
+        bits     `STEP_BITS`, or `NOISED_STEP_BITS` for a sum that `apply` adds discrete noise to
+    Guarantees   integers are summed: what a device adds is cut to steps of lambda 2^-bits, towards
                  0, so that it moves the sum by lambda at most, whoever else is counted
     Raises
-        PrivacyError  more devices than 64 bits have room for
+        PrivacyError  more devices than 64 bits, or a double, have room for
     """
-    # A power of two, so that scaling rounds nothing; true counts are whole already.
-    scale = 1.0 if math.isinf(clip) else 2.0 ** (STEP_BITS - math.frexp(clip)[1])
+    scale = _scale(clip, bits)
+    most = MOST_DEVICES[bits]
     total = np.zeros(words, np.int64)
     for device, (places, counts) in enumerate(users):
-        if device >= MOST_DEVICES:
+        if device >= most:
             raise PrivacyError(
-                f"a round has more than {MOST_DEVICES:,} devices, whose sum in 64 bits may wrap: "
-                "lower the report goal, or q"
+                f"a round has more than {most:,} devices, whose sum in 64 bits may wrap or be "
+                "rounded: lower the report goal, or q"
             )
         # Where it is below 1, the weight is less by more than products are rounded up.
         w = weight(counts, clip)
         steps = np.floor(counts * (w if w == 1.0 else w * (1 - 2.0**-50)) * scale)
         total[places] += steps.astype(np.int64)
     return total / scale
+
+
+def _scale(clip: float, bits: int) -> float:
+    """Steps per count: a power of two, so that scaling rounds nothing; true counts are whole."""
+    return 1.0 if math.isinf(clip) else 2.0 ** (bits - math.frexp(clip)[1])
 
 
 def seen_threshold(config: UnigramConfig, rounds: int, words: int) -> float:
@@ -184,12 +194,19 @@ def seen_threshold(config: UnigramConfig, rounds: int, words: int) -> float:
 
 
 def apply(
-    state: UnigramState, config: UnigramConfig, clipped_sum: Floats, key: Key
+    state: UnigramState,
+    config: UnigramConfig,
+    clipped_sum: Floats,
+    key: Key,
+    *,
+    discrete: bool = False,
 ) -> UnigramState:
     """The state after a round, whose clipped sum is noised here and then forgotten. Pure.
 
     Args
         key   of this run; the round's noise is drawn from its name ("unigrams", "noise", round)
+        discrete  whether noise is discrete Gaussian on the grid of `NOISED_STEP_BITS`, which the
+                  sum is on; else in double precision, for simulations
     Guarantees
         with noise, the new state depends on users through `clipped_sum` + noise alone
     """
@@ -200,8 +217,11 @@ def apply(
         raise ConfigError(f"a round's sum has {clipped_sum.shape} numbers, the list {words} words")
     released = clipped_sum
     if config.noise_multiplier is not None:
-        noise = key.fold("unigrams", "noise", state.round).normals(words)
-        released = clipped_sum + config.noise_std * noise
+        name = key.fold("unigrams", "noise", state.round)
+        if discrete:
+            released = _with_discrete_noise(clipped_sum, config, name)
+        else:
+            released = clipped_sum + config.noise_std * name.normals(words)
     done = state.round + 1
     # The sum of a noised round is that of its noise: rounds count as of one size, which all but
     # cohorts of very different sizes are, each user adding lambda at most.
@@ -228,6 +248,16 @@ def apply(
             snapshots = {k: kept for k, kept in snapshots.items() if k > done // 2}
         snapshots[done] = moments
     return UnigramState(done, moments, seen, snapshots, (*state.history, metrics))
+
+
+def _with_discrete_noise(clipped_sum: Floats, config: UnigramConfig, key: Key) -> Floats:
+    # Counts without noise need no numba and no cipher.
+    from dlm.federated.noise.discrete_gaussian import draw_discrete, whole_deviation
+
+    scale = _scale(config.clip, NOISED_STEP_BITS)
+    steps = np.rint(clipped_sum * scale).astype(np.int64)
+    deviation = whole_deviation(config.noise_std * scale)
+    return (steps + draw_discrete(key, [(len(steps), deviation)])) / scale
 
 
 def _z_of_halves(

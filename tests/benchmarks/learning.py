@@ -133,13 +133,14 @@ def plan() -> dict[str, dict[str, Tables]]:
     rho = RHOS[0]
     tree = equal[rho][f"tree, rho {rho:g}"]
     # The noise begins anew at the start of rounds 32, 96, 160 and 224, which costs privacy too.
+    first, every = ROUNDS // 8, ROUNDS // 4
     adaptive = {
         "clip_norm": 0.1,
         "mechanism": "tree-restart",
-        "noise_multiplier": noise_for(rho, "tree-restart", (32, 96, 160, 224)),
+        "noise_multiplier": noise_for(rho, "tree-restart", tuple(range(first, ROUNDS, every))),
         "adaptive": True,
-        "first_restart": 31,
-        "restart_every": 64,
+        "first_restart": first - 1,
+        "restart_every": every,
     }
     books = {"pretrain": {"text": "public.txt", "steps": 3_000, "batch_size": 32}}
     blt = f"blt, rho {rho:g}"
@@ -156,6 +157,13 @@ def plan() -> dict[str, dict[str, Tables]]:
             "no noise, books first": {**plain["no noise"], **books},
         },
         f"mechanisms at rho {RHOS[1]:g}": {**plain, **equal[RHOS[1]]},
+        "noise on a grid": {
+            name: {"privacy": {**equal[RHOS[1]][f"blt, rho {RHOS[1]:g}"]["privacy"], **noise}}
+            for name, noise in (
+                ("blt in floats", {"noise": "float"}),
+                ("blt on a grid", {"noise": "discrete"}),
+            )
+        },
     }
 
 
@@ -304,8 +312,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default="", help="runs whose name holds this")
     parser.add_argument("--minutes", type=float, default=math.inf, help="end after so long")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="fewer, in another --work")
     parser.add_argument("--table", action="store_true", help="print what is done and end")
     given = parser.parse_args()
+    globals().update(ROUNDS=given.rounds, GAP=given.rounds // 4)
     if given.table:
         print(table(given.work, given.seeds))
         return

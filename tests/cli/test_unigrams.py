@@ -17,11 +17,12 @@ import pytest
 from cluster import WAIT_S, command
 from dlm.cli.main import app
 from dlm.errors import ConfigError, FormatError, PrivacyError
-from dlm.federated import checkpoint
+from dlm.federated import checkpoint, collect
 from dlm.federated.collect import Collection, folder_of
 from dlm.federated.counts_file import read_counts
 from dlm.federated.keys import Key
 from dlm.federated.ledger import ParticipationLedger
+from dlm.federated.provenance import Guarantee
 from dlm.federated.sampling import AvailabilitySampler, FixedGoalSampler, PoissonSampler
 from dlm.federated.unigrams import UnigramConfig, UserCounts, round_sum
 from dlm.federated.users import UserDataset
@@ -107,6 +108,8 @@ def test_noise_is_accounted_for(
 ) -> None:
     """One participation of z = 2: rho is 1/8; from a seed it is a simulation."""
     pytest.importorskip("dlm.federated.account.compose", reason="pip install -e '.[train]'")
+    from dlm.federated.account.zcdp import gaussian_epsilon, zcdp_epsilon
+
     shared = ("--lambda", 50, "--rounds", 5, "--report-goal", 60, "--noise-multiplier", 2)
     unigrams(people, tmp_path / "a.tsv", *shared, "--delta", 1e-6, "--max-part", 1, "--quiet")
     found = read_counts(tmp_path / "a.tsv").provenance.guarantee
@@ -119,7 +122,12 @@ def test_noise_is_accounted_for(
     assert "NO GUARANTEE: the keys were made from a configured seed" in said
     record = read_counts(tmp_path / "b.tsv").provenance
     assert record.guarantee is None
-    assert record.simulated == found
+    # The simulation's noise is in floats: its epsilon is that of the exact Gaussian.
+    assert record.simulated == Guarantee(gaussian_epsilon(0.125, 1e-6), 1e-6, 0.125)
+    assert found.epsilon == zcdp_epsilon(0.125, 1e-6) > record.simulated.epsilon
+    text = Path(f"{tmp_path / 'a.tsv'}.report.md").read_text()
+    assert "in steps of lambda's 2^-32" in text
+    assert "by ChaCha20; the grid costs nothing" in text
 
 
 @pytest.mark.parametrize(
@@ -333,6 +341,23 @@ def test_a_real_run_keeps_its_key_out_of_every_file(people: UserDataset, tmp_pat
             assert key not in held and key.hex().encode() not in held
     assert b'"key": "system"' in (tmp_path / "counts.tsv.work/checkpoint.dlmfed").read_bytes()
     assert rounds(people, output, 4, key=Key.from_system()) == 4
+
+
+def test_a_real_run_of_an_earlier_version_goes_on_with_noise_in_floats(
+    people: UserDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose folder names no noise; one that begins now names its own."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr(collect, "_began_in_floats", lambda _: True)
+        with collection(people, tmp_path / "old.tsv", key=Key.from_system()) as begun:
+            list(begun.run(2))
+    with collection(people, tmp_path / "new.tsv", key=Key.from_system()) as begun:
+        list(begun.run(2))
+    for name, kind in (("old.tsv", "float"), ("new.tsv", "discrete")):
+        with collection(people, tmp_path / name, key=Key.from_system()) as run:
+            assert run.rounds_done == 2
+            list(run.run(3))
+            assert run.stage()["noise"] == kind
 
 
 def test_an_older_folder_that_is_put_back_is_not_noised_anew(

@@ -84,7 +84,7 @@ def test_counts_are_moved_by_lambda_and_no_more() -> None:
 
 def test_a_round_that_64_bits_have_no_room_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of counts and of updates: a sum that wraps is none."""
-    monkeypatch.setattr(unigrams, "MOST_DEVICES", 3)
+    monkeypatch.setitem(unigrams.MOST_DEVICES, unigrams.STEP_BITS, 3)
     one = (np.array([0]), np.array([1.0]))
     assert round_sum([one] * 3, 1.0, 1) == 3.0
     with pytest.raises(PrivacyError, match="more than 3 devices"):

@@ -17,17 +17,19 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 pytest.importorskip("optax", reason="pip install -e '.[train]'")
 
 from dlm.errors import ConfigError, FormatError, PrivacyError  # noqa: E402
-from dlm.federated import checkpoint, counts_file, train  # noqa: E402
+from dlm.federated import checkpoint, counts_file, grid, train  # noqa: E402
 from dlm.federated.account.compose import StageRecord  # noqa: E402
+from dlm.federated.account.zcdp import zcdp_epsilon  # noqa: E402
 from dlm.federated.engine import LocalEngine, unknown_parts  # noqa: E402
+from dlm.federated.keys import Key  # noqa: E402
 from dlm.federated.noise.blt import Blt, BltParameters  # noqa: E402
+from dlm.federated.noise.discrete import DiscreteState  # noqa: E402
 from dlm.federated.provenance import Guarantee, Provenance  # noqa: E402
 from dlm.federated.recorded import sidecar  # noqa: E402
 from dlm.federated.run_folder import CHECKPOINT, METRICS  # noqa: E402
 from dlm.federated.secagg import SecureAggregator  # noqa: E402
 from dlm.federated.settings import TrainingSettings  # noqa: E402
 from dlm.federated.train import Training  # noqa: E402
-from dlm.federated.trees import leaves  # noqa: E402
 from dlm.federated.unigrams import read_whitelist  # noqa: E402
 from dlm.federated.users import UserDataset  # noqa: E402
 from dlm.federated.words import WordList  # noqa: E402
@@ -63,19 +65,19 @@ report_goal = 6
 
 
 @cache
-def engine_of(model: Any, config: Any) -> LocalEngine:
+def engine_of(model: Any, config: Any, bits: int) -> LocalEngine:
     """An engine for all runs with the same network: it takes seconds to compile."""
-    return LocalEngine(model, config)
+    return LocalEngine(model, config, bits=bits)
 
 
 @pytest.fixture(autouse=True)
 def shared_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that add up in the clear share their engines; they hold no state."""
 
-    def made(model: Any, config: Any, *, aggregator: Any = None) -> LocalEngine:
+    def made(model: Any, config: Any, *, bits: int, aggregator: Any = None) -> LocalEngine:
         if aggregator is not None:
-            return LocalEngine(model, config, aggregator=aggregator)
-        return engine_of(model, config)
+            return LocalEngine(model, config, bits=bits, aggregator=aggregator)
+        return engine_of(model, config, bits)
 
     monkeypatch.setattr(train, "LocalEngine", made)
 
@@ -110,7 +112,8 @@ def settings(folder: Path, **tables: dict[str, Any]) -> TrainingSettings:
 
 def state_bits(training: Training) -> list[bytes]:
     """Every number of a run's state, and its ledger."""
-    return [*(leaf.tobytes() for leaf in leaves(training.state)), training.ledger.to_bytes()]
+    released, private, _ = training._arrays()
+    return [*(array.tobytes() for array in [*released, *private]), training.ledger.to_bytes()]
 
 
 def finished(
@@ -126,16 +129,23 @@ def finished(
     return bits, lines
 
 
+ADAPTIVE = {
+    "mechanism": "tree-restart",
+    "adaptive": True,
+    "first_restart": 1,
+    "restart_every": 2,
+    "count_stddev": 2.0,
+}
+DISCRETE: dict[str, dict[str, Any]] = {"privacy": {"noise": "discrete"}}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "tree": {},
-    "adaptive": {
-        "privacy": {
-            "mechanism": "tree-restart",
-            "adaptive": True,
-            "first_restart": 1,
-            "restart_every": 2,
-            "count_stddev": 2.0,
-        }
+    "tree, discrete": DISCRETE,
+    "adaptive": {"privacy": ADAPTIVE},
+    "adaptive, discrete": {"privacy": {**ADAPTIVE, "noise": "discrete"}},
+    "bands, discrete": {"privacy": {"mechanism": "bandfhu", "bands": 3, "noise": "discrete"}},
+    "full tree, discrete, secure": {
+        "privacy": {"mechanism": "tree-full", "noise": "discrete"},
+        "aggregation": {"secure": True},
     },
     "poisson, adam": {
         "sampling": {"kind": "poisson", "q": 0.2},
@@ -166,11 +176,16 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(
     assert "held_out" in lines[5]
 
 
+@pytest.mark.parametrize("tables", [{}, DISCRETE], ids=["float", "discrete"])
 def test_a_stop_between_any_two_writes_loses_nothing_that_counted(
-    folder: Path, users: UserDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tables: dict[str, Any],
+    folder: Path,
+    users: UserDataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Killed before each file of a round takes its name, and before an old one goes."""
-    whole, _ = finished(folder, users, tmp_path / "whole")
+    whole, _ = finished(folder, users, tmp_path / "whole", **tables)
     replace, unlink = Path.replace, Path.unlink
     left = [0]
 
@@ -191,12 +206,12 @@ def test_a_stop_between_any_two_writes_loses_nothing_that_counted(
         left[0] = steps
         with (
             pytest.raises(KeyboardInterrupt),
-            Training(settings(folder), users, output) as training,
+            Training(settings(folder, **tables), users, output) as training,
         ):
             list(training.run())
         # The folder of a process that died is not locked.
         left[0] = -1
-        again, lines = finished(folder, users, output)
+        again, lines = finished(folder, users, output, **tables)
         assert again == whole
         assert [line["round"] for line in lines] == list(range(6))
 
@@ -223,6 +238,14 @@ def test_no_key_is_in_any_file_of_a_run_that_is_no_simulation(
         return wrap(data, **more)
 
     monkeypatch.setattr(jax.random, "wrap_key_data", wrapped)
+    material = Key.material
+
+    def expanded(key: Key) -> bytes:
+        streams.append(material(key))
+        return streams[-1]
+
+    streams: list[bytes] = []
+    monkeypatch.setattr(Key, "material", expanded)
     real = {"run": {"seed": -1, "stop_after": 3}}
     models = []
     for name in ("one", "two"):
@@ -232,10 +255,12 @@ def test_no_key_is_in_any_file_of_a_run_that_is_no_simulation(
     assert models[0] != models[1]
     assert drawn
     assert keys
+    # Of two runs of three rounds: a leaf each and one node, each with a stream for doubts.
+    assert len(streams) == len(set(streams)) == 2 * 2 * (3 + 1)
     for file in tmp_path.rglob("*"):
         if file.is_file():
             content = file.read_bytes()
-            for secret in [*drawn, *keys]:
+            for secret in [*drawn, *keys, *streams]:
                 assert secret not in content
                 assert secret.hex().encode() not in content
     private = next((tmp_path / "one").glob("private-*.state"))
@@ -250,11 +275,92 @@ def test_no_key_is_in_any_file_of_a_run_that_is_no_simulation(
             settings(folder, run={"seed": -1, "stop_after": 4}), users, tmp_path / "one"
         ) as training:
             noise = training.state.noise
-            ends.append(np.asarray(jax.random.key_data(noise.key)).tobytes())
-            assert training.rounds_done == 3
-            assert int(noise.round) == 3
-            assert any(np.asarray(leaf).any() for leaf in jax.tree.leaves(noise.buffers))
+            assert isinstance(noise, DiscreteState)
+            ends.append(material(noise.key))
+            assert training.rounds_done == noise.round == 3
+            assert len(noise.buffers) == 2
+            assert all(buffer.any() for buffer in noise.buffers)
     assert ends[0] != ends[1]
+
+
+def test_a_run_that_is_no_simulation_has_discrete_noise_and_its_report_says_so(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """Grid, generator and cost; epsilon is that of any mechanism of its rho."""
+    tables: dict[str, Any] = {"run": {"seed": -1, "stop_after": 1, "evaluate_every": 0}}
+    for name, mechanism in (("tree", "tree"), ("bands", "bandfhu")):
+        given = {**tables, "privacy": {"mechanism": mechanism}}
+        with Training(settings(folder, **given), users, tmp_path / name) as training:
+            list(training.run())
+            stage, report = training.stage(), training.report()
+        assert stage.noise == "discrete"
+        assert (stage.rounding == 1) == (mechanism == "tree")
+        assert stage.rounding < 1.0000001
+        text = report.markdown()
+        assert "in steps of the clip norm's 2^-32" in text
+        assert "by ChaCha20; the grid costs" in text
+        assert ("costs nothing" in text) == (mechanism == "tree")
+        assert "epsilon is what every mechanism of that rho has" in text
+        assert report.numbers is not None
+        assert report.numbers["epsilon"] == zcdp_epsilon(stage.rho, 1e-6)
+        assert "gaussian" not in report.numbers["epsilons"]
+
+
+def test_noise_in_floats_is_for_simulations_and_for_runs_that_began_with_it(
+    folder: Path, users: UserDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new run is refused by the setting's name; one of an earlier version goes on as it was."""
+    real: dict[str, Any] = {"run": {"seed": -1, "stop_after": 1, "evaluate_every": 0}}
+    floats: dict[str, Any] = {**real, "privacy": {"noise": "float"}}
+    with pytest.raises(
+        PrivacyError, match=r"privacy\.noise is float, and the run is no simulation"
+    ):
+        Training(settings(folder, **floats), users, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    output = tmp_path / "earlier"
+    with monkeypatch.context() as earlier:
+        earlier.setattr(train, "with_noise", lambda given, _: given)
+        with Training(settings(folder, **floats), users, output) as training:
+            list(training.run())
+    assert "noise" not in checkpoint.read(output / CHECKPOINT).settings["privacy"]
+    for stop, kind in ((2, "auto"), (3, "float")):
+        tables = {"run": {**real["run"], "stop_after": stop}, "privacy": {"noise": kind}}
+        with Training(settings(folder, **tables), users, output) as training:
+            list(training.run())
+            assert training.rounds_done == stop
+            assert training.stage().noise == "float"
+            assert "Gaussian stages compose" in training.report().markdown()
+    with pytest.raises(ConfigError, match=r"privacy\.noise was None and is 'discrete'"):
+        Training(settings(folder, run=real["run"], **DISCRETE), users, output)
+
+
+def test_a_poisson_run_is_accounted_for_by_whole_orders(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """Not by privacy loss distributions, which are of the continuous Gaussian."""
+    tables: dict[str, Any] = {
+        "run": {"seed": -1, "stop_after": 2, "evaluate_every": 0},
+        "sampling": {"kind": "poisson", "q": 0.2},
+        "privacy": {"mechanism": "gaussian", "gap": 1, "max_part": 0, "noise_multiplier": 2.0},
+    }
+    with Training(settings(folder, **tables), users, tmp_path) as training:
+        list(training.run())
+        report = training.report()
+    assert report.numbers is not None
+    assert set(report.numbers["epsilons"]) == {"rdp", "zcdp"}
+    assert report.numbers["epsilon"] == report.numbers["epsilons"]["rdp"]
+    assert "Renyi divergences of whole orders" in report.markdown()
+
+
+def test_a_grid_that_is_too_coarse_is_refused_before_the_first_round(
+    folder: Path, users: UserDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where rounding would cost more than a thousandth of rho."""
+    monkeypatch.setattr(grid, "MOST_COST", 1 + 1e-9)
+    tables: dict[str, Any] = {"privacy": {"mechanism": "bandfhu", "noise": "discrete"}}
+    with pytest.raises(PrivacyError, match="the grid of discrete noise is too coarse"):
+        Training(settings(folder, **tables), users, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_checkpoint_alone_does_not_hold_the_noise(

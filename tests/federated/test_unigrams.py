@@ -21,6 +21,7 @@ from dlm.federated.convergence import (
 )
 from dlm.federated.keys import Key
 from dlm.federated.unigrams import (
+    NOISED_STEP_BITS,
     UnigramConfig,
     UserCounts,
     apply,
@@ -90,20 +91,25 @@ def test_the_stated_sensitivity_is_reached_and_never_passed() -> None:
     assert np.linalg.norm(round_sum([even], config.clip, 2)) < config.sensitivity
 
 
-def released(config: UnigramConfig, rounds: int, key: Key, words: int = 500) -> np.ndarray:
+def released(
+    config: UnigramConfig, rounds: int, key: Key, *, discrete: bool = False, words: int = 500
+) -> np.ndarray:
     """The released rounds of empty cohorts."""
     state, found = init(config, words), []
     for _ in range(rounds):
-        after = apply(state, config, np.zeros(words), key)
+        after = apply(state, config, np.zeros(words), key, discrete=discrete)
         found.append(after.totals - state.totals)
         state = after
     return np.array(found)
 
 
-def test_noise_has_the_claimed_standard_deviation_and_rounds_are_independent() -> None:
+@pytest.mark.parametrize("discrete", [False, True])
+def test_noise_has_the_claimed_standard_deviation_and_rounds_are_independent(
+    discrete: bool,
+) -> None:
     """The right sigma is accepted, 2 % off is rejected (chi-squared), as is noise used twice."""
     config = UnigramConfig(7.0, 200, noise_multiplier=3.0)
-    noise = released(config, 200, KEY)
+    noise = released(config, 200, KEY, discrete=discrete)
     n = noise.size
 
     def off(sigma: float) -> float:
@@ -115,8 +121,22 @@ def test_noise_has_the_claimed_standard_deviation_and_rounds_are_independent() -
     assert off(21.0 / 1.02) > 5
     assert abs((noise[:-1] * noise[1:]).mean()) < 5 * 21.0**2 / math.sqrt(n)
     assert len({tuple(row[:3]) for row in noise.tolist()}) == 200
-    np.testing.assert_array_equal(noise[:5], released(config, 5, KEY))
-    assert not np.array_equal(noise[:5], released(config, 5, Key.from_seed(22)))
+    np.testing.assert_array_equal(noise[:5], released(config, 5, KEY, discrete=discrete))
+    other = released(config, 5, Key.from_seed(22), discrete=discrete)
+    assert not np.array_equal(noise[:5], other)
+
+
+def test_discrete_noise_is_on_the_grid_of_the_sum_that_it_meets() -> None:
+    """Whole steps of 2^-32 of lambda, rounded up to a power of two, as the clipped counts are."""
+    config = UnigramConfig(7.0, 1, noise_multiplier=3.0)
+    users = [(np.array([0, 2]), np.array([5.0, 9.0])), (np.array([1]), np.array([3.0]))]
+    summed = round_sum(users, 7.0, 3, bits=NOISED_STEP_BITS)
+    after = apply(init(config, 3), config, summed, KEY, discrete=True)
+    for numbers in (summed, after.totals):
+        steps = numbers * 2.0**29
+        assert np.array_equal(steps, np.rint(steps))
+    assert np.linalg.norm(round_sum(users[:1], 7.0, 3, bits=NOISED_STEP_BITS)) <= 7.0
+    assert len({*(after.totals * 2.0**29 % 2).tolist()}) == 2
 
 
 def test_without_noise_counts_are_exact_and_rounds_are_bounded() -> None:

@@ -16,6 +16,7 @@ from dlm.federated.account.sampled import make_accountant, refuse_unless_poisson
 from dlm.federated.account.zcdp import gaussian_epsilon, joined_noise, rho_of, zcdp_epsilon
 
 SAMPLINGS = ("poisson", "fixed", "timer")
+NOISES = ("float", "discrete")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,8 @@ class StageRecord:
                           `noise_multiplier` is then that of the updates alone
         norm_inflation    norm after rounding for secure aggregation over the clip norm
         restarts          of "tree-restart"
+        noise             "float", or "discrete": whole steps of a grid
+        rounding          of "discrete": by how much the grid raises the sensitivity, at least 1
         simulated         the noise came from a configured seed, so that it protects nobody
         extras            more for the report; not accounted for
     """
@@ -56,6 +59,8 @@ class StageRecord:
     norm_inflation: float = 1.0
     restarts: tuple[int, ...] = ()
     simulated: bool = False
+    noise: str = "float"
+    rounding: float = 1.0
     extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -78,7 +83,9 @@ class StageRecord:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"stage {self.stage}: {name} is {value}, not a finite number > 0")
-        if not self.norm_inflation >= 1:
+        if self.noise not in NOISES:
+            raise ConfigError(f"stage {self.stage}: noise is {self.noise!r}, not one of {NOISES}")
+        if not (self.norm_inflation >= 1 and self.rounding >= 1):
             raise ConfigError(f"stage {self.stage}: rounding cannot shrink norms")
         if min(self.rounds, self.gap, self.max_part) < 1:
             raise ConfigError(f"stage {self.stage}: rounds, gap and max_part are at least 1")
@@ -95,7 +102,8 @@ class StageRecord:
             return 0.0
         assert self.noise_multiplier is not None
         noise = self.noise_multiplier / self.norm_inflation
-        return noise if self.clip_noise is None else joined_noise(noise, self.clip_noise)
+        joined = noise if self.clip_noise is None else joined_noise(noise, self.clip_noise)
+        return joined / self.rounding
 
     @property
     def worst_sensitivity(self) -> float:
@@ -138,7 +146,8 @@ class PrivacyNumbers:
     Args
         rho        zCDP, without amplification by sampling; infinite with a raw stage
         epsilons   by accountant: "gaussian" (exact, where nothing is sampled) or "pld" (where
-                   something is), "rdp" where something is sampled, "zcdp" (holds for any noise)
+                   something is), "rdp" where something is sampled, "zcdp" (holds for any noise);
+                   where some noise is discrete neither "gaussian" nor "pld"
         epsilon    the least of these that is tight
         notes      what a reader must know before believing them
     """
@@ -155,7 +164,9 @@ def compose(stages: Sequence[StageRecord], delta: float) -> PrivacyNumbers:
     """The guarantee of `stages` together, each user counted as being in all of them.
 
     Gaussian stages compose into one Gaussian whose rho is the sum, also where a later stage is
-    chosen after an earlier one was released; sampled ones are composed with it numerically.
+    chosen after an earlier one was released; sampled ones are composed with it numerically. With
+    discrete noise rho adds up the same; epsilon is then what every mechanism of that rho has and,
+    of sampled stages, by Renyi divergences of whole orders, which are those of the Gaussian.
 
     Raises
         ConfigError   no stage at all
@@ -180,30 +191,48 @@ def compose(stages: Sequence[StageRecord], delta: float) -> PrivacyNumbers:
                 f"stage {stage.stage}: rounding for secure aggregation raises norms by a factor of "
                 f"{stage.norm_inflation:.6g}, which is accounted for"
             )
+        if not stage.raw and stage.noise == "discrete":
+            notes.append(discrete_note(stage))
     rho = math.fsum(stage.rho for stage in stages)
+    discrete = any(stage.noise == "discrete" and not stage.raw for stage in stages)
     if math.isinf(rho):
         none = dict.fromkeys(("gaussian", "zcdp"), math.inf)
         return PrivacyNumbers(math.inf, math.inf, delta, none, tuple(stages), tuple(notes))
     sampled = [stage for stage in stages if stage.sampling_rate is not None]
     epsilons = {"zcdp": zcdp_epsilon(rho, delta)}
-    if not sampled:
+    if not sampled and discrete:
+        tight = epsilons["zcdp"]
+    elif not sampled:
         epsilons["gaussian"] = gaussian_epsilon(rho, delta)
         tight = epsilons["gaussian"]
     else:
         notes.append(
             "amplified by Poisson sampling in stage " + ", ".join(stage.stage for stage in sampled)
         )
-        for name in ("pld", "rdp"):
-            epsilons[name] = _numerical(name, stages, delta)
-        tight = min(epsilons["pld"], epsilons["zcdp"])
+        for name in ("rdp",) if discrete else ("pld", "rdp"):
+            epsilons[name] = _numerical(name, stages, delta, whole_orders=discrete)
+        tight = min(epsilons["rdp" if discrete else "pld"], epsilons["zcdp"])
     return PrivacyNumbers(rho, tight, delta, epsilons, tuple(stages), tuple(notes))
 
 
-def _numerical(accountant: str, stages: Sequence[StageRecord], delta: float) -> float:
+def discrete_note(stage: StageRecord) -> str:
+    """The grid, the generator and the cost of discrete noise, in a sentence."""
+    grid = stage.extras.get("grid", "a grid that is not told")
+    generator = stage.extras.get("generator", "a generator that is not told")
+    cost = "nothing" if stage.rounding == 1 else f"{100 * (stage.rounding**2 - 1):.2g} % of rho"
+    return (
+        f"stage {stage.stage}: noise is discrete Gaussian, drawn exactly, in steps of {grid}, by "
+        f"{generator}; the grid costs {cost}, which is accounted for"
+    )
+
+
+def _numerical(
+    accountant: str, stages: Sequence[StageRecord], delta: float, *, whole_orders: bool
+) -> float:
     """Epsilon by dp-accounting: sampled stages round by round, all others as one Gaussian."""
     from dp_accounting import dp_event
 
-    ledger = make_accountant(accountant)
+    ledger = make_accountant(accountant, whole_orders=whole_orders)
     rest = math.fsum(stage.rho for stage in stages if stage.sampling_rate is None)
     if rest:
         ledger.compose(dp_event.GaussianDpEvent(1 / math.sqrt(2 * rest)))

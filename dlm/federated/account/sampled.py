@@ -60,15 +60,21 @@ def tight_epsilon(
     return float(ledger.get_epsilon(delta))
 
 
-def make_accountant(name: str):  # type: ignore[no-untyped-def]
-    """An accountant of dp-accounting for zeroed-out users, "pld" or "rdp"."""
+def make_accountant(name: str, *, whole_orders: bool = False):  # type: ignore[no-untyped-def]
+    """An accountant of dp-accounting for zeroed-out users, "pld" or "rdp".
+
+    Args
+        whole_orders  of "rdp": at whole orders alone, where the divergences of sampled discrete
+                      Gaussian noise are those of the Gaussian (`log_moment`)
+    """
     import dp_accounting
 
     neighbours = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     if name == "pld":
         return dp_accounting.pld.PLDAccountant(neighbours)
     if name == "rdp":
-        return dp_accounting.rdp.RdpAccountant(neighboring_relation=neighbours)
+        orders = [*range(2, 129), *range(136, 513, 8)] if whole_orders else None
+        return dp_accounting.rdp.RdpAccountant(orders, neighboring_relation=neighbours)
     raise ConfigError(f"there is no accountant {name!r}; there are pld and rdp")
 
 

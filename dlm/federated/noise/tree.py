@@ -149,6 +149,16 @@ class TreeAggFull(Base):
         self.buffer_count = max(self._sizes[0].bit_length() - 1, 0)
         self._spread, self._pull = _conditionals(self._sizes)
 
+    def conditionals(self) -> tuple[Floats, Floats, Floats]:
+        """Of each round's noise, given that before it.
+
+        Shapes
+            returns  (rounds,) standard deviation; (rounds, held) weights on the sums of complete
+                     left halves, the smallest first; (rounds,) int64  place in its tree
+        """
+        place = np.concatenate([np.arange(size) for size in self._sizes])
+        return self._spread, self._pull, place
+
     def _advance(self, state: NoiseState) -> tuple[PyTree, PyTree]:
         starts = np.cumsum([0, *self._sizes[:-1]])
         segment = jnp.searchsorted(jnp.asarray(starts), state.round, side="right") - 1

@@ -1,0 +1,443 @@
+"""The mechanisms of `noise` on a grid: whole numbers of steps, released exactly.
+
+    noise = discrete(make_mechanism("blt", rounds=2000, gap=342, max_part=6))
+    state = noise.init(key, size)
+    drawn, state = noise.step(state, [(size, deviation)])       # int64, in steps
+
+The noise of a round is w_t = z_t + r_t: z_t are independent discrete Gaussian numbers, and r_t, the
+correlated part, is the nearest whole number to what earlier noise w makes of the mechanism's row, a
+function of that alone. A tree's noise is on whole nodes, whose estimate is rounded after they are
+noised. What that costs, and why no more: README.privacy.md, "Noise on a grid".
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from dlm.errors import ConfigError, PrivacyError
+from dlm.federated.keys import Key
+from dlm.federated.noise.banded import BandMF
+from dlm.federated.noise.blt import Blt
+from dlm.federated.noise.discrete_gaussian import (
+    LIMIT,
+    Whole,
+    draw_discrete,
+    whole_deviation,
+)
+from dlm.federated.noise.gaussian import GaussianMechanism
+from dlm.federated.noise.kernels import STRIPS, blt_noise
+from dlm.federated.noise.mechanism import Floats, Mechanism
+from dlm.federated.noise.toeplitz import BandedToeplitz
+from dlm.federated.noise.tree import TreeAgg, TreeAggFull
+
+_UNIT = 2.0**-53  # what one operation in double precision is wrong by at most, relatively
+_BLOCK = 1 << 14  # numbers that are summed at a time, so that they stay in the cache
+
+
+class DiscreteState(NamedTuple):
+    """Where a stream of discrete noise stands.
+
+    Shapes
+        key      of the draws of all rounds to come, each by its own name
+        round    rounds whose noise was given
+        buffers  of the shapes of `DiscreteNoise.shapes`; as secret as the key
+    """
+
+    key: Key
+    round: int
+    buffers: tuple[npt.NDArray[Any], ...]
+
+    def __repr__(self) -> str:
+        return f"DiscreteState(round={self.round}, key and buffers not shown)"
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivacyError(
+            "a noise state with its key is not written anywhere; a checkpoint keeps the buffers"
+        )
+
+
+class DiscreteNoise:
+    """What a mechanism is on a grid; a family says how its noise of a round is made.
+
+    Guarantees
+        with `bound` steps of clip norm, noise multiplier z and d numbers, what all rounds release
+        is rho-zCDP with rho = (sensitivity + `added` / bound)^2 / (2 z^2), whatever is chosen after
+        what was released; but for draws that are refused, whose probability is below 2^-1000
+    """
+
+    def __init__(self, mechanism: Mechanism) -> None:
+        self.mechanism = mechanism
+        self.name, self.rounds = mechanism.name, mechanism.rounds
+        self.restarts = mechanism.restarts
+
+    def init(self, key: Key, size: int) -> DiscreteState:
+        """The state before round 0, for releases of `size` numbers."""
+        return DiscreteState(key, 0, self._first(size))
+
+    def rekey(self, state: DiscreteState, key: Key) -> DiscreteState:
+        """The state with another key for all further draws, as a resumed run needs it."""
+        return state._replace(key=key)
+
+    def step(
+        self, state: DiscreteState, parts: Sequence[tuple[int, float]]
+    ) -> tuple[Whole, DiscreteState]:
+        """(noise of this round's sum, the state after it). Pure.
+
+        Args
+            parts   (how many numbers, standard deviation of their draws), in steps
+        Raises
+            PrivacyError  a round past the last; noise that 64 bits or the bound on rounding have
+                          no room for
+        """
+        now = state.round
+        if now >= self.rounds:
+            raise PrivacyError(
+                f"round {now} has no noise: {self.name} was made for {self.rounds} rounds. Make it "
+                "for as many rounds as are run"
+            )
+        fresh = [
+            draw_discrete(
+                state.key.fold(now, part),
+                [(count, whole_deviation(deviation * scale)) for count, deviation in parts],
+            )
+            for part, scale in enumerate(self._scales(now))
+        ]
+        limit = self.limit(max(deviation for _, deviation in parts))
+        noise, buffers = self.advance(now, fresh, state.buffers, limit)
+        return noise, DiscreteState(state.key, now + 1, buffers)
+
+    def limit(self, deviation: float) -> float:
+        """Steps that no number of the noise or of the buffers exceeds.
+
+        A weighted sum of draws exceeds `LIMIT` times its standard deviation with a probability
+        below exp(-2048), and those of running sums bound all others.
+        """
+        return LIMIT * self._gain * (deviation + self.rounds + 2 * STRIPS)
+
+    @functools.cached_property
+    def _gain(self) -> float:
+        """Deviations of one draw that a number of the noise or of the buffers has at most: such a
+        number is a difference, or a falling average of differences, of two running sums."""
+        return 2 * math.sqrt(float(np.max(self.mechanism.prefix_variances())))
+
+    def added(self, size: int, deviation: float) -> float:
+        """Steps that rounding adds to the sensitivity: 2 kappa sqrt(size trace(C's diagonal^2)).
+
+        Args
+            deviation   the largest of the draws, in steps
+        """
+        return 2 * self.kappa(deviation) * math.sqrt(size * self._diagonal_squares())
+
+    def kappa(self, deviation: float) -> float:
+        """Steps that r_t may be from the exact row at most; 0 where nothing is rounded."""
+        del deviation
+        return 0.0
+
+    def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
+        """Of the buffers after so many rounds."""
+        raise NotImplementedError
+
+    def advance(
+        self,
+        now: int,
+        fresh: Sequence[Whole],
+        buffers: tuple[npt.NDArray[Any], ...],
+        limit: float,
+    ) -> tuple[Whole, tuple[npt.NDArray[Any], ...]]:
+        """(noise of round `now` from its draws, the buffers after it)."""
+        raise NotImplementedError
+
+    def _first(self, size: int) -> tuple[npt.NDArray[Any], ...]:
+        return tuple(np.zeros(shape, np.int64) for shape in self.shapes(0, size))
+
+    def _scales(self, now: int) -> list[float]:
+        """Of the deviation, for each set of draws of a round."""
+        del now
+        return [1.0]
+
+    def _diagonal_squares(self) -> float:
+        return 0.0
+
+
+class IndependentNoise(DiscreteNoise):
+    """Fresh draws and nothing else."""
+
+    def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
+        """None."""
+        del done, size
+        return []
+
+    def advance(
+        self,
+        now: int,
+        fresh: Sequence[Whole],
+        buffers: tuple[npt.NDArray[Any], ...],
+        limit: float,
+    ) -> tuple[Whole, tuple[npt.NDArray[Any], ...]]:
+        """See `DiscreteNoise`."""
+        del now, limit
+        return fresh[0], buffers
+
+
+class TreeNoise(DiscreteNoise):
+    """Whole numbers on the nodes of trees; released is the rounded estimate from noisy nodes.
+
+    With the noise z of a node of height h and N = 2^h z + N of its halves, the estimate of
+    `TreeAgg` is N / (2^(h+1) - 1). A node's sum is whole, so that its rounded estimate is a
+    function of noisy nodes alone: rounding is after the noise, and costs nothing.
+    """
+
+    def __init__(self, mechanism: TreeAgg) -> None:
+        super().__init__(mechanism)
+        self._starts = np.array([0, *mechanism.restarts])
+
+    def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
+        """A tree for each binary digit of the rounds since it began."""
+        return [(size,)] * self._count(done).bit_count()
+
+    def limit(self, deviation: float) -> float:
+        """See `DiscreteNoise`; N of a node is up to 2^h times its estimate."""
+        levels = self.rounds.bit_length()
+        limit = LIMIT * (deviation + 2 * STRIPS) * levels * 2.0 ** (levels - 1)
+        if limit >= 2.0**61:
+            raise PrivacyError(
+                f"the nodes of a tree of {self.rounds} rounds with draws of {deviation:.3g} steps "
+                "do not fit into 64 bits: lower the noise multiplier"
+            )
+        return limit
+
+    def advance(
+        self,
+        now: int,
+        fresh: Sequence[Whole],
+        buffers: tuple[npt.NDArray[Any], ...],
+        limit: float,
+    ) -> tuple[Whole, tuple[npt.NDArray[Any], ...]]:
+        """See `DiscreteNoise`; buffers are N of the complete trees, the smallest first."""
+        del limit
+        held = list(buffers)
+        node, level = fresh[0], 0
+        gone = np.zeros_like(node)
+        for own in fresh[1:]:
+            left = held.pop(0)
+            gone += _estimate(left, level)
+            level += 1
+            node = (own << level) + left + node
+        last = now + 1 in self.restarts
+        return _estimate(node, level) - gone, () if last else (node, *held)
+
+    def _scales(self, now: int) -> list[float]:
+        return [1.0] * (1 + _trailing_ones(self._count(now)))
+
+    def _count(self, now: int) -> int:
+        """Rounds of the tree that round `now` belongs to, before it."""
+        return now - int(self._starts[np.searchsorted(self._starts, now, side="right") - 1])
+
+
+def _trailing_ones(count: int) -> int:
+    return ((count + 1) & -(count + 1)).bit_length() - 1
+
+
+def _estimate(node: Whole, level: int) -> Whole:
+    """N / (2^(level + 1) - 1), to the nearest whole number."""
+    if level == 0:
+        return node
+    over = (2 << level) - 1
+    return np.floor_divide(node + over // 2, over)
+
+
+class WeightedNoise(DiscreteNoise):
+    """Fresh draws plus weighted sums of rows that are held: banded matrices, and full trees.
+
+    Shapes
+        diagonal  (rounds,)  of C; draws have the deviation over it
+    """
+
+    def __init__(self, mechanism: Mechanism, diagonal: Floats, *, slack: float) -> None:
+        super().__init__(mechanism)
+        self._diagonal, self._slack = diagonal, slack
+
+    def kappa(self, deviation: float) -> float:
+        """Half a step, and the rounding of as many products and sums as there are weights."""
+        sizes = [np.abs(self.weights(now)) for now in range(self.rounds)]
+        wrong = max((len(size) + 3 + self._slack) * float(size.sum()) for size in sizes)
+        return 0.5 + wrong * _UNIT * self.limit(deviation) * 1.01
+
+    def weights(self, now: int) -> Floats:
+        """Of the rows that are held at the start of round `now`."""
+        raise NotImplementedError
+
+    def _scales(self, now: int) -> list[float]:
+        return [1.0 / float(self._diagonal[now])]
+
+    def _diagonal_squares(self) -> float:
+        return float(np.sum(self._diagonal**2))
+
+    def _added_up(self, now: int, fresh: Whole, rows: Sequence[Whole], limit: float) -> Whole:
+        noise = np.empty_like(fresh)
+        weights = self.weights(now)
+        product = np.empty(min(_BLOCK, len(fresh)))
+        for begin in range(0, len(fresh), _BLOCK):
+            part = slice(begin, begin + _BLOCK)
+            sums = np.zeros(len(fresh[part]))
+            one = product[: len(sums)]
+            for row, weight in zip(rows, weights, strict=True):
+                np.multiply(row[part], weight, out=one)
+                sums += one
+            noise[part] = fresh[part] + np.rint(sums).astype(np.int64)
+        _check_size(noise, limit)
+        return noise
+
+
+class BandedNoise(WeightedNoise):
+    """Of banded matrices: the noise of earlier rounds is held, that of the last round first."""
+
+    def __init__(self, mechanism: BandedToeplitz | BandMF) -> None:
+        self._rows = (
+            mechanism.rows
+            if isinstance(mechanism, BandMF)
+            else np.broadcast_to(mechanism.coefs, (mechanism.rounds, len(mechanism.coefs)))
+        )
+        super().__init__(mechanism, self._rows[:, 0], slack=1)
+
+    def weights(self, now: int) -> Floats:
+        """-C[t, t - 1] / C[t, t], -C[t, t - 2] / C[t, t], ..."""
+        row = self._rows[now]
+        return np.asarray(-row[1 : now + 1] / row[0])
+
+    def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
+        """A row for each round that the next one looks back to."""
+        return [(size,)] * min(done, self._rows.shape[1] - 1)
+
+    def advance(
+        self,
+        now: int,
+        fresh: Sequence[Whole],
+        buffers: tuple[npt.NDArray[Any], ...],
+        limit: float,
+    ) -> tuple[Whole, tuple[npt.NDArray[Any], ...]]:
+        """See `DiscreteNoise`."""
+        noise = self._added_up(now, fresh[0], buffers, limit)
+        return noise, (noise, *buffers)[: self._rows.shape[1] - 1]
+
+
+class FullTreeNoise(WeightedNoise):
+    """Of `TreeAggFull`: sums of the noise of complete left halves are held, by binary digit."""
+
+    def __init__(self, mechanism: TreeAggFull) -> None:
+        spread, self._pull, self._place = mechanism.conditionals()
+        super().__init__(mechanism, 1 / spread, slack=64)
+
+    def weights(self, now: int) -> Floats:
+        """Of the sums that are held, the smallest first."""
+        return np.asarray(self._pull[now][_digits(int(self._place[now]))])
+
+    def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
+        """A sum for each binary digit of the rounds of this tree."""
+        if done >= self.rounds:
+            return []
+        return [(size,)] * int(self._place[done]).bit_count()
+
+    def advance(
+        self,
+        now: int,
+        fresh: Sequence[Whole],
+        buffers: tuple[npt.NDArray[Any], ...],
+        limit: float,
+    ) -> tuple[Whole, tuple[npt.NDArray[Any], ...]]:
+        """See `DiscreteNoise`."""
+        noise = self._added_up(now, fresh[0], buffers, limit)
+        if now + 1 >= self.rounds or self._place[now + 1] == 0:  # the tree is complete
+            return noise, ()
+        carried = _trailing_ones(int(self._place[now]))
+        total = noise + sum(buffers[:carried])
+        return noise, (total, *buffers[carried:])
+
+
+def _digits(count: int) -> list[int]:
+    return [bit for bit in range(count.bit_length()) if count >> bit & 1]
+
+
+class BltNoise(DiscreteNoise):
+    """Of a BLT: buffers in double precision, which the noise that was released drives."""
+
+    def __init__(self, mechanism: Blt) -> None:
+        super().__init__(mechanism)
+        self._decay = np.array(mechanism.parameters.decay)
+        self._scale = np.array(mechanism.parameters.scale)
+
+    def kappa(self, deviation: float) -> float:
+        """Half a step, what the buffers have gathered of rounding, and that of their sum.
+
+        A buffer is wrong by at most 4 units of its largest size more after each round, of which
+        the decay forgets; errors are not fed back, since what is added is the released noise.
+        """
+        unit = _UNIT * self.limit(deviation)
+        with np.errstate(divide="ignore"):
+            rounds = np.minimum(self.rounds, 1 / (1 - self._decay))
+        gathered = float(np.sum(self._scale * rounds)) * 4
+        return 0.5 + (gathered + (len(self._scale) + 2) * float(self._scale.sum())) * unit * 1.01
+
+    def shapes(self, done: int, size: int) -> list[tuple[int, ...]]:
+        """One array of all buffers."""
+        del done
+        return [(len(self._decay), size)]
+
+    def advance(
+        self,
+        now: int,
+        fresh: Sequence[Whole],
+        buffers: tuple[npt.NDArray[Any], ...],
+        limit: float,
+    ) -> tuple[Whole, tuple[npt.NDArray[Any], ...]]:
+        """See `DiscreteNoise`."""
+        del now
+        (held,) = buffers
+        noise, after = np.empty_like(fresh[0]), np.empty_like(held)
+        largest = blt_noise(fresh[0], held, self._decay, self._scale, noise, after)
+        _check_limit(largest, limit)
+        return noise, (after,)
+
+    def _first(self, size: int) -> tuple[npt.NDArray[Any], ...]:
+        return (np.zeros((len(self._decay), size)),)
+
+    def _diagonal_squares(self) -> float:
+        return float(self.rounds)
+
+
+def _check_size(noise: Whole, limit: float) -> None:
+    if len(noise):
+        _check_limit(max(float(noise.max()), -float(noise.min())), limit)
+
+
+def _check_limit(largest: float, limit: float) -> None:
+    if largest > limit:
+        raise PrivacyError(
+            f"noise of {largest:.3g} steps is beyond {limit:.3g}, up to which rounding is bounded: "
+            "this happens with a probability below 2^-1000, so that something else is wrong"
+        )
+
+
+def discrete(mechanism: Mechanism) -> DiscreteNoise:
+    """The mechanism on a grid.
+
+    Raises
+        ConfigError  a mechanism that is not one of `noise.NAMES`
+    """
+    if isinstance(mechanism, GaussianMechanism):
+        return IndependentNoise(mechanism)
+    if isinstance(mechanism, TreeAgg):
+        return TreeNoise(mechanism)
+    if isinstance(mechanism, TreeAggFull):
+        return FullTreeNoise(mechanism)
+    if isinstance(mechanism, BandedToeplitz | BandMF):
+        return BandedNoise(mechanism)
+    if isinstance(mechanism, Blt):
+        return BltNoise(mechanism)
+    raise ConfigError(f"{mechanism.name} has no form on a grid")

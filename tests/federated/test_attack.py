@@ -1,0 +1,140 @@
+"""What released numbers give away of the grid that they are on (Mironov 2012).
+
+Whoever knows the sums with and without one user asks of each number that a round released whether
+any draw makes it of the sum without. One that none makes tells that the user is there, whatever
+epsilon says.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
+pytest.importorskip("jax.extend.random")
+jnp = jax.numpy
+
+from dlm.federated.engine import LocalEngine, RoundSums  # noqa: E402
+from dlm.federated.fixed_point import GRID_BITS, steps_per_unit  # noqa: E402
+from dlm.federated.keys import Key  # noqa: E402
+from dlm.federated.local import LocalConfig  # noqa: E402
+from dlm.federated.noise.blt import Blt, BltParameters  # noqa: E402
+from dlm.federated.noise.discrete import discrete  # noqa: E402
+from dlm.federated.noise.gaussian import GaussianMechanism  # noqa: E402
+from dlm.federated.rnn import RnnConfig  # noqa: E402
+from dlm.federated.rounds import OptimizerConfig, ReleaseConfig, make_algorithm  # noqa: E402
+
+SIZE = 1 << 16  # numbers that a round releases
+GOAL = 100.0  # users of a round
+CLIP = 1.0
+UNIT = steps_per_unit(CLIP, GRID_BITS)
+# The user sends the same in each coordinate, of norm CLIP in all, cut to the grid as updates are.
+OWN = np.floor(CLIP / np.sqrt(SIZE) * UNIT) / UNIT
+OTHERS = 0.0
+Released = NDArray[np.float32]
+
+
+class Sent(LocalEngine):
+    """Sums that are given, on the grid: what devices computed is not looked at here."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(RnnConfig(5, 2, 2), LocalConfig(), bits=GRID_BITS)
+        self.value = value
+
+    def sums(self, params: Any, *_: Any) -> RoundSums:
+        zero = jnp.float32(0.0)
+        total = jax.tree.map(lambda leaf: np.full(leaf.shape, self.value), params)
+        return RoundSums(total, zero, GOAL, *[zero] * 5)
+
+
+EVERY = 1 << 23  # draws there are: a uniform number in single precision has 23 bits
+
+
+def every_draw() -> Any:
+    """A key whose 32-bit numbers give every draw, in place of random ones."""
+
+    def bits(key: Any, width: int, shape: tuple[int, ...]) -> Any:
+        return jnp.arange(np.prod(shape), dtype=jnp.uint32).reshape(shape) << 9
+
+    same = jax.extend.random.define_prng_impl(
+        key_shape=(2,),
+        seed=lambda seed: jnp.zeros(2, jnp.uint32),
+        split=lambda key, shape: jnp.zeros((*shape, 2), jnp.uint32),
+        random_bits=bits,
+        fold_in=lambda key, data: key,
+    )
+    return jax.random.key(0, impl=same)
+
+
+def first_round(mechanism: Any, value: float, size: int, key: Any) -> Released:
+    """A model of zeros after one round of these sums: what is published."""
+    rounds = make_algorithm(
+        ReleaseConfig(CLIP, 1.0, GOAL),
+        OptimizerConfig("sgd", 1.0),
+        Sent(value),
+        mechanism,
+        simulation=False,
+    )
+    state = rounds.init(jnp.zeros(size, jnp.float32), key)
+    return np.asarray(rounds.apply(state, ["a cohort"])[0].params)
+
+
+@cache
+def possible_in_floats(value: float) -> Released:
+    """All numbers that noise in floats can make of a sum, by the code that runs."""
+    return np.unique(first_round(GaussianMechanism(1), value, EVERY, every_draw()))
+
+
+def impossible_in_floats(released: Released, value: float) -> float:
+    """Share of released numbers that no draw makes of this sum."""
+    return float(np.mean(~np.isin(released, possible_in_floats(value))))
+
+
+def impossible_on_grid(released: Released, value: float) -> float:
+    """The same where every whole step is a draw: is a step near by that makes the number?"""
+    steps = np.rint(released.astype(np.float64) * UNIT * GOAL - value * UNIT)
+    found = np.zeros(len(released), bool)
+    for near in (-1, 0, 1):
+        found |= ((steps + near + value * UNIT) / (UNIT * GOAL)).astype(np.float32) == released
+    return float(np.mean(~found))
+
+
+MECHANISMS = {"gaussian": GaussianMechanism(1), "blt": Blt(1, BltParameters((0.9,), (0.5,)))}
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_the_attack_finds_a_user_under_noise_in_floats(name: str) -> None:
+    """A tenth of the numbers and more could not come without the user; with, all of them could."""
+    released = first_round(MECHANISMS[name], OTHERS + OWN, SIZE, jax.random.key(3))
+    assert impossible_in_floats(released, OTHERS + OWN) == 0.0
+    assert impossible_in_floats(released, OTHERS) > 0.1
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_the_attack_finds_nothing_under_discrete_noise(name: str) -> None:
+    """Every number could come of both sums."""
+    noise = discrete(MECHANISMS[name])
+    released = first_round(noise, OTHERS + OWN, SIZE, Key.from_seed(3))
+    assert len(np.unique(released)) > 0.9 * SIZE
+    assert impossible_on_grid(released, OTHERS + OWN) == 0.0
+    assert impossible_on_grid(released, OTHERS) == 0.0
+    # What is asked can be answered with yes: numbers off the grid are found out.
+    off = released + np.float32(0.5 / (UNIT * GOAL))
+    fine = np.abs(released) < 2.0**20 / (UNIT * GOAL)
+    if fine.any():
+        assert impossible_on_grid(off[fine], OTHERS) > 0.9
+
+
+def test_what_is_released_of_neighbours_weighs_as_accounted_for() -> None:
+    """The likelihoods of a round's whole steps, with and without the user: rho, and no more."""
+    noise = discrete(GaussianMechanism(1))
+    state = noise.init(Key.from_seed(5), SIZE)
+    drawn, _ = noise.step(state, [(SIZE, CLIP * UNIT)])
+    own = OWN * UNIT
+    loss = float(np.sum((drawn + own) ** 2 - drawn.astype(np.float64) ** 2)) / (2 * UNIT**2)
+    rho = 0.5
+    assert abs(loss - rho) < 5 * np.sqrt(2 * rho)
