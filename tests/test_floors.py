@@ -23,7 +23,7 @@ FLOORS = {
             ["spill"],
             ["ngram"],
             ["index", "wire", "estimate", "federated"],
-            ["server", "client"],
+            ["server", "client", "distill"],
             ["spark", "cluster", "scoring"],
             ["cli"],
             ["__init__"],  # what `from dlm import` gives, lazily

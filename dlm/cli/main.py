@@ -24,6 +24,7 @@ COMMANDS = {
     "reduce": ("reduce", "reduce"),
     "merge": ("merge", "merge"),
     "filter": ("filter", "filter_"),
+    "distill": ("distill", "distill"),
     "perplexity": ("perplexity", "perplexity"),
     "shard": ("shard", "shard"),
     "verify": ("inspect", "verify"),

@@ -1,0 +1,126 @@
+"""How often a source is expected to say each n-gram of a topology.
+
+Two sums are all that the KL step needs, and both add up over samples, workers and machines: for
+each n-gram (h, w) the probability that the source gives to w at each visited history that ends in
+h, and for each context h how many visited histories end in it. `local_counts` makes of them the
+counts of SampleApprox (Suresh et al. 2021, section 4.1): how often w is found at h and not at a
+longer context, and how often h backs off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.distill import kernels
+from dlm.estimate.columns import MISSING, ModelColumns
+from dlm.units import LN_10
+
+
+@dataclass(frozen=True, eq=False)
+class NgramCounts:
+    """Expected counts for the n-grams and the contexts of a topology.
+
+    Shapes, n_k n-grams of order k
+        ngrams[k - 1]  (n_k,)  float64  of the n-grams of order k; `<s>`, never predicted, has 0
+        contexts[k]    (n_k,)  float64  of the contexts of length k, 0 to N - 1; n_0 is 1
+    Guarantees
+        counts of parts of the samples add up to those of the whole
+    """
+
+    ngrams: list[NDArray[np.float64]]
+    contexts: list[NDArray[np.float64]]
+
+    @property
+    def words(self) -> float:
+        """Words expected, ends of sentences included."""
+        return float(self.contexts[0][0])
+
+    def __add__(self, other: NgramCounts) -> NgramCounts:
+        return NgramCounts(
+            [a + b for a, b in zip(self.ngrams, other.ngrams, strict=True)],
+            [a + b for a, b in zip(self.contexts, other.contexts, strict=True)],
+        )
+
+    def scaled(self, by: float) -> NgramCounts:
+        """All counts times a number, such as the weight of a source in a mixture."""
+        return NgramCounts([a * by for a in self.ngrams], [a * by for a in self.contexts])
+
+    def of(self, topology: ModelColumns, part: ModelColumns) -> NgramCounts:
+        """The counts for a topology that is part of the one these are of.
+
+        An n-gram's counts do not depend on which others a topology has.
+        """
+        rows = [topology.rows_of(columns.ids) for columns in part.orders]
+        assert not any((row == MISSING).any() for row in rows), "not part of the topology"
+        return NgramCounts(
+            [counts[row] for counts, row in zip(self.ngrams, rows, strict=False)],
+            [
+                self.contexts[0],
+                *(counts[row] for counts, row in zip(self.contexts[1:], rows[:-1], strict=False)),
+            ],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LocalCounts:
+    """Where n-grams are found on the way down to shorter contexts.
+
+    Shapes, n_k n-grams of order k
+        found[k - 1]  (n_k,)  float64  C(w, h): w was found at h, and at no longer context
+        backed[k]     (n_k,)  float64  C(phi, h): h was on the way and did not list the word; h of
+                                       length k, 0 to N - 1; 0 for the empty context
+        direct[k]     (n_k,)  float64  h was the longest context of the topology
+    """
+
+    found: list[NDArray[np.float64]]
+    backed: list[NDArray[np.float64]]
+    direct: list[NDArray[np.float64]]
+
+
+def local_counts(topology: ModelColumns, counts: NgramCounts) -> LocalCounts:
+    """The counts by the context at which they are found.
+
+    Guarantees
+        none is negative: what rounding takes below 0 is 0
+    """
+    found, backed, direct = [], [], []
+    for k in range(1, topology.order + 1):
+        here = counts.ngrams[k - 1].copy()
+        visited = counts.contexts[k - 1]
+        back = np.zeros(len(visited))
+        if k > 1:
+            back[:] = visited
+            kernels.subtract_at(counts.ngrams[k - 1], topology.orders[k - 1].prefix, back)
+        own = visited.copy()
+        if k < topology.order:
+            longer = topology.orders[k]
+            kernels.subtract_at(counts.ngrams[k], longer.suffix, here)
+            kernels.subtract_at(counts.contexts[k], topology.orders[k - 1].suffix, own)
+        found.append(np.maximum(here, 0.0))
+        backed.append(np.maximum(back, 0.0))
+        direct.append(np.maximum(own, 0.0))
+    return LocalCounts(found, backed, direct)
+
+
+def ln_likelihood(
+    counts: LocalCounts, log10_prob: Sequence[NDArray[np.float64]],
+    log10_weight: Sequence[NDArray[np.float64]],
+) -> float:  # fmt: skip
+    """What the counted text's log-probability is, in nats, under a model on the same topology.
+
+    Args
+        log10_prob    of the n-grams, by order from 1
+        log10_weight  of the contexts, by length from 1 to N - 1
+    """
+    total = 0.0
+    for found, log10 in zip(counts.found, log10_prob, strict=True):
+        there = found > 0
+        total += float(found[there] @ log10[there])
+    for backed, log10 in zip(counts.backed[1:], log10_weight, strict=True):
+        there = backed > 0
+        total += float(backed[there] @ log10[there])
+    return total * LN_10

@@ -1,0 +1,243 @@
+"""Counts along suffixes, and the KL step of a context: arrays in, arrays out, no GIL.
+
+A context's n-grams lie together (`OrderColumns`), and so do those of each of its children, the
+contexts one word longer that back off to it; the suffixes of a child's n-grams are n-grams of the
+context. So the problem of a context is read and written in a few ranges of the arrays.
+"""
+
+# mypy: disable-error-code="assignment"
+from __future__ import annotations
+
+import numpy as np
+
+from dlm.jit import kernel
+
+# Below this share of probability, what is left is added up and not subtracted.
+_LITTLE = 1e-9
+
+
+@kernel("float64[:], uint32[:], out float64[:]")
+def add_at(values, place, total):  # type: ignore[no-untyped-def]
+    """total[place[i]] += values[i].
+
+    Shapes  (n,), (n,), (m,)
+    Trusts  place < m
+    """
+    for i in range(len(values)):
+        total[place[i]] += values[i]
+
+
+@kernel("float64[:], uint32[:], out float64[:]")
+def subtract_at(values, place, total):  # type: ignore[no-untyped-def]
+    """total[place[i]] -= values[i]; as `add_at`."""
+    for i in range(len(values)):
+        total[place[i]] -= values[i]
+
+
+@kernel("float64[:], uint32[:], uint32[:], out float64[:]")
+def subtract_from_prefix(values, prefix, suffix, total):  # type: ignore[no-untyped-def]
+    """total[suffix[i]] -= values[prefix[i]]: what a context passes on, but not for its own words.
+
+    Shapes  (m,), (n,), (n,), (l,)
+    """
+    for i in range(len(prefix)):
+        total[suffix[i]] -= values[prefix[i]]
+
+
+@kernel("uint32[:], out int64[:], out uint32[:]")
+def group_by(place, begin, rows):  # type: ignore[no-untyped-def]
+    """Rows by the place that each leads to: those of place p are rows[begin[p]:begin[p + 1]].
+
+    Shapes
+        place  (n,)      uint32
+        begin  (m + 1,)  int64   filled
+        rows   (n,)      uint32  filled, rising within a place
+    """
+    begin[:] = 0
+    for i in range(len(place)):
+        begin[np.int64(place[i]) + 1] += 1
+    for p in range(1, len(begin)):
+        begin[p] += begin[p - 1]
+    for i in range(len(place)):
+        p = place[i]
+        rows[begin[p]] = i
+        begin[p] += 1
+    for p in range(len(begin) - 1, 0, -1):
+        begin[p] = begin[p - 1]
+    begin[0] = 0
+
+
+@kernel("float64[:], float64, uint32[:], int64, int64, int64")
+def left_over(prob, prob_back, suffix, begin, end, first):  # type: ignore[no-untyped-def]
+    """What a distribution gives to all that a child does not list.
+
+    Shapes
+        prob        (n,)  float64  of the listed words of a context; they and prob_back sum to 1
+        prob_back   of what it does not list
+        suffix      rows begin..end of it rise and name the words that the child lists; less `first`
+    """
+    listed = 0.0
+    for i in range(begin, end):
+        listed += prob[np.int64(suffix[i]) - first]
+    left = 1.0 - listed
+    if left > _LITTLE:
+        return left
+    left = prob_back
+    i = begin
+    for word in range(len(prob)):
+        if i < end and np.int64(suffix[i]) - first == word:
+            i += 1
+        else:
+            left += prob[word]
+    return left
+
+
+@kernel(
+    "int64, int64, uint32[:], int64[:], uint32[:], uint32[:], uint32[:], float64[:], float64[:], "
+    "float64[:], float64[:], float64[:], float64[:], float64, float64, int64, out float64[:], "
+    "out float64[:], out int64[:], out float64[:]"
+)
+def fit_contexts(  # type: ignore[no-untyped-def]
+    begin,
+    end,
+    first_child,
+    child_begin,
+    children,
+    grandchild,
+    suffix,
+    found,
+    backed,
+    direct,
+    child_backed,
+    seen,
+    visited,
+    prior,
+    tolerance,
+    most,
+    prob,
+    prob_back,
+    iterations,
+    residual,
+):
+    """The distributions of the contexts begin..end that lose least relative entropy.
+
+    Each is found by minorisation and maximisation (Hunter 2004) of the likelihood that a word is
+    chosen from what is offered: all words, or those that a child does not list.
+
+    Shapes, contexts of length k, n-grams of order k + 1 and children of length k + 1
+        first_child     (m + 1,)  uint32   of the contexts, among n-grams
+        child_begin     (m + 1,)  int64    of the contexts, among `children`
+        children        (n,)      uint32   contexts one longer, by what they back off to
+        grandchild      (n + 1,)  uint32   of the children, among their n-grams
+        suffix          (l,)      uint32   of those n-grams: an n-gram of order k + 1
+        found, seen     (n,)      float64  C(w, h), and counts of the n-grams in any context
+        backed, direct, visited  (m,) float64  C(phi, h), visits that begin here, all visits
+        child_backed    (n,)      float64  C(phi, h) of the children
+        prior           float64   visits that are added, spread as `seen`
+        tolerance       float64   of moment matching, as a share of the context's counts
+        most            int64     steps
+        prob            (n,)      float64  filled; nan in contexts that were never visited
+        prob_back       (m,)      float64  filled: what is given to words not listed
+        iterations      (m,)      int64    filled
+        residual        (m,)      float64  filled: of moment matching, at the end
+    """
+    for q in range(begin, end):
+        first, last = np.int64(first_child[q]), np.int64(first_child[q + 1])
+        size = last - first
+        iterations[q] = 0
+        residual[q] = 0.0
+        if visited[q] <= 0.0:
+            prob[first:last] = np.nan
+            prob_back[q] = np.nan
+            continue
+        y = prob[first:last]
+        counts = np.empty(size)
+        total = 0.0
+        for i in range(size):
+            counts[i] = found[first + i] + prior * seen[first + i] / visited[q]
+            total += counts[i]
+        # Of the visits that are added, as many back off as of those that were made.
+        back = backed[q] * (1.0 + prior / visited[q])
+        total += back
+        if total <= 0.0:
+            prob[first:last] = np.nan
+            prob_back[q] = np.nan
+            continue
+        for i in range(size):
+            y[i] = counts[i] / total
+        y_back = back / total
+        taken = np.empty(size)
+        has_children = False
+        for c in range(child_begin[q], child_begin[q + 1]):
+            has_children |= child_backed[children[c]] > 0.0
+        steps = 0
+        while has_children:
+            taken[:] = 0.0
+            weight = direct[q] + prior
+            for c in range(child_begin[q], child_begin[q + 1]):
+                child = children[c]
+                if child_backed[child] > 0.0:
+                    i, j = np.int64(grandchild[child]), np.int64(grandchild[np.int64(child) + 1])
+                    left = left_over(y, y_back, suffix, i, j, first)
+                    # Whatever is offered to a child that backs off has some probability.
+                    rate = child_backed[child] / max(left, 1e-300)
+                    weight += rate
+                    for e in range(i, j):
+                        taken[np.int64(suffix[e]) - first] += rate
+            off = 0.0
+            for i in range(size):
+                off = max(off, abs(y[i] * (weight - taken[i]) - counts[i]))
+            off = max(off, abs(y_back * weight - back)) / total
+            residual[q] = off
+            if off <= tolerance or steps == most:
+                break
+            steps += 1
+            sum_now = 0.0
+            for i in range(size):
+                offered = weight - taken[i]
+                y[i] = counts[i] / offered if counts[i] > 0.0 and offered > 0.0 else 0.0
+                sum_now += y[i]
+            y_back = back / weight
+            sum_now += y_back
+            for i in range(size):
+                y[i] /= sum_now
+            y_back /= sum_now
+        iterations[q] = steps
+        prob_back[q] = y_back
+
+
+@kernel(
+    "uint32[:], uint32[:], uint32[:], uint32[:], float64[:], float64[:], out float64[:], "
+    "out float64[:], out float64[:]"
+)
+def weigh(  # type: ignore[no-untyped-def]
+    parent, parent_first, first_child, suffix, below, below_back, prob, prob_back, weight
+):
+    """Backoff weights: what a context leaves over what its parent gives to the same words.
+
+    A context that was never visited is its parent: its words get what they get there.
+
+    Shapes, contexts of length k >= 1
+        parent        (m,)      uint32   the context that each backs off to
+        parent_first  (p + 1,)  uint32   of the parents, among the n-grams of order k
+        first_child   (m + 1,)  uint32   of the contexts, among the n-grams of order k + 1
+        suffix        (n,)      uint32   of those n-grams
+        below         (l,)      float64  P of the n-grams of order k
+        below_back    (p,)      float64  what the parents leave
+        prob          (n,)      float64  P of the n-grams of order k + 1; nan is filled in
+        prob_back     (m,)      float64  what the contexts leave; nan is filled in
+        weight        (m,)      float64  filled; 0 where nothing is left
+    """
+    for q in range(len(weight)):
+        p = np.int64(parent[q])
+        begin, end = np.int64(first_child[q]), np.int64(first_child[q + 1])
+        first = np.int64(parent_first[p])
+        listed = below[first : np.int64(parent_first[p + 1])]
+        left = left_over(listed, below_back[p], suffix, begin, end, first)
+        if np.isnan(prob_back[q]):
+            for e in range(begin, end):
+                prob[e] = below[suffix[e]]
+            prob_back[q] = left
+            weight[q] = 1.0
+        else:
+            weight[q] = prob_back[q] / left if left > 0.0 else 0.0

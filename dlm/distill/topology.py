@@ -1,0 +1,88 @@
+"""Which n-grams the distilled model has: its topology, closed as a backoff automaton needs it.
+
+A topology is the n-grams of a `ModelColumns`; the values there mean nothing. It is closed: the
+prefix and the suffix of each n-gram are n-grams, and each word of the source is one.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import ConfigError
+from dlm.estimate.columns import ModelColumns
+from dlm.estimate.merge.union import Walk, unite
+from dlm.ngram.vocab import Vocabulary
+
+U32, F32 = np.uint32, np.float32
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """A topology in the words of a source.
+
+    Fields
+        model          the n-grams whose words the source knows, with the source's ids
+        foreign_words  words that the source does not know
+        dropped        n-grams of order 2 and above that hold one
+    """
+
+    model: ModelColumns
+    foreign_words: int
+    dropped: int
+
+
+def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
+    """The n-grams of a topology whose words a source knows, in its ids; and all of its words.
+
+    Raises
+        ConfigError  no n-gram of order 2 or above is left, though the topology has some
+    """
+    known = np.fromiter((word in vocabulary.ids for word in topology.vocabulary.words), np.bool_)
+    ids = vocabulary.ids_of(topology.vocabulary.words)
+    words = np.arange(len(vocabulary), dtype=U32)[:, None]
+    sections = [_without_values(words)]
+    dropped = left = 0
+    for columns in topology.orders[1:]:
+        stays = known[columns.ids].all(axis=1)
+        sections.append(_without_values(ids[columns.ids[stays]]))
+        dropped += len(columns) - int(stays.sum())
+        left += int(stays.sum())
+    if dropped and not left:
+        raise ConfigError(
+            f"each of the {dropped:,} n-grams of the topology has a word that the source does not "
+            "know: give a topology of the source's words, in their spelling and case"
+        )
+    while len(sections) > 1 and not len(sections[-1][0]):
+        sections.pop()
+    return Restriction(
+        ModelColumns.of(vocabulary, sections), int(len(known) - known.sum()), dropped
+    )
+
+
+def closed(topology: ModelColumns, threads: int = 2) -> ModelColumns:
+    """The topology with each suffix that it lacks.
+
+    Models that were pruned by relative entropy lack some; with them the state after a history is
+    the longest suffix of it, which is what backing off and counting go by.
+    """
+    return united([topology], threads)
+
+
+def united(topologies: list[ModelColumns], threads: int = 2) -> ModelColumns:
+    """All n-grams of some topologies with the same vocabulary, and the suffixes of all."""
+    union = unite(topologies)
+    if len(topologies) == 1 and union.blanks is None:
+        return topologies[0]
+    with ThreadPoolExecutor(threads, "distill") as pool:
+        sections = [_without_values(nodes.ids) for nodes in Walk(union, pool, threads).orders()]
+    return ModelColumns.of(topologies[0].vocabulary, sections)
+
+
+def _without_values(
+    ids: NDArray[np.uint32],
+) -> tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]:
+    return ids, np.zeros(len(ids), F32), np.zeros(len(ids), F32)

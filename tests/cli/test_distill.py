@@ -1,0 +1,90 @@
+"""`dlm distill`: what it writes and prints, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dlm.ngram.arpa import ArpaReader
+from dlm.ngram.backoff import DictModel
+from estimate.merge_models import normalised_model, worst_sum
+
+Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+WORDS = [f"w{i}" for i in range(12)]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A source, and a model with fewer n-grams and a word of its own."""
+    for name, seed, words, contexts in (("big", 1, WORDS, 0.9), ("top", 2, [*WORDS[2:], "x"], 0.4)):
+        path = normalised_model(seed, words, contexts=contexts).write(tmp_path / f"{name}.arpa")
+        path.write_text(f"# provenance: of {name}\n" + path.read_text())
+    return tmp_path
+
+
+def test_the_command_writes_the_nearest_model_and_says_how_near(run: Run, home: Path) -> None:
+    """Its n-grams are the topology's in the source's words; the header keeps both provenances."""
+    out = home / "out.arpa"
+    done = run("distill", home / "big.arpa", "--topology", home / "top.arpa", "-o", out, "--json")
+    figures = json.loads(done.stdout)
+    assert b"have some of its 1 words that" in done.stderr
+    model, topology = DictModel.from_arpa(out), DictModel.from_arpa(home / "top.arpa")
+    source = DictModel.from_arpa(home / "big.arpa")
+
+    def spelled(plain: DictModel) -> set[tuple[bytes, ...]]:
+        return {tuple(plain.vocabulary.words[i] for i in ngram) for ngram in plain.ngrams}
+
+    wanted = {ngram for ngram in spelled(topology) if b"x" not in ngram}
+    wanted |= {ngram for ngram in spelled(source) if len(ngram) == 1}
+    wanted |= {ngram[1:] for ngram in wanted if len(ngram) > 1}
+    assert spelled(model) == wanted
+    assert sum(figures["ngrams"]) == len(wanted)
+    assert worst_sum(model) < 3e-6
+    assert figures["perplexity"] > figures["source_perplexity"] > 1
+    assert figures["relative_entropy_nats"] > 0
+    with ArpaReader(out) as reader:
+        (line,) = reader.comments
+    made = json.loads(line.partition(": ")[2])
+    assert made["made_by"].endswith(" distill")
+    assert [(part["as"], part["comments"]) for part in made["inputs"]] == [
+        ("source", ["provenance: of big"]),
+        ("topology", ["provenance: of top"]),
+    ]
+
+
+def test_a_model_on_its_own_n_grams_loses_nothing(run: Run, home: Path) -> None:
+    """As people read it, too."""
+    source = normalised_model(3, WORDS, missing_suffixes=False).write(home / "whole.arpa")
+    args = ("distill", source, "--topology", source, "-o", home / "out.arpa")
+    figures = json.loads(run(*args, "--json", "-q").stdout)
+    assert abs(figures["relative_entropy_nats"]) < 1e-6
+    said = run(*args)
+    assert b"perplexity of text as the source says it: " in said.stdout
+    assert b"expected counts of" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--memory", "1M"], "raise --memory"),
+        (["--threads", "0"], "give 1 or more"),
+        (["--topology", "none.arpa"], "none.arpa"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_it_is_begun(
+    run: Run, home: Path, options: list[str], message: str
+) -> None:
+    """And nothing is written."""
+    given = {"--topology": str(home / "top.arpa")} | dict(
+        zip(options[::2], options[1::2], strict=True)
+    )
+    pairs = [part for pair in given.items() for part in pair]
+    done = run("distill", home / "big.arpa", *pairs, "-o", home / "out.arpa")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert message in done.stderr.decode()
+    assert not (home / "out.arpa").exists()

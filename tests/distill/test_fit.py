@@ -1,0 +1,340 @@
+"""Counting and the KL step, beside their definitions."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distill import oracle
+from distill.oracle import Ngram
+from dlm.distill.backoff import BackoffSource, exact_counts
+from dlm.distill.count import NgramCounts, ln_likelihood, local_counts
+from dlm.distill.fit import fit
+from dlm.distill.topology import closed, restricted, united
+from dlm.errors import ConfigError, DlmError
+from dlm.estimate.columns import ModelColumns
+from dlm.ngram.backoff import DictModel
+from dlm.ngram.vocab import Vocabulary
+from estimate.merge_models import normalised_model, read, worst_sum
+from models import PlainModel
+
+WORDS = tuple("abcdefgh")
+
+
+class Plain:
+    """A model that sums to 1, as the oracle takes it."""
+
+    def __init__(self, model: PlainModel) -> None:
+        self.order = model.order
+        self.ngrams = model.ngrams
+        self.words = [n[0] for n in model.ngrams if len(n) == 1 and n[0] != "<s>"]
+
+    def prob(self, context: Ngram, word: str) -> float:
+        """P(word | context), by backing off."""
+        context = context[-(self.order - 1) :] if self.order > 1 else ()
+        if (*context, word) in self.ngrams:
+            return 10.0 ** np.float64(np.float32(self.ngrams[*context, word][0]))
+        weight = self.ngrams.get(context, (0.0, None))[1] or 0.0
+        return 10.0 ** np.float64(np.float32(weight)) * self.prob(context[1:], word)
+
+    def after(self, context: Ngram) -> Mapping[str, float]:
+        """What each word has after a context; sums to 1."""
+        given = {word: self.prob(context, word) for word in self.words}
+        total = math.fsum(given.values())
+        return {word: value / total for word, value in given.items()}
+
+
+def ngrams_of(columns: ModelColumns) -> list[list[Ngram]]:
+    """The n-grams of each order as words."""
+    words = [word.decode() for word in columns.vocabulary.words]
+    return [[tuple(words[i] for i in row) for row in order.ids] for order in columns.orders]
+
+
+def by_definition(source: Plain, topology: ModelColumns, histories: dict[Ngram, float]):  # type: ignore[no-untyped-def]
+    """The oracle's counts, and ours, of visits to histories."""
+    names = ngrams_of(topology)
+    shape = {ngram for order in names for ngram in order}
+    counts = oracle.Counts(shape, topology.order)
+    ngrams = [np.zeros(len(order)) for order in names]
+    contexts = [np.zeros(1), *(np.zeros(len(order)) for order in names[:-1])]
+    places = [{ngram: i for i, ngram in enumerate(order)} for order in names]
+    for history, weight in histories.items():
+        given = source.after(history)
+        counts.add(history, given, weight)
+        state = counts.state(history)
+        for k in range(len(state) + 1):
+            context = state[len(state) - k :]
+            contexts[k][places[k - 1][context] if k else 0] += weight
+            for word, prob in given.items():
+                if (*context, word) in shape:
+                    ngrams[k][places[k][*context, word]] += weight * prob
+    return counts, NgramCounts(ngrams, contexts)
+
+
+def sampled(source: Plain, sentences: int, seed: int) -> dict[Ngram, float]:
+    """The histories that sampled sentences visit."""
+    rng = random.Random(seed)
+    visits: dict[Ngram, float] = {}
+    for _ in range(sentences):
+        history: Ngram = ("<s>",)
+        while len(history) < 40:
+            visits[history] = visits.get(history, 0) + 1
+            given = source.after(history)
+            word = rng.choices(list(given), list(given.values()))[0]
+            if word == "</s>":
+                break
+            history = (*history, word)
+    return visits
+
+
+def a_source(seed: int, path: Path, **options: object) -> tuple[Plain, ModelColumns, DictModel]:
+    """A random model: for the oracle, in columns, and as a dictionary."""
+    model = normalised_model(seed, WORDS, **options)  # type: ignore[arg-type]
+    columns, plain = read(model, path / f"{seed}.arpa")
+    return Plain(model), columns, plain
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_counts_are_those_of_the_definition_and_add_up(tmp_path: Path, seed: int) -> None:
+    """On the topology of another model, which lacks suffixes before it is closed."""
+    source, columns, _ = a_source(seed, tmp_path)
+    _, other, _ = a_source(seed + 100, tmp_path)
+    topology = closed(restricted(other, columns.vocabulary).model)
+    visits = sampled(source, 20, seed)
+    expected, counts = by_definition(source, topology, visits)
+    local = local_counts(topology, counts)
+    for k, order in enumerate(ngrams_of(topology)):
+        np.testing.assert_allclose(
+            local.found[k], [expected.found[ngram] for ngram in order], atol=1e-12
+        )
+        if k + 1 < topology.order:
+            back = [expected.backed[ngram] for ngram in order]
+            np.testing.assert_allclose(local.backed[k + 1], back, atol=1e-12)
+    # What reaches a context is found there or goes on; section 9 of no paper, plain conservation.
+    for k in range(topology.order - 1):
+        columns_k = topology.orders[k]
+        arrives = local.direct[k + 1].copy()
+        if k + 2 < topology.order:
+            np.add.at(arrives, topology.orders[k + 1].suffix, local.backed[k + 2])
+        leaves = local.backed[k + 1] + np.bincount(
+            topology.orders[k + 1].prefix, local.found[k + 1], len(columns_k)
+        )
+        np.testing.assert_allclose(leaves, arrives, atol=1e-12)
+    halves = [dict(list(visits.items())[i::2]) for i in range(2)]
+    parts = [by_definition(source, topology, half)[1] for half in halves]
+    both = parts[0] + parts[1]
+    for a, b in zip(
+        [*both.ngrams, *both.contexts], [*counts.ngrams, *counts.contexts], strict=True
+    ):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_exact_counts_are_those_of_the_linear_system(tmp_path: Path, seed: int, order: int) -> None:
+    """Of a source on the union of its own n-grams and another model's."""
+    source, columns, _ = a_source(seed, tmp_path, order=order)
+    _, other, _ = a_source(seed + 100, tmp_path)
+    other = restricted(other, columns.vocabulary).model
+    topology = united([columns, other])
+    counts = exact_counts(BackoffSource.of(columns, topology))
+    # The oracle makes each distribution sum to 1, which those of a file do within rounding.
+    names = ngrams_of(topology)
+    states = [(), *(n for names_k in names[:-1] for n in names_k if n[-1] != "</s>")]
+    visits = oracle.expected_visits(source.after, states, topology.order)
+    _, expected = by_definition(source, topology, visits)
+    for k in range(topology.order):
+        np.testing.assert_allclose(counts.ngrams[k], expected.ngrams[k], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(counts.contexts[k], expected.contexts[k], rtol=1e-4, atol=1e-6)
+    own = counts.of(topology, other)
+    rows = [topology.rows_of(c.ids) for c in other.orders]
+    for k, row in enumerate(rows):
+        np.testing.assert_array_equal(own.ngrams[k], counts.ngrams[k][row])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_fit_is_that_of_the_papers_iteration(tmp_path: Path, seed: int) -> None:
+    """Minorisation and maximisation, and the difference of convex functions: the same optimum."""
+    source, columns, _ = a_source(seed, tmp_path)
+    _, other, _ = a_source(seed + 100, tmp_path)
+    topology = closed(restricted(other, columns.vocabulary).model)
+    expected, counts = by_definition(source, topology, sampled(source, 400, seed))
+    found = fit(topology, counts, tolerance=1e-13)
+    assert found.residual < 1e-8
+    prob, left = oracle.difference_of_convex(expected, source.words)
+    for k, order in enumerate(ngrams_of(topology)):
+        for i, ngram in enumerate(order):
+            # A context without counts has no optimum of its own.
+            if prob.get(ngram, 0) > 0 and ngram[:-1] in left:
+                value = 10.0 ** float(found.model.orders[k].log10_prob[i])
+                assert value == pytest.approx(prob[ngram], rel=2e-5, abs=1e-9), ngram
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_a_model_on_its_own_topology_is_found_again(tmp_path: Path, seed: int, order: int) -> None:
+    """From its exact counts; every context of what comes out sums to 1."""
+    _, columns, plain = a_source(seed, tmp_path, order=order, missing_suffixes=False)
+    topology = closed(columns)
+    counts = exact_counts(BackoffSource.of(columns, topology))
+    found = fit(topology, counts, tolerance=1e-13)
+    found.model.write(tmp_path / "out.arpa")
+    again = DictModel.from_arpa(tmp_path / "out.arpa")
+    assert again.ngrams.keys() == plain.ngrams.keys()
+    assert worst_sum(again) < 3e-6
+    local = local_counts(topology, counts)
+    for k, (ours, given) in enumerate(zip(found.model.orders, columns.orders, strict=True)):
+        there = local.found[k] > 1e-9
+        np.testing.assert_allclose(ours.log10_prob[there], given.log10_prob[there], atol=2e-5)
+    kept = ln_likelihood(
+        local,
+        [o.log10_prob.astype(np.float64) for o in columns.orders],
+        [o.log10_backoff.astype(np.float64) for o in columns.orders[:-1]],
+    )
+    assert abs(kept - found.ln_likelihood) / counts.words < 1e-6
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_model_on_the_topology_is_nearer_to_the_source(tmp_path: Path, seed: int) -> None:
+    """Weights moved at random, and the weights of the model whose topology it is, lose more."""
+    _, columns, _ = a_source(seed, tmp_path)
+    _, other, _ = a_source(seed + 100, tmp_path, missing_suffixes=False)
+    topology = closed(restricted(other, columns.vocabulary).model)
+    whole = united([columns, topology])
+    counts = exact_counts(BackoffSource.of(columns, whole)).of(whole, topology)
+    found = fit(topology, counts, tolerance=1e-12)
+    best = found.ln_likelihood
+    assert all(not np.isnan(o.log10_prob).any() for o in found.model.orders)
+    rng = np.random.default_rng(seed)
+    local = local_counts(topology, counts)
+    for size in (1e-3, 1e-2, 0.1):
+        moved = _moved(found.model, rng, size)
+        assert ln_likelihood(local, *moved) < best
+    theirs = BackoffSource.of(restricted_values(other, columns), topology)
+    with np.errstate(divide="ignore"):
+        log10_prob = [np.maximum(np.log10(p), -99) for p in theirs.prob]
+        log10_weight = [np.maximum(np.log10(w), -99) for w in theirs.weight[:-1]]
+    assert ln_likelihood(local, log10_prob, log10_weight) < best
+
+
+def restricted_values(model: ModelColumns, columns: ModelColumns) -> ModelColumns:
+    """The model with the other's ids; both have the same words."""
+    ids = columns.vocabulary.ids_of(model.vocabulary.words)
+    sections = [(ids[o.ids], o.log10_prob, o.log10_backoff) for o in model.orders]
+    return ModelColumns.of(columns.vocabulary, sections)
+
+
+def _moved(
+    model: ModelColumns, rng: np.random.Generator, size: float
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The model with its probabilities moved, and its weights computed anew from them."""
+    prob = []
+    for k, columns in enumerate(model.orders):
+        values = 10.0 ** columns.log10_prob.astype(np.float64)
+        owner = columns.prefix.astype(np.int64)
+        contexts = 1 if k == 0 else len(model.orders[k - 1])
+        listed = np.bincount(owner, values, contexts)
+        values = values * np.exp(size * rng.normal(size=len(values)))
+        # What a context leaves to others stays, so that weights remain possible.
+        values *= (listed / np.maximum(np.bincount(owner, values, contexts), 1e-300))[owner]
+        prob.append(values)
+    weights = []
+    for k in range(1, model.order):
+        longer = model.orders[k]
+        contexts = len(model.orders[k - 1])
+        left = 1 - np.bincount(longer.prefix, prob[k], contexts)
+        below = 1 - np.bincount(longer.prefix, prob[k - 1][longer.suffix], contexts)
+        weights.append(np.where(below > 1e-12, left / np.maximum(below, 1e-12), 1.0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return (
+            [np.maximum(np.log10(p), -99) for p in prob],
+            [np.nan_to_num(np.maximum(np.log10(w), -99), nan=-99.0) for w in weights],
+        )
+
+
+def test_words_alone_get_their_counts(tmp_path: Path) -> None:
+    """A topology without longer n-grams: expected counts, divided by their sum."""
+    _, columns, _ = a_source(3, tmp_path)
+    words = columns.orders[0].ids
+    empty = np.zeros(len(words), np.float32)
+    topology = ModelColumns.of(columns.vocabulary, [(words, empty, empty)])
+    whole = closed(columns)
+    counts = exact_counts(BackoffSource.of(columns, whole)).of(whole, topology)
+    found = fit(topology, counts)
+    expected = counts.ngrams[0] / counts.ngrams[0].sum()
+    values = 10.0 ** found.model.orders[0].log10_prob.astype(np.float64)
+    np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-30)
+
+
+def test_a_prior_keeps_words_that_only_longer_contexts_saw(tmp_path: Path) -> None:
+    """Few samples leave probabilities of 0 without it, and none with it; contexts that were never
+    visited take over what they back off to."""
+    source, columns, _ = a_source(1, tmp_path)
+    topology = closed(columns)
+    _, counts = by_definition(source, topology, sampled(source, 2, 5))
+    bare, careful = fit(topology, counts), fit(topology, counts, prior=0.01)
+    assert bare.unvisited == careful.unvisited > 0
+    predicted = np.flatnonzero(topology.orders[0].ids[:, 0] != columns.vocabulary.begin_id)
+    for k, columns_k in enumerate(careful.model.orders):
+        rows = predicted if k == 0 else np.arange(len(columns_k))
+        assert (columns_k.log10_prob[rows] > -90).all()
+    assert worst_sum(_plain(careful.model, tmp_path)) < 3e-6
+
+
+def _plain(model: ModelColumns, folder: Path) -> DictModel:
+    model.write(folder / "again.arpa")
+    return DictModel.from_arpa(folder / "again.arpa")
+
+
+def test_a_mixture_of_counts_is_the_fit_of_the_mixture(tmp_path: Path) -> None:
+    """Nearer to both sources together than a linear mixture with the same weights (merging)."""
+    _, one, _ = a_source(1, tmp_path, missing_suffixes=False)
+    _, two, _ = a_source(2, tmp_path, missing_suffixes=False)
+    two = restricted_values(two, one)
+    topology = united([one, two])
+    sources = [BackoffSource.of(model, topology) for model in (one, two)]
+    counts = [exact_counts(source) for source in sources]
+    mixed = counts[0].scaled(0.3) + counts[1].scaled(0.7)
+    found = fit(topology, mixed, tolerance=1e-12)
+    local = local_counts(topology, mixed)
+    log10_prob = [
+        np.log10(np.maximum(0.3 * a + 0.7 * b, 1e-99))
+        for a, b in zip(sources[0].prob, sources[1].prob, strict=True)
+    ]
+    weights = []
+    for k in range(1, topology.order):
+        longer, size = topology.orders[k], len(topology.orders[k - 1])
+        left = 1 - np.bincount(longer.prefix, 10.0 ** log10_prob[k], size)
+        below = 1 - np.bincount(longer.prefix, 10.0 ** log10_prob[k - 1][longer.suffix], size)
+        weights.append(np.log10(np.maximum(left, 1e-99) / np.maximum(below, 1e-99)))
+    assert found.ln_likelihood > ln_likelihood(local, log10_prob, weights)
+
+
+def test_what_cannot_be_distilled_is_refused_by_name(tmp_path: Path) -> None:
+    """No words in common; sentences that never end; no counts; a prior below nothing."""
+    _, columns, _ = a_source(1, tmp_path)
+    _, other, _ = a_source(2, tmp_path)
+    some = restricted(other, Vocabulary([b"<unk>", b"<s>", b"</s>", b"a", b"b"], unk_in_model=True))
+    assert some.foreign_words == len(WORDS) - 2
+    left = sum(map(len, some.model.orders[1:]))
+    assert 0 < left == sum(map(len, other.orders[1:])) - some.dropped
+    with pytest.raises(ConfigError, match="has a word that the source does not know"):
+        restricted(other, Vocabulary([b"<unk>", b"x", b"y"], unk_in_model=True))
+    endless = PlainModel(2, {
+        ("<s>",): (-99.0, 0.0), ("</s>",): (-99.0, None), ("a",): (0.0, 0.0),
+        ("<s>", "a"): (0.0, None), ("a", "a"): (0.0, None),
+    })  # fmt: skip
+    forever, _ = read(endless, tmp_path / "endless.arpa")
+    with pytest.raises(DlmError, match="do not end"):
+        exact_counts(BackoffSource.of(forever, closed(forever)))
+    nothing = NgramCounts([np.zeros(len(columns.orders[0]))], [np.zeros(1)])
+    with pytest.raises(ConfigError, match="no counts"):
+        fit(columns, nothing)
+    some = NgramCounts(nothing.ngrams, [np.ones(1)])
+    with pytest.raises(ConfigError, match="prior"):
+        fit(columns, some, prior=-1)
