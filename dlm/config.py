@@ -25,6 +25,7 @@ def resolve(
     *,
     flags: Mapping[str, Any] | None = None,
     file: Path | None = None,
+    tables: Iterable[str] = (),
     environ: Mapping[str, str] | None = None,
     prefix: str = "DLM",
 ) -> T:
@@ -33,11 +34,12 @@ def resolve(
     Args
         section  name of the table in the TOML file and middle part of the variables
         flags    field -> value; None stands for "not given"
+        tables   other tables that the file may hold
         prefix   what the variables begin with; a command whose tables bear the names of other
                  commands' tables takes its own, so that neither reads the other's
     Raises
-        ConfigError  an unknown field in the file or the environment, or a value of the wrong type
-                     or out of bounds
+        ConfigError  an unknown field in the file or the environment, a table of the file that
+                     nobody reads, or a value of the wrong type or out of bounds
     """
     environ = os.environ if environ is None else environ
     hints = get_type_hints(kind)
@@ -45,9 +47,14 @@ def resolve(
     values: dict[str, Any] = {}
     if file is not None:
         try:
-            table = tomllib.loads(file.read_text(encoding="utf-8")).get(section, {})
+            found = tomllib.loads(file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
             raise ConfigError(f"{file} cannot be read as TOML: {exc}") from exc
+        misplaced = sorted(set(found) - {section, *tables})
+        if misplaced:
+            said = "; ".join(_misplaced(name, section, fields) for name in misplaced)
+            raise ConfigError(f"{file}: {said}")
+        table = found.get(section, {})
         unknown = sorted(set(table) - set(fields))
         if unknown:
             said = "; ".join(name + nearest(name, fields) for name in unknown)
@@ -63,6 +70,13 @@ def resolve(
     values.update({variables[v]: environ[v] for v in variables if v in environ})
     values.update({k: v for k, v in (flags or {}).items() if v is not None})
     return kind(**{name: _coerce(section, name, fields[name], v) for name, v in values.items()})
+
+
+def _misplaced(name: str, section: str, fields: Iterable[str]) -> str:
+    """What to do about a name of the file that is outside of every table that is read."""
+    if name in fields:
+        return f"{name} stands outside of [{section}]; put it below that line"
+    return f"nothing reads {name}; settings stand in the table [{section}]"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -435,7 +435,13 @@ class TrainingSettings:
             given = dict((flags or {}).get(name, {}))
             try:
                 values[name] = config.resolve(
-                    kind, name, flags=given, file=file, environ=environ, prefix=PREFIX
+                    kind,
+                    name,
+                    flags=given,
+                    file=file,
+                    tables=tables,
+                    environ=environ,
+                    prefix=PREFIX,
                 )
             except TypeError as exc:
                 lacking = _lacking(kind, name, found.get(name, {}), given, environ)

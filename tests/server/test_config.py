@@ -127,3 +127,18 @@ def test_a_misspelt_name_in_the_file_is_refused_with_what_was_meant(tmp_path):
     path.write_text("[server]\nworker = 2\n")
     with pytest.raises(ConfigError, match=r"no setting named worker \(did you mean workers\?\)"):
         resolve(ServerConfig, "server", file=path, environ={})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('tokens = "t"\n', r"tokens stands outside of \[server\]; put it below that line"),
+        ('[sever]\ntokens = "t"\n', r"nothing reads sever; settings stand in the table \[server\]"),
+    ],
+)
+def test_a_setting_outside_of_its_table_is_refused(tmp_path, text, said):
+    """As a misspelt one: it would have no effect, and nobody would hear of it."""
+    path = tmp_path / "server.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        resolve(ServerConfig, "server", file=path, environ={})
