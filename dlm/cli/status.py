@@ -77,7 +77,7 @@ def status(
     """
     from functools import partial
 
-    from dlm.client.security import ClientSecurity, read_cluster_security
+    from dlm.client.security import ClientSecurity, check_files, read_cluster_security
     from dlm.client.status import ClusterStatus
     from dlm.client.topology import read_cluster_file
     from dlm.client.transport import GrpcConnection
@@ -97,6 +97,7 @@ def status(
         ca, cert, key, server_name, token_file, insecure=insecure, use_proxy=use_proxy
     )
     security = given.over(read_cluster_security(cluster))
+    check_files(security)  # a fault here is no server's
     connect = partial(GrpcConnection, security=security)
     servers = ClusterStatus(endpoints, connect, timeout)
     pause = threading.Event()  # never set: waiting for it ends at once where a signal comes

@@ -266,6 +266,16 @@ def _credentials(security: ClientSecurity) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(ca, key, cert)
 
 
+def check_files(security: ClientSecurity) -> None:
+    """Reads what a client shows and trusts, before any server is asked.
+
+    Raises  ConfigError, where a file is missing or no good
+    """
+    if security.ca:
+        _credentials(security)
+    read_token(security)
+
+
 def _read(path: str) -> bytes:
     try:
         return Path(path).read_bytes()

@@ -118,6 +118,8 @@ def test_nobody_there_is_status_1_though_the_file_names_no_shard(run, tmp_path) 
         (["--interval", "0"], "--interval 0: seconds above 0"),
         (["--timeout", "-1"], "--timeout -1: seconds above 0"),
         (["--cluster", "nowhere.toml"], "nowhere.toml does not exist"),
+        (["--token-file", "nowhere.token"], "nowhere.token cannot be read: No such file"),
+        (["--ca", "nowhere.pem"], "nowhere.pem cannot be read: No such file"),
     ],
 )
 def test_wrong_usage_is_told(run, cluster, arguments, said) -> None:
@@ -125,6 +127,7 @@ def test_wrong_usage_is_told(run, cluster, arguments, said) -> None:
     done = run("status", *arguments, cwd=cluster.parent)
     assert done.returncode == 1
     assert said in done.stderr.decode()
+    assert not done.stdout  # no server is blamed
 
 
 def drawn(snapshot: ClusterSnapshot, width: int, height: int | None = None) -> list[str]:
