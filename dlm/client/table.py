@@ -299,7 +299,8 @@ class Table:
                 self.refresh(snapshot, self._config.deadline_s)
         except Exception as exc:  # noqa: BLE001 - nobody waits for it
             error = str(exc) or repr(exc)
-            if error != self._unread:  # once, not with each look
+            # Once, not with each look; and a look that the client's end cut short is no fault.
+            if error != self._unread and not self._links.closed:
                 self._unread = error
                 log.warning("client.table.unread", extra={"error": error})
         finally:

@@ -478,6 +478,15 @@ def test_a_closed_client_says_so(client) -> None:
         asyncio.run(ask())
 
 
+def test_a_look_that_closing_cuts_short_logs_nothing(client, caplog) -> None:
+    """Servers are looked at in the background; the client's end is no fault of theirs."""
+    client.utterance()
+    table = client._core.table
+    client.close()
+    table.refresh_quietly(table.known)
+    assert not [r for r in caplog.records if r.name.startswith("dlm.client.table")]
+
+
 def test_a_client_that_was_never_connected_and_is_closed_says_so(cluster, connect) -> None:
     """The first call finds the servers, unless the client was closed before."""
     client = connect(cluster.addresses, Network())
