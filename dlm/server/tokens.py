@@ -61,6 +61,10 @@ def read_tokens(path: Path) -> Tokens:
     Raises
         ConfigError  what is wrong with it, by line; never what stands there
     """
+    if not path.exists():
+        raise ConfigError(
+            f"{path} does not exist; `dlm token NAME --tokens {path} --token-file FILE` makes it"
+        )
     digests: list[bytes] = []
     names: list[str] = []
     for number, line in lines_of(read_secret(path), path):

@@ -110,6 +110,12 @@ def test_bad_lines_are_named_by_number_and_never_shown(tmp_path, line, fault):
     assert BOB not in str(caught.value)
 
 
+def test_a_missing_file_is_told_with_the_command_that_makes_it(tmp_path):
+    """The first start of a server with --tokens."""
+    with pytest.raises(ConfigError, match="tokens does not exist; `dlm token NAME --tokens "):
+        read_tokens(tmp_path / "tokens")
+
+
 def test_none_and_too_many_are_refused(tmp_path):
     """An empty file is a half-written one; the time of a call grows with the number."""
     with pytest.raises(ConfigError, match="holds no token"):
