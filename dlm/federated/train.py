@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -622,7 +623,9 @@ class TrainedModel:
     rounds: int
 
 
-def load_model(run: Path, *, public_key: Path | None = None) -> TrainedModel:
+def load_model(
+    run: str | os.PathLike[str], *, public_key: str | os.PathLike[str] | None = None
+) -> TrainedModel:
     """The network of a run's folder or checkpoint, with its vocabulary and its record.
 
     Args
@@ -632,6 +635,7 @@ def load_model(run: Path, *, public_key: Path | None = None) -> TrainedModel:
         FormatError   the checkpoint is damaged or of another version
         PrivacyError  its record is of another checkpoint, was changed, or the key has not signed it
     """
+    run = Path(run)
     place = run / CHECKPOINT if run.is_dir() else run
     found = checkpoint.read(place)
     settings = found.settings
@@ -643,7 +647,7 @@ def load_model(run: Path, *, public_key: Path | None = None) -> TrainedModel:
     state: TrainingState = trees.rebuilt(found.arrays, template, found.path)
     record = checkpoint.record_in(found)
     if public_key is not None:
-        record = require_signed(place, public_key)
+        record = require_signed(place, Path(public_key))
     vocabulary = None
     if (content := found.attachments.get("vocabulary")) is not None:
         vocabulary = RunVocabulary.from_bytes(content, record)

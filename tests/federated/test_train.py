@@ -681,7 +681,7 @@ def test_a_model_is_loaded_with_its_vocabulary_and_its_record(
     assert began.reasons == ("no round was done yet: the network is as it began",)
     made = train.load_model(tmp_path)
     moved = shutil.copy(tmp_path / CHECKPOINT, tmp_path / "model.dlmfed")
-    assert made.record == train.load_model(Path(moved)).record == report.provenance
+    assert made.record == train.load_model(str(moved)).record == report.provenance
     assert made.rounds == 6
     assert made.vocabulary is not None
     assert made.vocabulary.words == WordList(tuple(WORDS), made.record)
