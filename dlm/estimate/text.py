@@ -51,7 +51,7 @@ SCORED_ANYWAY = frozenset({LineFault.NOT_UTF8, LineFault.RESERVED, LineFault.LON
 
 _ADVICE = {
     LineFault.NOT_UTF8: "convert the file (iconv -t UTF-8)",
-    LineFault.NUL: "remove it (tr -d '\\000'); is the file text?",
+    LineFault.NUL: "check that the file is text, remove it (tr -d '\\000')",
     LineFault.RESERVED: "the sentence marks and the unknown word are added here: remove them",
     LineFault.LONG_LINE: "is the text one sentence a line? Split it",
     LineFault.LONG_WORD: "is the text split at spaces? Split it",

@@ -204,7 +204,7 @@ def build_inventory(
         except (RuntimeError, OSError, ValueError) as exc:
             raise EstimationError(
                 f"SentencePiece gives no inventory of {size} pieces from {len(counts.words)} "
-                f"words: {exc}. Ask for fewer, or count more words"
+                f"words: {str(exc).rstrip('. ')}. Ask for fewer, or count more words"
             ) from exc
     made = _without_paths(model.getvalue(), str(folder))
     record = counts.provenance.derive(f"wordpieces {size}", **{PIECES_DIGEST: content_digest(made)})
