@@ -20,7 +20,7 @@ def federate(
         Path, typer.Option("--output", "-o", help="Folder of the run; goes on if it has one.")
     ],
     stop_after: Annotated[
-        int | None, typer.Option(help="End after so many rounds; the same command goes on.")
+        int | None, typer.Option(help="Rounds at which to end; without it, the run goes on.")
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Simulate: noise that this number gives, not private.")
