@@ -5,7 +5,8 @@ server is, so it listens on loopback unless told otherwise.
 
 One process shows itself (`worker_exposition`). Several that share a port each show themselves on a
 unix socket in a private folder, and a process beside them shows all in one (`serve_joined`): a
-worker that is dead or stuck is left out, and never fails a scrape.
+worker that is dead or stuck is left out, and never fails a scrape. Where all of them are, the
+scrape says why (`dlm_server_trouble`), or fails: an empty one would raise no alert.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ from dlm.logs import EventLog
 from dlm.server.config import ServerConfig
 from dlm.server.health import ServingState
 from dlm.server.http import HttpServer, Response, Route, get, tcp_socket, text, unix_socket
+from dlm.server.trouble import Cause
 
 logger = EventLog(__name__)
 
+TROUBLE = "dlm_server_trouble"
 METRICS, HEALTHZ, READYZ = "/metrics", "/healthz", "/readyz"
 # Scrapes may not cost more than a few per cent of a core, however many come: text this fresh is
 # given again. Seconds.
@@ -110,6 +113,9 @@ def joined_exposition(
 ) -> HttpServer:
     """Shows several worker processes as one; close what is returned.
 
+    /metrics is 200 while a worker answers, or `trouble` says why none does: then it has
+    `dlm_server_trouble` for each, with the labels that it last showed. Else 503.
+
     /readyz is 200 while at least one worker is ready: the port is answered then. /healthz is 200
     while at least one worker's is: a dead or stuck one is its supervisor's to replace.
 
@@ -119,6 +125,7 @@ def joined_exposition(
     """
     rendered: tuple[float, bytes] | None = None
     one_at_a_time = asyncio.Lock()
+    labels: dict[int, dict[str, str]] = {}
 
     async def metrics() -> Response:
         nonlocal rendered
@@ -130,7 +137,13 @@ def joined_exposition(
                     for worker, answer in (await _ask_all(sockets, METRICS)).items()
                     if answer.status is HTTPStatus.OK
                 }
-                body = generate_latest(_Families(join(texts)))
+                families = join(texts)
+                labels.update(_labels_of_trouble(families))
+                if trouble():
+                    families = _with_damage(families, {w: labels.get(w, {}) for w in sockets})
+                if not families:
+                    return text(HTTPStatus.SERVICE_UNAVAILABLE, "no worker answers")
+                body = generate_latest(_Families(families))
                 rendered = (clock(), body)  # from now: asking may have taken long
             return Response(HTTPStatus.OK, rendered[1], CONTENT_TYPE_LATEST)
 
@@ -192,6 +205,30 @@ def join(texts: Mapping[int, str]) -> list[Metric]:
                 labels = {"worker": str(worker), **sample.labels}
                 joined.samples.append(sample._replace(labels=labels))
     return list(families.values())
+
+
+def _labels_of_trouble(families: Iterable[Metric]) -> dict[int, dict[str, str]]:
+    """Worker -> labels of its `dlm_server_trouble`, but for the cause."""
+    return {
+        int(sample.labels["worker"]): {k: v for k, v in sample.labels.items() if k != "cause"}
+        for family in families
+        if family.name == TROUBLE
+        for sample in family.samples
+        if sample.labels["worker"].isdecimal()
+    }
+
+
+def _with_damage(families: list[Metric], labels: Mapping[int, Mapping[str, str]]) -> list[Metric]:
+    """The families, and that a damaged file keeps each worker that shows nothing from its work."""
+    others = [family for family in families if family.name != TROUBLE]
+    found = next((family for family in families if family.name == TROUBLE), None)
+    shown = _labels_of_trouble(families)
+    joined = Metric(TROUBLE, found.documentation if found else "Causes.", "gauge")
+    joined.samples = list(found.samples) if found else []
+    for worker in sorted(labels.keys() - shown.keys()):
+        cause = {"cause": Cause.DAMAGED_FILE.value}
+        joined.add_sample(TROUBLE, {"worker": str(worker), **labels[worker], **cause}, 1)
+    return [*others, joined]
 
 
 @dataclass(frozen=True, slots=True)

@@ -540,6 +540,10 @@ def test_one_scrape_shows_every_worker_that_lives(workers, monkeypatch) -> None:
         workers.processes[1].send_signal(signal.SIGCONT)
         workers.start(0, 1)
         until(lambda: shows({"0": 1, "1": 11, "2": 12}))
+        for worker in range(3):
+            workers.kill(worker)
+        # A scrape that fails raises DlmTargetDown; an empty one would raise nothing.
+        until(lambda: fetch(server.port, "/metrics") == (503, "no worker answers\n"))
     finally:
         server.close()
 

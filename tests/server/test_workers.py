@@ -405,6 +405,10 @@ def test_a_file_cut_off_under_a_server_is_named_and_the_server_not_ready(
     damaged = folder / entry.name
     whole = damaged.read_bytes()
     first = children(server.process.pid)[:2]
+    calm = trouble_by_worker(port)
+    assert {labels["model"] for labels, value in calm.values() if not value} == {
+        sharded.manifest.model[:12]
+    }
     os.truncate(damaged, 0)
     ask_until(server.address, asked.data, lambda: "server.file.damaged" in server.errors)
     said = f"{damaged} has 0 bytes, the manifest says {entry.bytes}"
@@ -413,6 +417,9 @@ def test_a_file_cut_off_under_a_server_is_named_and_the_server_not_ready(
     assert "signal=SIGBUS" in server.errors
     until(lambda: not ready_file.exists())
     until(lambda: probe(port, "/readyz") == (503, f"not ready: {said}"))
+    # The alert, too, which nobody would raise if the dead were left out of a scrape.
+    alerting = {worker: (labels, 1.0) for worker, (labels, _) in calm.items()}
+    until(lambda: trouble_by_worker(port) == alerting)
     pauses = re.compile(r"worker.exited worker=(\d) .* again_in_s=([\d.]+) error=\"/")
     until(lambda: len(pauses.findall(server.errors)) >= 3)
     for worker in "01":
@@ -432,6 +439,16 @@ def test_a_file_cut_off_under_a_server_is_named_and_the_server_not_ready(
     assert server.errors.count("server.file.whole_again") == 1
     server.process.terminate()
     assert server.wait() == 0, server.errors
+
+
+def trouble_by_worker(port: int) -> dict[str, tuple[dict[str, str], float]]:
+    """Worker -> labels and value of its `dlm_server_trouble` for a damaged file."""
+    return {
+        sample.labels["worker"]: (dict(sample.labels), sample.value)
+        for family in text_string_to_metric_families(probe(port, "/metrics")[1])
+        for sample in family.samples
+        if sample.labels.get("cause") == "damaged_file"
+    }
 
 
 def probe(port: int, path: str) -> tuple[int, str]:
