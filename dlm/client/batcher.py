@@ -69,10 +69,13 @@ class Done:
     """A message came back, well or badly; one whose lease has run out counts for nothing.
 
     answered  with answers, which tell the pace of the shard
+    gone      nobody took it: no server is there, or none lets this client in. How long that took
+              is no pace, and what was known of the pace ends with the servers
     """
 
     message: int
     answered: bool = True
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,8 @@ def step(
         for lease in leases:
             if lease.message == event.message and event.answered:
                 pace = pace.answered(lease.queries)
+        if event.gone:
+            pace = Pace(at=now)
         leases = tuple(lease for lease in leases if lease.message != event.message)
     if any(lease.until <= now for lease in leases):
         actions += [Unanswered(lease.message) for lease in leases if lease.until <= now]

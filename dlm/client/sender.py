@@ -31,6 +31,7 @@ from dlm.client.security import Metadata
 from dlm.client.table import Table
 from dlm.client.topology import dedupe_faults
 from dlm.errors import (
+    AuthenticationError,
     DeadlineExceeded,
     DlmError,
     Overloaded,
@@ -579,7 +580,7 @@ class Sender:
         self._count_failed(error, message.items)
         for item in message.items:
             self._miss(item, error)
-        self._step(message.place, batcher.Done(message.number, answered=False))
+        self._step(message.place, _failed(message, error))
 
     def _count_failed(self, error: DlmError, items: list[Item]) -> None:
         """Tells the cascade of a message that nobody answered; not of one that had no time."""
@@ -607,7 +608,7 @@ class Sender:
     def _move(self, message: _Message, error: DlmError) -> None:
         """Gives the place of a message back, and sends its items where they belong by the table of
         now."""
-        self._step(message.place, batcher.Done(message.number, answered=False))
+        self._step(message.place, _failed(message, error))
         fresh = self._table.of(message.snapshot.model)
         for item in message.items:
             try:
@@ -651,6 +652,12 @@ class Sender:
         if known is None:
             fields = {"shard": shard, "error": type(error).__name__}
             log.warning("client.partial.began", extra=fields)
+
+
+def _failed(message: _Message, error: DlmError) -> batcher.Done:
+    """How a message ended that nobody answered."""
+    gone = isinstance(error, (ShardDown, AuthenticationError))
+    return batcher.Done(message.number, answered=False, gone=gone)
 
 
 def is_moving(error: DlmError) -> bool:

@@ -212,6 +212,17 @@ def test_refused_and_failed_messages_are_no_pace() -> None:
     assert state.pace.seconds(100) >= quick
 
 
+def test_a_shard_whose_servers_are_gone_has_no_pace() -> None:
+    """However long nobody is there, a call is told that, and not of seconds of work."""
+    state, now = answering(100, 0.1, 20), 2.0
+    for _ in range(50):
+        state, (sent,) = step(state, Submit(work("lost", 100, now + 2.0)), now)
+        now += 0.5
+        state, _ = step(state, Done(sent.message, answered=False, gone=True), now)
+    state, _ = step(state, Submit(work("lost", 100, now + 2.0)), now)
+    assert not state.refuses(100, now + 2.0, now)
+
+
 # Each event: (time that passes, queries and time allowed of new work, or None for an answer).
 events = st.lists(
     st.tuples(
