@@ -59,6 +59,7 @@ class Table:
         self._others: Mapping[str, Snapshot] = {}  # by model; replaced whole
         self._gone = False  # no server holds what is known
         self._unread = ""  # why the last look failed
+        self._unserved: str | None = None  # the default that no servers hold all shards of
         self._stamp = endpoints.stamp()
         self._stamp_seen = self._read_at = clock()
         self._config = config
@@ -195,13 +196,15 @@ class Table:
                 self._links.connection,
                 self._config.connect_s if timeout_s is None else timeout_s,
             )
+            named = self.endpoints.model()
             topology = census.choose(
-                None if known is None else known.shard_set, self.model, self.endpoints.model()
+                None if known is None else known.shard_set, self.model, named
             )
         finally:
             runtime.looked = self._read_at = self._clock()
         self._stamp = stamp
         manifest = topology.manifest
+        self._note_kept(None if self.model else named, manifest)
         grams = self._grams(manifest.model)
         if known is None:
             grams = grams or self._fetch(topology)
@@ -232,6 +235,17 @@ class Table:
             },
         )
         return snapshot
+
+    def _note_kept(self, named: str | None, manifest: Manifest) -> None:
+        """Logs, once, that the model in use stays, since nobody serves all of the one that the
+        operator names."""
+        is_it = named is None or any(
+            one.startswith(named) for one in (manifest.model, manifest.shard_set)
+        )
+        if not is_it and named != self._unserved:
+            fields = {"named": named, "model": manifest.model}
+            log.warning("client.model.kept", extra=fields)
+        self._unserved = None if is_it else named
 
     def _still_held(self, census: Census, now: Snapshot) -> dict[str, Snapshot]:
         """Of the models that were in use before, where those are that servers hold still."""

@@ -186,6 +186,31 @@ def test_running_clients_follow_the_default_and_open_handles_stay(
         check(client, old)
 
 
+@pytest.mark.parametrize(
+    ("named", "event"), [("ffffff", "client.model.kept"), ("NEW", "client.table.unread")]
+)
+def test_a_default_that_nobody_serves_changes_nothing_and_is_told(
+    other_files, both, config, tmp_path, caplog, monkeypatch, named: str, event: str
+) -> None:
+    """An operator's slip: running clients stay where they are, and their log says so, once."""
+    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.table.FOLLOW_S", 0.05)
+    path = tmp_path / "cluster.toml"
+    listed = "".join(f'[[server]]\naddress = "{address}"\n' for address in both)
+    path.write_text(listed)
+    with Client.connect(path, config) as client:
+
+        def told() -> list[str]:
+            check(client, other_files)
+            return [str(vars(r)) for r in caplog.records if r.message.startswith(event)]
+
+        path.write_text(f'model = "{named}"\n{listed}')
+        until(told)
+        for _ in range(20):  # however often it looks again
+            (line,) = told()
+        assert named in line
+
+
 @pytest.mark.parametrize("partial", [False, True])
 def test_a_new_handle_whose_model_was_taken_away_is_answered_by_the_next(
     files, other_files, rolled, config, partial
