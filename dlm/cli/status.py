@@ -70,8 +70,9 @@ def status(
 ) -> None:
     """Ask every server how it is.
 
-    Exit status 1 where a shard has no server that is ready, or where a server does not let us ask;
-    with --wait, where not every server that cluster.toml lists is ready in time.
+    Exit status 1 where a shard has no server that is ready, where a server does not let us ask, or
+    where none holds the model that cluster.toml names; with --wait, where not every server that
+    cluster.toml lists is ready in time.
     What cluster.toml says of TLS and tokens yields to the options.
     Example: dlm status --cluster cluster.toml --watch
     """
@@ -79,7 +80,7 @@ def status(
 
     from dlm.client.security import ClientSecurity, check_files, read_cluster_security
     from dlm.client.status import ClusterStatus
-    from dlm.client.topology import read_cluster_file
+    from dlm.client.topology import read_cluster_file, read_cluster_model
     from dlm.client.transport import GrpcConnection
     from dlm.errors import ConfigError
 
@@ -99,7 +100,7 @@ def status(
     security = given.over(read_cluster_security(cluster))
     check_files(security)  # a fault here is no server's
     connect = partial(GrpcConnection, security=security)
-    servers = ClusterStatus(endpoints, connect, timeout)
+    servers = ClusterStatus(endpoints, connect, timeout, model=read_cluster_model(cluster))
     pause = threading.Event()  # never set: waiting for it ends at once where a signal comes
     try:
         end = time.monotonic() + wait
@@ -118,7 +119,8 @@ def status(
         print(json.dumps({**snapshot.facts(), "interval_s": interval}, indent=1))
     else:
         _print(snapshot)
-    if snapshot.missing or snapshot.refused or snapshot.down or (wait and not snapshot.whole):
+    wrong = snapshot.missing or snapshot.refused or snapshot.down or snapshot.unserved
+    if wrong or (wait and not snapshot.whole):
         raise typer.Exit(1)
 
 
@@ -223,6 +225,12 @@ def problems(snapshot: ClusterSnapshot) -> list[str]:
     out += [f"shard {shard}: no server is ready" for shard in snapshot.missing]
     if snapshot.down and not snapshot.missing:
         out.append("no server is ready")
+    if snapshot.unserved:
+        held = sorted({row.model for row in snapshot.rows if row.model})
+        out.append(
+            f"cluster.toml names model {snapshot.unserved}, and no server that answers holds it; "
+            f"they hold {', '.join(held)}. Name one of these, or serve the other"
+        )
     out += [
         f"{row.address}: slow, {row.delay_ms:.3g} ms; others of shard {row.shard} are asked first"
         for row in snapshot.rows

@@ -106,12 +106,14 @@ class ClusterSnapshot:
     missing  of these, the ones that no server answers for: none of its servers is ready. Of what a
              server that refuses us may hold, nobody can say that
     refused  whether a server does not let us ask
+    unserved  the default model that cluster.toml names, where no server that answers holds it
     """
 
     rows: tuple[Row, ...]
     shards: tuple[int, ...]
     missing: tuple[int, ...]
     refused: bool = False
+    unserved: str | None = None
 
     @property
     def down(self) -> bool:
@@ -135,18 +137,21 @@ class ClusterSnapshot:
     @property
     def mode(self) -> Mode | None:
         """Which model clients with a small one use for new utterances, as far as heartbeats tell
-        (of the messages that fail only their clients know); None where a server refuses us."""
+        (of the messages that fail only their clients know); None where a server refuses us, or
+        where none has the model that clients are to use."""
         if self.missing or self.slow or self.down:
             return Mode.SMALL
-        return None if self.refused else Mode.FULL
+        return None if self.refused or self.unserved else Mode.FULL
 
     def facts(self) -> dict[str, Any]:
-        """As JSON: `servers` (`Row`, field by field), `shards`, `missing`, `slow` and `mode`."""
+        """As JSON: `servers` (`Row`, field by field), `shards`, `missing`, `slow`, `unserved` and
+        `mode`."""
         return {
             "servers": [asdict(row) for row in self.rows],
             "shards": list(self.shards),
             "missing": list(self.missing),
             "slow": list(self.slow),
+            "unserved": self.unserved,
             "mode": self.mode,
         }
 
@@ -426,6 +431,7 @@ class ClusterStatus:
         endpoints  the servers, each once
         connect    makes a connection of its own at every call
         timeout_s  seconds for one heartbeat, and for meeting all workers of a server
+        model      the default that cluster.toml names, if it does
     """
 
     def __init__(
@@ -434,8 +440,10 @@ class ClusterStatus:
         connect: Connect,
         timeout_s: float,
         *,
+        model: str | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
+        self._model = model
         self._servers = [_Server(e, connect, timeout_s, clock) for e in endpoints]
 
     def poll(self) -> ClusterSnapshot:
@@ -451,8 +459,19 @@ class ClusterStatus:
         refused = {row.shard for row in rows if row.state == "refused"}
         missing = set() if None in refused else shards - ready - refused
         return ClusterSnapshot(
-            tuple(rows), tuple(sorted(shards)), tuple(sorted(missing)), bool(refused)
+            tuple(rows),
+            tuple(sorted(shards)),
+            tuple(sorted(missing)),
+            bool(refused),
+            self._unserved(rows),
         )
+
+    def _unserved(self, rows: Sequence[Row]) -> str | None:
+        held = {name for row in rows for name in (row.model, row.shard_set) if name}
+        if self._model is None or not held:
+            return None
+        beginning = self._model[:ID_DIGITS]
+        return None if any(name.startswith(beginning) for name in held) else self._model
 
     def _remeasure_slow(self, rows: list[Row]) -> list[Row]:
         """The rows, where what seems slow was measured again, one server after the other.

@@ -197,9 +197,7 @@ class Table:
                 self._config.connect_s if timeout_s is None else timeout_s,
             )
             named = self.endpoints.model()
-            topology = census.choose(
-                None if known is None else known.shard_set, self.model, named
-            )
+            topology = census.choose(None if known is None else known.shard_set, self.model, named)
         finally:
             runtime.looked = self._read_at = self._clock()
         self._stamp = stamp

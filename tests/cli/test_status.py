@@ -42,8 +42,9 @@ def test_the_same_as_json(run, cluster) -> None:
     done = run("status", "--cluster", cluster, "--interval", 0.05, "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
-    assert set(facts) == {"servers", "shards", "missing", "slow", "mode", "interval_s"}
-    assert facts["mode"] == "full" and facts["slow"] == []
+    documented = {"servers", "shards", "missing", "slow", "unserved", "mode", "interval_s"}
+    assert set(facts) == documented
+    assert facts["mode"] == "full" and facts["slow"] == [] and facts["unserved"] is None
     assert facts["shards"] == [0, 1]
     assert facts["missing"] == []
     for server in facts["servers"]:
@@ -52,6 +53,22 @@ def test_the_same_as_json(run, cluster) -> None:
         assert server["queries_per_s"] == 0
         assert server["round_trip_ms"] > 0
         assert server["error"] is None
+
+
+def test_a_model_that_no_server_holds_is_told(run, cluster, tmp_path) -> None:
+    """A slip in cluster.toml: no client could begin, so it is not well."""
+    facts = json.loads(run("status", "--cluster", cluster, "--interval", 0.05, "--json").stdout)
+    held = facts["servers"][0]["model"]
+    slip = tmp_path / "cluster.toml"
+    slip.write_text(f'model = "{"0" * 32}"\n{cluster.read_text()}')
+    done = run("status", "--cluster", slip, "--interval", 0.05)
+    out = done.stdout.decode()
+    assert done.returncode == 1, done.stderr
+    assert f"names model {'0' * 32}" in out and f"they hold {held}." in out
+    assert "mode: not known" in out
+    slip.write_text(f'model = "{held}"\n{cluster.read_text()}')
+    done = run("status", "--cluster", slip, "--interval", 0.05)
+    assert (done.returncode, b"mode: full" in done.stdout) == (0, True)
 
 
 def test_no_command_goes_through_the_environments_proxy(cluster, environ) -> None:
