@@ -145,7 +145,7 @@ def export(
     directory: Directory,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="ARPA file to write, .gz, .zst or .xz; else stdout."),
+        typer.Option("--output", "-o", help="ARPA file to write, .gz, .zst or .xz; - is stdout."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
 ) -> None:
@@ -157,6 +157,8 @@ def export(
     from dlm.errors import ConfigError
     from dlm.index.check.decode import export_arpa
 
+    if output is not None and str(output) == "-":
+        output = None
     if output is not None and output.exists() and not force:
         raise ConfigError(f"{output} exists; give another --output, or --force to replace it")
     if output is not None and output.suffix in (".bz2", ".lz4", ".lzma", ".zip", ".7z", ".Z"):

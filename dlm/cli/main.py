@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import signal
 import sys
@@ -135,6 +136,8 @@ def _complain(exc: BaseException) -> None:
     text = str(exc)
     if isinstance(exc, OSError) and exc.strerror:
         text = exc.strerror if exc.filename is None else f"{exc.filename}: {exc.strerror}"
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            text += "; free room on that disk, or write to another. What was there is as it was"
     print(f"dlm: {text}", file=sys.stderr)
     for note in getattr(exc, "__notes__", []):
         print(f"     {note}", file=sys.stderr)

@@ -27,14 +27,23 @@ def check_reads(name: str, *paths: Path | str | None, folders: bool = False) -> 
             raise ConfigError(f"{name}: {place} may not be read by this user")
 
 
-def check_writes(name: str, path: Path | str | None, *, folder: bool = False) -> None:
-    """Raises `ConfigError` unless a file can be put at `path`; `-` and None stand for no file.
+def check_writes(
+    name: str, path: Path | str | None, *, folder: bool = False, stdout: bool = False
+) -> None:
+    """Raises `ConfigError` unless a file can be put at `path`; None stands for no file.
 
     Args
         folder  whether it will be a folder, whose parents are made
+        stdout  whether `-` stands for standard output; else it is refused, since nobody wants a
+                file of that name
     """
-    if path is None or str(path) == "-":
+    if path is None or (stdout and str(path) == "-"):
         return
+    if str(path) == "-":
+        raise ConfigError(
+            f"{name}: - was given, and this command does not write there to standard output; name "
+            f"a {'folder' if folder else 'file'}"
+        )
     place = Path(path)
     if place.is_dir() and not folder:
         raise ConfigError(f"{name}: {place} is a folder; name a file in it")

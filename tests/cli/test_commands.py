@@ -127,10 +127,18 @@ def test_export_gives_the_model_back(run: Run, folder: Path) -> None:
     first = DictModel.from_arpa(folder / "model.arpa")
     again = DictModel.from_arpa(folder / "again.arpa")
     assert first.ngrams == again.ngrams
+    assert run("export", folder / "shards", "-o", "-", cwd=folder).stdout == done.stdout
     assert run("export", folder / "shards", "-o", folder / "again.arpa.gz").returncode == 0
     assert run("export", folder / "shards", "-o", folder / "again.arpa.gz").returncode == 1
     assert run("export", folder / "shards", "-o", folder / "again.arpa.bz2").returncode == 1
     assert DictModel.from_arpa(folder / "again.arpa.gz").ngrams == first.ngrams
+
+
+def test_a_full_disk_is_told_with_its_file_and_what_to_do(run: Run, folder: Path) -> None:
+    """Not by the system's words alone, from which nobody learns which disk it is."""
+    done = run("reduce", folder / "model.arpa", "--order", 1, "--output", "/dev/full")
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"dlm: /dev/full: No space left on device; free room")
 
 
 @pytest.mark.parametrize(

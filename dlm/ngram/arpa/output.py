@@ -100,7 +100,12 @@ class OutputFile:
             return  # a compressor that is let go of writes its rest
         view = memoryview(data).cast("B")
         while len(view):
-            done = self._file.write(view)
+            try:
+                done = self._file.write(view)
+            except OSError as exc:
+                if self._replacement is not None and exc.filename is None:
+                    exc.filename = str(self._replacement.path)
+                raise
             view = view[done:]
             self.bytes_written += done
             self._unsynced += done
