@@ -174,7 +174,11 @@ def rolled(tmp_path: Path) -> Iterator[tuple[Operator, dict[str, DictModel]]]:
     (tmp_path / "text.txt").write_text("a b c\n")
     machines = [Machine(tmp_path / f"host-{letter}", 2, "current") for letter in "ab"]
     operator = Operator(tmp_path, machines)
-    operator.names = {"model.arpa.zst": "model.arpa", "new.arpa.zst": "new.arpa"}
+    operator.names = {
+        "model.arpa.zst": "model.arpa",
+        "new.arpa.zst": "new.arpa",
+        "OLD": "current",
+    }
     try:
         operator.run("dlm shard model.arpa --shards 2 --output shards/model", None)
         for machine in machines:
