@@ -45,7 +45,7 @@ STEMS = [
     "on",
 ]
 ENDS = ["", "s", "ed", "ing", "er", "ly", "ness", "ally", "'s", "ção"]
-GOOD = Provenance(Guarantee(1.0, 1e-6, 0.1))
+GOOD = Provenance(Guarantee(1.0, 1e-6, 0.1), stages=({"stage": "unigrams"},))
 
 
 def distribution(provenance: Provenance = GOOD) -> WordCounts:
