@@ -24,8 +24,8 @@ CHECKSUM_SEED = 0  # DO NOT CHANGE: on the wire
 M = TypeVar("M", bound=Message)
 
 # Above 0 is no probability; but models that do not sum to 1 in every context have such scores where
-# they back off, by weights above 0.
-MAX_LOG10_PROB = np.float32(4.0)
+# they back off, by weights above 0, which ARPA files do not bound.
+MAX_LOG10_PROB = np.finfo(np.float32).max
 
 SHARD_SET_BYTES = 16
 CHUNK_BYTES = 1 << 20
@@ -291,7 +291,7 @@ def check_answers(answers: Answers, groups: QueryGroups, order: int) -> None:
         f"{answers.matched_order[at]}, ngram_length {answers.ngram_length[at]}, state_length "
         f"{answers.state_length[at]}; after a context of {words - 1} words, at order {order}, "
         f"1 <= matched_order <= ngram_length <= {words}, state_length <= ngram_length and below "
-        f"{order}, log10_prob <= 0 ({MAX_LOG10_PROB:g} where matched_order is below {words}) are "
+        f"{order}, log10_prob <= 0 (below inf where matched_order is below {words}) are "
         "expected. The server is faulty; ask another"
     )
 

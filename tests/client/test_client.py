@@ -35,7 +35,7 @@ from dlm.errors import (
     ShardDown,
 )
 from dlm.ngram.vocab import UNK_ID
-from models import HAND_MADE, random_model
+from models import HAND_MADE, PlainModel, random_model
 
 MODELS = {
     **{f"hand_made_{name}": model for name, model in HAND_MADE.items()},
@@ -67,6 +67,17 @@ def test_scores_equal_the_oracle(served) -> None:
     queries = random_queries(served.oracle, 1, 300)
     answers = served.client.utterance().score([c for c, _ in queries], [w for _, w in queries])
     assert_equal(answers, [served.oracle.score(c, w) for c, w in queries])
+
+
+def test_a_model_with_weights_far_above_0_is_served_as_it_was_built(connect, tmp_path) -> None:
+    """It does not sum to 1, and scores above 0 follow; but what can be built can be asked."""
+    plain = random_model(5, order=4, words=12, per_order=60)
+    heavy = {ngram: (prob, 3.5) for ngram, (prob, _) in plain.ngrams.items()}
+    files = build(PlainModel(4, heavy), tmp_path, 2)
+    queries = random_queries(files.oracle, 3, 400)
+    assert max(files.oracle.score(c, w).log10_prob for c, w in queries) > 4
+    with Cluster(files) as cluster:
+        ask(connect(cluster).utterance(), files.oracle, queries)
 
 
 @pytest.mark.parametrize("bos", [True, False])

@@ -194,7 +194,7 @@ def answering(network: Network, **fields: object) -> Callable[[bytes], bytes]:
         {"log10_prob": float("inf")},
         {"log10_prob": 5.0},
         {"log10_prob": 1e-6},
-        {"log10_prob": 5.0, "matched_order": 1, "ngram_length": 1, "state_length": 1},
+        {"log10_prob": float("inf"), "matched_order": 1, "ngram_length": 1, "state_length": 1},
         {"log10_prob": float("nan"), "matched_order": 1, "ngram_length": 1, "state_length": 1},
         {"matched_order": 0},
         {"matched_order": 5, "ngram_length": 5},
