@@ -10,6 +10,7 @@
     │   ├── TextError          ... text: a faulty line, or a stream that does not decompress
     │   └── SpillError         ... a sorted run, which a sort writes where memory is short
     ├── EstimationError        a model cannot be estimated from these counts, or from this text
+    │   └── TrainingDiverged   ... a network gets worse than guessing in training
     ├── PrivacyError           a privacy guarantee cannot be given
     ├── QueryError             the caller asked something that has no answer
     │   └── FamilyMismatch     a state of one model was given to another
@@ -92,6 +93,10 @@ class EstimationError(DlmError):
 
 class TextError(FormatError, EstimationError):
     """Text has a line that is not a sentence, or is no text, or does not decompress."""
+
+
+class TrainingDiverged(EstimationError):
+    """A network gets worse than guessing in training; the rounds that were done stay done."""
 
 
 class PrivacyError(DlmError):

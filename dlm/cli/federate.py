@@ -43,7 +43,7 @@ def federate(
     Example: dlm federate users.parquet --config run.toml --output runs/first
     """
     from dlm.cli.paths import check_reads, check_writes
-    from dlm.errors import ConfigError
+    from dlm.errors import ConfigError, TrainingDiverged
     from dlm.federated.run_folder import RunFolder, finite
     from dlm.federated.settings import TrainingSettings
     from dlm.federated.train import Training
@@ -89,23 +89,29 @@ def federate(
                 "them, and they must have agreed"
             )
         rounds = settings.run.rounds
-        for done in training.run():
-            line = done.line()
-            if as_json:
-                print(json.dumps(finite(line)), flush=True)
-            tell(_sentence(line, rounds))
+        diverged = None
+        try:
+            for done in training.run():
+                line = done.line()
+                if as_json:
+                    print(json.dumps(finite(line)), flush=True)
+                tell(_sentence(line, rounds))
+        except TrainingDiverged as exc:  # its rounds were done, and are reported as any
+            diverged = exc
         tell(f"{training.rounds_done} of {rounds} rounds done: {output}")
         if training.rounds_done:
             report = training.report()
             report.write(*folder.reports)
             tell(report.statement())
-        if training.rounds_done >= rounds:
+        if training.rounds_done >= rounds or diverged is not None:
             folder.remove_text()
         else:
             tell(
                 f"{folder.store} holds users' text for the rounds that are left; remove it if none "
                 "follow"
             )
+        if diverged is not None:
+            raise diverged
 
 
 def _sentence(line: dict[str, object], rounds: int) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
+from dlm.errors import TrainingDiverged
 from dlm.federated.checkpoint import Arrays
 from dlm.federated.cohorts import Cohorts
 from dlm.federated.ledger import ParticipationLedger
@@ -51,6 +52,7 @@ class FederatedRun(ABC, Generic[Done]):
     rounds_done: int = 0
     resumed: bool = False
     _ends: bool = False  # whether the next checkpoint is the last for now
+    _over: str = ""  # why no more rounds are done, where that is so
 
     def _begin(self, folder: RunFolder | Path | None) -> None:
         """Takes the folder over: goes on from what it holds, or begins there."""
@@ -76,7 +78,9 @@ class FederatedRun(ABC, Generic[Done]):
         """Runs the remaining rounds, at most up to `until`, and reports each once it counts.
 
         Raises
-            PrivacyError  a participation that breaks the enforced bounds
+            PrivacyError      a participation that breaks the enforced bounds
+            TrainingDiverged  after the round that shows it, which counts; and at once of a run that
+                              goes on from there
         """
         last = min(self.rounds, self.rounds if until is None else until)
         if self.folder is not None:
@@ -85,14 +89,18 @@ class FederatedRun(ABC, Generic[Done]):
                 path.unlink(missing_ok=True)
         waiting: list[Done] = []
         while self.rounds_done < last:
+            if self._over:
+                raise TrainingDiverged(self._over)
             index = self.rounds_done
             waiting.append(self._round(index, self._cohort(index), index + 1 == last))
             self.rounds_done += 1
-            self._ends = self.rounds_done == last
+            self._ends = self.rounds_done == last or bool(self._over)
             if self.rounds_done % self.save_every == 0 or self._ends:
                 self._save(waiting)
                 yield from waiting
                 waiting.clear()
+            if self._over:
+                raise TrainingDiverged(self._over)
 
     def close(self) -> None:
         """Lets others have the folder."""

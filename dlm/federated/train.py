@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,6 +60,7 @@ GENERATOR = "threefry2x32"
 TEXT_DIGEST = "text_sha256"  # in the record of text that a run begins with
 DIVERGED = 10  # times as bad as guessing
 _ANY_KEY = jax.random.key(0)  # of shapes alone
+LARGEST = 1e6  # of a parameter of a network that learns
 
 
 @dataclass(frozen=True)
@@ -246,15 +248,39 @@ class Training(FederatedRun[RoundReport]):
         evaluation = None
         if every and ((index + 1) % every == 0 or is_last):
             evaluation = self.evaluate()
-            guess, found = self.model.vocab_size, evaluation.perplexity
-            # Of what is released and of held-out users: no text of those who train is in it.
-            if evaluation.words and not found < DIVERGED * guess:
-                self._progress(
-                    f"after round {index + 1} the model diverges: its perplexity on held-out users "
-                    f"is {found:.3g}, where guessing among all ids gives {guess}. Begin a new run "
-                    "with a lower local.learning_rate or server.learning_rate, or less noise"
-                )
+        if why := self._diverges(diagnostics, evaluation):
+            done = index + 1
+            self._over = (
+                f"after round {done} the model diverges: {why}. This run ends here; its rounds "
+                f"were done, and run.stop_after = {done} (--stop-after {done}) reports them. Begin "
+                "a new run in another folder with a lower local.learning_rate or "
+                "server.learning_rate, or less noise; the guarantees of both add up"
+            )
         return RoundReport(diagnostics, evaluation, seconds)
+
+    def _diverges(self, diagnostics: Diagnostics, evaluation: metrics.Metrics | None) -> str | None:
+        """By what the model is worse than guessing, if it is.
+
+        From what is released and from held-out users; of those who train in simulations alone.
+        """
+        largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(self.state.params))
+        if not largest < LARGEST:
+            return f"a parameter is {largest:.3g}"
+        guess = self.model.vocab_size
+        if evaluation is not None and evaluation.words:
+            found = evaluation.perplexity
+            if not found < DIVERGED * guess:
+                return (
+                    f"its perplexity on held-out users is {found:.3g}, where guessing among all "
+                    f"ids gives {guess}"
+                )
+        raw = diagnostics.raw
+        if raw is not None and -raw.mean_ln_prob >= math.log(DIVERGED * guess):
+            return (
+                f"its loss on users is {-raw.mean_ln_prob:.3g}, where guessing among all ids "
+                f"gives {math.log(guess):.3g}"
+            )
+        return None
 
     def evaluate(self) -> metrics.Metrics:
         """The model's metrics on held-out users."""
@@ -537,6 +563,7 @@ class Training(FederatedRun[RoundReport]):
         facts = {
             "parts": self._parts,
             "void": self._void,
+            "over": self._over,
             "begun_with": {
                 what: record and record.to_dict() for what, record in self._begun_with.items()
             },
@@ -544,6 +571,7 @@ class Training(FederatedRun[RoundReport]):
         return trees.leaves(self.state._replace(noise=None)), private, facts
 
     def _restore(self, public: Arrays, private: Arrays, facts: Mapping[str, Any]) -> None:
+        self._over = facts.get("over", "")
         # What rounds were done with stays true of the run, whatever it goes on with.
         before = facts.get("void", ["rounds of an earlier version of dlm, which kept no record"])
         self._void = list(dict.fromkeys([*before, *self._void]))

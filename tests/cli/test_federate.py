@@ -16,7 +16,7 @@ pytest.importorskip("optax", reason="pip install -e '.[train]'")
 pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 
 from dlm.cli.main import app  # noqa: E402
-from dlm.errors import ConfigError, DlmError  # noqa: E402
+from dlm.errors import ConfigError, DlmError, TrainingDiverged  # noqa: E402
 from dlm.federated.train import Training  # noqa: E402
 from federated.compiling import kept_in, quickly  # noqa: E402
 
@@ -202,6 +202,17 @@ def test_no_report_of_fewer_rounds_stands_beside_a_model_of_more(
     assert not list((place / "out").glob("privacy.*"))
     assert federate(place, "--stop-after", "1").exit_code == 0
     assert (place / "out" / "privacy.json").exists()
+
+
+def test_a_run_that_diverges_is_reported_and_ends(place: Path) -> None:
+    """Its rounds were released: they have a report, and users' text is not kept for more."""
+    (place / "run.toml").write_text(CONFIG + "[server]\nlearning_rate = 1e12\n")
+    done = federate(place)
+    assert isinstance(done.exception, TrainingDiverged)
+    assert "guarantees of both add up" in str(done.exception)
+    assert (place / "out" / "privacy.md").exists()
+    assert not (place / "out" / "users.store").exists()
+    assert isinstance(federate(place).exception, TrainingDiverged)
 
 
 def test_a_network_of_wordpieces_inherits_what_they_are_worth(place: Path) -> None:

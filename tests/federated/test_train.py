@@ -16,7 +16,7 @@ import pytest
 jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 pytest.importorskip("optax", reason="pip install -e '.[train]'")
 
-from dlm.errors import ConfigError, FormatError, PrivacyError  # noqa: E402
+from dlm.errors import ConfigError, FormatError, PrivacyError, TrainingDiverged  # noqa: E402
 from dlm.federated import checkpoint, counts_file, grid, train  # noqa: E402
 from dlm.federated.account.compose import StageRecord  # noqa: E402
 from dlm.federated.account.zcdp import zcdp_epsilon  # noqa: E402
@@ -653,17 +653,41 @@ def test_an_engine_or_aggregator_that_is_not_ours_leaves_no_guarantee(
     assert stage.extras["aggregator"] == "integers in the clear"
 
 
-def test_a_run_that_diverges_says_so(folder: Path, users: UserDataset, tmp_path: Path) -> None:
-    """Not after hours, with a perplexity beyond all bounds."""
-    said: list[str] = []
-    for name, rate in (("wild", 1e4), ("calm", 0.1)):
-        run = settings(
-            folder, server={"learning_rate": rate}, run={"stop_after": 1, "evaluate_every": 1}
-        )
-        with Training(run, users, tmp_path / name, progress=said.append) as training:
+@pytest.mark.parametrize(
+    ("rate", "run", "why"),
+    [
+        (1e4, {"evaluate_every": 1}, "its perplexity on held-out users is"),
+        (1e4, {"evaluate_every": 0}, "its loss on users is"),
+        (1e12, {"evaluate_every": 0, "seed": -1}, "a parameter is"),
+    ],
+)
+def test_a_run_that_diverges_is_stopped(
+    rate: float, run: dict[str, Any], why: str, folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """Its rounds count, and are reported; nothing goes on from there."""
+    wild = settings(folder, server={"learning_rate": rate}, run=run)
+    with Training(wild, users, tmp_path) as training:
+        rounds = training.run()
+        with pytest.raises(TrainingDiverged, match=rf"after round \d the model diverges: ({why})"):
+            for done in rounds:
+                assert done is not None
+        ended = training.rounds_done
+        assert 1 <= ended <= 2
+        report = training.report()
+    with Training(wild, users, tmp_path) as training:
+        assert training.rounds_done == ended
+        with pytest.raises(TrainingDiverged, match=f"run.stop_after = {ended}"):
             list(training.run())
-        assert any("after round 1 the model diverges" in line for line in said) == (name == "wild")
-        said.clear()
+        assert list(training.run(ended)) == []
+        assert training.report().provenance == report.provenance
+    assert train.load_model(tmp_path).record == report.provenance
+
+
+def test_a_run_that_learns_is_not_stopped(folder: Path, users: UserDataset, tmp_path: Path) -> None:
+    """With a perplexity that is not beyond all bounds."""
+    calm = settings(folder, server={"learning_rate": 0.1}, run={"evaluate_every": 1})
+    with Training(calm, users, tmp_path) as training:
+        assert len(list(training.run())) == 6
 
 
 REAL = {"run": {"seed": -1, "evaluate_every": 0}}
