@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from connect_proxy import VARIABLES
 
 _STDERR = pytest.StashKey[int]()
+_STATE = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,12 +26,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # The suite's own channels and downloads obey them, also to this machine.
     for name in VARIABLES:
         os.environ.pop(name, None)
+    # Runs are counted there, which is not this user's.
+    config.stash[_STATE] = tempfile.mkdtemp(prefix="dlm-state-")
+    os.environ["DLM_STATE_DIR"] = config.stash[_STATE]
     config.stash[_STDERR] = os.dup(2)  # tests see another, which pytest reads
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Closes what was opened for the suite."""
     os.close(config.stash[_STDERR])
+    shutil.rmtree(config.stash[_STATE], ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)

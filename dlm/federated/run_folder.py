@@ -10,7 +10,8 @@
 What a round released cannot be taken back. A run that begins again from an older state draws other
 noise for rounds that were seen already, and counts their users anew: two answers to one question.
 So a round counts when its checkpoint is in place; its line is written to the journal after that,
-and lines beyond the checkpoint show that the checkpoint is an older one.
+and lines beyond the checkpoint show that the checkpoint is an older one. Rounds are counted outside
+of the folder, too (`register`), so that an older copy of all of it is found out on this machine.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlm.errors import ConfigError, FormatError, PrivacyError
-from dlm.federated import checkpoint
+from dlm.federated import checkpoint, register
 from dlm.federated.checkpoint import Arrays
 from dlm.federated.ledger import ParticipationLedger
 from dlm.federated.provenance import (
@@ -174,6 +175,8 @@ class RunFolder:
         self.path, self.journal = path, journal or path / METRICS
         self.reports = reports or (path / REPORTS[0], path / REPORTS[1])
         self._mode = 0o600 if private else 0o644
+        self.incidents: list[str] = []  # what a report must say of the folder
+        self._run = content_digest(os.urandom(16))[:32]
         self._is_new = not path.exists()
         path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
         self._lock: int | None = _locked(path / _LOCK)
@@ -237,6 +240,8 @@ class RunFolder:
         found = checkpoint.read(self.path / CHECKPOINT)
         found.refuse_other_settings(binding.of_version(found.settings))
         done = int(found.facts["round"])
+        self._run = found.facts.get("run", self._run)
+        self.incidents = list(found.facts.get("incidents", ()))
         if done not in parts:
             raise FormatError(
                 f"{self.path / f'private-{done}.state'} is missing: without the noise that is "
@@ -256,7 +261,17 @@ class RunFolder:
         if ledger.rounds != done:
             raise PrivacyError(f"{self.path} holds {done} rounds and a ledger of {ledger.rounds}")
         check_history(self.path, done=done, released=released, **history)
-        self._mend_journal(done, [*lines, *_lines(found.facts.get("lines", ()))])
+        if released and not register.check_rounds_of(self._run, done, self.path):
+            self._tell(
+                f"after round {done} it went on where its rounds were not counted before: on "
+                "another machine, by another user, or after that count was lost. Nothing here "
+                "shows that no other copy of the folder went on"
+            )
+        own = _lines(found.facts.get("lines", ()))
+        kept = {line.round for line in (*lines, *own)}
+        if lacking := [index for index in range(done) if index not in kept]:
+            self._tell(f"its journal was cut: it lacks {len(lacking)} of {done} rounds")
+        self._mend_journal(done, [*lines, *own])
         return RunState(
             done,
             found.arrays,
@@ -283,6 +298,32 @@ class RunFolder:
                       so that a stop before they are written loses none
             released  as in `check_history`
         """
+        if not released:
+            self._save(state, binding, lines, released=False, record=record)
+            return
+        before = max(state.done - max(len(lines), 1), 0)
+        with register.next_round(self._run, before, self.path) as counted:
+            if not counted:
+                self._tell(
+                    "its rounds could not all be counted outside of it: an older copy that is put "
+                    "back is not noticed"
+                )
+            self._save(state, binding, lines, released=True, record=record)
+            if counted:
+                register.count(self._run, state.done, self.path)
+
+    def _tell(self, incident: str) -> None:
+        self.incidents = list(dict.fromkeys([*self.incidents, incident]))
+
+    def _save(
+        self,
+        state: RunState,
+        binding: RunBinding,
+        lines: Sequence[Mapping[str, Any]],
+        *,
+        released: bool,
+        record: Provenance | None,
+    ) -> None:
         mark = {"released": True} if released else {}
         texts = [json.dumps({**finite(line), **mark}) for line in lines]
         vocabulary = {} if binding.vocabulary is None else {"vocabulary": binding.vocabulary}
@@ -301,6 +342,7 @@ class RunFolder:
             "ledger": state.ledger.digest,
             "lines": texts,
             "state": state.facts,
+            **({"run": self._run, "incidents": self.incidents} if released else {}),
             **({} if record is None else {"record": record.to_dict()}),
         }
         checkpoint.save(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,78 @@ def test_a_simulation_does_not_begin_over_releases(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.dlmfed").unlink()
     with pytest.raises(PrivacyError, match="of rounds that were done"):
         loaded(tmp_path, released=False)
+
+
+def copied(folder: Path, name: str) -> Path:
+    """The whole folder as it is now."""
+    return Path(shutil.copytree(folder, folder.parent / name))
+
+
+def done_again(folder: Path, rounds: int) -> list[str]:
+    """A run that goes on for rounds; what its report must say of the folder."""
+    with RunFolder(folder) as run:
+        found = run.load(BINDING, released=True)
+        assert found is not None
+        for done in range(found.done + 1, found.done + rounds + 1):
+            run.save(state(done), BINDING, [{"round": done - 1}], released=True)
+        return run.incidents
+
+
+def test_an_older_copy_of_a_whole_folder_is_noticed_on_this_machine(tmp_path: Path) -> None:
+    """Put back with its journal, which no file in it tells; cut, likewise."""
+    folder = tmp_path / "run"
+    kept(folder, 2, released=True)
+    older = copied(folder, "older")
+    assert done_again(folder, 1) == []
+    with pytest.raises(PrivacyError, match="is of 2 rounds, and of this run 3 were done on this"):
+        loaded(older, released=True)
+    shutil.rmtree(folder)
+    older.rename(folder)
+    with pytest.raises(PrivacyError, match="an older copy, or another copy went on"):
+        loaded(folder, released=True)
+
+
+def test_of_two_copies_one_goes_on(tmp_path: Path) -> None:
+    """Also where both were opened before either did; the one that moved is told from neither."""
+    folder = tmp_path / "run"
+    kept(folder, 2, released=True)
+    other = copied(folder, "copy")
+    with RunFolder(folder) as first, RunFolder(other) as second:
+        assert first.load(BINDING, released=True) is not None
+        assert second.load(BINDING, released=True) is not None
+        second.save(state(3), BINDING, [{"round": 2}], released=True)
+        with pytest.raises(PrivacyError, match="another copy went on"):
+            first.save(state(3), BINDING, [{"round": 2}], released=True)
+    assert rounds_of(folder) == [0, 1]
+    other.rename(tmp_path / "moved")
+    assert done_again(tmp_path / "moved", 1) == []
+
+
+def test_a_folder_from_elsewhere_goes_on_and_its_report_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether another copy went on there nobody can know; what was said once stays said."""
+    folder = tmp_path / "run"
+    kept(folder, 2, released=True)
+    monkeypatch.setenv("DLM_STATE_DIR", str(tmp_path / "another machine"))
+    (told,) = done_again(folder, 1)
+    assert "after round 2 it went on where its rounds were not counted before" in told
+    assert done_again(folder, 1) == [told]
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DLM_STATE_DIR", str(tmp_path / "file"))  # no folder can be made below it
+    assert "could not all be counted outside of it" in done_again(folder, 1)[-1]
+
+
+def test_a_journal_without_lines_of_earlier_rounds_is_told(tmp_path: Path) -> None:
+    """The last one the checkpoint has; a simulation's and an earlier version's likewise."""
+    folder = tmp_path / "run"
+    kept(folder, 4, released=True)
+    lines = (folder / METRICS).read_text().splitlines(keepends=True)
+    (folder / METRICS).write_text("".join(lines[:-1]))
+    assert done_again(folder, 0) == []
+    assert rounds_of(folder) == [0, 1, 2, 3]
+    (folder / METRICS).write_text(lines[0])
+    assert done_again(folder, 0) == ["its journal was cut: it lacks 2 of 4 rounds"]
 
 
 @pytest.mark.parametrize(
