@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -100,7 +101,7 @@ def federate(
             diverged = exc
         tell(f"{training.rounds_done} of {rounds} rounds done: {output}")
         if training.rounds_done:
-            report = training.report()
+            report = training.report(at=datetime.now(UTC), data_name=users.name)
             report.write(*folder.reports)
             tell(report.statement())
         if training.rounds_done >= rounds or diverged is not None:

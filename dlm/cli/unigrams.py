@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -206,7 +207,14 @@ def unigrams(
             if metrics.z is not None or metrics.round == rounds or now_s - last_s > TOLD_EVERY_S:
                 last_s = now_s
                 tell(_line(metrics, rounds))
-        counts, report = write_release(collection, output, delta=delta, held_out=len(test))
+        counts, report = write_release(
+            collection,
+            output,
+            delta=delta,
+            held_out=len(test),
+            at=datetime.now(UTC),
+            data_name=users.name,
+        )
         print(f"{len(counts.words):,} words in {output}")
         print(report.statement())
         rate = oov_rate(test, counts.words[:capacity], split=split) if len(test) else None

@@ -63,6 +63,10 @@ class Cohorts:
         self.ledger.record(index, (self.users.user_id(user) for user in users))
         return users
 
+    def data_set(self, name: str, digest: str) -> dict[str, str]:
+        """The users' data set as a report names it."""
+        return {"name": name or "not named", "digest": self.ledger.keyed_digest(digest)}
+
     def arrays(self) -> list[npt.NDArray[Any]]:
         """What the sampler remembers."""
         state = self.sampler.state()

@@ -15,6 +15,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,8 @@ class Collection(FederatedRun[RoundMetrics]):
         delta: float = DELTA_OF_NOTHING,
         held_out: int = 0,
         content: Mapping[str, str] | None = None,
+        at: datetime | None = None,
+        data_name: str = "",
     ) -> PrivacyReport:
         """See `FederatedRun`; `held_out` users were kept out for the OOV rate, and `content` is
         what the record speaks of (SHA-256 by name)."""
@@ -188,6 +191,9 @@ class Collection(FederatedRun[RoundMetrics]):
             inputs={"the list of words": self._list_record},
             held_out=held_out,
             content=content,
+            incidents=() if self.folder is None else self.folder.incidents,
+            at=at,
+            data=self.cohorts.data_set(data_name, str(self.binding.private["users"])),
         )
 
     def _first(self) -> None:
@@ -295,7 +301,13 @@ def _refuse_to_replace(output: Path, *, released: bool) -> None:
 
 
 def write_release(
-    collection: Collection, output: Path, *, delta: float | None, held_out: int
+    collection: Collection,
+    output: Path,
+    *,
+    delta: float | None,
+    held_out: int,
+    at: datetime | None = None,
+    data_name: str = "",
 ) -> tuple[WordCounts, PrivacyReport]:
     """Writes ledger, report, counts and their record; the same files whenever it is repeated."""
     counts = collection.counts()
@@ -303,6 +315,8 @@ def write_release(
         delta=DELTA_OF_NOTHING if delta is None else delta,
         held_out=held_out,
         content={DIGEST: content_digest(counts_text(counts))},
+        at=at,
+        data_name=data_name,
     )
     collection.ledger.save(f"{output}{LEDGER}")
     report.write(Path(f"{output}{REPORT_MD}"), Path(f"{output}{REPORT_JSON}"))

@@ -237,6 +237,12 @@ class ParticipationLedger:
             raise PrivacyError("a user without an id cannot be counted")
         return hashlib.blake2b(user.encode(), key=self._salt, digest_size=12).hexdigest()
 
+    def keyed_digest(self, digest: str) -> str:
+        """A digest of users' text as a report may have it: with the salt, which is in the ledger
+        alone, so that nobody without it can confirm a guess of what users wrote."""
+        raw = b"data set\n" + digest.encode()
+        return hashlib.blake2b(raw, key=self._salt, digest_size=32).hexdigest()
+
     def summary(self, *, secret: bool = False) -> dict[str, Any]:
         """What a report tells; without any user.
 

@@ -135,8 +135,12 @@ class Provenance:
         nothing = self.guarantee == Guarantee(0.0, 0.0, 0.0)
         return nothing and not self.stages and bool(self.public_inputs)
 
-    def statement(self) -> str:
-        """The guarantee in one or two sentences, or that there is none and why."""
+    def statement(self, *, held_out: int = 0) -> str:
+        """The guarantee in one or two sentences, or that there is none and why.
+
+        Args
+            held_out  users who were evaluated without noise, whom it does not cover
+        """
         if self.guarantee is None:
             text = "NO GUARANTEE: " + "; ".join(self.reasons) + "."
             if self.simulated is not None:
@@ -149,7 +153,8 @@ class Provenance:
             says = "; ".join(str(one) for one in self.public_inputs)
             text = f"Public: no user's text is in it. {says[0].upper()}{says[1:]}."
         else:
-            text = f"{self.guarantee.statement()} for each {self.unit} who took part."
+            besides = f" ({held_out} held-out {self.unit}s are not covered)" if held_out else ""
+            text = f"{self.guarantee.statement()} for each {self.unit} who took part{besides}."
         if self.standing != FIRST_HAND:
             text += f" {WORTH.get(self.standing, self.standing).capitalize()}."
         if self.unverified and self.standing != UNVERIFIED:

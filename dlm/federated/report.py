@@ -4,9 +4,8 @@
     report.write(Path("privacy.md"), Path("privacy.json"))
     report.provenance                           # the small record that files carry
 
-The checklist is GDP's Appendix A and BLT's Appendix C, after Ponomareva et al. (2023) section 5.3.
-It is filled from what happened: the ledgers say who took part when, the stages what noise was
-added, and `build` refuses to claim what they do not bear out.
+`checklist` has its words. They are filled from what happened: the ledgers say who took part when,
+the stages what noise was added, and `build` refuses to claim what they do not bear out.
 """
 
 from __future__ import annotations
@@ -16,10 +15,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dlm import __version__
 from dlm.errors import ConfigError, PrivacyError
+from dlm.federated import checklist
 from dlm.federated.ledger import ParticipationLedger
 from dlm.federated.provenance import (
     ADJACENCY,
@@ -33,38 +35,6 @@ from dlm.files import write_whole
 
 FORMAT_NAME = "dlm privacy report"
 FORMAT_VERSION = 1
-
-SETTING = (
-    "A central guarantee: whoever runs the training is trusted to do what is said here. Users are "
-    "protected from everybody who sees the model or anything else that is released, not from the "
-    "server."
-)
-SECURE_SETTING = (
-    " Updates were encoded for secure aggregation, which hides single updates from the server when "
-    "the protocol for it is used; the guarantee itself does not rest on that."
-)
-ACCESSES = (
-    "The text of users who keep to the algorithm, its limits of participation among them, in one "
-    "training run. A user who does not keep to it weakens nobody else's guarantee. Choosing "
-    "settings or a checkpoint by looking at users' data, other runs and A/B tests are not covered."
-)
-OUTPUT = (
-    "The whole sequence of noised sums, and so every model on the way, those sent to devices among "
-    "them, and all that is made from them without touching users again."
-)
-UNIT_TEXT = (
-    "One user id of the data with all its text, however much. Where an id is a device, a person "
-    "with several devices has a weaker guarantee (group privacy gives it), and several people on "
-    "one device share one that is not weaker than each one's own."
-)
-ADJACENCY_TEXT = (
-    "Zero-out: two data sets are neighbours if one is the other with everything that one user adds "
-    "replaced by zeros (Kairouz et al. 2021, definition 1.1), a form of adding or removing a user."
-)
-TRANSPARENCY = (
-    "The code that adds noise, counts participations and computes these numbers is this project's; "
-    "the digests below say which ledgers and settings they were computed from."
-)
 
 
 @dataclass(frozen=True)
@@ -84,36 +54,41 @@ class PrivacyReport:
     notes: tuple[str, ...] = ()
     secure_aggregation: bool = False
     held_out: int = 0
+    incidents: tuple[str, ...] = ()
+    made: str = ""
+    data: Mapping[str, str] | None = None
+    matrices: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def checklist(self) -> list[tuple[str, str]]:
         """(number and title, text) of each point, in the papers' order."""
-        setting = SETTING + (SECURE_SETTING if self.secure_aggregation else "")
+        secure = checklist.SECURE_SETTING if self.secure_aggregation else ""
+        said = [str(one) for one in self.provenance.public_inputs]
         return [
-            ("1. Setting", setting),
+            ("1. Setting and adversary", checklist.SETTING + secure),
             ("2a. Data accesses covered", self._accesses()),
-            ("2b. Final mechanism output", OUTPUT),
-            ("2c. Unit of privacy", UNIT_TEXT),
-            ("2d. Adjacency", ADJACENCY_TEXT),
+            ("2b. Final mechanism output", checklist.OUTPUT),
+            ("2c. Unit of privacy", checklist.UNIT_TEXT),
+            ("2d. Adjacency", checklist.ADJACENCY_TEXT),
             ("3a. Type of accounting", self._accounting()),
             ("3b. Accounting assumptions", self._assumptions()),
             ("3c. The formal statement", self.statement()),
-            ("3d. Transparency and verifiability", TRANSPARENCY),
+            ("3d. Transparency and verifiability", checklist.TRANSPARENCY),
+            ("4a. Noise", checklist.noise(self.stages, self.matrices)),
+            (
+                "4b. What was trusted",
+                checklist.trusted(self.stages, said, self.provenance.unverified),
+            ),
+            ("4c. What was enforced", checklist.enforced(self.stages, self.ledgers, self.config)),
+            ("4d. What is not covered", checklist.limits(self.held_out, self.incidents)),
         ]
 
     def statement(self) -> str:
         """The guarantee in one or two sentences, or that there is none and why."""
-        return self.provenance.statement()
+        return self.provenance.statement(held_out=self.held_out)
 
     def _accesses(self) -> str:
         public = "; ".join(map(str, self.provenance.public_inputs)) or "none"
-        text = f"{ACCESSES} Public data used: {public}."
-        if self.held_out:
-            text += (
-                f" NOT covered: {self.held_out} held-out users, who are in no round and are "
-                "evaluated without noise. What is told of them is exact, and they must have agreed "
-                "to it."
-            )
-        return text
+        return f"{checklist.ACCESSES}\nPublic data used: {public}."
 
     def _accounting(self) -> str:
         if self.numbers is None:
@@ -147,9 +122,9 @@ class PrivacyReport:
             planned = (stage.get("extras") or {}).get("rounds_planned", stage["rounds"])
             if planned > stage["rounds"]:
                 lines.append(
-                    f"{name}: it ended after {stage['rounds']} of {planned} planned rounds, and "
-                    "that this was decided without looking at what it released. If it was decided "
-                    f"by that (early stopping), account for all {planned}."
+                    f"{name}: the run ended after {stage['rounds']} of {planned} planned rounds. "
+                    "Nobody decided that by looking at what it released; if somebody did (early "
+                    f"stopping), account for all {planned}."
                 )
             if stage.get("sampling_rate") is not None:
                 lines.append(
@@ -159,29 +134,30 @@ class PrivacyReport:
                 )
                 continue
             gap = stage["gap"]
+            how = checklist.sampling(str(stage.get("sampling")), None)
             lines.append(
                 f"{name}: a user takes part at most {stage['max_part']} times, and the rounds of "
-                f"two participations differ by at least {gap} (MinS {gap - 1})."
+                f"two participations differ by at least {gap} (MinS {gap - 1}). Cohorts: {how}."
             )
-            if ledger is not None:
-                enforced, seen = ledger["enforced"], ledger["observed"]
-                gap_seen = "more than the run" if seen["gap"] is None else seen["gap"]
-                how = [
-                    f"{what} {'enforced' if enforced[field] is not None else 'measured'}"
-                    for what, field in (("the gap was", "gap"), ("participations were", "max_part"))
-                ]
-                lines.append(
-                    f"Of {ledger['population']} users {ledger['participants']} took part; observed "
-                    f"were a gap of {gap_seen}"
-                    f" and at most {seen['max_part']} participations; {' and '.join(how)}."
-                )
+            if ledger is None or ledger["observed"] is None:
+                continue
+            seen = ledger["observed"]
+            gap_seen = "nobody came back" if seen["gap"] is None else f"a gap of {seen['gap']}"
+            lines.append(
+                f"Of {ledger['population']} users {ledger['participants']} took part; observed: "
+                f"{gap_seen}, at most {seen['max_part']} participations. The numbers rest on what "
+                "was enforced (4c), not on this."
+            )
         return "\n".join(lines)
 
     def markdown(self) -> str:
         """The report for people."""
         out = ["# Privacy report", "", f"**{self.statement()}**", ""]
+        out += [f"* {what}: {value}" for what, value in self._head().items()] + [""]
         for title, text in self.checklist():
-            out += [f"## {title}", "", text.replace("\n", "\n\n"), ""]
+            # Paragraphs, or a list.
+            gap = "\n" if text.startswith("* ") else "\n\n"
+            out += [f"## {title}", "", text.replace("\n", gap), ""]
         out += [
             "## Stages",
             "",
@@ -212,6 +188,15 @@ class PrivacyReport:
         out += ["", "```", self.provenance.to_json(), "```", ""]
         return "\n".join(out)
 
+    def _head(self) -> dict[str, str]:
+        data = self.data or {}
+        name, digest = data.get("name", "not named"), data.get("digest", "not noted")
+        return {
+            "made": f"{self.made or 'date not noted'}, by dlm {__version__}",
+            "data set": f"{name}, digest {digest} (keyed with the ledger: who has that can check "
+            "it, and nobody else confirm a guess)",
+        }
+
     def write(self, markdown: Path, as_json: Path) -> None:
         """Writes it for people and for programs, each file whole or not at all."""
         write_whole(markdown, self.markdown().encode())
@@ -222,6 +207,9 @@ class PrivacyReport:
         body = {
             "format": FORMAT_NAME,
             "version": FORMAT_VERSION,
+            "made": self.made or None,
+            "made_by": f"dlm {__version__}",
+            "data_set": None if self.data is None else dict(self.data),
             "statement": self.statement(),
             "checklist": {
                 title.split(".")[0]: {"title": title.split(". ", 1)[1], "text": text}
@@ -234,6 +222,8 @@ class PrivacyReport:
             "config": _plain(self.config),
             "public_data": [str(one) for one in self.provenance.public_inputs],
             "held_out_users": self.held_out,
+            "matrices": _plain(self.matrices),
+            "incidents": list(self.incidents),
             "provenance": self.provenance.to_dict(),
         }
         return {**body, "digest": digest_of(body)}
@@ -252,6 +242,10 @@ def build(
     content: Mapping[str, str] | None = None,
     held_out: int = 0,
     under_way: bool = False,
+    incidents: Sequence[str] = (),
+    at: datetime | None = None,
+    data: Mapping[str, str] | None = None,
+    matrices: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> PrivacyReport:
     """The report of a run, from its records.
 
@@ -271,6 +265,11 @@ def build(
         content      SHA-256 of what was made, by name: the record speaks of it
         held_out     users who are in no round and evaluated without noise, which is not covered
         under_way    whether the stages are of more rounds than the ledgers have yet
+        incidents    what happened to the run's folder that a reader must know of
+        at           when this is
+        data         `name` of the users' data set, and its `digest`, keyed: a plain one would be a
+                     release without noise
+        matrices     stage -> what its noise is correlated by, for readers
     Raises
         PrivacyError   a ledger that has seen more than its stage assumes, another number of rounds,
                        or cohorts that were not sampled as they are accounted for
@@ -321,6 +320,10 @@ def build(
         made.notes,
         secure_aggregation or any((r.get("norm_inflation") or 1) > 1 for r in records),
         held_out,
+        tuple(incidents),
+        "" if at is None else at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        data,
+        dict(matrices or {}),
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -145,8 +146,9 @@ class FederatedRun(ABC, Generic[Done]):
         return None
 
     @abstractmethod
-    def report(self) -> PrivacyReport:
-        """The privacy report of the rounds that count, from their ledger."""
+    def report(self, *, at: datetime | None = None, data_name: str = "") -> PrivacyReport:
+        """The privacy report of the rounds that count, from their ledger: when this is, and what
+        the users' data set is called."""
 
     @abstractmethod
     def _first(self) -> None:

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -351,15 +352,26 @@ class Training(FederatedRun[RoundReport]):
             self._roundings[gap, most] = factor
         return self._roundings[gap, most]
 
-    def report(self) -> PrivacyReport:
+    def report(self, *, at: datetime | None = None, data_name: str = "") -> PrivacyReport:
         """The privacy report of the rounds that count, from their ledger.
 
+        Args
+            at         when this is
+            data_name  of the users' data set
         Raises
             PrivacyError  the ledger does not bear out what accounting assumes
         """
-        return self._report(self.rounds_done, trees.leaves(self.state._replace(noise=None)))
+        released = trees.leaves(self.state._replace(noise=None))
+        return self._report(self._rounds_to_account_for, released, at=at, data_name=data_name)
 
-    def _report(self, rounds: int, released: Arrays) -> PrivacyReport:
+    @property
+    def _rounds_to_account_for(self) -> int:
+        """Those done; where the model itself decided that there be no more, all planned."""
+        return self.rounds if self._over else self.rounds_done
+
+    def _report(
+        self, rounds: int, released: Arrays, *, at: datetime | None = None, data_name: str = ""
+    ) -> PrivacyReport:
         """Of rounds done, or of more that are planned; the record speaks of what was released."""
         content = {STATE_DIGEST: checkpoint.digest(released)}
         if self._vocabulary is not None:
@@ -376,6 +388,10 @@ class Training(FederatedRun[RoundReport]):
             secure_aggregation=self.settings.aggregation.secure,
             held_out=len(self.held_out_users) if self.settings.run.evaluate_every else 0,
             under_way=rounds > self.rounds_done,
+            incidents=() if self.folder is None else self.folder.incidents,
+            at=at,
+            data=self.cohorts.data_set(data_name, str(self.binding.private["users"])),
+            matrices={"network": self._matrix()},
         )
 
     def _record(self, public: Arrays) -> Provenance:
@@ -383,7 +399,17 @@ class Training(FederatedRun[RoundReport]):
         accounting in each round; at the end that of the rounds done."""
         if not self.rounds_done:
             return Provenance.none("no round was done yet: the network is as it began")
-        return self._report(self.rounds_done if self._ends else self.rounds, public).provenance
+        rounds = self._rounds_to_account_for if self._ends else self.rounds
+        return self._report(rounds, public).provenance
+
+    def _matrix(self) -> dict[str, Any]:
+        """What the noise is correlated by, for a report."""
+        if self.mechanism is None:
+            return {}
+        found: dict[str, Any] = {"matrix, SHA-256": self.mechanism.digest()}
+        if (given := getattr(self.mechanism, "parameters", None)) is not None:  # BLT Appendix A
+            found |= {"buffer decay": list(given.decay), "output scale": list(given.scale)}
+        return found
 
     @property
     def _vocabulary_name(self) -> str:

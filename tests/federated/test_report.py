@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -44,8 +46,9 @@ def ledger(rounds: int = 12, gap: int | None = 3, max_part: int | None = 4) -> P
     return book
 
 
+FOUR = ["4a", "4b", "4c", "4d"]
 TITLES = [
-    "Setting",
+    "Setting and adversary",
     "Data accesses covered",
     "Final mechanism output",
     "Unit of privacy",
@@ -54,6 +57,10 @@ TITLES = [
     "Accounting assumptions",
     "The formal statement",
     "Transparency and verifiability",
+    "Noise",
+    "What was trusted",
+    "What was enforced",
+    "What is not covered",
 ]
 
 
@@ -66,7 +73,7 @@ def test_a_raw_stage_leaves_no_guarantee_and_the_report_says_so() -> None:
     assert all(title in text for title in TITLES)
     body = report.to_dict()
     assert [point["title"] for point in body["checklist"].values()] == TITLES
-    assert list(body["checklist"]) == ["1", "2a", "2b", "2c", "2d", "3a", "3b", "3c", "3d"]
+    assert list(body["checklist"]) == ["1", "2a", "2b", "2c", "2d", "3a", "3b", "3c", "3d", *FOUR]
     assert json.loads(json.dumps(body, allow_nan=False)) == body
     assert body["digest"] == digest_of({k: v for k, v in body.items() if k != "digest"})
     assert Provenance.from_dict(body["provenance"]) == report.provenance
@@ -75,8 +82,8 @@ def test_a_raw_stage_leaves_no_guarantee_and_the_report_says_so() -> None:
 def test_held_out_users_are_named_as_not_covered() -> None:
     """They are evaluated without noise; where nobody is, nothing is said."""
     told = build([RAW], delta=1e-6, held_out=7)
-    assert "NOT covered: 7 held-out users" in told.markdown()
-    assert "must have agreed" in told.to_dict()["checklist"]["2a"]["text"]
+    assert "7 held-out users are in no round" in told.markdown()
+    assert "must have agreed" in told.to_dict()["checklist"]["4d"]["text"]
     assert told.to_dict()["held_out_users"] == 7
     assert "held-out" not in build([RAW], delta=1e-6).markdown()
 
@@ -157,6 +164,78 @@ def test_the_statement_is_what_accounting_finds(compose: Any) -> None:
     assert found.epsilon <= told <= found.epsilon * 1.01
     assert "enforced" in report.markdown()
     assert report.provenance.ledgers == (ledgers_digest(report),)
+
+
+def test_the_report_reads_as_a_reviewer_asks(compose: Any) -> None:
+    """Date, version, data set, adversary; noise and generator; what was trusted and enforced."""
+    book = ledger()
+    extras = {"engine": "LocalEngine", "aggregator": "integers in the clear"}
+    stage = {**NOISED, "extras": extras}
+
+    def made(**given: Any) -> str:
+        return build(
+            [{**stage, **given.pop("stage", {})}],
+            delta=1e-6,
+            ledgers={"network": book},
+            config={"privacy": {"clip_norm": 0.5}},
+            inputs={"the vocabulary": Provenance.public("ACME", "the vocabulary", "d" * 64)},
+            **given,
+        ).markdown()
+
+    text = made(
+        at=datetime(2026, 11, 22, 16, 5, tzinfo=UTC),
+        data={"name": "users.tsv", "digest": book.keyed_digest("0123")},
+        matrices={"network": {"matrix, SHA-256": "abc", "buffer decay": [0.9, 0.4]}},
+        held_out=56,
+        incidents=["its journal was cut: it lacks 2 of 4 rounds"],
+    )
+    for said in (
+        "for each user who took part (56 held-out users are not covered).**",
+        "* made: 2026-11-22 16:05 UTC, by dlm ",
+        f"* data set: users.tsv, digest {book.keyed_digest('0123')} (keyed",
+        "The adversary sees every model on the way",
+        "Public data used: the vocabulary (public, says ACME, SHA-256 dddd",
+        "mechanism gaussian, noise multiplier 4.0; Gaussian, in floating point",
+        "keys of 64 bits: not a cryptographic generator",
+        "keys: drawn from the operating system, and written to no file",
+        "buffer decay: [0.9, 0.4]",
+        "* That no user's text is in the vocabulary (public, says ACME",
+        "computed and clipped by LocalEngine, and added up by integers in the clear",
+        "* network: the L2 norm of an update is at most 0.5",
+        "* network: a gap of 3 rounds and at most 4 participations of a user. The server refuses",
+        "on another machine is not noticed",
+        "* Of this run's folder: its journal was cut",
+    ):
+        assert said in text, said
+    discrete = {"noise": "discrete", "extras": {"grid": "steps of 2^-40", "generator": "ChaCha20"}}
+    told = "\n".join(point for _, point in checklist_of(discrete))
+    assert "discrete Gaussian, on a grid of steps of 2^-40; generator: ChaCha20" in told
+    assert "Threefry" not in told
+    # A digest of the data set alone would confirm a guess of what somebody wrote.
+    assert "0123" not in book.keyed_digest("0123")
+    assert ParticipationLedger(10).keyed_digest("0123") != book.keyed_digest("0123")
+
+
+def checklist_of(stage: dict[str, Any]) -> list[tuple[str, str]]:
+    """Of a report whose one stage has other noise than accounting here knows."""
+    report = build([NOISED], delta=1e-6, ledgers={"network": ledger()})
+    return dataclasses.replace(report, stages=({**NOISED, **stage},)).checklist()
+
+
+def test_the_sizes_of_poisson_samples_are_told_nowhere(compose: Any) -> None:
+    """Whether amplification was claimed or not: a full cohort had everybody in it."""
+    sampler = PoissonSampler(500, 0.1, Key.from_seed(2))
+    book = ParticipationLedger(500, sampling=sampler.describe())
+    for r in range(12):
+        book.record(r, map(str, sampler.cohort(r).tolist()))
+    poisson = {**NOISED, "sampling": "poisson", "gap": 1, "max_part": 12}
+    for stage in (poisson, {**poisson, "sampling_rate": 0.1}):
+        report = build([stage], delta=1e-6, ledgers={"network": book})
+        assert report.provenance.guarantee is not None
+        told = report.to_dict()["ledgers"]["network"]
+        assert (told["cohort_size"], told["participants"], told["observed"]) == (None, None, None)
+        assert "took part; observed" not in report.markdown()
+        assert not re.search(rf"\b{book.participants}\b", report.markdown())
 
 
 def test_what_was_not_enforced_is_the_worst_case_or_no_guarantee(compose: Any) -> None:
