@@ -8,7 +8,15 @@ import pytest
 
 pytest.importorskip("jax", reason="pip install -e '.[train]'")
 
-from benchmarks.privacy_tables import BEGIN, END, blt_table_4, dpf_tables, gdp_tables
+from benchmarks.privacy_tables import (
+    BEGIN,
+    END,
+    ES_ES_OURS,
+    blt_table_4,
+    dpf_tables,
+    gdp_tables,
+)
+from dlm.federated.noise.banded import optimise_bandmf
 
 README = Path(__file__).parents[2] / "dlm" / "federated" / "README.privacy.md"
 
@@ -34,3 +42,13 @@ def test_every_row_agrees_but_those_that_are_explained() -> None:
     assert gdp.count("| yes |") == 12 + 7
     assert gdp.count("| no |") == 1
     assert "differ in 0 of 42)" in dpf_tables(pld=False)
+
+
+@pytest.mark.slow
+def test_the_sensitivity_of_the_matrix_that_was_searched_for_is_what_the_table_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of es-ES, whose bands are wider than its gap."""
+    monkeypatch.setenv("DLM_CACHE_DIR", str(tmp_path))
+    made = optimise_bandmf(2000, 400).truncated(1280)
+    assert made.sensitivity(gap=297, max_part=4) == pytest.approx(ES_ES_OURS, rel=1e-3)
