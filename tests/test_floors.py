@@ -79,7 +79,7 @@ def may_import(package: str, path: Path) -> bool:
     if package in ("pyspark", "py4j", "pandas"):
         return is_below(path, "spark")
     if package in ("jax", "jaxlib", "flax", "optax"):
-        return is_below(path, "federated")
+        return is_below(path, "federated", "distill")
     return True
 
 

@@ -27,11 +27,6 @@ ENTRIES = [
     "dlm.wire.generate",  # `python -m dlm.wire.generate`
 ]
 
-# What nothing in dlm uses and users import: name -> the page that says so.
-PUBLIC = {
-    "load_model": "README.md",  # a trained RNN, for evaluation in the user's own code
-}
-
 
 @dataclass(frozen=True, eq=False)
 class Piece:
@@ -126,7 +121,7 @@ def described(found: Iterable[Piece], package: Path) -> list[str]:
 
 def exported() -> set[str]:
     """What users import, and the methods of it."""
-    names = {"main", "app", *PUBLIC}
+    names = {"main", "app"}
     for module in (dlm, dlm.client):
         for name in module.__all__:
             one = getattr(module, name)
@@ -149,14 +144,6 @@ def test_nothing_in_index_is_reached_by_tests_alone() -> None:
     """There constants, private functions and methods are looked at too."""
     found = [piece for piece in unreached(PACKAGE, exported()) if "index" in piece.path.parts]
     assert described(found, PACKAGE) == []
-
-
-def test_what_only_users_import_is_in_use_nowhere_and_stands_on_its_page() -> None:
-    """An entry of `PUBLIC` that is not needed any more goes."""
-    alone = unreached(PACKAGE, exported() - PUBLIC.keys())
-    for name, page in PUBLIC.items():
-        assert any(name in piece.defines for piece in alone), name
-        assert re.search(rf"\b{name}\b", (ROOT / page).read_text(encoding="utf-8")), name
 
 
 def test_what_nobody_reaches_is_found(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def verify(
 
 
 def merged_record(
-    comments: Mapping[str, Sequence[str]], others: Sequence[str], public: str
+    comments: Mapping[str, Sequence[str]], others: Sequence[str], public: str, step: str = "merge"
 ) -> list[str]:
     """The privacy line of a model that is made from several; none where none of them has one.
 
@@ -73,6 +73,7 @@ def merged_record(
         comments  of each model, by what it is
         others    what went in besides, without a record
         public    who says that what has no record is of no user's text; "" if nobody does
+        step      what makes it of them
     Raises
         FormatError, PrivacyError  a record that cannot be read, or was changed
     """
@@ -92,7 +93,7 @@ def merged_record(
     }
     deltas = [r.guarantee.delta for r in inputs.values() if r is not None and r.guarantee]
     delta = max(deltas, default=0.0) or DELTA_OF_NOTHING
-    return [compose_records(inputs, delta=delta, step="merge").provenance.line]
+    return [compose_records(inputs, delta=delta, step=step).provenance.line]
 
 
 def _meant(file: Path) -> Path:

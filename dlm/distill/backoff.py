@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dlm.distill import kernels
 from dlm.distill.count import NgramCounts, ln_likelihood, local_counts
-from dlm.distill.fit import FitResult, fit
+from dlm.distill.fit import DistilledModel, fit
 from dlm.distill.topology import closed, restricted, united
 from dlm.errors import DlmError
 from dlm.estimate.columns import MISSING, ModelColumns
@@ -25,26 +25,6 @@ F64 = np.float64
 MOST_STEPS = 1_000
 _RESTARTS = 4
 _TOLERANCE = 1e-12
-
-
-@dataclass(frozen=True, eq=False)
-class DistilledModel:
-    """A model on another's n-grams.
-
-    Fields
-        fit               the model, and how well it is fitted
-        entropy           of the source, in nats per word
-        relative_entropy  of the source against the model, in nats per word: e to this is how much
-                          the perplexity grows on text that is as the source says
-        foreign_words     words of the topology that the source does not know
-        dropped           n-grams of the topology that hold one
-    """
-
-    fit: FitResult
-    entropy: float
-    relative_entropy: float
-    foreign_words: int
-    dropped: int
 
 
 def distill_backoff(

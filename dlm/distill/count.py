@@ -9,7 +9,7 @@ longer context, and how often h backs off.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,23 @@ from numpy.typing import NDArray
 from dlm.distill import kernels
 from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.units import LN_10
+
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """Histories that samples visit, one for each sentence of a batch that is under way.
+
+    Shapes, b sentences, v words
+        words    (b,)    uint32   the word that was said last; `<s>` where a sentence begins
+        places   (b,)    int64    of the sentences in the batch, rising; a sentence keeps its own
+        given    (b, v)  float32  the distribution of the next word; of `<s>` it gives 0
+        entropy  (b,)    float32  of that, in nats
+    """
+
+    words: NDArray[np.uint32]
+    places: NDArray[np.int64]
+    given: NDArray[np.float32]
+    entropy: NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,3 +141,51 @@ def ln_likelihood(
         there = backed > 0
         total += float(backed[there] @ log10[there])
     return total * LN_10
+
+
+def sampled_counts(
+    topology: ModelColumns,
+    visits: Iterable[Visit],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> NgramCounts:
+    """The counts of the histories that samples visit (Suresh et al. 2021, section 4.1).
+
+    Args
+        topology  closed; its ids are those of the visits
+        progress  told of words and sentences that are new
+    Returns
+        counts of all samples together
+    """
+    order = topology.order
+    ngrams = [np.zeros(len(columns)) for columns in topology.orders]
+    contexts = [np.zeros(1), *(np.zeros(len(columns)) for columns in topology.orders[:-1])]
+    last_words = [np.ascontiguousarray(columns.ids[:, -1]) for columns in topology.orders]
+    begin = topology.vocabulary.begin_id
+    window = np.zeros((0, order - 1), np.uint32)
+    for visit in visits:
+        if visit.places[-1] >= len(window):
+            more = np.full((int(visit.places[-1]) + 1 - len(window), order - 1), MISSING)
+            window = np.concatenate([window, more])
+        contexts[0][0] += len(visit.words)
+        ngrams[0] += visit.given.sum(axis=0, dtype=np.float64)
+        begins = visit.words == begin
+        if order > 1:
+            here = window[visit.places]
+            here[begins] = MISSING
+            here[:, :-1] = here[:, 1:]
+            here[:, -1] = visit.words
+            window[visit.places] = here
+            for k in range(1, order):
+                rows = topology.rows_of(np.ascontiguousarray(here[:, order - 1 - k :]))
+                kernels.add_given(
+                    visit.given,
+                    rows,
+                    topology.orders[k - 1].first_child,
+                    last_words[k],
+                    ngrams[k],
+                    contexts[k],
+                )
+        if progress is not None:
+            progress(len(visit.words), int(begins.sum()))
+    return NgramCounts(ngrams, contexts)

@@ -50,6 +50,26 @@ class FitResult:
     unvisited: int
 
 
+@dataclass(frozen=True, eq=False)
+class DistilledModel:
+    """A model on another's n-grams.
+
+    Fields
+        fit               the model, and how well it is fitted
+        entropy           of the source, in nats per word
+        relative_entropy  of the source against the model, in nats per word: e to this is how much
+                          the perplexity grows on text that is as the source says
+        foreign_words     words of the topology that the source does not know
+        dropped           n-grams of the topology that hold one
+    """
+
+    fit: FitResult
+    entropy: float
+    relative_entropy: float
+    foreign_words: int
+    dropped: int
+
+
 def fit(
     topology: ModelColumns,
     counts: NgramCounts,

@@ -44,6 +44,27 @@ def subtract_from_prefix(values, prefix, suffix, total):  # type: ignore[no-unty
         total[suffix[i]] -= values[prefix[i]]
 
 
+@kernel("float32[:, :], uint32[:], uint32[:], uint32[:], out float64[:], out float64[:]")
+def add_given(given, rows, first_child, words, ngrams, contexts):  # type: ignore[no-untyped-def]
+    """What a source gives after some histories, added to the counts of contexts that end them.
+
+    Shapes, b histories, contexts of length k
+        given        (b, v)    float32  a distribution after each history
+        rows         (b,)      uint32   the context of this length that ends it; NO_ROW without one
+        first_child  (m + 1,)  uint32   of the contexts, among the n-grams of order k + 1
+        words        (n,)      uint32   last words of those
+        ngrams       (n,)      float64  added to
+        contexts     (m,)      float64  added to
+    Trusts           words < v
+    """
+    for b in range(len(rows)):
+        row = np.int64(rows[b])
+        if row < len(contexts):
+            contexts[row] += 1.0
+            for e in range(first_child[row], first_child[row + 1]):
+                ngrams[e] += given[b, words[e]]
+
+
 @kernel("uint32[:], out int64[:], out uint32[:]")
 def group_by(place, begin, rows):  # type: ignore[no-untyped-def]
     """Rows by the place that each leads to: those of place p are rows[begin[p]:begin[p + 1]].

@@ -74,6 +74,7 @@ def test_a_model_on_its_own_n_grams_loses_nothing(run: Run, home: Path) -> None:
         (["--memory", "1M"], "raise --memory"),
         (["--threads", "0"], "give 1 or more"),
         (["--topology", "none.arpa"], "none.arpa"),
+        (["--samples", "9"], "leave --samples"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_it_is_begun(

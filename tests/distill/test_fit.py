@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,13 @@ import pytest
 from distill import oracle
 from distill.oracle import Ngram
 from dlm.distill.backoff import BackoffSource, exact_counts
-from dlm.distill.count import NgramCounts, ln_likelihood, local_counts
+from dlm.distill.count import (
+    NgramCounts,
+    Visit,
+    ln_likelihood,
+    local_counts,
+    sampled_counts,
+)
 from dlm.distill.fit import fit
 from dlm.distill.topology import closed, restricted, united
 from dlm.errors import ConfigError, DlmError
@@ -132,6 +138,62 @@ def test_counts_are_those_of_the_definition_and_add_up(tmp_path: Path, seed: int
         [*both.ngrams, *both.contexts], [*counts.ngrams, *counts.contexts], strict=True
     ):
         np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+def visits_of(
+    source: Plain, columns: ModelColumns, sentences: list[Ngram], batch: int
+) -> Iterator[Visit]:
+    """What a source that says these sentences would tell: `batch` at a time, a place each."""
+    words = [word.decode() for word in columns.vocabulary.words]
+    waiting = list(sentences)
+    under_way: dict[int, list[str]] = {}
+    histories: dict[int, list[str]] = {}
+    while True:
+        for place in range(batch):
+            if place not in under_way and waiting:
+                under_way[place] = ["<s>", *waiting.pop(0)]
+        if not under_way:
+            return
+        places = sorted(under_way)
+        said = {place: under_way[place].pop(0) for place in places}
+        given = []
+        for place in places:
+            so_far = [] if said[place] == "<s>" else histories[place]
+            histories[place] = [*so_far, said[place]]
+            after = source.after(tuple(histories[place]))
+            given.append([after.get(word, 0.0) for word in words])
+        yield Visit(
+            columns.vocabulary.ids_of([said[place].encode() for place in places]),
+            np.array(places),
+            np.array(given, np.float32),
+            np.zeros(len(places), np.float32),
+        )
+        for place in places:
+            if not under_way[place]:
+                del under_way[place]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("order", [1, 2, 4])
+def test_sampled_counts_are_those_of_the_definition(tmp_path: Path, seed: int, order: int) -> None:
+    """Sentences of many lengths in one batch, whose places are taken up again."""
+    source, columns, _ = a_source(seed, tmp_path)
+    _, other, _ = a_source(seed + 100, tmp_path, order=order)
+    topology = closed(restricted(other, columns.vocabulary).model)
+    rng = random.Random(seed)
+    sentences = [tuple(rng.choices(WORDS, k=rng.randint(0, 6))) for _ in range(12)]
+    histories: dict[Ngram, float] = {}
+    for sentence in sentences:
+        for length in range(len(sentence) + 1):
+            history = ("<s>", *sentence[:length])
+            histories[history] = histories.get(history, 0) + 1
+    _, expected = by_definition(source, topology, histories)
+    counts = sampled_counts(topology, visits_of(source, columns, sentences, 5))
+    assert counts.words == sum(histories.values())
+    for a, b in zip(
+        counts.ngrams + counts.contexts, expected.ngrams + expected.contexts, strict=True
+    ):
+        np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -1,0 +1,157 @@
+"""`dlm distill` of a network that users trained: samples, distributions, and the record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
+pytest.importorskip("optax", reason="pip install -e '.[train]'")
+pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
+
+from dlm.cli.main import app  # noqa: E402
+from dlm.distill.source import MOST_WORDS, NetworkSource  # noqa: E402
+from dlm.errors import ConfigError  # noqa: E402
+from dlm.federated.provenance import LINE_PREFIX, Provenance  # noqa: E402
+from dlm.ngram.arpa import ArpaReader  # noqa: E402
+from dlm.ngram.backoff import DictModel  # noqa: E402
+from estimate.merge_models import normalised_model, worst_sum  # noqa: E402
+from federated.compiling import kept_in, quickly  # noqa: E402
+
+WORDS = ["alpha", "beta", "gamma", "delta"]
+CONFIG = """
+[run]
+rounds = 2
+seed = 3
+[data]
+vocabulary = "words.txt"
+public = "the tests"
+[model]
+embedding_size = 4
+hidden_size = 5
+[privacy]
+clip_norm = 0.5
+mechanism = "tree"
+noise_multiplier = 0.5
+gap = 1
+max_part = 2
+[sampling]
+report_goal = 4
+"""
+
+
+def dlm(*arguments: object) -> Result:
+    """The command, in this process."""
+    return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run of two rounds, and a model for its n-grams, with a word of its own."""
+    place = tmp_path_factory.mktemp("distill")
+    rng = np.random.default_rng(0)
+    rows = [f"user{u}\t{' '.join(rng.choice(WORDS, 5))}" for u in range(20) for _ in range(3)]
+    (place / "users.tsv").write_text("user_id\tutterance\n" + "\n".join(rows) + "\n")
+    (place / "words.txt").write_text("\n".join(WORDS) + "\n")
+    (place / "run.toml").write_text(CONFIG)
+    normalised_model(1, [*WORDS, "other"], order=3).write(place / "top.arpa")
+    with kept_in(tmp_path_factory.mktemp("compiled")), quickly():
+        done = dlm("federate", place / "users.tsv", "-c", place / "run.toml", "-o", place / "run")
+        assert done.exit_code == 0, done.exception
+        yield place
+
+
+def test_visits_are_those_of_the_sampled_sentences(home: Path) -> None:
+    """Each history's distribution is the network's after the whole of it; as many sentences as
+    were asked for, whatever fits into a batch; the same for the same seed."""
+    source = NetworkSource(home / "run", batch=3)
+    end, begin = source.vocabulary.end_id, source.vocabulary.begin_id
+    said: dict[int, list[int]] = {}
+    begun = 0
+    longest: list[int] = []
+    for visit in source.visits(8, seed=5):
+        assert len(visit.places) <= 3
+        np.testing.assert_allclose(visit.given.sum(axis=1), 1, atol=1e-5)
+        assert (visit.given[:, begin] == 0).all()
+        for place, word, given in zip(
+            visit.places.tolist(), visit.words.tolist(), visit.given, strict=True
+        ):
+            if word == begin:
+                begun += 1
+                said[place] = []
+            said[place].append(word)
+            assert word != end
+            prefix = np.array([said[place]], np.int32)
+            expected = source.log_probs(prefix, np.array([prefix.shape[1]], np.int32))[0]
+            np.testing.assert_allclose(given, np.exp(expected), atol=1e-5)
+            assert len(said[place]) <= MOST_WORDS
+            longest.append(len(said[place]))
+    assert begun == 8
+    assert max(longest) > 2
+    again = [visit.words.tolist() for visit in source.visits(8, seed=5)]
+    assert again == [visit.words.tolist() for visit in source.visits(8, seed=5)]
+    assert again != [visit.words.tolist() for visit in source.visits(8, seed=6)]
+
+
+def test_the_command_writes_a_model_that_carries_the_record(home: Path) -> None:
+    """Near to what the network says; sums to 1; a simulation promises nothing, and says so."""
+    out = home / "out.arpa"
+    args = ("distill", home / "run", "--topology", home / "top.arpa", "-o", out, "--json")
+    done = dlm(*args, "--samples", "2e3", "--public", "the tests")
+    assert done.exit_code == 0, done.exception
+    figures = json.loads(done.stdout)
+    assert 0 < figures["relative_entropy_nats"] < 0.05
+    model = DictModel.from_arpa(out)
+    assert worst_sum(model) < 3e-6
+    assert b"other" not in model.vocabulary.words
+    assert set(map(str.encode, WORDS)) < set(model.vocabulary.words)
+    with ArpaReader(out) as reader:
+        made, record = reader.comments
+    facts = json.loads(made.partition(": ")[2])
+    assert (facts["samples"], facts["seed"]) == (2000, 0)
+    assert [part["as"] for part in facts["inputs"]] == ["network", "topology"]
+    assert record.startswith(LINE_PREFIX)
+    carried = Provenance.from_json(record)
+    of_run = NetworkSource(home / "run").record
+    assert carried.guarantee is None
+    assert carried.ledgers == of_run.ledgers
+    assert carried.simulated == of_run.simulated
+    # More samples, and the network's own words as the topology: nearer.
+    again = dlm(*args, "--samples", "2e3", "--public", "the tests")
+    assert json.loads(again.stdout)["perplexity"] == figures["perplexity"]
+
+
+def test_a_topology_of_which_nothing_is_known_leaves_no_guarantee(home: Path) -> None:
+    """Nobody vouches for it, so that the record says what has none."""
+    out = home / "bare.arpa"
+    done = dlm("distill", home / "run", "--topology", home / "top.arpa", "-o", out, "--samples", 9)
+    assert done.exit_code == 0, done.exception
+    with ArpaReader(out) as reader:
+        record = Provenance.from_json(reader.comments[1])
+    assert record.guarantee is None
+    assert any("the topology" in reason for reason in record.reasons), record.reasons
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "give --samples"),
+        (["--samples", "0"], "take 1 or more"),
+        (["--samples", "5", "--prior", "-1"], "0 or more"),
+    ],
+)
+def test_what_a_network_cannot_be_asked_is_refused(
+    home: Path, options: list[str], message: str
+) -> None:
+    """And nothing is written."""
+    done = dlm(
+        "distill", home / "run", "--topology", home / "top.arpa", "-o", home / "no", *options
+    )
+    assert isinstance(done.exception, ConfigError)
+    assert message in str(done.exception)
+    assert not (home / "no").exists()
