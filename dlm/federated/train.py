@@ -650,8 +650,8 @@ def with_noise(settings: TrainingSettings, place: Path) -> TrainingSettings:
     if given == "float" and not earlier:
         raise PrivacyError(
             "privacy.noise is float, and the run is no simulation: of the numbers that a round "
-            "releases with noise in float32, every seventh could not come from other sums, and "
-            "gives them away. Leave privacy.noise out, or give a seed to simulate"
+            "releases with noise in float32, many could not come from the sums without a user, and "
+            "give the user away. Leave privacy.noise out, or give a seed to simulate"
         )
     named: Any = "float" if earlier else "discrete"
     return dataclasses.replace(settings, privacy=dataclasses.replace(settings.privacy, noise=named))

@@ -341,3 +341,27 @@ def test_a_plan_takes_the_smallest_report_goal_that_is_enough() -> None:
     assert any("worse" in note for note in strict.notes)
     with pytest.raises(ConfigError, match="population"):
         make_plan(target_rho=1.0, **{**asked, "population": 0})  # type: ignore[arg-type]
+
+
+def test_discrete_noise_costs_its_rounding_and_has_the_epsilon_of_any_of_its_rho() -> None:
+    """Beside a stage in floats, too; sampled, by Renyi divergences of whole orders alone."""
+    plain = StageRecord("network", "blt", 4.0, 100, sensitivity=2.0)
+    grid = dataclasses.replace(plain, noise="discrete", rounding=1.01)
+    assert grid.rho == pytest.approx(plain.rho * 1.01**2)
+    assert StageRecord.from_json(grid.to_json()) == grid
+    for stages in ([grid], [grid, plain]):
+        found = compose(stages, 1e-6)
+        assert found.epsilon == zcdp_epsilon(found.rho, 1e-6) > gaussian_epsilon(found.rho, 1e-6)
+        assert "the grid costs 2 % of rho" in found.notes[0]
+    drawn = StageRecord(
+        "network", "gaussian", 2.0, 50, sampling="poisson", sampling_rate=0.05, noise="discrete"
+    )
+    found = compose([drawn], 1e-6)
+    floats = compose([dataclasses.replace(drawn, noise="float")], 1e-6)
+    assert set(found.epsilons) == {"zcdp", "rdp"}
+    # Of fewer orders than the Gaussian's, and so no less.
+    assert found.epsilon == found.epsilons["rdp"] >= floats.epsilons["rdp"] > floats.epsilon
+    assert found.epsilon < 1.1 * floats.epsilons["rdp"]
+    for wrong in ({"noise": "pink"}, {"rounding": 0.99}):
+        with pytest.raises(ConfigError, match=r"not one of|cannot shrink"):
+            dataclasses.replace(grid, **wrong)
