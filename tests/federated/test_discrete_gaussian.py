@@ -11,6 +11,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
+pytest.importorskip("scipy", reason="pip install -e '.[train]'")
+
 from scipy import stats
 
 from dlm.errors import PrivacyError

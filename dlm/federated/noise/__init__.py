@@ -1,7 +1,7 @@
 """Noise whose running sums are small: the mechanisms of DP-FTRL and of DP-FedAvg.
 
-`make_mechanism` builds one by name; `mechanism.Mechanism` is what all of them answer. Names here
-are loaded as they are asked for: who plans or accounts for noise has no need of JAX.
+`make_mechanism` builds one by name; `mechanism.Mechanism` is what all of them answer. What is named
+here is imported when it is first asked for: exact draws (`discrete_gaussian`) need no JAX.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
     "min_sep_from_gap",
 ]
 
-_MODULES = {
+_LIES_IN = {
     "NAMES": "make",
     "Mechanism": "mechanism",
     "NoiseKey": "keys",
@@ -41,6 +41,6 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in _LIES_IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_LIES_IN[name]}"), name)
