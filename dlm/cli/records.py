@@ -83,7 +83,9 @@ def merged_record(
     found: dict[str, Provenance | None] = {}
     for what, lines in comments.items():
         texts = [line for line in lines if line.startswith(LINE_PREFIX)]
-        found[what] = Provenance.from_json(texts[-1], what) if texts else None
+        found[what] = Provenance.from_json(texts[0], what) if texts else None
+        for more, text in enumerate(texts[1:], 2):  # which of them is true nobody can know
+            found[f"{what}, record {more}"] = Provenance.from_json(text, what)
     if not any(found.values()):
         return []
     found |= dict.fromkeys(others)

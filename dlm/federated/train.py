@@ -30,7 +30,7 @@ from dlm.federated.local import UserWork, work_of
 from dlm.federated.noise import Mechanism, make_mechanism
 from dlm.federated.noise.discrete import DiscreteNoise, DiscreteState, discrete
 from dlm.federated.pretrain import pretrain
-from dlm.federated.provenance import Provenance, content_digest
+from dlm.federated.provenance import FIRST_HAND, Provenance, content_digest
 from dlm.federated.recorded import read_record, sidecar
 from dlm.federated.report import PrivacyReport, build
 from dlm.federated.rounds import (
@@ -604,7 +604,10 @@ class Training(FederatedRun[RoundReport]):
         self._parts = [*facts.get("parts", ()), *self._parts]
         self._parts = [part for n, part in enumerate(self._parts) if part not in self._parts[:n]]
         for what, record in facts.get("begun_with", {}).items():
-            self._begun_with[what] = record and Provenance.from_dict(record, str(what))
+            found = record and Provenance.from_dict(record, str(what))
+            if found is not None and found.is_public:  # somebody's word, noted by this run itself
+                found = dataclasses.replace(found, standing=FIRST_HAND)
+            self._begun_with[what] = found
         assert self.folder is not None
         key, place = self._noise_key(), self.folder.path
         template = self.algorithm.init(rnn.init(self._key("init"), self.model), key)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dlm.federated.provenance import Guarantee, Provenance
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.backoff import DictModel
 from estimate.merge_models import normalised_model, worst_sum
@@ -55,6 +56,36 @@ def test_the_command_writes_the_nearest_model_and_says_how_near(run: Run, home: 
         ("source", ["provenance: of big"]),
         ("topology", ["provenance: of top"]),
     ]
+
+
+STAGE = {
+    "stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1,
+    "gap": 1, "max_part": 1, "extras": {"ledger": "a" * 64},
+}  # fmt: skip
+NOISED = Provenance(Guarantee(2.12, 1e-6, 0.125), stages=(STAGE,), ledgers=("a" * 64,))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ((), "top.arpa is: it has no record."),
+        (("--public", "ACME"), "0.125-zCDP for each user who took part."),
+    ],
+)
+def test_the_record_of_the_source_is_composed_with_the_topologys(
+    run: Run, home: Path, more: tuple[str, ...], said: str
+) -> None:
+    """A topology without one leaves none, for its n-grams tell whose text it is of."""
+    pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
+    big = home / "big.arpa"
+    big.write_text(f"# {NOISED.line}\n" + big.read_text())
+    done = run("distill", big, "--topology", home / "top.arpa", "-o", home / "out.arpa", *more)
+    assert done.returncode == 0, done.stderr
+    with ArpaReader(home / "out.arpa") as reader:
+        (line,) = [line for line in reader.comments if line.startswith("privacy: ")]
+    record = Provenance.from_json(line)
+    assert said in record.statement()
+    assert record.derived[-1] == "distill"
 
 
 def test_a_model_on_its_own_n_grams_loses_nothing(run: Run, home: Path) -> None:

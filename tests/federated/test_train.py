@@ -764,6 +764,7 @@ def test_a_real_run_is_refused_where_nobody_says_whose_text_its_inputs_are(
             list(training.run(training.rounds_done + 1))
             report = training.report().markdown()
         assert "the text text.txt to begin with (public, says a librarian, SHA-256" in report
+        assert "trusted key" not in report
         text.unlink(missing_ok=True)
 
 
