@@ -178,7 +178,7 @@ def look_at(path: Path, trusted: Ed25519PublicKey | None) -> Verdict:
     """What a file's record is worth, by its digests, its signature and the key that is trusted.
 
     Raises
-        FormatError  the file has no record
+        FormatError  the file has no record, and nobody signed it
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -187,6 +187,10 @@ def look_at(path: Path, trusted: Ed25519PublicKey | None) -> Verdict:
         record = read_any_record(path)
     except PrivacyError as exc:
         return Verdict("wrong", None, str(exc))
+    except FormatError as exc:
+        if not signature_of(path).exists():
+            raise
+        return Verdict("wrong", None, str(exc))  # it had a record when it was signed
     place = signature_of(path)
     if not place.exists():
         return Verdict("unverified", record, f"{path} is not signed: there is no {place.name}")

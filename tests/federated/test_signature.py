@@ -152,15 +152,12 @@ def test_records_are_found_wherever_they_travel(tmp_path: Path, keys: dict[str, 
         assert read_any_record(place) == expected
         assert verdict(signed(place, keys), keys).standing == "verified"
         place.write_bytes(place.read_bytes() + b" ")
-        with (
-            pytest.raises(PrivacyError, match="wrong")
-            if place != saved
-            else pytest.raises(FormatError, match="cut off")
-        ):
+        with pytest.raises(PrivacyError, match="wrong"):
             require_signed(place, keys["mine.pub"])
     arpa.write_text("\\data\\\nngram 1=1\n")
     manifest.write_text(json.dumps({"provenance": {"comments": []}}))
     for place in (arpa, manifest):
+        signature_of(place).unlink()
         with pytest.raises(FormatError, match="no privacy record"):
             read_any_record(place)
 
