@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +33,7 @@ from dlm.federated.settings import TrainingSettings
 from dlm.federated.tokens import FIRST_WORD_ID, Ids, sequence
 from dlm.federated.train import Training
 from dlm.federated.users import UserDataset
+from dlm.files import scratch_folder
 
 KNOWN, LENGTH, REFERENCES = 2, 3, 1_000
 BATCH = 200
@@ -224,8 +224,8 @@ def measure(
     found: dict[str, list[float]] = {}
     statement = ""
     for name, given in (("noised", noised), ("plain", plain)):
-        with tempfile.TemporaryDirectory(prefix="dlm-exposure-") as folder:
-            place = Path(folder) / "run"
+        with scratch_folder(None, "dlm-exposure") as folder:
+            place = folder / "run"
             progress(f"{name}: {given.run.rounds} rounds with {given.privacy.mechanism}")
             if not planted:
                 planted = _plant(given, users, place, there, counts, secrets, repeats, key)

@@ -242,7 +242,7 @@ def test_a_call_in_a_kernel_ends_too_when_its_token_is_removed(gated, tokens, ch
         (f"bob:{BOB}\nal".encode(), "half-written"),
         (b"bob:\xff\xfe\n", "no ASCII"),
         (b"bob:short\n", "line 1"),
-        (None, "cannot be read"),
+        (None, "does not exist"),
     ],
 )
 def test_a_bad_tokens_file_keeps_the_old_tokens(gated, tokens, channels, caplog, content, fault):
