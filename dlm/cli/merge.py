@@ -118,7 +118,10 @@ def merge(
         ],
     }
     tell(f"writing {sum(merged.counts):,} n-grams to {output}")
-    lines = {f"the model {m.name}": found for m, found in zip(models, comments, strict=True)}
+    lines = {
+        f"model {place}, {model.name}": found
+        for place, (model, found) in enumerate(zip(models, comments, strict=True), 1)
+    }
     text = [] if tune is None else [f"the tuning text {tune.name}"]
     privacy = merged_record(lines, text, public)
     merged.write(output, comments=[provenance_line("merge", **about), *privacy])

@@ -67,7 +67,7 @@ NOISED = Provenance(Guarantee(2.12, 1e-6, 0.125), stages=(STAGE,), ledgers=("a" 
 @pytest.mark.parametrize(
     ("records", "more", "said"),
     [
-        ((NOISED, None), (), "NO GUARANTEE: nothing says whose text the model b.arpa is"),
+        ((NOISED, None), (), "NO GUARANTEE: nothing says whose text model 2, b.arpa is"),
         ((NOISED, None), ("--public", "ACME"), "0.125-zCDP for each user who took part."),
         ((NOISED, NOISED), (), "0.125-zCDP for each user who took part."),  # of one run
         ((NOISED, Provenance.none("no noise")), (), "NO GUARANTEE: no noise."),
@@ -90,6 +90,20 @@ def test_a_mixture_carries_the_records_of_its_models_composed(
     assert len(lines) == (said != "")
     for line in lines:
         assert said in Provenance.from_json(line).statement()
+
+
+def test_two_models_of_one_file_name_are_two_inputs(home: Path) -> None:
+    """The record of the one does not stand for the other, which has none."""
+    pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
+    (home / "else").mkdir()
+    other = home / "else" / "a.arpa"
+    other.write_text(f"# {NOISED.line}\n" + (home / "b.arpa").read_text())
+    merge([home / "a.arpa", other], home / "m.arpa", weights="0.6,0.4", quiet=True)
+    with ArpaReader(home / "m.arpa") as reader:
+        (line,) = [line for line in reader.comments if line.startswith("privacy: ")]
+    found = Provenance.from_json(line)
+    assert found.guarantee is None
+    assert "model 1, a.arpa" in found.reasons[0]
 
 
 def test_tuned_weights_are_told_with_the_perplexities_of_dlm_perplexity(
