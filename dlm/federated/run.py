@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from dlm.errors import TrainingDiverged
+from dlm.errors import PrivacyError, TrainingDiverged
 from dlm.federated.checkpoint import Arrays
 from dlm.federated.cohorts import Cohorts
 from dlm.federated.ledger import ParticipationLedger
@@ -53,6 +53,7 @@ class FederatedRun(ABC, Generic[Done]):
     rounds_done: int = 0
     resumed: bool = False
     _ends: bool = False  # whether the next checkpoint is the last for now
+    _in_round: bool = False  # also after one that broke off
     _over: str = ""  # why no more rounds are done, where that is so
 
     def _begin(self, folder: RunFolder | Path | None) -> None:
@@ -79,7 +80,8 @@ class FederatedRun(ABC, Generic[Done]):
         """Runs the remaining rounds, at most up to `until`, and reports each once it counts.
 
         Raises
-            PrivacyError      a participation that breaks the enforced bounds
+            PrivacyError      a participation that breaks the enforced bounds; a round of this run
+                              broke off in this process
             TrainingDiverged  after the round that shows it, which counts; and at once of a run that
                               goes on from there
         """
@@ -92,8 +94,16 @@ class FederatedRun(ABC, Generic[Done]):
         while self.rounds_done < last:
             if self._over:
                 raise TrainingDiverged(self._over)
+            if self._in_round:
+                raise PrivacyError(
+                    f"round {self.rounds_done} (from 0) of this run broke off, perhaps after its "
+                    "noise was drawn: going on here could release it twice. Open the run again"
+                )
             index = self.rounds_done
-            waiting.append(self._round(index, self._cohort(index), index + 1 == last))
+            users = self._cohort(index)
+            self._in_round = True
+            waiting.append(self._round(index, users, index + 1 == last))
+            self._in_round = False
             self.rounds_done += 1
             self._ends = self.rounds_done == last or bool(self._over)
             if self.rounds_done % self.save_every == 0 or self._ends:

@@ -683,6 +683,24 @@ def test_a_run_that_diverges_is_stopped(
     assert train.load_model(tmp_path).record == report.provenance
 
 
+def test_a_round_that_broke_off_is_not_done_again_by_the_same_run(
+    folder: Path, users: UserDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its noise may have been drawn; opened again, the run goes on from what counts."""
+    calm = settings(folder, server={"learning_rate": 0.1}, run={"evaluate_every": 1})
+    with Training(calm, users, tmp_path) as training:
+        with monkeypatch.context() as patch:
+            patch.setattr(training, "evaluate", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                list(training.run())
+        done = training.rounds_done
+        with pytest.raises(PrivacyError, match=rf"round {done} \(from 0\) of this run broke off"):
+            list(training.run())
+    with Training(calm, users, tmp_path) as training:
+        assert training.rounds_done == done
+        assert len(list(training.run())) == training.rounds - done
+
+
 def test_a_run_that_learns_is_not_stopped(folder: Path, users: UserDataset, tmp_path: Path) -> None:
     """With a perplexity that is not beyond all bounds."""
     calm = settings(folder, server={"learning_rate": 0.1}, run={"evaluate_every": 1})
