@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from dlm.errors import PrivacyError
+from dlm.errors import FormatError, PrivacyError
 from dlm.files import try_lock, write_whole
 
 
@@ -28,12 +29,23 @@ def state_folder(environ: Mapping[str, str] | None = None) -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "dlm" / "runs"
 
 
+def run_id(text: object, place: Path) -> str:
+    """The id of a run as a file has it, which is to become the name of one here.
+
+    Raises
+        FormatError  it is no id
+    """
+    if not (isinstance(text, str) and re.fullmatch("[0-9a-f]{32}", text)):
+        raise FormatError(f"{place} names its run {text!r}; expected 32 hexadecimal digits")
+    return text
+
+
 def rounds_of(run: str) -> int | None:
     """Rounds that a run has come to here; None where it is not known."""
     try:
         found = json.loads((state_folder() / f"{run}.json").read_text(encoding="utf-8"))
         return int(found["rounds"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -62,15 +74,19 @@ def next_round(run: str, done: int, folder: Path) -> Iterator[bool]:
     Raises
         PrivacyError  another copy of the folder did them meanwhile, or does them now
     """
-    place = state_folder()
     try:
+        place = state_folder()
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(place / f"{run}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
         yield False
         return
     try:
-        if not try_lock(handle):
+        try:
+            is_alone = try_lock(handle)
+        except OSError:  # a file system without locks
+            is_alone = True
+        if not is_alone:
             raise PrivacyError(
                 f"another copy of {folder} does a round now: two would release two noises of it"
             )
@@ -83,5 +99,5 @@ def next_round(run: str, done: int, folder: Path) -> Iterator[bool]:
 def count(run: str, rounds: int, folder: Path) -> None:
     """Notes that a run has come to so many rounds."""
     body = {"rounds": rounds, "folder": str(folder.absolute())}
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RuntimeError):
         write_whole(state_folder() / f"{run}.json", json.dumps(body).encode(), mode=0o600)

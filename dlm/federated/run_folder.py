@@ -240,7 +240,7 @@ class RunFolder:
         found = checkpoint.read(self.path / CHECKPOINT)
         found.refuse_other_settings(binding.of_version(found.settings))
         done = int(found.facts["round"])
-        self._run = found.facts.get("run", self._run)
+        self._run = register.run_id(found.facts.get("run", self._run), self.path / CHECKPOINT)
         self.incidents = list(found.facts.get("incidents", ()))
         if done not in parts:
             raise FormatError(

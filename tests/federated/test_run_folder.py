@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dlm.errors import ConfigError, FormatError, PrivacyError
+from dlm.federated import register
 from dlm.federated.ledger import ParticipationLedger
 from dlm.federated.run_folder import METRICS, RunBinding, RunFolder, RunState, check_history
 
@@ -145,6 +146,14 @@ def test_an_older_copy_of_a_whole_folder_is_noticed_on_this_machine(tmp_path: Pa
     older.rename(folder)
     with pytest.raises(PrivacyError, match="an older copy, or another copy went on"):
         loaded(folder, released=True)
+
+
+@pytest.mark.parametrize("text", ["../../x", "/etc/x", "a" * 31, "A" * 32, "", None, 7])
+def test_a_run_is_named_by_an_id_and_by_no_path(text: object, tmp_path: Path) -> None:
+    """What a folder from elsewhere says becomes the name of a file here."""
+    assert register.run_id("0123456789abcdef" * 2, tmp_path) == "0123456789abcdef" * 2
+    with pytest.raises(FormatError, match="expected 32 hexadecimal digits"):
+        register.run_id(text, tmp_path)
 
 
 def test_of_two_copies_one_goes_on(tmp_path: Path) -> None:
