@@ -492,7 +492,7 @@ def exposure(
     text_column: Annotated[str, typer.Option(help="Name of the column of text.")] = "utterance",
     as_json: Json = False,
 ) -> None:
-    """What a network tells of single users: secrets planted among them, ranked by exposure.
+    """Plant secrets among users, and rank them in the network by exposure.
 
     Trains twice with the settings of dlm federate, with noise and without, each a simulation that
     is kept nowhere. A secret is three random words after two known ones; its exposure is log2 of

@@ -2,6 +2,8 @@
 
 Several worker processes may share a port, and a connection reaches whichever of them the system
 picks; so further connections are made until every worker was met, or patience is at its end.
+
+One file past 500 lines: what is asked of servers is read beside what is concluded from it.
 """
 
 from __future__ import annotations

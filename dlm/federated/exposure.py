@@ -1,4 +1,4 @@
-"""What a trained network tells of single users: secrets planted among them, and their exposure.
+"""How well a trained network remembers single users, by the exposure of planted secrets.
 
     found = measure(settings, users, holders=(1, 16))   # trains twice: with noise, and without
     found.groups[0].noised, found.groups[0].plain       # log2 of how far in front a secret ranks

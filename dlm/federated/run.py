@@ -54,7 +54,7 @@ class FederatedRun(ABC, Generic[Done]):
     resumed: bool = False
     _ends: bool = False  # whether the next checkpoint is the last for now
     _in_round: bool = False  # also after one that broke off
-    _over: str = ""  # why no more rounds are done, where that is so
+    _over: str = ""  # why the run ended early; "" while it has not
 
     def _begin(self, folder: RunFolder | Path | None) -> None:
         """Takes the folder over: goes on from what it holds, or begins there."""

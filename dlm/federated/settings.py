@@ -1,5 +1,7 @@
 """A run's settings: one frozen dataclass a table of `run.toml`, resolved together.
 
+One file past 500 lines: each setting stands beside its bounds and their reason.
+
 ::
 
     [run]          rounds, seed, checkpoint_every, evaluate_every, stop_after

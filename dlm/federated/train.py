@@ -366,7 +366,7 @@ class Training(FederatedRun[RoundReport]):
 
     @property
     def _rounds_to_account_for(self) -> int:
-        """Those done; where the model itself decided that there be no more, all planned."""
+        """The rounds done; all planned rounds where the model's divergence ended the run."""
         return self.rounds if self._over else self.rounds_done
 
     def _report(
