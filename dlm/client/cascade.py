@@ -65,6 +65,9 @@ class Host(Protocol):
     def refresh_later(self) -> None:
         """Has the servers asked anew what they hold, in the background."""
 
+    def follow(self) -> None:
+        """Has them asked where the operator may have named another default; cheap to call."""
+
     def ask_canary(self, timeout_s: float, done: Callable[[bool], None]) -> None:
         """Asks every shard something, the whole way; tells whether all of them answered."""
 
@@ -296,6 +299,7 @@ class CascadeMonitor:
             # They may have come back elsewhere, and while the small model answers no message asks.
             self._looked = now
             host.refresh_later()
+        host.follow()
 
     def _is_calm(self, now: float) -> bool:
         """Whether nothing failed lately, every server is well, and no heartbeat is awaited."""

@@ -197,6 +197,10 @@ class Core:
         """See `cascade.Host`."""
         self.table.refresh_later()
 
+    def follow(self) -> None:
+        """See `cascade.Host`."""
+        self.table.follow()
+
     def ask_canary(self, timeout_s: float, done: Callable[[bool], None]) -> None:
         """See `cascade.Host`: an utterance's worth of queries to each shard."""
         snapshot = self.snapshot()
@@ -323,6 +327,8 @@ class Core:
             runtime.counts.call(OK, time.perf_counter() - begun)
             return call.future
         watch = self.watch()
+        if watch is None:  # else its ticks do
+            self.table.follow()
         if self.config.partial:
             call.fall_back(snapshot.grams)
             if gone is None and watch is not None and watch.mode is Mode.SMALL:

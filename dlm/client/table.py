@@ -97,7 +97,7 @@ class Table:
         Raises
             StaleShardSet  it is not there in time; else as `snapshot`
         """
-        self._follow()
+        self.follow()
         known = self.snapshot()
         if (not self._gone and known.model != unlike) or timeout_s <= 0.0:
             return known
@@ -127,8 +127,12 @@ class Table:
                 queued = runtime.queued = runtime.helper.submit(self.refresh, known)
             return queued
 
-    def _follow(self) -> None:
-        """Has the servers looked at where the default may be another by now."""
+    def follow(self) -> None:
+        """Asks the servers again, in the background, if the default may be another by now.
+
+        New handles call it, and heartbeats, or calls where there are none: a client that keeps
+        one handle for days must read its operator's cluster.toml too, and log what is wrong there.
+        """
         known = self.known
         if known is None:
             return

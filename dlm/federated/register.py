@@ -33,7 +33,7 @@ def run_id(text: object, place: Path) -> str:
     """The id of a run as a file has it, which is to become the name of one here.
 
     Raises
-        FormatError  it is no id
+        FormatError  it is not an id
     """
     if not (isinstance(text, str) and re.fullmatch("[0-9a-f]{32}", text)):
         raise FormatError(f"{place} names its run {text!r}; expected 32 hexadecimal digits")

@@ -211,6 +211,29 @@ def test_a_default_that_nobody_serves_changes_nothing_and_is_told(
         assert named in line
 
 
+@pytest.mark.parametrize("heartbeats", [True, False])
+def test_a_client_that_opens_no_new_handle_logs_a_wrong_default(
+    other_files, both, config, tmp_path, caplog, monkeypatch, heartbeats: bool
+) -> None:
+    """A service keeps one handle for days: heartbeats, or else its calls, read cluster.toml."""
+    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.05)
+    path = tmp_path / "cluster.toml"
+    listed = "".join(f'[[server]]\naddress = "{address}"\n' for address in both)
+    path.write_text(listed)
+    queries = random_queries(other_files.oracle, 3, 50)
+    with Client.connect(path, replace(config, heartbeats=heartbeats)) as client:
+        handle = client.utterance()
+        path.write_text(f'model = "NEW"\n{listed}')
+
+        def logged() -> bool:
+            if not heartbeats:
+                ask(handle, other_files.oracle, queries)
+            lines = [r.getMessage() for r in caplog.records]
+            return any(one.startswith("client.table.unread") and "NEW" in one for one in lines)
+
+        until(logged)
+
+
 @pytest.mark.parametrize("partial", [False, True])
 def test_a_new_handle_whose_model_was_taken_away_is_answered_by_the_next(
     files, other_files, rolled, config, partial

@@ -59,6 +59,9 @@ class Wired:
     def refresh_later(self) -> None:
         """See `cascade.Host`."""
 
+    def follow(self) -> None:
+        """See `cascade.Host`."""
+
     def ask_canary(self, timeout_s: float, done: Callable[[bool], None]) -> None:
         """See `cascade.Host`: answered at once."""
         done(True)
