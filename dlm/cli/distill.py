@@ -53,93 +53,26 @@ def distill(
     Example: dlm distill big.arpa.zst --topology pruned.arpa.zst --output small.arpa.zst
     """
     from dlm.cli.paths import check_reads, check_writes
-    from dlm.cli.records import merged_record
-    from dlm.errors import ConfigError
-    from dlm.estimate.columns import ModelColumns, memory_bytes
-    from dlm.federated.run_folder import CHECKPOINT
-    from dlm.ngram.arpa import ArpaReader, provenance_line
-    from dlm.resources import available_bytes, parse_size
+    from dlm.distill.files import distill_files
+    from dlm.resources import parse_size
 
     began = time.monotonic()
-    tell = stage_printer(quiet=quiet)
-    is_network = source.name == CHECKPOINT or (source / CHECKPOINT).exists()
-    if threads < 1:
-        raise ConfigError(f"--threads {threads}; give 1 or more")
-    if is_network and samples is None:
-        raise ConfigError(f"{source} is a network, which is sampled: give --samples, such as 1e5")
-    if not is_network and samples is not None:
-        raise ConfigError(
-            f"{source} is no run of dlm federate; an ARPA file gives exact counts: leave --samples"
-        )
     check_reads("SOURCE", source, folders=True)
     check_reads("--topology", topology, folders=True)
     check_writes("--output", output)
-    paths = {"topology": topology} if is_network else {"source": source, "topology": topology}
-    counts = {}
-    for role, path in paths.items():
-        with ArpaReader(path) as reader:
-            counts[role] = tuple(reader.counts)
-    limit = available_bytes() if memory is None else parse_size(memory)
-    # Both models, their union, and some float64 columns beside each n-gram of the union.
-    needed = sum(2 * memory_bytes(count) + 100 * sum(count) for count in counts.values())
-    if needed > limit:
-        raise ConfigError(
-            f"{' and '.join(map(str, paths.values()))} have {sum(map(sum, counts.values())):,} "
-            f"n-grams, which take about {needed:,} bytes to distill, and the limit is {limit:,}; "
-            "raise --memory, or prune them first"
-        )
-    read = {}
-    for role, path in paths.items():
-        tell(f"reading {path}")
-        read[role] = ModelColumns.read(path)
-    inputs: list[dict[str, object]] = [
-        {
-            "name": paths[role].name,
-            "as": role,
-            "counts": list(counts[role]),
-            "comments": columns.comments,
-        }
-        for role, columns in read.items()
-    ]
-    comments = {f"the {role} {paths[role]}": columns.comments for role, columns in read.items()}
-    about: dict[str, object]
-    if is_network:
-        from dlm.distill.sampled import distill_samples
-        from dlm.distill.source import NetworkSource
-
-        tell(f"reading {source}")
-        network = NetworkSource(source)
-        comments = {f"the network {source}": [network.record.line], **comments}
-        inputs.insert(0, {"name": source.name, "as": "network", "rounds": network.rounds})
-        about = {"method": "relative entropy, samples", "samples": int(samples or 0), "seed": seed}
-        made = distill_samples(
-            network,
-            read.pop("topology"),
-            samples=int(samples or 0),
-            seed=seed,
-            prior=prior,
-            threads=threads,
-            progress=tell,
-        )
-    else:
-        from dlm.distill.backoff import distill_backoff
-
-        about = {"method": "relative entropy, exact counts"}
-        made = distill_backoff(
-            read.pop("source"), read.pop("topology"), threads=threads, progress=tell
-        )
-    if made.dropped:
-        tell(
-            f"{made.dropped:,} n-grams of the topology were left out: they have some of its "
-            f"{made.foreign_words:,} words that {source} does not know"
-        )
+    made = distill_files(
+        source,
+        topology,
+        output,
+        samples=samples,
+        seed=seed,
+        prior=prior,
+        public=public,
+        memory_bytes=None if memory is None else parse_size(memory),
+        threads=threads,
+        progress=stage_printer(quiet=quiet),
+    )
     model = made.fit.model
-    tell(f"writing {sum(model.counts):,} n-grams to {output}")
-    lines = [
-        provenance_line("distill", **about, inputs=inputs),
-        *merged_record(comments, [], public, step="distill"),
-    ]
-    model.write(output, comments=lines)
     figures = {
         "ngrams": list(model.counts),
         "source_perplexity": math.exp(made.entropy),

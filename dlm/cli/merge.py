@@ -55,11 +55,11 @@ def merge(
     Example: dlm merge news.arpa speech.arpa --tune heldout.txt --output mixed.arpa.zst
     """
     from dlm.cli.paths import check_reads, check_writes
-    from dlm.cli.records import merged_record
     from dlm.errors import ConfigError
     from dlm.estimate.columns import ModelColumns, memory_bytes
     from dlm.estimate.merge import check_weights, merge_models, unite
     from dlm.estimate.merge.mixture import needed_bytes
+    from dlm.federated.model_record import merged_record
     from dlm.ngram.arpa import ArpaReader, provenance_line
     from dlm.resources import available_bytes, parse_size
 

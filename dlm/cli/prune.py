@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from dlm.cli.scoring import COLUMN, SKIP, open_text
 
 if TYPE_CHECKING:
     from dlm.estimate.prune import PerplexityChange, PruneResult
+    from dlm.estimate.text import Reader
 
 
 def prune(
@@ -62,109 +64,40 @@ def prune(
 
     Example: dlm prune model.arpa.zst --threshold 1e-8 --output small.arpa.zst
     """
-    from dataclasses import replace
-
     from dlm.cli.paths import check_folder, check_reads, check_writes
-    from dlm.errors import ConfigError
-    from dlm.estimate.columns import ModelColumns
-    from dlm.estimate.prune import Goal, file_bytes, least_bytes, measure, needed_bytes
-    from dlm.estimate.prune import prune as prune_columns
-    from dlm.ngram.arpa import provenance_line
-    from dlm.resources import available_bytes, check_disk, parse_size
-    from dlm.spill.arrays import IN_MEMORY, Storage
+    from dlm.estimate.prune import prune_file, read_goal
+    from dlm.resources import parse_size
 
     began = time.monotonic()
     tell = stage_printer(quiet=quiet)
 
-    if threads < 1:
-        raise ConfigError(f"--threads {threads}; give 1 or more")
     check_reads("MODEL", model, folders=True)
     check_reads("--history", history, folders=True)
     check_writes("--output", output)
     check_folder("--tmp", tmp)
     reader = None if text is None else open_text([text], skip, column)
-    by_order = _numbers(ngrams)
-    goal = Goal(
-        threshold=threshold,
-        text_bytes=None if size is None else parse_size(size),
-        ngrams=None if by_order is None or len(by_order) > 1 else by_order[0],
-        by_order=None if by_order is None or len(by_order) == 1 else by_order,
-    )
-    limit = available_bytes() if memory is None else parse_size(memory)
-    counts = _counts(model)
-    heard = () if history is None else _counts(history)
-    storage = IN_MEMORY
-    if needed_bytes(counts, heard) > limit:
-        least, room = least_bytes(counts, heard), file_bytes(counts, heard)
-        if least > limit:
-            raise ConfigError(
-                f"pruning {sum(counts):,} n-grams of {counts[0]:,} words takes {least:,} bytes at "
-                f"least, and the limit is {limit:,}; raise --memory"
-            )
-        folder = output.parent if tmp is None else tmp
-        check_disk(folder, room, f"pruning with {limit:,} bytes of memory")
-        tell(f"arrays in files in {folder}: in memory they would take {needed_bytes(counts):,}")
-        storage = Storage(folder)
-    other = None
-    if history is not None:
-        tell(f"reading {history}")
-        other = ModelColumns.read(history, storage=storage)
-    tell(f"reading {model}")
-    columns = ModelColumns.read(model, storage=storage)
-    about: dict[str, object] = {
-        "method": "relative entropy",
-        **goal.facts(),
-        "histories": None if history is None else history.name,
-        "keep_suffixes": keep_suffixes,
-        "from": model.name,
-        "from_ngrams": columns.counts,
-    }
-    line = provenance_line("prune", **about)
-    columns = replace(columns, comments=[*columns.comments, line])
-    result = prune_columns(
-        columns,
-        goal,
-        history=other,
+    done = prune_file(
+        model,
+        output,
+        read_goal(threshold, ngrams, size),
+        history=history,
         keep_suffixes=keep_suffixes,
+        text=None if reader is None else _blocks(reader, lambda: tell(f"scoring {text}")),
+        memory_bytes=None if memory is None else parse_size(memory),
+        tmp=tmp,
         threads=threads,
         progress=tell,
     )
-    tell(f"writing {output}")
-    result.model.write(output)
-    measured = None
-    if reader is not None:
-        tell(f"scoring {text}")
-        blocks = (block.lines for block in reader.read() if block.size)
-        measured = measure(columns, result.model, blocks)
-        if skip:
-            tell(f"lines left out: {reader.totals.left_out()}")
+    if reader is not None and skip:
+        tell(f"lines left out: {reader.totals.left_out()}")
     if not quiet:
-        _summary(result, measured, time.monotonic() - began)
+        _summary(done.result, done.measured, time.monotonic() - began)
 
 
-def _counts(path: Path) -> tuple[int, ...]:
-    """N-grams of an ARPA file by order, from its header; it is opened again for the rest."""
-    from dlm.errors import ConfigError
-    from dlm.ngram.arpa import ArpaReader, is_reopenable
-
-    if path.exists() and not path.is_dir() and not is_reopenable(path):
-        raise ConfigError(f"{path} is no file, and a model is opened twice; write it to one first")
-    with ArpaReader(path) as reader:
-        return tuple(reader.counts)
-
-
-def _numbers(text: str | None) -> tuple[int | None, ...] | None:
-    """What `--ngrams` says, None for `-`."""
-    from dlm.errors import ConfigError
-
-    if text is None:
-        return None
-    try:
-        return tuple(None if n.strip() == "-" else int(n) for n in text.split(","))
-    except ValueError as exc:
-        raise ConfigError(
-            f"--ngrams {text!r} is no number, nor numbers and - separated by commas"
-        ) from exc
+def _blocks(reader: Reader, began: Callable[[], None]) -> Iterator[bytes]:
+    """The lines of a text; `began` is called before the first."""
+    began()
+    yield from (block.lines for block in reader.read() if block.size)
 
 
 def _summary(result: PruneResult, measured: PerplexityChange | None, seconds: float) -> None:

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from dlm.cli.records import merged_record
 from dlm.errors import DlmError
 from dlm.federated import checkpoint
 from dlm.federated.counts_file import WordCounts, read_counts, write_counts
 from dlm.federated.ledger import ParticipationLedger
+from dlm.federated.model_record import merged_record
 from dlm.federated.provenance import Guarantee, Provenance, digest_of, inherited
 from dlm.federated.recorded import sidecar
 from dlm.federated.report import build

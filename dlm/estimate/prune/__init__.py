@@ -1,6 +1,7 @@
 """A model becomes smaller by what it knows least of: relative-entropy pruning."""
 
 from dlm.estimate.prune.criterion import ln_histories, own_scores, raised_scores
+from dlm.estimate.prune.files import PrunedFile, prune_file, read_goal
 from dlm.estimate.prune.measure import PerplexityChange, measure
 from dlm.estimate.prune.renormalise import new_weights
 from dlm.estimate.prune.run import Goal, PruneResult, file_bytes, least_bytes, needed_bytes, prune
@@ -9,6 +10,7 @@ __all__ = [
     "Goal",
     "PerplexityChange",
     "PruneResult",
+    "PrunedFile",
     "file_bytes",
     "least_bytes",
     "ln_histories",
@@ -17,5 +19,7 @@ __all__ = [
     "new_weights",
     "own_scores",
     "prune",
+    "prune_file",
     "raised_scores",
+    "read_goal",
 ]

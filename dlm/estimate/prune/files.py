@@ -1,0 +1,133 @@
+"""A model pruned, from file to file: what `dlm prune` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dlm.errors import ConfigError
+from dlm.estimate.columns import ModelColumns
+from dlm.estimate.prune.measure import PerplexityChange, measure
+from dlm.estimate.prune.run import Goal, PruneResult, file_bytes, least_bytes, needed_bytes, prune
+from dlm.ngram.arpa import ArpaReader, is_reopenable, provenance_line
+from dlm.resources import available_bytes, check_disk, parse_size
+from dlm.spill.arrays import IN_MEMORY, Storage
+
+
+def read_goal(threshold: float | None, ngrams: str | None, size: str | None) -> Goal:
+    """What `--threshold`, `--ngrams` and `--bytes` ask for; exactly one is given.
+
+    Raises  ConfigError  none or several, or what is not a number or a size
+    """
+    by_order = _numbers(ngrams)
+    return Goal(
+        threshold=threshold,
+        text_bytes=None if size is None else parse_size(size),
+        ngrams=None if by_order is None or len(by_order) > 1 else by_order[0],
+        by_order=None if by_order is None or len(by_order) == 1 else by_order,
+    )
+
+
+@dataclass(frozen=True)
+class PrunedFile:
+    """What `prune_file` did.
+
+    result    of pruning
+    measured  perplexities of the text before and after; None where no text was given
+    """
+
+    result: PruneResult
+    measured: PerplexityChange | None
+
+
+def prune_file(
+    model: Path,
+    output: Path,
+    goal: Goal,
+    *,
+    history: Path | None = None,
+    keep_suffixes: bool = False,
+    text: Iterable[bytes] | None = None,
+    memory_bytes: int | None = None,
+    tmp: Path | None = None,
+    threads: int = 2,
+    progress: Callable[[str], None] = lambda line: None,
+) -> PrunedFile:
+    """Writes a model without the n-grams that it can do best without.
+
+    Args
+        model, history, keep_suffixes  as `run.prune`, from ARPA files
+        text          blocks of lines, as `measure.measure` takes them; None measures nothing
+        memory_bytes  limit; what is free if None. Arrays beyond it stand in files
+        tmp           folder for those; that of the output if None
+    Raises
+        ConfigError   more memory is needed than there is, or than room on the disk; a pipe
+    Guarantees
+        the output carries the comments of `model`, its privacy record among them
+    """
+    if threads < 1:
+        raise ConfigError(f"--threads {threads}; give 1 or more")
+    limit = available_bytes() if memory_bytes is None else memory_bytes
+    counts = _counts(model)
+    heard = () if history is None else _counts(history)
+    storage = IN_MEMORY
+    if needed_bytes(counts, heard) > limit:
+        least, room = least_bytes(counts, heard), file_bytes(counts, heard)
+        if least > limit:
+            raise ConfigError(
+                f"pruning {sum(counts):,} n-grams of {counts[0]:,} words takes {least:,} bytes at "
+                f"least, and the limit is {limit:,}; raise --memory"
+            )
+        folder = output.parent if tmp is None else tmp
+        check_disk(folder, room, f"pruning with {limit:,} bytes of memory")
+        progress(f"arrays in files in {folder}: in memory they would take {needed_bytes(counts):,}")
+        storage = Storage(folder)
+    other = None
+    if history is not None:
+        progress(f"reading {history}")
+        other = ModelColumns.read(history, storage=storage)
+    progress(f"reading {model}")
+    columns = ModelColumns.read(model, storage=storage)
+    about: dict[str, object] = {
+        "method": "relative entropy",
+        **goal.facts(),
+        "histories": None if history is None else history.name,
+        "keep_suffixes": keep_suffixes,
+        "from": model.name,
+        "from_ngrams": columns.counts,
+    }
+    line = provenance_line("prune", **about)
+    columns = replace(columns, comments=[*columns.comments, line])
+    result = prune(
+        columns,
+        goal,
+        history=other,
+        keep_suffixes=keep_suffixes,
+        threads=threads,
+        progress=progress,
+    )
+    progress(f"writing {output}")
+    result.model.write(output)
+    measured = None if text is None else measure(columns, result.model, text)
+    return PrunedFile(result, measured)
+
+
+def _counts(path: Path) -> tuple[int, ...]:
+    """N-grams of an ARPA file by order, from its header; it is opened again for the rest."""
+    if path.exists() and not path.is_dir() and not is_reopenable(path):
+        raise ConfigError(f"{path} is no file, and a model is opened twice; write it to one first")
+    with ArpaReader(path) as reader:
+        return tuple(reader.counts)
+
+
+def _numbers(text: str | None) -> tuple[int | None, ...] | None:
+    """What `--ngrams` says, None for `-`."""
+    if text is None:
+        return None
+    try:
+        return tuple(None if n.strip() == "-" else int(n) for n in text.split(","))
+    except ValueError as exc:
+        raise ConfigError(
+            f"--ngrams {text!r} is no number, nor numbers and - separated by commas"
+        ) from exc
