@@ -25,18 +25,22 @@ def resolve(
     *,
     flags: Mapping[str, Any] | None = None,
     file: Path | None = None,
+    found: Mapping[str, Any] | None = None,
     tables: Iterable[str] = (),
     environ: Mapping[str, str] | None = None,
     prefix: str = "DLM",
+    within: str = "",
 ) -> T:
     """An instance of the dataclass `kind`, each field from the strongest source that names it.
 
     Args
         section  name of the table in the TOML file and middle part of the variables
         flags    field -> value; None stands for "not given"
+        found    what the TOML file holds, where it was read already
         tables   other tables that the file may hold
         prefix   what the variables begin with; a command whose tables bear the names of other
                  commands' tables takes its own, so that neither reads the other's
+        within   what stands before the table's name in the file, as "federate."
     Raises
         ConfigError  an unknown field in the file or the environment, a table of the file that
                      nobody reads, or a value of the wrong type or out of bounds
@@ -45,11 +49,9 @@ def resolve(
     hints = get_type_hints(kind)
     fields = {f.name: hints[f.name] for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
-    if file is not None:
-        try:
-            found = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-            raise ConfigError(f"{file} cannot be read as TOML: {exc}") from exc
+    if found is None and file is not None:
+        found = read_toml(file)
+    if found is not None:
         misplaced = sorted(set(found) - {section, *tables})
         if misplaced:
             said = "; ".join(_misplaced(name, section, fields) for name in misplaced)
@@ -58,7 +60,7 @@ def resolve(
         unknown = sorted(set(table) - set(fields))
         if unknown:
             said = "; ".join(name + nearest(name, fields) for name in unknown)
-            raise ConfigError(f"{file}: [{section}] has no setting named {said}")
+            raise ConfigError(f"{file}: [{within}{section}] has no setting named {said}")
         values.update(table)
     prefix = f"{prefix}_{section}_".upper()
     variables = {prefix + name.upper(): name for name in fields}
@@ -70,6 +72,19 @@ def resolve(
     values.update({variables[v]: environ[v] for v in variables if v in environ})
     values.update({k: v for k, v in (flags or {}).items() if v is not None})
     return kind(**{name: _coerce(section, name, fields[name], v) for name, v in values.items()})
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """What a TOML file holds.
+
+    Raises  ConfigError  it cannot be opened, or is none
+    """
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"{file} cannot be opened: {exc.strerror}") from exc
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        raise ConfigError(f"{file} cannot be read as TOML: {exc}") from exc
 
 
 def _misplaced(name: str, section: str, fields: Iterable[str]) -> str:

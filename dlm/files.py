@@ -44,6 +44,21 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
+def lock_file(file: Path) -> int | None:
+    """A descriptor that holds the lock on a file, which is made where there is none; `os.close`
+    lets go of it. None where another process has it.
+
+    Raises  OSError  the file cannot be opened, or the file system has no locks
+    """
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(FileNotFoundError):
+        # The file that is there, and not one that its last owner has just removed.
+        if try_lock(handle) and os.path.samestat(os.fstat(handle), file.stat()):
+            return handle
+    os.close(handle)
+    return None
+
+
 def sync_folder(folder: Path) -> None:
     """Waits until the names in a folder are on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dlm.cli.progress import stage_printer
+
+if TYPE_CHECKING:
+    from dlm.federated.train import RoundReport
 
 
 def federate(
@@ -44,10 +46,10 @@ def federate(
     Example: dlm federate users.parquet --config run.toml --output runs/first
     """
     from dlm.cli.paths import check_reads, check_writes
-    from dlm.errors import ConfigError, TrainingDiverged
-    from dlm.federated.run_folder import RunFolder, finite
+    from dlm.errors import ConfigError
+    from dlm.federated.run_folder import finite
     from dlm.federated.settings import TrainingSettings
-    from dlm.federated.train import Training
+    from dlm.federated.train_network import train_network
     from dlm.federated.users import MISSING, UserDataset
 
     if missing not in MISSING:
@@ -62,57 +64,26 @@ def federate(
     # The time of a round would reveal how much its users wrote.
     tell = stage_printer(quiet=quiet, timed=settings.run.simulation)
 
-    if settings.run.simulation:
-        tell("a seed is set: this is a simulation, and its model is not private")
-    elif settings.privacy.mechanism == "none":
-        tell("no noise: this model has no privacy guarantee")
-    if settings.data.has_pieces and settings.run.evaluate_every:
-        tell("accuracy and perplexity are of wordpieces: compare them with no model of words")
-    with RunFolder(output) as folder:
-        dataset = UserDataset.open(
+    def on_round(done: RoundReport) -> None:
+        line = done.line()
+        if as_json:
+            print(json.dumps(finite(line)), flush=True)
+        tell(_sentence(line, settings.run.rounds))
+
+    train_network(
+        lambda store: UserDataset.open(
             users,
             user_column=user_column,
             text_column=text_column,
             missing=missing,
-            store=folder.store,
-        )
-        found = dataset.facts
-        if found.rows_without_user or found.users_without_text:
-            tell(
-                f"left out: {found.rows_without_user:,} rows without a user id, "
-                f"{found.users_without_text:,} users without text"
-            )
-        training = Training(settings, dataset, folder, progress=tell)
-        held_out = len(training.held_out_users)
-        if held_out and settings.run.evaluate_every and not settings.run.simulation:
-            tell(
-                f"{held_out:,} held-out users are evaluated without noise: no guarantee covers "
-                "them, and they must have agreed"
-            )
-        rounds = settings.run.rounds
-        diverged = None
-        try:
-            for done in training.run():
-                line = done.line()
-                if as_json:
-                    print(json.dumps(finite(line)), flush=True)
-                tell(_sentence(line, rounds))
-        except TrainingDiverged as exc:  # its rounds were done, and are reported as any
-            diverged = exc
-        tell(f"{training.rounds_done} of {rounds} rounds done: {output}")
-        if training.rounds_done:
-            report = training.report(at=datetime.now(UTC), data_name=users.name)
-            report.write(*folder.reports)
-            tell(report.statement())
-        if training.rounds_done >= rounds or diverged is not None:
-            folder.remove_text()
-        else:
-            tell(
-                f"{folder.store} holds users' text for the rounds that are left; remove it if none "
-                "follow"
-            )
-        if diverged is not None:
-            raise diverged
+            store=store,
+        ),
+        settings,
+        output,
+        data_name=users.name,
+        progress=tell,
+        on_round=on_round,
+    )
 
 
 def _sentence(line: dict[str, object], rounds: int) -> str:

@@ -121,7 +121,14 @@ class Collection(FederatedRun[RoundMetrics]):
                 "users are Poisson-sampled: cohorts that keep to bounds are no Poisson samples"
             )
         self.whitelist, self.config, self.key = tuple(whitelist), config, key
-        self.cohorts = Cohorts(dataset, sampler, gap=gap, max_part=max_part, round_s=round_s)
+        self.cohorts = Cohorts(
+            dataset,
+            sampler,
+            gap=gap,
+            max_part=max_part,
+            round_s=round_s,
+            salt=bytes(key.fold("unigrams", "ledger").words(4).tobytes()),
+        )
         self._counts = UserCounts(dataset, self.whitelist, cap_words=config.cap_words, split=split)
         self.rounds, self._list_record = config.rounds, list_record
         self.released = noised and not key.simulated

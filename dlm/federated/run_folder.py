@@ -36,7 +36,7 @@ from dlm.federated.provenance import (
     content_digest,
     file_digest,
 )
-from dlm.files import try_lock, write_whole
+from dlm.files import lock_file, write_whole
 
 CHECKPOINT = "checkpoint.dlmfed"
 METRICS = "metrics.jsonl"
@@ -378,12 +378,8 @@ def _locked(file: Path) -> int:
     Raises
         ConfigError  another process has it
     """
-    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with contextlib.suppress(FileNotFoundError):
-        # The file that is there, and not one that its last owner has just removed.
-        if try_lock(handle) and os.path.samestat(os.fstat(handle), file.stat()):
-            return handle
-    os.close(handle)
+    if (handle := lock_file(file)) is not None:
+        return handle
     raise ConfigError(
         f"another process is at work in {file.parent}; two would release two noises of a round"
     )

@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -410,28 +409,41 @@ class TrainingSettings:
                           that has no default, or a value is out of bounds
             PrivacyError  a value that would leave the run without the guarantee it asks for
         """
-        tables = {
-            field.name: kind for field, kind in zip(dataclasses.fields(cls), _TABLES, strict=True)
-        }
-        try:
-            found = tomllib.loads(file.read_text(encoding="utf-8"))
-        except OSError as exc:
-            raise ConfigError(f"{file} cannot be opened: {exc.strerror}") from exc
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-            raise ConfigError(f"{file} cannot be read as TOML: {exc}") from exc
-        unknown = sorted(set(found) - set(tables))
-        if unknown:
-            raise ConfigError(
-                f"{file} has no use for {', '.join(unknown)}; its tables are {', '.join(tables)}"
-            )
+        found = config.read_toml(file)
         environ = os.environ if environ is None else environ
-        known = tuple(f"{PREFIX}_{name}_".upper() for name in tables)
+        known = tuple(f"{PREFIX}_{name}_".upper() for name in _names())
         lost = sorted(v for v in environ if v.startswith(f"{PREFIX}_") and not v.startswith(known))
         if lost:
             raise ConfigError(
                 f"the environment sets what is of no table: {', '.join(lost)}; variables are "
-                f"{PREFIX}_<TABLE>_<NAME>, and the tables {', '.join(tables)}"
+                f"{PREFIX}_<TABLE>_<NAME>, and the tables {', '.join(_names())}"
             )
+        return cls.of(found, file, flags=flags, environ=environ)
+
+    @classmethod
+    def of(
+        cls,
+        found: Mapping[str, Any],
+        file: Path,
+        *,
+        flags: Mapping[str, Mapping[str, Any]] | None = None,
+        environ: Mapping[str, str] | None = None,
+        within: str = "",
+    ) -> TrainingSettings:
+        """Settings of tables that were read from a file; see `read`.
+
+        Args
+            found    the tables, by name
+            within   what stands before the names of tables in the file, as "federate."
+        """
+        tables = dict(zip(_names(), _TABLES, strict=True))
+        unknown = sorted(set(found) - set(tables))
+        if unknown:
+            said = ", ".join(f"{name}{config.nearest(name, tables)}" for name in unknown)
+            raise ConfigError(
+                f"{file} has no use for {within}{said}; its tables are {', '.join(tables)}"
+            )
+        environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
         for name, kind in tables.items():
             given = dict((flags or {}).get(name, {}))
@@ -441,15 +453,17 @@ class TrainingSettings:
                     name,
                     flags=given,
                     file=file,
+                    found=found,
                     tables=tables,
                     environ=environ,
                     prefix=PREFIX,
+                    within=within,
                 )
             except TypeError as exc:
                 lacking = _lacking(kind, name, found.get(name, {}), given, environ)
                 if not lacking:
-                    raise ConfigError(f"{file}: [{name}] is not complete: {exc}") from exc
-                raise ConfigError(f"{file}: [{name}] lacks {', '.join(lacking)}") from exc
+                    raise ConfigError(f"{file}: [{within}{name}] is not complete: {exc}") from exc
+                raise ConfigError(f"{file}: [{within}{name}] lacks {', '.join(lacking)}") from exc
         settings = cls(**values)
         place = file.parent / settings.data.vocabulary
         key = settings.data.public_key
@@ -489,6 +503,11 @@ class TrainingSettings:
         if self.data.tokenizer == "whitespace":  # as in runs that began before it could be chosen
             del found["data"]["tokenizer"]
         return found
+
+
+def _names() -> list[str]:
+    """The tables."""
+    return [field.name for field in dataclasses.fields(TrainingSettings)]
 
 
 def _lacking(

@@ -137,7 +137,7 @@ def test_noise_is_accounted_for(
         (("--noise-multiplier", 1, "--delta", 1e-6), "give --max-part"),
         (("--max-part", 1, "--report-goal", 60), "at most 5 rounds"),
         (("--report-goal", 301), "found 301 of 300"),
-        (("--report-goal", 5, "--tokenizer", "letters"), "--tokenizer is one of words"),
+        (("--report-goal", 5, "--tokenizer", "letters"), "one of words"),
         (("--report-goal", 5, "--poisson", 0.1, "--max-part", 1), "takes no --max-part"),
         (("--poisson", 0.1, "--report-goal", 5), "--poisson .*--report-goal"),
         (("--report-goal", 5, "--user-column", "who"), "not once 'who'"),

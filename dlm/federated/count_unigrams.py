@@ -1,0 +1,261 @@
+"""Words counted over rounds of users, from files to files: what `dlm unigrams` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dlm.errors import ConfigError
+from dlm.federated.collect import Collection, folder_of, make_sampler, write_release
+from dlm.federated.counts_file import WordCounts, read_counts
+from dlm.federated.keys import Key
+from dlm.federated.provenance import Provenance, file_digest
+from dlm.federated.recorded import sidecar
+from dlm.federated.report import PrivacyReport
+from dlm.federated.sampling import check_population
+from dlm.federated.unigrams import OovRate, RoundMetrics, UnigramConfig, oov_rate, read_whitelist
+from dlm.federated.users import TOKENIZERS, UserDataset
+from dlm.federated.words import record_or_word
+
+DEFAULT_GOAL = 500
+
+
+@dataclass(frozen=True)
+class CollectionSettings:
+    """What is counted, of whom, and how privately: the options of `dlm unigrams`.
+
+    Fields (unit; bound; default; meaning)
+        clip              > 0; most that a user adds to a round (lambda); inf takes true counts
+        rounds            >= 1
+        report_goal       users; >= 1; of a round; 500 where neither it nor poisson is given
+        noise_multiplier  > 0; of a round over lambda; without it nothing is guaranteed
+        delta             0 < . < 1; of the guarantee; given with noise, and only then
+        max_part          rounds; >= 1; of a user, enforced; needed with noise
+        min_sep           rounds; >= 0; between two of a user, enforced
+        poisson           0 < . <= 1; each user's probability, in place of a report goal
+        cap_words         words of a user that are looked at
+        tokenizer         "words" or "whitespace"
+        public            who says that no user's text is in the list of words
+        test_fraction     0 <= . < 1; share of the users to keep out, for the OOV rate
+        capacity          words; >= 1; 64,000; of the vocabulary that the OOV rate is of
+        seed              makes the run a simulation, which guarantees nothing
+    """
+
+    clip: float
+    rounds: int
+    report_goal: int | None = None
+    noise_multiplier: float | None = None
+    delta: float | None = None
+    max_part: int | None = None
+    min_sep: int | None = None
+    poisson: float | None = None
+    cap_words: int | None = None
+    tokenizer: str = "words"
+    public: str = ""
+    test_fraction: float = 0.0
+    capacity: int = 64_000
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.noise_multiplier is None) != (self.delta is None):
+            raise ConfigError("--noise-multiplier and --delta are given together, or neither")
+        if self.noise_multiplier is not None and self.poisson is None and self.max_part is None:
+            raise ConfigError(
+                "with noise give --max-part, the most rounds of a user, which is then enforced (1 "
+                "is best where there are users enough), or --poisson"
+            )
+        if self.poisson is not None and (self.max_part is not None or self.min_sep is not None):
+            raise ConfigError(
+                "--poisson draws every user each time; it takes no --max-part, --min-sep"
+            )
+        if self.poisson is not None and self.report_goal is not None:
+            raise ConfigError(
+                "--poisson draws rounds of varying size, and --report-goal asks for one size; give "
+                "one"
+            )
+        for option, found, good, bounds in (
+            ("--delta", self.delta, self.delta is None or 0 < self.delta < 1, "between 0 and 1"),
+            (
+                "--poisson",
+                self.poisson,
+                self.poisson is None or 0 < self.poisson <= 1,
+                "over 0 and at most 1",
+            ),
+            (
+                "--test-fraction",
+                self.test_fraction,
+                0 <= self.test_fraction < 1,
+                "at least 0 and below 1",
+            ),
+            (
+                "--max-part",
+                self.max_part,
+                self.max_part is None or self.max_part >= 1,
+                "at least 1",
+            ),
+            ("--min-sep", self.min_sep, self.min_sep is None or self.min_sep >= 0, "at least 0"),
+            ("--report-goal", self.report_goal, self.goal >= 1, "at least 1"),
+            ("--capacity", self.capacity, self.capacity >= 1, "at least 1"),
+            (
+                "--tokenizer",
+                self.tokenizer,
+                self.tokenizer in TOKENIZERS,
+                f"one of {', '.join(TOKENIZERS)}",
+            ),
+        ):
+            if not good:
+                raise ConfigError(f"{option} is {found}; it must be {bounds}")
+        _ = self.config  # refuses what it must
+
+    @property
+    def config(self) -> UnigramConfig:
+        """The settings of the rounds."""
+        return UnigramConfig(self.clip, self.rounds, self.noise_multiplier, self.cap_words)
+
+    @property
+    def goal(self) -> int:
+        """Users of a round, where they are not drawn by Poisson sampling."""
+        return DEFAULT_GOAL if self.report_goal is None else self.report_goal
+
+    @property
+    def gap(self) -> int | None:
+        """Least difference of the rounds of two participations of a user."""
+        return None if self.min_sep is None else self.min_sep + 1
+
+    @property
+    def released(self) -> bool:
+        """Whether what is counted is a release: noised, and not simulated."""
+        return self.noise_multiplier is not None and self.seed is None
+
+    def check_users(self, users: int) -> bool:
+        """Whether so many users are sure to fill the rounds; see `sampling.check_population`."""
+        if self.gap is None and self.max_part is None:
+            return True
+        return check_population(
+            users, self.goal, self.rounds, gap=self.gap or 1, max_part=self.max_part
+        )
+
+
+@dataclass(frozen=True)
+class CountedUnigrams:
+    """What `count_unigrams` did.
+
+    counts, report  that were written
+    held_out        users who were kept out
+    oov             their words out of the vocabulary; None where they said none
+    """
+
+    counts: WordCounts
+    report: PrivacyReport
+    held_out: int
+    oov: OovRate | None
+
+
+def list_record(whitelist: Path, settings: CollectionSettings) -> Provenance | None:
+    """The record of the list of words, or somebody's word that it is public.
+
+    Raises  PrivacyError  neither is there, and the counts are to have a guarantee
+    """
+    return record_or_word(
+        whitelist,
+        "the list of words",
+        read_counts(whitelist).provenance if sidecar(whitelist).exists() else None,
+        by=settings.public,
+        setting="--public",
+        sha256=file_digest(whitelist),
+        promises=settings.released,
+        simulated=settings.noise_multiplier is not None,
+    )
+
+
+def count_unigrams(
+    open_users: Callable[[Path], UserDataset],
+    whitelist: Path,
+    output: Path,
+    settings: CollectionSettings,
+    *,
+    data_name: str = "",
+    progress: Callable[[str], None] = lambda line: None,
+    on_round: Callable[[RoundMetrics], None] = lambda done: None,
+) -> CountedUnigrams:
+    """Counts users' words in rounds, and writes what `collect` says, beside `output`.
+
+    Args
+        open_users  the users, from the folder that their text may be sorted into; it is for its
+                    owner alone, and is removed at the end
+        data_name   of the users' file, for the report
+        progress    is called with what happens, a line at a time
+        on_round    is called after each round, which counts by then
+    Raises
+        ConfigError   a new run would replace a release; too few users
+        PrivacyError  the list of words has no record, and nobody says that it is public
+    Guarantees
+        stopped at any moment, the same call goes on after the last round that counts
+    """
+    split = TOKENIZERS[settings.tokenizer]
+    record = list_record(whitelist, settings)
+    with folder_of(output, released=settings.released) as folder:
+        words = read_whitelist(whitelist)
+        never = sum(split(word) != [word] for word in words)
+        if never:
+            progress(
+                f"{never:,} of {len(words):,} words of the list are never met by --tokenizer "
+                f"{settings.tokenizer}"
+            )
+        everyone = open_users(folder.store)
+        found = everyone.facts
+        left_out = found.rows_without_user, found.users_without_text
+        # With noise nothing that users wrote is told without it, how much neither.
+        how_much = f", {found.utterances:,} utterances, {found.words:,} words"
+        progress(
+            f"{found.users:,} users"
+            + ("" if settings.released else how_much)
+            + (f"; left out: {left_out[0]:,} rows, {left_out[1]:,} users" if any(left_out) else "")
+        )
+        train, test = everyone.split(settings.test_fraction, name="unigrams")
+        key = Key.from_system() if settings.seed is None else Key.from_seed(settings.seed)
+        sampler = make_sampler(
+            len(train),
+            key.fold("unigrams", "sampling"),
+            report_goal=settings.goal,
+            poisson=settings.poisson,
+            gap=settings.gap,
+            max_part=settings.max_part,
+        )
+        if not settings.check_users(len(train)):
+            progress(
+                f"{len(train):,} users may run out before the last round: they are drawn at "
+                "random, and towards the end too few may be left who may take part again"
+            )
+        collection = Collection(
+            train,
+            words,
+            settings.config,
+            sampler,
+            key,
+            gap=settings.gap,
+            max_part=settings.max_part,
+            split=split,
+            tokenizer=settings.tokenizer,
+            folder=folder,
+            list_record=record,
+        )
+        if collection.resumed:
+            progress(f"going on after round {collection.rounds_done} of {settings.rounds}")
+        for metrics in collection.run():
+            on_round(metrics)
+        counts, report = write_release(
+            collection,
+            output,
+            delta=settings.delta,
+            held_out=len(test),
+            at=datetime.now(UTC),
+            data_name=data_name,
+        )
+        rate = None
+        if len(test):
+            rate = oov_rate(test, counts.words[: settings.capacity], split=split)
+        folder.remove()
+    return CountedUnigrams(counts, report, len(test), rate)

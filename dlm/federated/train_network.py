@@ -1,0 +1,90 @@
+"""A network trained on users' text, from files to a folder: what `dlm federate` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dlm.errors import TrainingDiverged
+from dlm.federated.report import PrivacyReport
+from dlm.federated.run_folder import RunFolder
+from dlm.federated.settings import TrainingSettings
+from dlm.federated.train import RoundReport, Training
+from dlm.federated.users import UserDataset
+
+
+@dataclass(frozen=True)
+class TrainedNetwork:
+    """What `train_network` did: rounds that count, and their report; None of no round."""
+
+    rounds_done: int
+    report: PrivacyReport | None
+
+
+def train_network(
+    open_users: Callable[[Path], UserDataset],
+    settings: TrainingSettings,
+    output: Path,
+    *,
+    data_name: str = "",
+    progress: Callable[[str], None] = lambda line: None,
+    on_round: Callable[[RoundReport], None] = lambda done: None,
+) -> TrainedNetwork:
+    """Trains a network in the folder `output`, or goes on with the run there, and reports it.
+
+    Args
+        open_users  the users, from the folder that their text may be sorted into; it is for its
+                    owner alone, and is removed once no rounds are left
+        data_name   of the users' file, for the report
+        progress    is called with what happens, a line at a time
+        on_round    is called after each round, which counts by then
+    Raises
+        TrainingDiverged  after the report of the rounds that were done; else as `Training`
+    Guarantees
+        stopped at any moment, the same call goes on after the last round that counts
+    """
+    if settings.run.simulation:
+        progress("a seed is set: this is a simulation, and its model is not private")
+    elif settings.privacy.mechanism == "none":
+        progress("no noise: this model has no privacy guarantee")
+    if settings.data.has_pieces and settings.run.evaluate_every:
+        progress("accuracy and perplexity are of wordpieces: compare them with no model of words")
+    with RunFolder(output) as folder:
+        dataset = open_users(folder.store)
+        found = dataset.facts
+        if found.rows_without_user or found.users_without_text:
+            progress(
+                f"left out: {found.rows_without_user:,} rows without a user id, "
+                f"{found.users_without_text:,} users without text"
+            )
+        training = Training(settings, dataset, folder, progress=progress)
+        held_out = len(training.held_out_users)
+        if held_out and settings.run.evaluate_every and not settings.run.simulation:
+            progress(
+                f"{held_out:,} held-out users are evaluated without noise: no guarantee covers "
+                "them, and they must have agreed"
+            )
+        diverged = None
+        try:
+            for done in training.run():
+                on_round(done)
+        except TrainingDiverged as exc:  # its rounds were done, and are reported as any
+            diverged = exc
+        progress(f"{training.rounds_done} of {settings.run.rounds} rounds done: {output}")
+        report = None
+        if training.rounds_done:
+            report = training.report(at=datetime.now(UTC), data_name=data_name)
+            report.write(*folder.reports)
+            progress(report.statement())
+        if training.rounds_done >= settings.run.rounds or diverged is not None:
+            folder.remove_text()
+        else:
+            progress(
+                f"{folder.store} holds users' text for the rounds that are left; remove it if none "
+                "follow"
+            )
+        if diverged is not None:
+            raise diverged
+        return TrainedNetwork(training.rounds_done, report)
