@@ -265,8 +265,8 @@ def check_model(model: str | None) -> str | None:
     if model is None or re.fullmatch(r"[0-9a-f]{6,32}", model.lower()):
         return model and model.lower()
     raise ConfigError(
-        f"the model {model!r} is not an id: 6 to 32 hex digits are expected, the first of the model's "
-        "id or of its shard set's, as `dlm info` prints them"
+        f"the model {model!r} is not an id: give the first 6 to 32 hex digits of the model's id, "
+        "or of its shard set's, as `dlm info` prints them"
     )
 
 
