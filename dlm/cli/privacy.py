@@ -364,15 +364,18 @@ def compose(
     disjoint: Annotated[
         list[str] | None,
         typer.Option(
-            help="Two runs that have no user in common, by their places, as 1,2; may be repeated."
+            help="Two runs with no user in common, by their places, as 1,2; may be repeated."
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """The guarantee of several runs together, for every user.
 
-    Each user is counted as being in all of them. Of runs that share nobody (--disjoint) the worst
-    counts, not the sum. If one has no guarantee, neither have they all; exit status 1.
+    Each user counts as being in all of them. Of runs that share nobody (--disjoint) the worst
+    counts, not the sum. --disjoint speaks of the users whose text the runs themselves had: what a
+    run inherits (the counts of its vocabulary) counts for every user, unless the report of those
+    counts is given too. Runs that share a ledger are not disjoint. If one run has no guarantee,
+    the whole has none; exit status 1.
 
     Example: dlm privacy compose first/privacy.json second/privacy.json
     """

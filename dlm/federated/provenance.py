@@ -16,14 +16,13 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from dlm.errors import FormatError, PrivacyError
 
-T = TypeVar("T")
 FORMAT_NAME = "dlm privacy provenance"
 FORMAT_VERSION = 2
 LINE_PREFIX = "privacy: "
@@ -306,82 +305,3 @@ def file_digest(path: str | Path) -> str:
 
 def _and(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-@dataclass(frozen=True)
-class Inherited:
-    """What several things bring to something that is made from all of them.
-
-    Fields
-        reasons     why the whole has no guarantee; none where all may be composed
-        stages      that touched users, each once; with the ledgers, and what was made since
-        unverified  inputs whose record no trusted key has signed
-    """
-
-    reasons: tuple[str, ...]
-    stages: tuple[Mapping[str, Any], ...]
-    ledgers: tuple[str, ...]
-    derived: tuple[str, ...]
-    public_inputs: tuple[PublicInput, ...]
-    unverified: tuple[str, ...]
-
-
-def inherited(inputs: Mapping[str, Provenance | None]) -> Inherited:
-    """What is inherited of inputs, by what each is, as "the vocabulary words.txt".
-
-    Guarantees
-        an input without a record, or with one that promises nothing, leaves a reason. A stage
-        counts once where two inputs have it from the same run, which its ledger tells, and
-        twice where that is not known
-    """
-    reasons: list[str] = []
-    records: dict[str, Provenance] = {}  # by what they say: of one run, once
-    for what, record in inputs.items():
-        if record is None:
-            reasons.append(f"nothing says whose text {what} is: it has no record")
-            continue
-        # Of a simulation it is said below, once, and its figures are composed as such; what does
-        # not name the stage that was one could pass for noise that nobody knows.
-        composed = record.simulated is not None and any(map(_is_simulated, record.stages))
-        if record.guarantee is None and not composed:
-            reasons += record.reasons
-        elif not record.stages and not record.is_public:
-            reasons.append(f"the record of {what} names no stage to compose")
-        records.setdefault(digest_of(_claims(record)) if record.ledgers else what, record)
-    stages: list[Mapping[str, Any]] = []
-    known: set[str] = set()
-    for record in records.values():
-        for stage in record.stages:
-            name = digest_of(stage)
-            if not (stage.get("extras") or {}).get("ledger") or name not in known:
-                stages.append(stage)
-            known.add(name)
-    unverified: list[str] = []
-    for what, record in inputs.items():
-        if record is not None and record.guarantee is not None:
-            unverified += record.unverified
-            if record.standing == UNVERIFIED:
-                unverified.append(what)
-    return Inherited(
-        tuple(dict.fromkeys(reasons)),
-        tuple(stages),
-        _once(record.ledgers for record in records.values()),
-        _once(record.derived for record in records.values()),
-        _once(record.public_inputs for record in records.values()),
-        tuple(dict.fromkeys(unverified)),
-    )
-
-
-def _once(parts: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
-    """What is in any of them, in order, each once."""
-    return tuple(dict.fromkeys(item for part in parts for item in part))
-
-
-def _is_simulated(stage: Mapping[str, Any]) -> bool:
-    return stage.get("simulated") is True
-
-
-def _claims(record: Provenance) -> dict[str, Any]:
-    """What a record says of users, whatever was made of it since."""
-    body = record.to_dict()
-    return {name: body[name] for name in ("guarantee", "reasons", "stages", "ledgers", "config")}

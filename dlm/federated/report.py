@@ -23,13 +23,13 @@ from dlm import __version__
 from dlm.errors import ConfigError, PrivacyError
 from dlm.federated import checklist
 from dlm.federated.ledger import ParticipationLedger
+from dlm.federated.lineage import inherited
 from dlm.federated.provenance import (
     ADJACENCY,
     UNIT,
     Guarantee,
     Provenance,
     digest_of,
-    inherited,
 )
 from dlm.files import write_whole
 
@@ -375,13 +375,14 @@ def compose_records(
     together = [*map(dict, brought.stages), *own]
     numbers: dict[str, Any] | None = None
     found: Guarantee | None = None
-    notes: tuple[str, ...] = ()
+    notes = brought.notes
     if not reasons and not together:
         found = Guarantee(0.0, 0.0, 0.0)  # all is public, as somebody says
         if not brought.public_inputs:
             reasons.append("it is made of nothing, of which nothing can be said")
     elif not reasons:
-        numbers, found, notes = _account(together, delta)
+        numbers, found, more = _account(together, delta)
+        notes = (*notes, *more)
         if found is None:
             reasons.append("accounting finds no finite epsilon")
     if simulated:

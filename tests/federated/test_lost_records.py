@@ -26,8 +26,9 @@ from dlm.errors import DlmError
 from dlm.federated import checkpoint
 from dlm.federated.counts_file import WordCounts, read_counts, write_counts
 from dlm.federated.ledger import ParticipationLedger
+from dlm.federated.lineage import inherited
 from dlm.federated.model_record import merged_record
-from dlm.federated.provenance import Guarantee, Provenance, digest_of, inherited
+from dlm.federated.provenance import Guarantee, Provenance, digest_of
 from dlm.federated.recorded import sidecar
 from dlm.federated.report import build
 from dlm.federated.run_folder import METRICS, RunBinding, RunFolder, RunState

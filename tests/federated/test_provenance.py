@@ -14,12 +14,12 @@ import pytest
 
 from dlm.errors import FormatError, PrivacyError
 from dlm.federated.counts_file import WordCounts, counts_text, ranked, read_counts, write_counts
+from dlm.federated.lineage import inherited
 from dlm.federated.provenance import (
     Guarantee,
     Provenance,
     content_digest,
     digest_of,
-    inherited,
 )
 from dlm.federated.recorded import sidecar
 from dlm.federated.report import compose_records

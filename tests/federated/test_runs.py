@@ -128,6 +128,63 @@ def test_a_stage_that_two_runs_inherit_counts_once_where_its_ledger_tells() -> N
     assert composed() == pytest.approx(rho(3, 4, 6, 6))
 
 
+def begun_with(words: StageRecord, noise: float, name: str) -> ReportedRun:
+    """A run with a vocabulary of counts, which names its own ledger as its report does."""
+    own = run(noise, name)
+    stages = (words.to_json(), *own.record.stages)
+    inherited = (words.extras["ledger"],) if "ledger" in words.extras else ()
+    ledgers = (*inherited, *own.record.ledgers)
+    record = dataclasses.replace(own.record, stages=stages, ledgers=ledgers)
+    return ReportedRun(name, record, DELTA, frozenset(own.record.ledgers))
+
+
+def counts_of(ledger: str) -> StageRecord:
+    """Counts of words, of rho 2 / (2 36)."""
+    return StageRecord("unigrams", "gaussian", 6.0, 4, 2, 2, extras={"ledger": ledger})
+
+
+def test_an_inherited_stage_may_be_of_the_other_groups_users() -> None:
+    """A vocabulary counted from the users of run 2 is in run 1, which shares nobody with it."""
+    one, other = begun_with(counts_of("a" * 64), 3.0, "one"), run(3.0, "other")
+    found = compose_runs([one, other], disjoint=[(0, 1)])
+    assert found.guarantee is not None
+    assert found.guarantee.rho == pytest.approx(rho(3, 6))
+    third = compose_runs([one, run(2.0, "other")], disjoint=[(0, 1)])
+    assert third.guarantee is not None
+    assert third.guarantee.rho == pytest.approx(rho(2, 6))
+    assert third.worst == (1,)
+    assert "stage unigrams, which run 1 (one) inherits, counts for every user" in third.notes[-1]
+    # A record without its report does not tell which stage is the run's own.
+    bare = dataclasses.replace(one, own=frozenset())
+    found = compose_runs([bare, other], disjoint=[(0, 1)])
+    assert found.guarantee is not None
+    assert found.guarantee.rho == pytest.approx(rho(3, 3, 6))
+
+
+def test_a_stage_counts_where_the_run_that_did_it_does() -> None:
+    """Given the counts' own report, users that are not in it are not counted there."""
+    words = counts_of("a" * 64)
+    record = Provenance(
+        report(6.0).provenance.guarantee, stages=(words.to_json(),), ledgers=("a" * 64,)
+    )
+    counts = ReportedRun("counts", record, DELTA, frozenset(["a" * 64]))
+    runs = [counts, begun_with(words, 3.0, "one"), run(2.0, "other")]
+    apart = compose_runs(runs, disjoint=[(0, 2), (1, 2)])
+    assert apart.guarantee is not None
+    assert apart.guarantee.rho == pytest.approx(max(rho(3, 6), rho(2)))
+    together = compose_runs(runs, disjoint=[(1, 2)])
+    assert together.guarantee is not None
+    assert together.guarantee.rho == pytest.approx(max(rho(3, 6), rho(2, 6)))
+
+
+def test_runs_that_share_a_ledger_share_its_users() -> None:
+    """Whatever is said of them; the message names the ledger."""
+    runs = [begun_with(counts_of("a" * 64), noise, f"run of {noise}") for noise in (3.0, 4.0)]
+    with pytest.raises(PrivacyError, match=rf"both have the ledger {'a' * 64} \(stage unigrams\)"):
+        compose_runs([*runs, run(2.0)], disjoint=[(0, 2), (1, 0)])
+    assert compose_runs([*runs, run(2.0)], disjoint=[(0, 2), (1, 2)]).guarantee is not None
+
+
 def test_what_does_not_add_up_is_refused() -> None:
     """No run, one twice, other units, deltas that do not agree, pairs that are none."""
     one = run(3.0)
@@ -175,6 +232,15 @@ def test_the_command_reads_reports_and_says_what_holds(tmp_path: Path) -> None:
     simulated = written(tmp_path, "3.json", report(4.0, simulated=True))
     text = answer(first, simulated, code=1)
     assert "together: NO GUARANTEE" in text and "figures of a simulation" in text
+    # A report tells which stage is the run's own, and which one it inherits.
+    counted = report(6.0).provenance
+    begun = written(tmp_path, "4.json", report(3.0, inputs={"the vocabulary": counted}))
+    found = json.loads(answer(begun, second, "--disjoint", "1,2", "--json", code=0))
+    assert found["guarantee"]["rho"] == pytest.approx(rho(3, 6))
+    assert "network, which run 1" in found["notes"][-1]
+    again = written(tmp_path, "5.json", report(4.0, inputs={"the vocabulary": counted}))
+    with pytest.raises(PrivacyError, match=f"both have the ledger {counted.ledgers[0]}"):
+        answer(begun, again, "--disjoint", "1,2", code=1)
     with pytest.raises(ConfigError, match="--disjoint is 'x'"):
         answer(first, second, "--disjoint", "x", code=1)
 

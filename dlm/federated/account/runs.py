@@ -5,20 +5,22 @@
     together = compose_runs(runs, disjoint=[(0, 1)])    # nobody is, as whoever asks says
 
 No record says whose text a run had: a digest of it would be a release without noise. So a user is
-counted as being in all of the runs unless it is said that two of them share nobody.
+counted as being in all of the runs unless it is said that two of them share nobody. That is said
+of the users a run itself had. A stage that it inherits, such as the counts its vocabulary is made
+of, may be of the other run's users: it counts for every user, unless the run that did it is given.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dlm.errors import ConfigError, FormatError, PrivacyError
 from dlm.federated.account.compose import StageRecord, compose
+from dlm.federated.lineage import Stages, ledger_of, shared_ledgers, stages_of
 from dlm.federated.provenance import Guarantee, Provenance, digest_of
 
 
@@ -30,11 +32,21 @@ class ReportedRun:
         name    of the file it was read from
         record  what protects its users
         delta   of its report; None where only a record was read
+        own     digests of the ledgers of what the run itself did, as its report names them; without
+                them a stage is its own only if it is the only one
     """
 
     name: str
     record: Provenance
     delta: float | None = None
+    own: frozenset[str] = frozenset()
+
+    @property
+    def own_stages(self) -> frozenset[str]:
+        """Digests of the stages that the run did; the others it inherits."""
+        named = [stage for stage in self.record.stages if ledger_of(stage) in self.own]
+        alone = self.record.stages if len(self.record.stages) == 1 else ()
+        return frozenset(map(digest_of, named or alone))
 
 
 @dataclass(frozen=True)
@@ -74,10 +86,12 @@ def read_run(path: Path) -> ReportedRun:
                     "from the run again; nothing can be claimed from this one"
                 )
         delta = float(found["delta"]) if "delta" in found else None
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+        books = found["ledgers"].values() if "checklist" in found else ()
+        own = frozenset(str(book["digest"]) for book in books)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise FormatError(f"{path} is no privacy report (privacy.json): {exc}") from exc
     return ReportedRun(
-        str(path), Provenance.from_dict(found.get("provenance", found), str(path)), delta
+        str(path), Provenance.from_dict(found.get("provenance", found), str(path)), delta, own
     )
 
 
@@ -94,10 +108,11 @@ def compose_runs(
         disjoint  pairs of places of runs that have no user in common
     Guarantees
         each user has it who is in any of the runs that may share users; of runs that share none
-        the worst counts, not the sum
+        the worst counts, not the sum. A stage that no given run did itself counts for everybody
     Raises
         ConfigError   no run, one twice, no delta that all agree on, a pair that is none
-        PrivacyError  runs that protect other units, or data sets that differ otherwise
+        PrivacyError  runs that protect other units, or data sets that differ otherwise; a pair
+                      whose records show that they do share users
     """
     _check(runs, disjoint)
     delta = _delta(runs) if delta is None else delta
@@ -111,14 +126,21 @@ def compose_runs(
             reasons += [f"{run.name}: {reason}" for reason in record.reasons]
         elif not record.stages and not record.is_public:
             reasons.append(f"{run.name}: it names no stage to compose")
-    notes = _notes(runs, disjoint)
+    labels = [f"run {place} ({run.name})" for place, run in enumerate(runs, 1)]
+    known = stages_of({label: run.record for label, run in zip(labels, runs, strict=True)})
+    owners = _owners(known, labels, runs)
+    notes = (*_notes(runs, disjoint), *known.notes, *_floating(known, owners, bool(disjoint)))
     if any(run.record.guarantee is None and run.record.simulated is None for run in runs):
         return Together(None, None, tuple(reasons), (), notes)
     worst: tuple[int, ...] = ()
     epsilon = 0.0
     rho = 0.0
     for group in _groups(len(runs), disjoint):
-        stages = _stages(runs[place].record for place in group)
+        stages = [
+            StageRecord.from_json(stage)
+            for stage, did in zip(known.stages, owners, strict=True)
+            if not did or did & set(group)
+        ]
         if not stages:  # all of them public
             continue
         numbers = compose(stages, delta)
@@ -157,6 +179,13 @@ def _check(runs: Sequence[ReportedRun], disjoint: Collection[tuple[int, int]]) -
                 f"runs {' and '.join(str(place + 1) for place in pair)} are no two of the "
                 f"{len(runs)} given"
             )
+        a, b = sorted(pair)
+        if shared := shared_ledgers(runs[a].record, runs[b].record):
+            raise PrivacyError(
+                f"runs {a + 1} ({runs[a].name}) and {b + 1} ({runs[b].name}) are said to have no "
+                f"user in common, but both have {'; '.join(shared)}, whose users are in both. "
+                f"Leave out --disjoint {a + 1},{b + 1}"
+            )
 
 
 def _delta(runs: Sequence[ReportedRun]) -> float:
@@ -182,23 +211,30 @@ def _notes(runs: Sequence[ReportedRun], disjoint: Collection[tuple[int, int]]) -
     )
 
 
-def _stages(records: Iterator[Provenance]) -> list[StageRecord]:
-    """The stages of several records; one that two have from the same ledger counts once."""
-    found: list[StageRecord] = []
-    known: set[str] = set()
-    for record in records:
-        for stage in record.stages:
-            if _ledger(stage):
-                name = digest_of(stage)
-                if name in known:
-                    continue
-                known.add(name)
-            found.append(StageRecord.from_json(stage))
-    return found
+def _owners(
+    known: Stages, labels: Sequence[str], runs: Sequence[ReportedRun]
+) -> list[frozenset[int]]:
+    """For each stage the places of the runs that did it; none where all inherit it."""
+    own = [run.own_stages for run in runs]
+    return [
+        frozenset(
+            place
+            for place, label in enumerate(labels)
+            if label in holders and digest_of(stage) in own[place]
+        )
+        for stage, holders in zip(known.stages, known.holders, strict=True)
+    ]
 
 
-def _ledger(stage: Mapping[str, Any]) -> bool:
-    return bool((stage.get("extras") or {}).get("ledger"))
+def _floating(known: Stages, owners: Sequence[frozenset[int]], are_apart: bool) -> Iterator[str]:
+    """Of stages that count for everybody though some runs share nobody."""
+    for stage, holders, did in zip(known.stages, known.holders, owners, strict=True):
+        if are_apart and not did:
+            yield (
+                f"stage {stage.get('stage')}, which {' and '.join(holders)} inherits, counts for "
+                "every user: no report given here is of the run that did it, so that its users may "
+                "be those of any run"
+            )
 
 
 def _groups(count: int, disjoint: Collection[tuple[int, int]]) -> Iterator[tuple[int, ...]]:

@@ -1,0 +1,228 @@
+"""The ledger rule: when the stages of two records are the same releases, and what records share.
+
+    found = stages_of({"the counts": counts, "the network": network})
+    found.stages, found.notes                   # each release once; copies that parted in full
+
+A stage names its ledger (`extras.ledger`) and, where a run's folder kept it, its lives
+(`extras.lives`): for each process that did rounds of it an id of its own and the rounds done by
+then, in order. Ledgers alone do not tell two copies of a run apart that both went on with the same
+users, and whose noise is another. Lives do: a copy that goes on has drawn an id that nobody else
+has.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from dlm.errors import FormatError
+from dlm.federated.provenance import UNVERIFIED, Provenance, PublicInput, digest_of
+
+T = TypeVar("T")
+Stage = Mapping[str, Any]
+Lives = tuple[tuple[str, int], ...]  # (id, rounds done at the end of that life)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of several records.
+
+    Fields
+        stages   each release once, in order
+        holders  for each stage, the names of the records that have it
+        notes    what a reader must know of runs that went on twice
+    """
+
+    stages: tuple[Stage, ...]
+    holders: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+
+def stages_of(records: Mapping[str, Provenance]) -> Stages:
+    """The stages of several records, by what each is called.
+
+    Guarantees
+        two stages count as one where everything that is said of them is equal, ledger and lives
+        included: they are then the same releases. Without a ledger nobody knows, and both count,
+        unless whole records of one run say the same. Two lives that parted both count in full
+    """
+    stages: list[Stage] = []
+    holders: list[list[str]] = []
+    known: dict[str, int] = {}  # a stage with a ledger, by all that it says -> its place
+    claimed: dict[str, list[int]] = {}  # what a record with ledgers says of users -> its stages
+    for what, record in records.items():
+        claims = digest_of(_claims(record)) if record.ledgers else None
+        if claims is not None and claims in claimed:  # one run, from which two things were made
+            for place in claimed[claims]:
+                holders[place].append(what)
+            continue
+        places = []
+        for stage in record.stages:
+            name = digest_of(stage)
+            place = known.get(name) if ledger_of(stage) else None
+            if place is None:
+                place = len(stages)
+                stages.append(stage)
+                holders.append([])
+                known[name] = place
+            if what not in holders[place]:
+                holders[place].append(what)
+            places.append(place)
+        if claims is not None:
+            claimed[claims] = places
+    return Stages(tuple(stages), tuple(map(tuple, holders)), tuple(_notes(stages, holders)))
+
+
+def ledger_of(stage: Stage) -> str | None:
+    """The digest of a stage's ledger of participation; None where it names none."""
+    return (stage.get("extras") or {}).get("ledger") or None
+
+
+def lives_of(stage: Stage) -> Lives:
+    """The lives of the run that did a stage, the first one first; none where none are named.
+
+    Raises
+        FormatError  they are not pairs of an id and a number of rounds
+    """
+    given = (stage.get("extras") or {}).get("lives") or ()
+    try:
+        return tuple((str(name), int(rounds)) for name, rounds in given)
+    except (TypeError, ValueError) as exc:
+        raise FormatError(
+            f"the lives of stage {stage.get('stage')} are {given!r}; expected pairs of an id and "
+            "the rounds done by then"
+        ) from exc
+
+
+def shared_ledgers(one: Provenance, other: Provenance) -> tuple[str, ...]:
+    """What shows that two records have users in common, in words that name it: a ledger that both
+    have, or a run that both are copies of."""
+    found = []
+    for mine, theirs in itertools.product(one.stages, other.stages):
+        ledger = ledger_of(mine)
+        if ledger is not None and ledger == ledger_of(theirs):
+            found.append(f"the ledger {ledger} (stage {mine.get('stage')})")
+        elif lives_of(mine)[:1] and _first(mine) == _first(theirs):
+            found.append(f"the run {_first(mine)} (stage {mine.get('stage')})")
+    named = {ledger_of(stage) for stage in (*one.stages, *other.stages)}
+    # Records of earlier versions do not name it in the stage.
+    both = set(one.ledgers) & set(other.ledgers)
+    found += [f"the ledger {ledger}" for ledger in sorted(both - named)]
+    return tuple(dict.fromkeys(found))
+
+
+def went_on_apart(one: Stage, other: Stage) -> bool:
+    """Whether two stages are of copies of one run that both did further rounds."""
+    if not lives_of(one) or _first(one) != _first(other):
+        return False
+    return not (_is_beginning(one, other) or _is_beginning(other, one))
+
+
+def _first(stage: Stage) -> str | None:
+    lives = lives_of(stage)
+    return lives[0][0] if lives else None
+
+
+def _is_beginning(one: Stage, other: Stage) -> bool:
+    """Whether `one` is of the run of `other` at the same time or earlier."""
+    mine, theirs = lives_of(one), lives_of(other)
+    last = len(mine) - 1
+    if len(theirs) <= last or mine[:last] != theirs[:last]:
+        return False
+    return mine[last][0] == theirs[last][0] and mine[last][1] <= theirs[last][1]
+
+
+def _notes(stages: list[Stage], holders: list[list[str]]) -> list[str]:
+    """Of each two stages whose run began as one."""
+    notes = []
+    for (a, one), (b, other) in itertools.combinations(enumerate(stages), 2):
+        if not lives_of(one) or _first(one) != _first(other):
+            continue
+        names = list(dict.fromkeys([*holders[a], *holders[b]]))
+        who = " and ".join(names)
+        if went_on_apart(one, other):
+            notes.append(
+                f"stage {one.get('stage')} of {who}: two copies of one run went on separately, so "
+                "that users were asked twice; both count in full"
+            )
+        else:
+            notes.append(
+                f"stage {one.get('stage')} of {who}: these are of one run at two times, and both "
+                "count in full; the record of the later time alone covers both"
+            )
+    return notes
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """What several things bring to something that is made from all of them.
+
+    Fields
+        reasons     why the whole has no guarantee; none where all may be composed
+        stages      that touched users, each once; with the ledgers, and what was made since
+        unverified  inputs whose record no trusted key has signed
+        notes       as in `Stages`
+    """
+
+    reasons: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    ledgers: tuple[str, ...]
+    derived: tuple[str, ...]
+    public_inputs: tuple[PublicInput, ...]
+    unverified: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def inherited(inputs: Mapping[str, Provenance | None]) -> Inherited:
+    """What is inherited of inputs, by what each is, as "the vocabulary words.txt".
+
+    Guarantees
+        an input without a record, or with one that promises nothing, leaves a reason. Stages count
+        as `stages_of` says
+    """
+    reasons: list[str] = []
+    records: dict[str, Provenance] = {}
+    unverified: list[str] = []
+    for what, record in inputs.items():
+        if record is None:
+            reasons.append(f"nothing says whose text {what} is: it has no record")
+            continue
+        records[what] = record
+        # Of a simulation it is said below, once, and its figures are composed as such; what does
+        # not name the stage that was one could pass for noise that nobody knows.
+        composed = record.simulated is not None and any(map(_is_simulated, record.stages))
+        if record.guarantee is None and not composed:
+            reasons += record.reasons
+        elif not record.stages and not record.is_public:
+            reasons.append(f"the record of {what} names no stage to compose")
+        if record.guarantee is not None:
+            unverified += record.unverified
+            if record.standing == UNVERIFIED:
+                unverified.append(what)
+    found = stages_of(records)
+    return Inherited(
+        tuple(dict.fromkeys(reasons)),
+        found.stages,
+        _once(record.ledgers for record in records.values()),
+        _once(record.derived for record in records.values()),
+        _once(record.public_inputs for record in records.values()),
+        tuple(dict.fromkeys(unverified)),
+        found.notes,
+    )
+
+
+def _once(parts: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
+    """What is in any of them, in order, each once."""
+    return tuple(dict.fromkeys(item for part in parts for item in part))
+
+
+def _is_simulated(stage: Stage) -> bool:
+    return stage.get("simulated") is True
+
+
+def _claims(record: Provenance) -> dict[str, Any]:
+    """What a record says of users, whatever was made of it since."""
+    body = record.to_dict()
+    return {name: body[name] for name in ("guarantee", "reasons", "stages", "ledgers", "config")}
