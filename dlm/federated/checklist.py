@@ -149,7 +149,8 @@ def limits(held_out: int, incidents: Sequence[str]) -> str:
     """What is not covered, and what could not be noticed."""
     lines = [
         "A copy of the run's folder that goes on under another user or on another machine is not "
-        "noticed: its rounds would be released twice.",
+        "noticed while it runs, and its rounds are released twice. Given the reports of both, dlm "
+        "privacy compose says so and counts both.",
         "That something is public is somebody's word. Nothing checks it.",
     ]
     if held_out:

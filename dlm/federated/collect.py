@@ -176,6 +176,7 @@ class Collection(FederatedRun[RoundMetrics]):
                 "l2_sensitivity": None if math.isinf(config.clip) else config.sensitivity,
                 "words": len(self.whitelist),
                 **(GRID if self.discrete else {}),
+                **self._lives(),
             },
         )
 

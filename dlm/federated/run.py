@@ -133,6 +133,13 @@ class FederatedRun(ABC, Generic[Done]):
         """The users of a round, who are in the ledger from then on."""
         return self.cohorts.draw(index)
 
+    def _lives(self) -> dict[str, Any]:
+        """Of a stage whose rounds are releases, the lives of the run (`lineage`), for its extras;
+        a simulation that goes on draws the same noise again."""
+        if self.folder is None or not self.released:
+            return {}
+        return {"lives": self.folder.lives_after(self.rounds_done)}
+
     def _save(self, done: Sequence[Done]) -> None:
         if self.folder is None:
             return

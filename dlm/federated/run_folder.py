@@ -176,7 +176,8 @@ class RunFolder:
         self.reports = reports or (path / REPORTS[0], path / REPORTS[1])
         self._mode = 0o600 if private else 0o644
         self.incidents: list[str] = []  # what a report must say of the folder
-        self._run = content_digest(os.urandom(16))[:32]
+        self._run = self._life = content_digest(os.urandom(16))[:32]
+        self._earlier_lives: list[list[Any]] = []  # [id, rounds done by then] of each before this
         self._is_new = not path.exists()
         path.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
         self._lock: int | None = _locked(path / _LOCK)
@@ -190,6 +191,18 @@ class RunFolder:
     def has_begun(self) -> bool:
         """Whether a run has."""
         return (self.path / CHECKPOINT).exists()
+
+    def lives_after(self, done: int) -> list[list[Any]]:
+        """The lives of the run after so many rounds: for each process that did some, the first one
+        first, [a random id, rounds done by then].
+
+        Two copies that go on have other ids there, also where they go on with the same users; the
+        same run read twice has the same.
+        """
+        earlier = self._earlier_lives
+        if earlier and earlier[-1][1] == done:  # this process did none yet
+            return earlier
+        return [*earlier, [self._life, done]]
 
     def close(self) -> None:
         """Lets others have the folder."""
@@ -241,6 +254,11 @@ class RunFolder:
         found.refuse_other_settings(binding.of_version(found.settings))
         done = int(found.facts["round"])
         self._run = register.run_id(found.facts.get("run", self._run), self.path / CHECKPOINT)
+        self._life = content_digest(os.urandom(16))[:32]
+        self._earlier_lives = [
+            [register.run_id(life, self.path / CHECKPOINT), int(rounds)]
+            for life, rounds in found.facts.get("lives", [(self._run, done)])
+        ]
         self.incidents = list(found.facts.get("incidents", ()))
         if done not in parts:
             raise FormatError(
@@ -342,7 +360,7 @@ class RunFolder:
             "ledger": state.ledger.digest,
             "lines": texts,
             "state": state.facts,
-            **({"run": self._run, "incidents": self.incidents} if released else {}),
+            **(self._facts_of_releases(state.done) if released else {}),
             **({} if record is None else {"record": record.to_dict()}),
         }
         checkpoint.save(
@@ -363,6 +381,10 @@ class RunFolder:
             file.writelines(f"{line}\n" for line in texts)
             file.flush()
             os.fsync(file.fileno())
+
+    def _facts_of_releases(self, done: int) -> dict[str, Any]:
+        lives = self.lives_after(done)
+        return {"run": self._run, "lives": lives, "incidents": self.incidents}
 
     def _mend_journal(self, done: int, lines: Iterable[_Line]) -> None:
         """Lines of rounds from `done` on go: those rounds may be done again, to the bit. What the

@@ -328,6 +328,7 @@ class Training(FederatedRun[RoundReport]):
                         for part in ("engine", "aggregator")
                     },
                     **(grid.described() if on_grid else {}),
+                    **self._lives(),
                 },
             )
         )

@@ -405,15 +405,32 @@ def _(folder: Path) -> str:
     return f"kept: {go_on(run, 1)}"
 
 
-@row(
-    "copy: a folder of a run to another machine",
-    "told in the report: not counted before; two such copies are not noticed",
-)
+@row("copy: a folder of a run to another machine", "told in the report: not counted before")
 def _(folder: Path) -> str:
     run = run_of(folder / "run", 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DLM_STATE_DIR", str(folder / "another machine"))
         return f"told in the report: {go_on(run, 1)}"
+
+
+@row(
+    "copy: the same, and both go on with everybody",
+    "composed: twice; two copies of one run went on separately",
+)
+def _(folder: Path) -> str:
+    run = run_of(folder / "run", 2)
+    records = {}
+    for name in ("run", "copy"):
+        copy = Path(shutil.copytree(run, folder / f"{name} elsewhere"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("DLM_STATE_DIR", str(folder / f"the machine of the {name}"))
+            go_on(copy, 1)
+        with RunFolder(copy) as opened:
+            assert opened.load(BINDING, released=False) is not None
+            extras = {"ledger": state(3).ledger.digest, "lives": opened.lives_after(3)}
+        records[name] = dataclasses.replace(GOOD, stages=({**STAGE, "extras": extras},))
+    both = inherited(records)
+    return f"composed: {['once', 'twice'][len(both.stages) - 1]}; {' '.join(both.notes)}"
 
 
 @row("copy: a checkpoint alone", "kept; unverified: the record is inside")
@@ -618,7 +635,8 @@ FRAGMENTS = {
     "unknown aggregator, by name": "unknown aggregator Hundredfold",
     "unknown engine": "unknown engine Unclipped",
     "it comes back from the checkpoint": "it comes back",
-    "not counted before; two such copies are not noticed": "were not counted before",
+    "not counted before": "were not counted before",
+    "twice; two copies of one run went on separately": "twice; .* two copies of one run went on",
     "no digest tells|the record is inside": "unverified",
     "both are composed": "without noise",
     "the counts are named": "the counts",

@@ -203,7 +203,7 @@ def test_the_report_reads_as_a_reviewer_asks(compose: Any) -> None:
         "computed and clipped by LocalEngine, and added up by integers in the clear",
         "* network: the L2 norm of an update is at most 0.5",
         "* network: a gap of 3 rounds and at most 4 participations of a user. The server refuses",
-        "on another machine is not noticed",
+        "on another machine is not noticed while it runs",
         "* Of this run's folder: its journal was cut",
     ):
         assert said in text, said
