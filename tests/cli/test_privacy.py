@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 from dlm.cli.main import app
 from dlm.errors import ConfigError
 
+ROOT = Path(__file__).parents[2]
 PLAN = ("plan", "--population", "4000000", "--rounds", "2000", "--target-rho", "0.5")
 
 
@@ -66,7 +68,7 @@ def test_account_prints_the_published_table(
     found = account(mechanism, *settings)
     step = 1e-4 if rho < 0.1 else 1e-2
     assert math.ceil(found["rho"] / step) * step == pytest.approx(rho)
-    assert math.ceil(found["epsilon"] * 100) / 100 == pytest.approx(epsilon)
+    assert math.ceil(found["epsilon_gaussian"] * 100) / 100 == pytest.approx(epsilon)
     assert found["rho"] == pytest.approx(found["sensitivity"] ** 2 / (2 * settings[0] ** 2))
 
 
@@ -172,6 +174,58 @@ def test_plan_says_what_to_run_and_draws_it(tmp_path: Path) -> None:
     assert file.stat().st_size > 1000
 
 
+@pytest.mark.parametrize("noise", ["discrete", "float"])
+def test_the_first_epsilon_is_what_a_run_reports(noise: str) -> None:
+    """Discrete noise's; the exact Gaussian's, which a simulation reports, stands beside it."""
+    from dlm.federated.account.compose import StageRecord, compose
+
+    name = "epsilon" if noise == "discrete" else "epsilon_gaussian"
+    run = StageRecord("network", "tree", 7.0, 930, 213, 4, noise=noise)
+    told = account("tree", 7, 930, 212, 4)
+    assert told[name] == pytest.approx(compose([run], 1e-10).epsilon, rel=1e-9)
+    assert 1.03 < told["epsilon"] / told["epsilon_gaussian"] < 1.08
+
+    sampled = StageRecord("network", "gaussian", 1.0, 50, 1, 50, sampling="poisson",
+                          sampling_rate=0.01, noise=noise)  # fmt: skip
+    asked = ("--sampling-probability", 0.01, "--delta", 1e-6)
+    told = answer("account", "--mechanism", "gaussian", "--noise-multiplier", 1, "--rounds", 50,
+                  *asked)  # fmt: skip
+    name = "epsilon" if noise == "discrete" else "epsilon_pld"
+    assert told[name] == pytest.approx(compose([sampled], 1e-6).epsilon, rel=1e-9)
+
+
+PAGES = [ROOT / "README.md", *(ROOT / "dlm").rglob("README*.md")]
+EXAMPLES = [
+    found
+    for page in PAGES
+    for found in re.findall(
+        r"^\$ dlm (privacy (?:account|mechanism|plan) .*)\n((?:(?!\$ |```).*\n)*)",
+        page.read_text(encoding="utf-8"),
+        re.M,
+    )
+]
+
+
+@pytest.mark.parametrize(("command", "below"), EXAMPLES, ids=[c[:24] for c, _ in EXAMPLES])
+def test_the_examples_of_the_pages_print_what_stands_below(command: str, below: str) -> None:
+    """Those that need no users' text."""
+    printed = CliRunner().invoke(app, command.split()).stdout.splitlines()
+    assert [line for line in below.splitlines() if line != "..."] == printed
+
+
+def test_a_plan_meets_its_target_as_a_run_reports_it() -> None:
+    """And its settings, accounted for, give the number that it promised."""
+    asked = ("plan", "--population", 4_000_000, "--rounds", 2000, "--delta", 1e-10)
+    chosen = answer(*asked, "--target-epsilon", 7)["chosen"]
+    assert chosen["epsilon_gaussian"] < chosen["epsilon"] <= 7
+    told = account("tree", chosen["noise_multiplier"], 2000, chosen["min_sep"], chosen["max_part"])
+    assert told["epsilon"] == pytest.approx(chosen["epsilon"])
+    assert told["epsilon_gaussian"] == pytest.approx(chosen["epsilon_gaussian"])
+    text = CliRunner().invoke(app, ["privacy", *PLAN]).stdout
+    assert "as a run reports it (discrete noise)" in text
+    assert "exact Gaussian noise, as simulations report it" in text
+
+
 @pytest.mark.parametrize(
     ("probability", "published"),
     [("5000/763430", 4.634), ("1667/763430", 2.314), ("1250/1e8", 0.987)],
@@ -185,7 +239,8 @@ def test_sampled_cohorts_are_accounted_for_as_dp_fedavg_prints(
         "--sampling-probability", probability, "--delta", 1e-9,
     )  # fmt: skip
     assert round(found["epsilon_moments"], 3) == published
-    assert 0 < found["epsilon"] < found["epsilon_rdp"] < found["epsilon_moments"]
+    assert 0 < found["epsilon_pld"] < found["epsilon_rdp"] <= found["epsilon"]
+    assert found["epsilon"] < found["epsilon_moments"]
     assert "drawn by itself" in found["notes"][0]
 
 
@@ -239,7 +294,8 @@ def test_no_noise_is_no_guarantee() -> None:
         "account", "--mechanism", "gaussian", "--noise-multiplier", 0, "--rounds", 10,
         "--sampling-probability", 0.1, "--delta", 1e-6,
     )  # fmt: skip
-    assert sampled["epsilon"] is sampled["epsilon_rdp"] is sampled["epsilon_moments"] is None
+    names = ("epsilon", "epsilon_pld", "epsilon_rdp", "epsilon_moments")
+    assert [sampled[name] for name in names] == [None] * 4
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,9 @@ def test_numerical_accounting_agrees() -> None:
 def test_rho_and_noise_and_epsilon_go_back_and_forth() -> None:
     """Each inverse, and the ends."""
     assert rho_of(3.0, noise_for(3.0, 0.4)) == pytest.approx(0.4)
-    assert gaussian_epsilon(rho_for_epsilon(2.0, 1e-8), 1e-8) == pytest.approx(2.0)
+    for of in (gaussian_epsilon, zcdp_epsilon):
+        assert of(rho_for_epsilon(2.0, 1e-8, of=of), 1e-8) == pytest.approx(2.0)
+    assert zcdp_epsilon(rho_for_epsilon(2.0, 1e-8), 1e-8) == pytest.approx(2.0)  # as runs report it
     assert rho_of(1.0, 0.0) == math.inf
     assert gaussian_epsilon(math.inf, 1e-8) == math.inf
     assert gaussian_epsilon(0.0, 1e-8) == 0.0
@@ -105,8 +107,9 @@ def test_numbers_at_the_ends_of_doubles_are_answers() -> None:
     assert zcdp_epsilon(0.5, 1e-320) == pytest.approx(38.7667, abs=1e-3)
     assert gaussian_epsilon(0.5, 1e-320) < zcdp_epsilon(0.5, 1e-320)
     for epsilon, delta in ((1e-6, 1e-300), (1e-3, 1e-10), (1e8, 1e-6)):
-        found = gaussian_epsilon(rho_for_epsilon(epsilon, delta), delta)
-        assert found == pytest.approx(epsilon, rel=1e-9)
+        for of in (gaussian_epsilon, zcdp_epsilon):
+            found = of(rho_for_epsilon(epsilon, delta, of=of), delta)
+            assert found == pytest.approx(epsilon, rel=1e-9)
     for epsilon in (math.inf, math.nan, 0.0):
         with pytest.raises(ConfigError, match="finite number"):
             rho_for_epsilon(epsilon, 1e-6)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.errors import ConfigError
+from dlm.federated.account.compose import StageRecord, compose
 from dlm.federated.account.sampled import moments_epsilon, tight_epsilon
 from dlm.federated.account.zcdp import gaussian_epsilon, rho_of, zcdp_epsilon
 from dlm.federated.noise.participation import (
@@ -105,7 +106,13 @@ def guarantee_of(
     max_part: int,
     delta: float,
 ) -> dict[str, Any]:
-    """zCDP and epsilon of Gaussian noise of a mechanism, with what a reader must know."""
+    """zCDP and epsilon of a mechanism's noise, with what a reader must know.
+
+    `epsilon` is what a run reports for this rho: its noise is discrete, and its epsilon is the
+    bound that holds for every mechanism of that rho. (The run's grid adds at most 0.1 % to rho, or
+    the run is refused.) `epsilon_gaussian` is that of exact Gaussian noise, which a simulation
+    reports and the papers print.
+    """
     rho = rho_of(found.value, noise_multiplier)
     most = most_participations(rounds, gap)
     notes = []
@@ -129,8 +136,8 @@ def guarantee_of(
         "sensitivity": found.value,
         "sensitivity_exact": found.is_exact,
         "rho": rho,
-        "epsilon": gaussian_epsilon(rho, delta),
-        "epsilon_of_any_zcdp_mechanism": zcdp_epsilon(rho, delta),
+        "epsilon": zcdp_epsilon(rho, delta),
+        "epsilon_gaussian": gaussian_epsilon(rho, delta),
         "notes": notes,
     }
 
@@ -138,7 +145,11 @@ def guarantee_of(
 def sampled_guarantee_of(
     name: str, q: float, *, noise_multiplier: float, rounds: int, delta: float
 ) -> dict[str, Any]:
-    """Epsilon of independent noise on Poisson-sampled cohorts, by three accountants.
+    """Epsilon of independent noise on Poisson-sampled cohorts.
+
+    `epsilon` is what a run reports, whose noise is discrete: by Renyi divergences of whole orders.
+    The others are of exact Gaussian noise: by privacy loss distributions, which a simulation
+    reports, by Renyi divergences, and by the moments accountant of DP-FedAvg's tables.
 
     Raises
         ConfigError  noise that is correlated over rounds; no round
@@ -150,10 +161,16 @@ def sampled_guarantee_of(
         )
     if rounds < 1:
         raise ConfigError(f"rounds is {rounds}, not at least 1")
-    epsilons = dict.fromkeys(("epsilon", "epsilon_rdp", "epsilon_moments"), math.inf)
+    names = ("epsilon", "epsilon_pld", "epsilon_rdp", "epsilon_moments")
+    epsilons = dict.fromkeys(names, math.inf)
     if noise_multiplier != 0:  # without noise there is nothing to account for
+        run = StageRecord(
+            name, name, noise_multiplier, rounds, 1, rounds, sampling="poisson", sampling_rate=q,
+            noise="discrete",
+        )  # fmt: skip
         epsilons = {
-            "epsilon": tight_epsilon(q, noise_multiplier, rounds, delta),
+            "epsilon": compose([run], delta).epsilon,
+            "epsilon_pld": tight_epsilon(q, noise_multiplier, rounds, delta),
             "epsilon_rdp": tight_epsilon(q, noise_multiplier, rounds, delta, accountant="rdp"),
             "epsilon_moments": moments_epsilon(q, noise_multiplier, rounds, delta),
         }

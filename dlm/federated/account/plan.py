@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from dlm.errors import ConfigError
-from dlm.federated.account.zcdp import gaussian_epsilon, noise_for, rho_of
+from dlm.federated.account.zcdp import gaussian_epsilon, noise_for, rho_of, zcdp_epsilon
 from dlm.federated.noise.participation import min_sep_from_gap, most_participations
 
 # (rounds, gap, max_part) -> sensitivity; a wider gap, which allows less, has none that is larger
@@ -26,6 +26,8 @@ class Extrapolated:
 
     Shapes
         gap, min_sep, max_part  in rounds; min_sep is the papers' MinS, one less than the gap
+        epsilon                 as a run of this rho reports it, whose noise is discrete
+        epsilon_gaussian        of exact Gaussian noise, as a simulation has it
     """
 
     report_goal: int
@@ -36,6 +38,7 @@ class Extrapolated:
     max_part: int
     rho: float
     epsilon: float
+    epsilon_gaussian: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +84,7 @@ def extrapolate(
     rho = rho_of(sensitivity(rounds, gap, max_part), noise_multiplier)
     return Extrapolated(
         report_goal, noise_multiplier, rounds, gap, min_sep_from_gap(gap), max_part, rho,
-        gaussian_epsilon(rho, delta),
+        zcdp_epsilon(rho, delta), gaussian_epsilon(rho, delta),
     )  # fmt: skip
 
 
@@ -144,7 +147,8 @@ def make_plan(
             last,
             noise_multiplier=noise,
             rho=target_rho,
-            epsilon=gaussian_epsilon(target_rho, delta),
+            epsilon=zcdp_epsilon(target_rho, delta),
+            epsilon_gaussian=gaussian_epsilon(target_rho, delta),
         )
         notes.append(
             f"no report goal up to {largest_goal} meets the target with the simulation's noise: "

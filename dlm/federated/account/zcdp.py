@@ -8,6 +8,7 @@ a single Gaussian with the same rho; a bound that holds for *every* rho-zCDP mec
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
@@ -108,17 +109,23 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     return max(float(found.fun), 0.0)
 
 
-def rho_for_epsilon(epsilon: float, delta: float) -> float:
-    """The largest rho whose Gaussian mechanism is (epsilon, delta)-private."""
+def rho_for_epsilon(
+    epsilon: float, delta: float, *, of: Callable[[float, float], float] = zcdp_epsilon
+) -> float:
+    """The largest rho that `of` finds (epsilon, delta)-private.
+
+    Args
+        of  (rho, delta) -> epsilon: `zcdp_epsilon`, by which runs report, or `gaussian_epsilon`
+    """
     _check_delta(delta)
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise ConfigError(f"epsilon is {epsilon}, not a finite number > 0")
     high = 1.0
-    while gaussian_epsilon(high, delta) < epsilon:
+    while of(high, delta) < epsilon:
         high *= 2
     # In logarithms, since a small delta and epsilon leave little; at the lower end epsilon is 0.
     found = brentq(
-        lambda x: gaussian_epsilon(math.exp(x), delta) - epsilon,
+        lambda x: of(math.exp(x), delta) - epsilon,
         math.log(1e-300), math.log(high), xtol=1e-13, rtol=1e-13,
     )  # fmt: skip
     return math.exp(float(found))
