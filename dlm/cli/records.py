@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from dlm.federated.provenance import Provenance
 
 UNVERIFIED_STATUS = 3
 
@@ -43,9 +46,11 @@ def verify(
 ) -> None:
     """Tell whether a file and its privacy record are those that were signed.
 
-    Prints verified, unverified or wrong, why, and what the record says. Exit status 0: signed by
+    Prints verified, unverified or wrong, why, and what the record says; then whether the epsilon it
+    states follows from the noise it states, which is accounted for again. Exit status 0: signed by
     the trusted key. 3: unverified, for it is not signed, or by no key that is trusted. 1: wrong;
-    the file, its record or its signature was changed, or there is no record.
+    the file, its record or its signature was changed, there is no record, or its epsilon does not
+    follow.
 
     Example: dlm privacy verify runs/first --public-key key.pub
     """
@@ -56,10 +61,21 @@ def verify(
     print(f"{found.standing}: {found.text}")
     if found.record is not None:
         print(found.record.statement())
+        _refuse_other_numbers(found.record)
     if found.standing == "wrong":
         raise typer.Exit(1)
     if found.standing == "unverified":
         raise typer.Exit(UNVERIFIED_STATUS)
+
+
+def _refuse_other_numbers(record: Provenance) -> None:
+    """Prints what accounting for a record's stages gives; exit status 1 where it differs."""
+    from dlm.federated.account.recheck import recheck
+
+    found = recheck(record)
+    print(f"wrong: {found.text}" if found.follows is False else f"record: {found.text}")
+    if found.follows is False:
+        raise typer.Exit(1)
 
 
 def _meant(file: Path) -> Path:

@@ -55,8 +55,8 @@ def stages_of(records: Mapping[str, Provenance]) -> Stages:
     for what, record in records.items():
         claims = digest_of(_claims(record)) if record.ledgers else None
         if claims is not None and claims in claimed:  # one run, from which two things were made
-            for place in claimed[claims]:
-                holders[place].append(what)
+            for known_place in claimed[claims]:
+                holders[known_place].append(what)
             continue
         places = []
         for stage in record.stages:

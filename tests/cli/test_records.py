@@ -17,7 +17,8 @@ from dlm.federated.counts_file import WordCounts, write_counts
 from dlm.federated.provenance import Guarantee, Provenance
 
 STAGE = {"stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1}
-GOOD = Provenance(Guarantee(2.12, 1e-6, 0.125), stages=(STAGE,), ledgers=("a" * 64,))
+EPSILON = 2.254084650219738  # of the exact Gaussian with this rho
+GOOD = Provenance(Guarantee(EPSILON, 1e-6, 0.125), stages=(STAGE,), ledgers=("a" * 64,))
 
 
 def privacy(*arguments: object) -> Result:
@@ -54,7 +55,7 @@ def test_exit_statuses_tell_verified_unverified_and_wrong(tmp_path: Path) -> Non
 
 def test_info_says_what_the_record_of_a_shard_set_promises(tmp_path: Path) -> None:
     """An edited one is wrong."""
-    for name, line in (("good", GOOD.line), ("bad", GOOD.line.replace("2.12", "0.12"))):
+    for name, line in (("good", GOOD.line), ("bad", GOOD.line.replace("2.25", "0.25"))):
         arpa = tmp_path / f"{name}.arpa"
         arpa.write_text(
             f"# {line}\n\\data\\\nngram 1=3\nngram 2=1\n\n\\1-grams:\n-1\t<unk>\n-1\t<s>\t0\n"
@@ -65,7 +66,7 @@ def test_info_says_what_the_record_of_a_shard_set_promises(tmp_path: Path) -> No
     told = [
         CliRunner().invoke(app, ["info", str(tmp_path / name)]).stdout for name in ("good", "bad")
     ]
-    assert "privacy: (epsilon = 2.12, delta = 1e-06)-differential privacy" in told[0]
+    assert "privacy: (epsilon = 2.26, delta = 1e-06)-differential privacy" in told[0]
     assert "privacy: WRONG, nothing can be claimed: " in told[1]
     assert privacy("verify", tmp_path / "good").exit_code == 3
     assert privacy("verify", tmp_path / "bad").exit_code == 1

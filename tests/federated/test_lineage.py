@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("scipy", reason="pip install -e '.[train]'")
 
 from dlm.errors import FormatError
+from dlm.federated.account.recheck import recheck
 from dlm.federated.account.runs import ReportedRun, compose_runs, read_run
 from dlm.federated.collect import Collection
 from dlm.federated.keys import Key
@@ -149,6 +150,7 @@ def test_two_copies_of_a_folder_that_go_on_with_everybody_count_twice(
     copy = Path(shutil.copytree(first, tmp_path / "copy"))
     one, other = collected(first, 4, "here"), collected(copy, 4, "there")
     reports = [read_run(path) for path in (one, other)]
+    assert all(recheck(found.record).follows for found in reports)
     assert reports[0].record.ledgers == reports[1].record.ledgers
     alone = compose_runs(reports[:1]).guarantee
     both = compose_runs(reports)

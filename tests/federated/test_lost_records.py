@@ -274,6 +274,18 @@ def _(folder: Path) -> str:
 
 
 @row(
+    "edit: the same, seen by dlm privacy verify",
+    "wrong: the stated epsilon does not follow from the stated noise",
+)
+def _(folder: Path) -> str:
+    from dlm.federated.account.recheck import recheck
+
+    path = counts(folder)
+    forge(path)
+    return f"wrong: {recheck(read_counts(path).provenance).text}"
+
+
+@row(
     "edit: a signed record, its digest computed anew", "wrong: it is not the record that was signed"
 )
 def _(folder: Path) -> str:

@@ -19,9 +19,11 @@ pytest.importorskip("optax", reason="pip install -e '.[train]'")
 from dlm.errors import ConfigError, FormatError, PrivacyError, TrainingDiverged  # noqa: E402
 from dlm.federated import checkpoint, counts_file, grid, train  # noqa: E402
 from dlm.federated.account.compose import StageRecord  # noqa: E402
+from dlm.federated.account.recheck import recheck  # noqa: E402
 from dlm.federated.account.zcdp import zcdp_epsilon  # noqa: E402
 from dlm.federated.engine import LocalEngine, unknown_parts  # noqa: E402
 from dlm.federated.keys import Key  # noqa: E402
+from dlm.federated.lineage import lives_of  # noqa: E402
 from dlm.federated.noise.blt import Blt, BltParameters  # noqa: E402
 from dlm.federated.noise.discrete import DiscreteState  # noqa: E402
 from dlm.federated.provenance import Guarantee, Provenance  # noqa: E402
@@ -304,6 +306,11 @@ def test_a_run_that_is_no_simulation_has_discrete_noise_and_its_report_says_so(
         assert report.numbers is not None
         assert report.numbers["epsilon"] == zcdp_epsilon(stage.rho, 1e-6)
         assert "gaussian" not in report.numbers["epsilons"]
+        assert recheck(report.provenance).follows
+        # The same run, read from its checkpoint: one release, of one life.
+        assert train.load_model(tmp_path / name).record.stages == report.provenance.stages
+        (life,) = lives_of(report.provenance.stages[0])
+        assert life[1] == 1
 
 
 def test_noise_in_floats_is_for_simulations_and_for_runs_that_began_with_it(
@@ -349,6 +356,7 @@ def test_a_poisson_run_is_accounted_for_by_whole_orders(
     assert report.numbers is not None
     assert set(report.numbers["epsilons"]) == {"rdp", "zcdp"}
     assert report.numbers["epsilon"] == report.numbers["epsilons"]["rdp"]
+    assert recheck(report.provenance).follows
     assert "Renyi divergences of whole orders" in report.markdown()
 
 

@@ -1,0 +1,100 @@
+"""Whether the epsilon that a record states follows from the noise that it states.
+
+    found = recheck(record)
+    found.follows                   # True, False, or None where the record does not hold enough
+    found.text
+
+A digest and a signature show that a record is the one that was written. Neither shows that its
+numbers are right: whoever wrote it may have put any epsilon beside any noise. The stages of a
+record have all that accounting takes, so that it can be done again by whoever reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlm.errors import DlmError
+
+if TYPE_CHECKING:
+    from dlm.federated.account.compose import StageRecord
+    from dlm.federated.provenance import Guarantee, Provenance
+
+TOLERANCE = 1e-6  # relative; accounting of the same stages agrees far better
+DIFFERS = "the stated epsilon does not follow from the stated noise"
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """What accounting finds of a record's stages.
+
+    Fields
+        follows  whether what is stated is what was found; None where nothing could be found
+        text     in words
+    """
+
+    follows: bool | None
+    text: str
+
+
+def recheck(record: Provenance) -> Recheck:
+    """Accounts for the stages of a record again, and compares.
+
+    Guarantees
+        a record whose epsilon, or rho, is another than that of its stages by more than 1e-6 of it
+        does not pass, nor one with a sensitivity below that of the participation it states.
+        Sensitivities of matrices that the record does not hold (BLT, BandMF, BandToep, BandFHU) are
+        taken as stated
+    """
+    stated = record.guarantee or record.simulated
+    if stated is None:
+        return Recheck(None, "not recomputed: the record states no epsilon")
+    if not record.stages:
+        return Recheck(None, "not recomputed: the record names no stage that touched users")
+    try:
+        from dlm.federated.account.compose import StageRecord, compose
+
+        stages = [StageRecord.from_json(stage) for stage in record.stages]
+        found = compose(stages, stated.delta)
+    except ImportError as exc:
+        return Recheck(None, f"not recomputed: {exc.name or exc} is missing (the extra train)")
+    except (DlmError, ValueError, TypeError, OverflowError) as exc:
+        return Recheck(None, f"not recomputed: the record does not hold enough ({exc})")
+    differing = [*_differences(stated, found.epsilon, found.rho), *_too_small(stages)]
+    if differing:
+        return Recheck(False, f"{DIFFERS}: {'; '.join(differing)}")
+    names = ", ".join(stage.stage for stage in stages)
+    return Recheck(True, f"epsilon {found.epsilon:.6g} follows from the stated noise of {names}")
+
+
+def _differences(stated: Guarantee, epsilon: float, rho: float) -> list[str]:
+    pairs = [("epsilon", stated.epsilon, epsilon)]
+    if stated.rho is not None:
+        pairs.append(("rho", stated.rho, rho))
+    return [
+        f"{name} is stated as {claimed:.9g}, and the stages give {found:.9g}"
+        for name, claimed, found in pairs
+        if not math.isclose(claimed, found, rel_tol=TOLERANCE)
+    ]
+
+
+def _too_small(stages: list[StageRecord]) -> list[str]:
+    """Sensitivities that are stated for mechanisms whose own is known by their names."""
+    from dlm.federated.noise.participation import named_sensitivity
+
+    found = []
+    for stage in stages:
+        known = stage.mechanism in ("gaussian", "tree", "tree-full", "tree-restart")
+        if stage.raw or stage.sensitivity is None or not known:
+            continue
+        least = named_sensitivity(
+            stage.mechanism, stage.rounds, stage.gap, stage.max_part, stage.restarts
+        )
+        if stage.sensitivity < least * (1 - TOLERANCE):
+            found.append(
+                f"stage {stage.stage} states a sensitivity of {stage.sensitivity:.6g}, and "
+                f"{stage.mechanism} has {least:.6g} for {stage.rounds} rounds, gap {stage.gap} and "
+                f"{stage.max_part} participations"
+            )
+    return found

@@ -1,0 +1,150 @@
+"""A record's epsilon follows from the noise that it states, or verify says that it does not."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("scipy", reason="pip install -e '.[train]'")
+
+from typer.testing import CliRunner
+
+from dlm.cli.main import app
+from dlm.federated.account.compose import StageRecord
+from dlm.federated.account.recheck import DIFFERS, recheck
+from dlm.federated.counts_file import WordCounts, write_counts
+from dlm.federated.ledger import ParticipationLedger
+from dlm.federated.provenance import Guarantee, Provenance, digest_of
+from dlm.federated.recorded import sidecar
+from dlm.federated.report import build
+
+DELTA = 1e-8
+STAGES = [
+    StageRecord("network", "gaussian", 3.0, 4, 2, 2),
+    StageRecord("network", "tree", 3.0, 4, 2, 2),
+    StageRecord("network", "tree-full", 3.0, 4, 2, 2, sensitivity=2.9),  # of more rounds
+    StageRecord("network", "blt", 3.0, 4, 2, 2, sensitivity=1.9, noise="discrete", rounding=1.0001),
+    StageRecord("network", "gaussian", 3.0, 4, 2, 2, clip_noise=9.0, norm_inflation=1.01),
+]
+
+
+def record(stage: StageRecord, **more: Any) -> Provenance:
+    """Of a run that was done so, as its report has it."""
+    book = ParticipationLedger(10, sampling={"kind": "timer"}, gap=2, max_part=2)
+    for index in range(4):
+        book.record(index, [f"user {index % 2} {place}" for place in range(3)])
+    return build([stage], delta=DELTA, ledgers={"network": book}, **more).provenance
+
+
+def stated(of: Provenance, **numbers: float) -> Provenance:
+    """The record with other numbers, as it is read back."""
+    assert of.guarantee is not None
+    edited = dataclasses.replace(of, guarantee=dataclasses.replace(of.guarantee, **numbers))
+    return Provenance.from_json(edited.to_json())
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=[f"{s.mechanism} {s.noise}" for s in STAGES])
+def test_what_a_run_wrote_follows_and_other_numbers_do_not(stage: StageRecord) -> None:
+    """Epsilon or rho, smaller or larger, by a hundred-thousandth; a millionth passes."""
+    good = record(stage)
+    assert good.guarantee is not None and good.guarantee.rho is not None
+    epsilon, rho = good.guarantee.epsilon, good.guarantee.rho
+    assert recheck(good).follows is True
+    assert recheck(stated(good, epsilon=epsilon * (1 + 1e-7))).follows is True
+    for numbers in (
+        {"epsilon": epsilon * (1 - 1e-5)},
+        {"epsilon": epsilon * (1 + 1e-5)},
+        {"rho": rho * (1 - 1e-5)},
+        {"delta": 1e-6},
+    ):
+        found = recheck(stated(good, **numbers))
+        assert found.follows is False, numbers
+        assert found.text.startswith(DIFFERS)
+
+
+def test_all_stages_count_and_a_simulation_is_recomputed_too() -> None:
+    """What a model inherits is in its epsilon."""
+    words = record(STAGES[0])
+    both = record(STAGES[3], inputs={"the vocabulary": words})
+    assert len(both.stages) == 2
+    assert recheck(both).follows is True
+    alone = dataclasses.replace(both, stages=both.stages[1:])
+    assert recheck(alone).follows is False
+    simulated = record(dataclasses.replace(STAGES[0], simulated=True), simulated=True)
+    assert simulated.guarantee is None
+    assert recheck(simulated).follows is True
+
+
+def test_a_sampled_stage_is_recomputed() -> None:
+    """By the accountant that its noise asks for."""
+    pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
+    for noise in ("float", "discrete"):
+        stage = StageRecord(
+            "network", "gaussian", 1.0, 20, 1, 20, sampling="poisson", sampling_rate=0.1,
+            noise=noise,
+        )  # fmt: skip
+        book = ParticipationLedger(10, sampling={"kind": "poisson", "q": 0.1})
+        for index in range(20):
+            book.record(index, [f"user {place}" for place in range((0, 1, 2, 1)[index % 4])])
+        made = build([stage], delta=DELTA, ledgers={"network": book}).provenance
+        assert recheck(made).follows is True
+        assert recheck(stated(made, epsilon=0.1)).follows is False
+
+
+def test_a_sensitivity_that_is_too_small_for_its_participation_is_told() -> None:
+    """Of mechanisms whose sensitivity their names tell; others state their own."""
+    small = dataclasses.replace(STAGES[2], sensitivity=1.0)
+    found = recheck(record(small))
+    assert found.follows is False
+    assert "states a sensitivity of 1, and tree-full has" in found.text
+
+
+def test_a_record_that_does_not_hold_enough_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing stated, nothing to account for, stages of another kind, no accountant."""
+    public = Provenance.public("ACME", "the list")
+    blt = {"stage": "network", "mechanism": "blt", "noise_multiplier": 1.0, "rounds": 4}
+    strange = {**blt, "sensitivity": 1.5, "temperature": 3}
+    for given, why in [
+        (Provenance.none("somebody said so"), "states no epsilon"),
+        (public, "names no stage"),
+        (Provenance(Guarantee(1.0, DELTA, 0.1), stages=(blt,)), "sensitivity of blt"),
+        (Provenance(Guarantee(1.0, DELTA, 0.1), stages=(strange,)), "temperature"),
+        (Provenance(Guarantee(1.0, DELTA, 0.1), stages=({"stage": 3},)), "does not hold enough"),
+    ]:
+        found = recheck(given)
+        assert found.follows is None
+        assert why in found.text
+
+    real = builtins.__import__
+
+    def without_scipy(name: str, *rest: Any, **more: Any) -> Any:
+        if name == "dlm.federated.account.compose":
+            raise ImportError("No module named 'scipy'", name="scipy")
+        return real(name, *rest, **more)
+
+    good = record(STAGES[0])
+    monkeypatch.setattr(builtins, "__import__", without_scipy)
+    assert recheck(good).text == "not recomputed: scipy is missing (the extra train)"
+
+
+def test_verify_says_whether_the_stated_epsilon_follows(tmp_path: Path) -> None:
+    """An edit whose digest was computed anew, which no digest tells, ends with 1."""
+    path = tmp_path / "counts.tsv"
+    write_counts(path, WordCounts(("the",), np.array([9.0]), record(STAGES[0])))
+    good = CliRunner().invoke(app, ["privacy", "verify", str(path)])
+    assert good.exit_code == 3  # nobody signed it
+    assert "follows from the stated noise of network" in good.stdout
+    side = json.loads(sidecar(path).read_text())
+    body = {k: v for k, v in side["provenance"].items() if k != "digest"}
+    body["guarantee"] = {**body["guarantee"], "epsilon": 0.01}
+    side["provenance"] = {**body, "digest": digest_of(body)}
+    sidecar(path).write_text(json.dumps(side))
+    edited = CliRunner().invoke(app, ["privacy", "verify", str(path)])
+    assert edited.exit_code == 1
+    assert f"wrong: {DIFFERS}: epsilon is stated as 0.01, and the stages give" in edited.stdout
