@@ -131,9 +131,9 @@ def blt_table_3(tell: Callable[[str], None]) -> str:
             "RmsLoss", "difference"]  # fmt: skip
     return (
         "**BLT Table 3, losses** (2,052 rounds, gap 342, 6 participations). The paper's columns "
-        "are exchanged: its first number, headed RMS, is above the second, headed Max, in every "
-        "row, which no mean and largest value of the same errors can be; exchanged, all agree.\n\n"
-        + table(head, rows)
+        "are swapped: its first number, headed RMS, is above the second, headed Max, in every row, "
+        "and the mean of some errors cannot exceed the largest of them. Swapped back, all agree."
+        "\n\n" + table(head, rows)
     )
 
 
@@ -166,15 +166,16 @@ def blt_table_4() -> str:
         "**BLT Table 4, privacy** (delta 1e-10; the paper rounds up; MinS is the gap less one).\n\n"
         + table(["model", "mechanism-z / MinS / MaxP", "rounds", "paper rho", "rho",
                  "difference", "paper epsilon", "epsilon", "difference", "equal, rounded up"], rows)
-        + "\n\n(a) The matrix is not to be had: here it is one of ours for 2,000 rounds and 400 "
-        "bands, cut to those run. Its columns have the norm sqrt(0.2), which follows from the rho "
-        f"that the published accounting of the same matrix prints for another run: {ES_ES_RHO} for "
-        "484 rounds between 3 participations, of which `dlm privacy account --column-norm` makes "
-        f"{rho_of(math.sqrt(0.2 * 3), 1.411):.6f}. With MinS 296 columns of one user overlap: "
-        f"without that rho would be {rho_of(math.sqrt(0.2 * 4), 1.411):.3f}, with columns of norm "
-        f"1 {rho_of(2.0, 1.411):.3f}. What is left is not explained; theirs was "
-        "optimised for a learning rate that falls. (b) cannot be: 4 participations in a tree of "
-        f"430 leaves give at most rho {bound:.3f}, whatever lies between them."
+        + "\n\n(a) The published matrix is not available. We take our own for 2,000 rounds and 400 "
+        "bands, cut to the rounds run. The norm of its columns is sqrt(0.2): this follows from the "
+        "rho that the published accounting of the same matrix prints for another run, "
+        f"{ES_ES_RHO} for 484 rounds between 3 participations (`dlm privacy account --column-norm` "
+        f"gives {rho_of(math.sqrt(0.2 * 3), 1.411):.6f}). With MinS 296 the columns of one user "
+        f"overlap. Without overlap rho would be {rho_of(math.sqrt(0.2 * 4), 1.411):.3f}, and with "
+        f"columns of norm 1 as well {rho_of(2.0, 1.411):.3f}. The remaining difference is not "
+        "explained; their matrix was optimised for a falling learning rate. (b) is impossible: 4 "
+        f"participations in a tree of 430 leaves give rho {bound:.3f} at most, however far apart "
+        "they are."
     )  # fmt: skip
 
 
@@ -194,13 +195,13 @@ def gdp_tables() -> str:
     for place, rounds, min_sep, max_part, printed in GDP_1:
         rows.append(_tree_row(place, rounds, min_sep, max_part, printed))
     first = (
-        "**GDP Table 1, NWP** (TreeAgg, z = 7). MaxP is about rounds / MinS rounded down; what the "
-        "separation alone allows is the next to last column, so that the printed rho holds only "
-        "if MaxP was measured or enforced.\n\n" + table(head, rows)
-        + "\n\nWhere they part, at en-US with SecAgg, the paper's rho counts the norm after "
-        "rounding, whose scale is not published: en-US needs 24/98 x 1.0004 or more to print 0.25, "
-        "es-ES less than 51/98 x 1.009. All other differences are less than half of the last digit "
-        "printed."
+        "**GDP Table 1, NWP** (TreeAgg, z = 7). MaxP is about rounds / MinS, rounded down. The "
+        "separation alone allows more, as the last two columns show: the printed rho holds only if "
+        "MaxP was measured or enforced.\n\n" + table(head, rows)
+        + "\n\nThe one row that differs is en-US with SecAgg. There the paper's rho counts the "
+        "norm after rounding, whose scale is not published: to print 0.25, en-US needs 24/98 x "
+        "1.0004 or more, and es-ES must stay below 51/98 x 1.009. All other differences are less "
+        "than half of the last digit printed."
     )  # fmt: skip
     more = []
     for place, rounds, min_sep, max_part, printed, epsilon_printed in GDP_2:
@@ -210,8 +211,8 @@ def gdp_tables() -> str:
         more.append([*row[:7], f"{epsilon_printed:.2f}", f"{rounded:.4f}",
                      _change(rounded, epsilon_printed), f"{exact:.4f}"])  # fmt: skip
     second = (
-        "**GDP Table 2, OTF** (delta 1e-10). The paper's epsilon is that of the rho it prints, of "
-        "two decimals; epsilon of the unrounded rho is the last column.\n\n"
+        "**GDP Table 2, OTF** (delta 1e-10). The paper computes epsilon from the rho it prints, "
+        "which has two decimals; the last column is epsilon of the unrounded rho.\n\n"
         + table([*head[:7], "paper epsilon", "of the printed rho", "difference", "of rho"], more)
     )
     return first + "\n\n" + second
@@ -244,8 +245,8 @@ def dpf_tables(pld: bool = True) -> str:
             cells.append(f"{value:.2f} / {ours:.3f} / {_change(ours, value, 3)}{mark}")
         rows.append([f"{users:.0e}", f"{cohort:g}", noise, *cells])
     first = (
-        "**DPF Table 1** (epsilon at delta = K^-1.1 after 1 to 10^6 rounds: paper / the moments "
-        f"accountant here / difference; two decimals, rounded, differ in {differ} of "
+        "**DPF Table 1** (epsilon at delta = K^-1.1 after 1 to 10^6 rounds: paper / our moments "
+        f"accountant / difference; rounded to two decimals, they differ in {differ} of "
         f"{sum(len(row[3]) for row in DPF_1)}).\n\n"
         + table(["K", "C", "z", *(f"10^{p}" for p in range(7))], rows)
     )
@@ -260,9 +261,9 @@ def dpf_tables(pld: bool = True) -> str:
                      _change(ours, value), f"{rdp:.3f}", f"{tight:.3f}"])  # fmt: skip
     second = (
         "**DPF Table 2, privacy** (epsilon at delta 1e-9 after 5,000 rounds; the paper's is a "
-        "strict bound, today's accounting of the same noise is far lower; z = sigma C / S, which "
-        "is 1 in each row to the digits printed). Its other columns are accuracies of a model "
-        "trained on text that is not to be had.\n\n"
+        "strict bound, and today's accountants find far less for the same noise; z = sigma C / S, "
+        "which is 1 in each row to the digits printed). The paper's other columns are accuracies "
+        "of a model whose training text is not available.\n\n"
         + table(["sigma", "S", "K", "C", "z", "paper", "moments", "difference", "RDP", "PLD"], rows)
     )
     return first + "\n\n" + second
