@@ -17,6 +17,7 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ import numpy.typing as npt
 
 from dlm.errors import ConfigError, EstimationError, FormatError
 from dlm.federated.counts_file import WordCounts
+from dlm.federated.genuine import class_changes, sealed
 from dlm.federated.provenance import Provenance, content_digest
 from dlm.federated.recorded import PIECES_DIGEST, read_record, write_recorded
 from dlm.files import scratch_folder
@@ -42,6 +44,7 @@ MAX_SEEDS = 1_000_000
 TOTAL = 100_000_000
 
 
+@sealed
 @dataclass(frozen=True)
 class Inventory:
     """Wordpieces with ids; the pieces of a word are those of highest probability.
@@ -130,6 +133,27 @@ class Inventory:
             ) from exc
         record = read_record(path, model, digest_name=PIECES_DIGEST, kind="wordpieces")
         return dataclasses.replace(found, provenance=record)
+
+
+_ATTRIBUTES = {"model", "provenance", "_processor", "_cache"}
+_ENCODE = Inventory.encode
+
+
+def inventory_of(encode: object) -> Inventory | None:
+    """The wordpieces that `encode` is the method of; None for any other function.
+
+    What has a method of the same name is not an inventory, nor is a class that was derived from it.
+    """
+    owner = getattr(encode, "__self__", None)
+    return owner if type(encode) is MethodType and type(owner) is Inventory else None
+
+
+def changes_of(encode: MethodType) -> list[str]:
+    """Names of what was replaced in an inventory or in its class, of whose `encode` this is one."""
+    found = {*vars(encode.__self__)} - _ATTRIBUTES
+    if encode.__func__ is not _ENCODE:
+        found.add("encode")
+    return sorted({*found, *class_changes(Inventory)})
 
 
 def build_inventory(

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlm.errors import ConfigError, PrivacyError
+from dlm.federated.genuine import note_made, sealed
 from dlm.federated.keys import Key
 
 PyTree = Any
@@ -240,6 +241,7 @@ class _Running:
     path: tuple[str | int, ...] | None = None
 
 
+@sealed
 class SecureAggregator:
     """Adds what devices encode, modulo M; the server sees the sum alone. Host code, in numpy.
 
@@ -257,6 +259,7 @@ class SecureAggregator:
         self.clip_norm, self.scale = clip_norm, scale
         self.report_goal, self.alpha = report_goal, alpha
         self.encoding(1)  # refuses bad settings at once
+        note_made(self)
 
     def encoding(self, dimension: int) -> Encoding:
         """Of vectors of one size."""

@@ -155,6 +155,8 @@ class Training(FederatedRun[RoundReport]):
             if vocabulary_record is None:  # wordpieces know it themselves
                 vocabulary_record = record_of(encode)
             vocabulary = RunVocabulary.of(encode, vocabulary_record)
+            if vocabulary is not None:
+                encode = vocabulary.encoder()
         if vocab_size is None:
             raise ConfigError("an encoder needs vocab_size, the number of its ids, beside it")
         self._encode, self._vocabulary = encode, vocabulary
@@ -243,7 +245,9 @@ class Training(FederatedRun[RoundReport]):
     def _round(self, index: int, users: Sequence[int], is_last: bool) -> RoundReport:
         began = time.monotonic()
         cohort = [self._work(index, user) for user in users]
+        self._note_parts()
         self.state, diagnostics = self.algorithm.apply(self.state, cohort)
+        self._note_parts()
         seconds = time.monotonic() - began
         every = self.settings.run.evaluate_every
         evaluation = None
@@ -258,6 +262,10 @@ class Training(FederatedRun[RoundReport]):
                 "server.learning_rate, or less noise; the guarantees of both add up"
             )
         return RoundReport(diagnostics, evaluation, seconds)
+
+    def _note_parts(self) -> None:
+        """Looks at the engine again: what was changed since the last round voids the guarantee."""
+        self._void = list(dict.fromkeys([*self._void, *unknown_parts(self.engine)]))
 
     def _diverges(self, diagnostics: Diagnostics, evaluation: metrics.Metrics | None) -> str | None:
         """By what the model is worse than guessing, if it is.

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import MethodType
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
@@ -127,11 +128,12 @@ class RunVocabulary:
 
     @classmethod
     def of(cls, encode: Encode, record: Provenance) -> RunVocabulary | None:
-        """The inventory that an encoder is a method of; None for any other encoder."""
-        from dlm.federated.pieces import Inventory
+        """The inventory that an encoder is a method of, made anew from its model, so that nothing
+        of the given object is used; None for any other encoder."""
+        from dlm.federated.pieces import Inventory, inventory_of
 
-        owner = getattr(encode, "__self__", None)
-        return cls(owner, record) if isinstance(owner, Inventory) else None
+        owner = inventory_of(encode)
+        return None if owner is None else cls(Inventory(owner.model, record), record)
 
     @classmethod
     def from_bytes(cls, content: bytes, record: Provenance) -> RunVocabulary:
@@ -205,17 +207,24 @@ def record_or_word(
 
 
 def record_of(encode: Encode) -> Provenance:
-    """The record of whatever an encoder is a method of, as an inventory of wordpieces.
+    """The record of the wordpieces that an encoder is the method of.
 
-    An encoder that was wrapped has lost it.
+    Returns
+        no promise for an encoder that was wrapped or is of another type; for an inventory that was
+        changed, itself or its class, or whose record is not the one of its model
     """
-    owner = getattr(encode, "__self__", None)
-    record = getattr(owner, "provenance", None)
-    if not isinstance(record, Provenance):
+    from dlm.federated.pieces import changes_of, inventory_of
+
+    owner = inventory_of(encode)
+    if owner is None:
         return Provenance.none("nothing says whose text the given encoder was made from")
-    model = getattr(owner, "model", None)
+    if changed := changes_of(cast(MethodType, encode)):
+        return Provenance.none(f"the given wordpieces were changed: {', '.join(changed)}")
+    record = vars(owner)["provenance"]
+    if type(record) is not Provenance or type(owner.model) is not bytes:
+        return Provenance.none("the given wordpieces have no record")
     named = record.content.get(PIECES_DIGEST)
-    if isinstance(model, bytes) and named not in (None, content_digest(model)):
+    if record.guarantee is not None and named != content_digest(owner.model):
         return Provenance.none("the record of the given encoder is of other wordpieces")
     return record
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import Path
+from types import MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,14 +88,24 @@ def as_vocabulary(path: Path, by: str = "", record: Provenance | None = None) ->
     return told(found)
 
 
-class Pieces:
-    """An encoder with a record, as wordpieces are."""
+def pieces(*, words: tuple[str, ...] = ("ab", "ba")) -> Any:
+    """Wordpieces with a record."""
+    pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
+    from dlm.federated.pieces import build_inventory
 
-    provenance = GOOD.about(model_sha256="e" * 64)
+    return build_inventory(WordCounts(words, np.array([3.0, 2.0]), GOOD), 6)
 
-    def encode(self, words: list[str]) -> list[int]:
+
+class Lookalike:
+    """Has a record, a model and a method `encode`, as wordpieces have them."""
+
+    def __init__(self) -> None:
+        known = pieces()
+        self.provenance, self.model, self._known = known.provenance, known.model, known
+
+    def encode(self, words: list[str]) -> Any:
         """Ids."""
-        return [len(word) for word in words]
+        return self._known.encode(words)
 
 
 # Wrapped.
@@ -102,7 +113,7 @@ class Pieces:
 
 @row("wrap: an encoder in a lambda", "no guarantee: nothing says whose text it was made from")
 def _(folder: Path) -> str:
-    known = Pieces().encode
+    known = pieces().encode
     return told(record_of(lambda words: known(words)))
 
 
@@ -111,12 +122,68 @@ def _(folder: Path) -> str:
     "no guarantee: nothing says whose text it was made from",
 )
 def _(folder: Path) -> str:
-    return told(record_of(partial(Pieces().encode)))
+    return told(record_of(partial(pieces().encode)))
 
 
 @row("wrap: an encoder in lru_cache", "no guarantee: nothing says whose text it was made from")
 def _(folder: Path) -> str:
-    return told(record_of(lru_cache(Pieces().encode)))
+    return told(record_of(lru_cache(pieces().encode)))
+
+
+@row(
+    "wrap: an object with a record and a method named encode",
+    "no guarantee: nothing says whose text it was made from",
+)
+def _(folder: Path) -> str:
+    return told(record_of(Lookalike().encode))
+
+
+@row(
+    "wrap: a class derived from wordpieces",
+    "no guarantee: nothing says whose text it was made from",
+)
+def _(folder: Path) -> str:
+    from dlm.federated.pieces import Inventory
+
+    class Derived(Inventory):
+        """Says that it is one."""
+
+    known = pieces()
+    return told(record_of(Derived(known.model, known.provenance).encode))
+
+
+@row(
+    "wrap: wordpieces with another function as their encode",
+    "no guarantee: the given wordpieces were changed: encode",
+)
+def _(folder: Path) -> str:
+    known = pieces()
+    assert told(record_of(known.encode)) == "kept"
+    vars(known)["encode"] = MethodType(lambda self, words: [7 for _ in words], known)
+    return told(record_of(known.encode))
+
+
+@row(
+    "wrap: wordpieces with another function for one word",
+    "no guarantee: the given wordpieces were changed: encode_word",
+)
+def _(folder: Path) -> str:
+    known = pieces()
+    vars(known)["encode_word"] = len
+    return told(record_of(known.encode))
+
+
+@row(
+    "wrap: wordpieces with a method of their class replaced",
+    "no guarantee: the given wordpieces were changed: encode_word",
+)
+def _(folder: Path) -> str:
+    from dlm.federated.pieces import Inventory
+
+    known = pieces()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Inventory, "encode_word", lambda self, word: [7])
+        return told(record_of(known.encode))
 
 
 def parts(**given: Any) -> str:
@@ -139,12 +206,21 @@ def parts(**given: Any) -> str:
     engine = kind(model, LocalConfig(), aggregator=aggregator)
     if given.get("replaced"):
         engine.sums = engine.sums  # type: ignore[method-assign]
+    if given.get("compiled"):
+        engine._add = lambda total, *rest: total  # type: ignore[assignment]
+    if given.get("wider"):
+        engine = LocalEngine(model, LocalConfig(), aggregator=SecureAggregator(0.5, 1e3, 6))
+        assert unknown_parts(engine) == []
+        engine.aggregator.clip_norm = 50.0  # type: ignore[union-attr]
     assert unknown_parts(LocalEngine(model, LocalConfig())) == []
+    with pytest.MonkeyPatch.context() as patch:
+        if given.get("class_replaced"):
+            patch.setattr(LocalEngine, "_check", lambda self, cohort: None)
+        reasons = unknown_parts(engine)
     stage = {**STAGE, "rounds": 12, "gap": 3, "max_part": 4}
     book = ParticipationLedger(9, gap=3, max_part=4)
     for index in range(12):
         book.record(index, [f"u{index % 3}"])
-    reasons = unknown_parts(engine)
     report = build([stage], delta=1e-6, ledgers={"unigrams": book}, void=reasons)
     return told(report.provenance)
 
@@ -159,9 +235,26 @@ def _(folder: Path) -> str:
     return parts(unclipped=True)
 
 
-@row("wrap: our engine with a method replaced", "no guarantee: the engine LocalEngine was changed")
+@row("wrap: our engine with a method replaced", "no guarantee: modified engine: sums")
 def _(folder: Path) -> str:
     return parts(replaced=True)
+
+
+@row("wrap: our engine with its compiled sum replaced", "no guarantee: modified engine: _add")
+def _(folder: Path) -> str:
+    return parts(compiled=True)
+
+
+@row(
+    "wrap: our engine with a method of its class replaced", "no guarantee: modified engine: _check"
+)
+def _(folder: Path) -> str:
+    return parts(class_replaced=True)
+
+
+@row("wrap: our aggregator with a wider clip norm", "no guarantee: modified aggregator: clip_norm")
+def _(folder: Path) -> str:
+    return parts(wider=True)
 
 
 # Renamed, copied without what stands beside.
@@ -174,13 +267,12 @@ def _(folder: Path) -> str:
 
 @row("rename: wordpieces, and not their record", "no guarantee: no record stands beside it")
 def _(folder: Path) -> str:
-    pieces = pytest.importorskip("dlm.federated.pieces", reason="pip install -e '.[train]'")
-    pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
-    made = pieces.build_inventory(WordCounts(("ab", "ba"), np.array([3.0, 2.0]), GOOD), 6)
-    made.save(folder / "a.model")
-    assert "kept" in told(pieces.Inventory.load(folder / "a.model").provenance)
+    from dlm.federated.pieces import Inventory
+
+    pieces().save(folder / "a.model")
+    assert "kept" in told(Inventory.load(folder / "a.model").provenance)
     (folder / "a.model").rename(folder / "b.model")
-    return told(pieces.Inventory.load(folder / "b.model").provenance)
+    return told(Inventory.load(folder / "b.model").provenance)
 
 
 # Cut.
@@ -354,9 +446,16 @@ def _(folder: Path) -> str:
     "no guarantee: the record is of other wordpieces",
 )
 def _(folder: Path) -> str:
-    other = Pieces()
-    other.model = b"others"  # type: ignore[attr-defined]
-    return told(record_of(other.encode))
+    other = pieces(words=("cd", "dc"))
+    return told(record_of(dataclasses.replace(other, provenance=pieces().provenance).encode))
+
+
+@row(
+    "swap: wordpieces in memory, with a record that names none",
+    "no guarantee: the record is of other wordpieces",
+)
+def _(folder: Path) -> str:
+    return told(record_of(dataclasses.replace(pieces(), provenance=GOOD).encode))
 
 
 @row("swap: the record of another checkpoint", "refused: it is of other parameters")

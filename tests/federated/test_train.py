@@ -22,6 +22,7 @@ from dlm.federated.account.compose import StageRecord  # noqa: E402
 from dlm.federated.account.recheck import recheck  # noqa: E402
 from dlm.federated.account.zcdp import zcdp_epsilon  # noqa: E402
 from dlm.federated.engine import LocalEngine, unknown_parts  # noqa: E402
+from dlm.federated.fixed_point import GRID_BITS  # noqa: E402
 from dlm.federated.keys import Key  # noqa: E402
 from dlm.federated.lineage import lives_of  # noqa: E402
 from dlm.federated.noise.blt import Blt, BltParameters  # noqa: E402
@@ -594,15 +595,13 @@ def test_an_encoder_whose_record_is_lost_leaves_no_guarantee(
     stage = StageRecord("unigrams", "gaussian", 2.0, 4, sampling="timer")
     noised = Provenance(Guarantee(1.0, 1e-6, stage.rho), stages=(stage.to_json(),))
 
-    class Inventory:
-        """An encoder with a record, as wordpieces have it."""
-
-        provenance = noised
-
-        def encode(self, words: Any) -> Any:
-            return WordList(tuple(WORDS)).encoder()(list(words))
-
-    known = Inventory().encode
+    pieces = pytest.importorskip("dlm.federated.pieces", reason="pip install -e '.[train]'")
+    pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
+    counts = counts_file.WordCounts(("alp", "pal", "lap"), np.array([3.0, 2.0, 1.0]), noised)
+    made = pieces.build_inventory(counts, len(WORDS) + 3)
+    known = made.encode
+    ids = known(["pal"]).tolist()
+    made._cache["pal"] = [0, 0, 0]  # the run does not use the object that it is given
     cache_of = lru_cache(known)
     wrapped: dict[str, Any] = {
         "bound": known,
@@ -616,6 +615,8 @@ def test_an_encoder_whose_record_is_lost_leaves_no_guarantee(
         with Training(real, users, tmp_path / name, encode=encode, vocab_size=8) as training:
             list(training.run())
             reports[name] = training.report()
+            if name == "bound":
+                assert training._encode(["pal"]).tolist() == ids
     assert reports["bound"].provenance.guarantee is not None
     for name in ("lambda", "partial", "cached"):
         assert reports[name].provenance.guarantee is None, name
@@ -814,7 +815,24 @@ def test_an_engine_that_is_not_ours_is_remembered_by_a_run_that_goes_on_with_our
     # Nor is one of ours, with another function in the place of its own.
     changed = LocalEngine(network, real.local)
     changed.sums = changed.sums  # type: ignore[method-assign]
-    assert unknown_parts(changed) == ["the engine LocalEngine was changed: sums"]
+    assert unknown_parts(changed) == ["modified engine: sums of LocalEngine changed"]
+
+
+def test_an_engine_that_is_changed_while_a_run_goes_on_leaves_no_guarantee(
+    folder: Path, users: UserDataset, tmp_path: Path
+) -> None:
+    """Its compiled sum is put aside after the first round, and put back after the second."""
+    real = settings(folder, **REAL)
+    engine = LocalEngine(real.model.network(len(WORDS) + 3), real.local, bits=GRID_BITS)
+    known = engine._add
+    with Training(real, users, tmp_path, engine=engine) as training:
+        list(training.run(1))
+        assert training.report().provenance.guarantee is not None
+        engine._add = lambda *given: known(*given)  # type: ignore[assignment]
+        list(training.run(2))
+        engine._add = known
+        found = training.report().provenance
+    assert found.reasons == ("modified engine: _add of LocalEngine changed",)
 
 
 def test_users_who_wrote_no_word_take_part_with_nothing(folder: Path, tmp_path: Path) -> None:
