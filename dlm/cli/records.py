@@ -21,8 +21,9 @@ def sign(
     file: File,
     key: Annotated[Path, typer.Option(help="Ed25519 key, PEM, without a passphrase.")],
 ) -> None:
-    """Sign a file with its privacy record.
+    """Sign a file with its privacy record, and with a shard set's manifest each of its files.
 
+    What is signed is printed first: the SHA-256 of the file, and what its record says.
     The signature is written beside it (.signature.json). A key is made by
     openssl genpkey -algorithm ed25519 -out key.pem, and what others verify with is given by
     openssl pkey -in key.pem -pubout -out key.pub
@@ -31,11 +32,13 @@ def sign(
     """
     from datetime import UTC, datetime
 
-    from dlm.federated.signature import read_private_key
-    from dlm.federated.signature import sign as sign_file
+    from dlm.federated.signature import Claim, read_private_key
+    from dlm.federated.signature import sign as sign_claim
 
-    place = _meant(file)
-    print(f"signed: {sign_file(place, read_private_key(key), at=datetime.now(UTC))}")
+    signer, claim = read_private_key(key), Claim.of(_meant(file))
+    for line in claim.lines():
+        print(line, flush=True)
+    print(f"signed: {sign_claim(claim, signer, at=datetime.now(UTC))}")
 
 
 def verify(

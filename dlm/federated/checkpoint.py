@@ -193,7 +193,11 @@ def read(path: Path) -> Checkpoint:
     Raises
         FormatError  the file is cut off, damaged or of another kind
     """
-    content = path.read_bytes()
+    return parse(path.read_bytes(), path)
+
+
+def parse(content: bytes, path: Path) -> Checkpoint:
+    """What `save` wrote, from the bytes of a file that was read already; raises as `read`."""
     start = len(MAGIC) + 8 + 32
     if content[: len(MAGIC)] != MAGIC:
         raise FormatError(

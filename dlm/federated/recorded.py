@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 from dlm.errors import FormatError, PrivacyError
 from dlm.federated.provenance import Provenance, content_digest
@@ -53,14 +54,15 @@ def write_recorded(
             replacement.commit()
 
 
-def read_beside(path: Path) -> Provenance:
-    """The record beside a file of any kind; raises as `read_record`."""
+def read_beside(path: Path, sha256: str) -> Provenance:
+    """The record beside a file of any kind with this digest; raises as `read_record`."""
+    side = sidecar(path)
     try:
-        named = set(json.loads(sidecar(path).read_text(encoding="utf-8"))) - {"provenance"}
-        (digest_name,) = named
+        record = json.loads(side.read_text(encoding="utf-8"))
+        (digest_name,) = set(record) - {"provenance"}
     except (ValueError, TypeError) as exc:
-        raise FormatError(f"{sidecar(path)} is no record: {exc!r}") from exc
-    return read_record(path, path.read_bytes(), digest_name=digest_name, kind="file")
+        raise FormatError(f"{side} is no record: {exc!r}") from exc
+    return _bound(path, sha256, record, digest_name=digest_name, kind="file")
 
 
 def read_record(path: str | Path, content: bytes, *, digest_name: str, kind: str) -> Provenance:
@@ -75,14 +77,24 @@ def read_record(path: str | Path, content: bytes, *, digest_name: str, kind: str
         return Provenance.none(f"no provenance record stood beside the {kind}")
     try:
         record = json.loads(side.read_text(encoding="utf-8"))
+    except ValueError as exc:
+        raise FormatError(f"{side} is no record of {kind}: {exc!r}") from exc
+    return _bound(path, content_digest(content), record, digest_name=digest_name, kind=kind)
+
+
+def _bound(
+    path: str | Path, sha256: str, record: Any, *, digest_name: str, kind: str
+) -> Provenance:
+    """The record that a sidecar holds, if it is of the file with this digest."""
+    side = sidecar(path)
+    try:
         digest, body = record[digest_name], record["provenance"]
-    except (ValueError, KeyError, TypeError) as exc:
+    except (KeyError, TypeError) as exc:
         raise FormatError(f"{side} is no record of {kind}: {exc!r}") from exc
     provenance = Provenance.from_dict(body, str(side))
     # The digest in the record itself is covered by the record's own; version 1 had none.
-    found = content_digest(content)
-    is_bound = body.get("version") == 1 or provenance.speaks_of(**{digest_name: found})
-    if digest != found or not is_bound:
+    is_bound = body.get("version") == 1 or provenance.speaks_of(**{digest_name: sha256})
+    if digest != sha256 or not is_bound:
         raise PrivacyError(
             f"{path} is not the file that {side.name} is of; nothing can be claimed of it. Make it "
             "again, or remove the record to go on without any guarantee"

@@ -1,12 +1,13 @@
 """Signatures of records and of what they speak of: FILE.signature.json, beside the file.
 
-    sign(Path("counts.tsv"), read_private_key(Path("key.pem")), at=now)
+    sign(Claim.of(Path("counts.tsv")), read_private_key(Path("key.pem")), at=now)
     found = look_at(Path("counts.tsv"), read_public_key(Path("key.pub")))
     found.standing, found.text
 
 A digest finds a mistake, and no edit by somebody who computes it anew; a signature finds both. It
 is Ed25519 over the SHA-256 of the file, the digest of its record and the time, so that it holds for
 any file that has a record: counts, wordpieces, a checkpoint, a report, an ARPA file, a manifest.
+With a manifest the SHA-256 of every file of its shard set is signed.
 `openssl genpkey -algorithm ed25519 -out key.pem` makes a key, `openssl pkey -in key.pem -pubout
 -out key.pub` gives the public one.
 """
@@ -14,15 +15,15 @@ any file that has a record: counts, wordpieces, a checkpoint, a report, an ARPA 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dlm.errors import ConfigError, FormatError, PrivacyError
-from dlm.federated import checkpoint
-from dlm.federated.provenance import LINE_PREFIX, Provenance, content_digest, digest_of, file_digest
-from dlm.federated.recorded import read_beside, sidecar
+from dlm.federated.lookup import Snapshot, record_of_file, shard_files
+from dlm.federated.provenance import Provenance, content_digest, file_digest
 from dlm.files import write_whole
 
 if TYPE_CHECKING:
@@ -32,9 +33,8 @@ if TYPE_CHECKING:
     )
 
 FORMAT_NAME = "dlm privacy signature"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 did not sign the files of a shard set
 SUFFIX = ".signature.json"
-HEADER_BYTES = 16 << 20  # of an ARPA file, in which its record is looked for
 Standing = Literal["verified", "unverified", "wrong"]
 
 
@@ -99,92 +99,87 @@ _MAKE = "make one with: openssl genpkey -algorithm ed25519 -out key.pem"
 _PUBLISH = "take it from the key with: openssl pkey -in key.pem -pubout -out key.pub"
 
 
-def read_any_record(path: Path) -> Provenance:
-    """The record that a file has: beside it, in a checkpoint, a report or a manifest, or in the
-    header of an ARPA file.
+@dataclass(frozen=True)
+class Claim:
+    """What a signature says of a file.
 
-    Raises
-        FormatError   it has none
-        PrivacyError  the record is of another file, or was changed
+    Fields
+        sha256  of the file
+        record  that it has
+        files   of a shard set: SHA-256 of each file of it, by name; the manifest alone binds them
+                by a checksum that finds damage and no forgery
     """
-    if sidecar(path).exists():
-        return read_beside(path)
-    with path.open("rb") as file:
-        begin = file.read(len(checkpoint.MAGIC))
-    if begin == checkpoint.MAGIC:
-        return checkpoint.record_in(checkpoint.read(path))
-    if path.suffix == ".json":
-        return _in_json(path)
-    return _in_header(path)
+
+    path: Path
+    sha256: str
+    record: Provenance
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, path: Path) -> Claim:
+        """What can be signed of a file.
+
+        Raises
+            FormatError   it has no record; a shard set lacks a file
+            PrivacyError  the record is of another file, or was changed, or there are two
+        """
+        snapshot = Snapshot.read(path)
+        record = record_of_file(snapshot)
+        found = _digests(path.parent, shard_files(snapshot) or ())
+        if missing := [name for name, digest in found.items() if digest is None]:
+            raise FormatError(f"{path} names {', '.join(missing)}, which cannot be read beside it")
+        return cls(path, snapshot.sha256, record, {name: str(d) for name, d in found.items()})
+
+    def lines(self) -> list[str]:
+        """The claim for people."""
+        return [
+            f"{self.path}: SHA-256 {self.sha256}",
+            *(f"{self.path.parent / name}: SHA-256 {d}" for name, d in self.files.items()),
+            f"record: SHA-256 {self.record.digest}",
+            self.record.statement(),
+        ]
 
 
-def _in_json(path: Path) -> Provenance:
-    try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-        found = body["provenance"]
-    except (ValueError, KeyError, TypeError) as exc:
-        raise FormatError(f"{path} has no privacy record: {exc!r}") from exc
-    if isinstance(found, dict) and "comments" in found:  # of a shard set
-        for line in found["comments"]:
-            if str(line).startswith(LINE_PREFIX):
-                return Provenance.from_json(str(line), str(path))
-        raise FormatError(f"{path}: the model that was sharded had no privacy record")
-    if body.get("format") == "dlm privacy report":
-        claimed = body.pop("digest", None)
-        if claimed != digest_of(body):
-            raise PrivacyError(f"{path} was changed after it was written: its digest does not fit")
-    return Provenance.from_dict(found, str(path))
+def _digests(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
+    """SHA-256 of files by name; None for one that cannot be read."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        try:
+            found[name] = file_digest(folder / name)
+        except OSError:
+            found[name] = None
+    return found
 
 
-def _in_header(path: Path) -> Provenance:
-    """The record in the comments before an ARPA file's counts, decompressed where its name says
-    so."""
-    import pyarrow as pa
-
-    kind = {".zst": "zstd", ".gz": "gzip"}.get(path.suffix)
-    with pa.input_stream(str(path), compression=kind) as stream:
-        head = stream.read(HEADER_BYTES)
-    for line in head.splitlines():
-        if line.startswith(b"\\"):
-            break
-        text = line.lstrip(b"# ")
-        if text.startswith(LINE_PREFIX.encode()):
-            return Provenance.from_json(text, str(path))
-    raise FormatError(f"{path} has no privacy record, beside it or in it")
-
-
-def sign(path: Path, key: Ed25519PrivateKey, *, at: datetime) -> Path:
-    """Signs a file with its record; returns where the signature stands.
-
-    Raises
-        FormatError   it has no record
-        PrivacyError  the record is of another file, or was changed
-    """
+def sign(claim: Claim, key: Ed25519PrivateKey, *, at: datetime) -> Path:
+    """Signs what is claimed of a file; returns where the signature stands."""
     body = {
         "format": FORMAT_NAME,
         "version": FORMAT_VERSION,
-        "content": file_digest(path),
-        "record": read_any_record(path).digest,
+        "content": claim.sha256,
+        "files": dict(claim.files),
+        "record": claim.record.digest,
         "signed": at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "public_key": key.public_key().public_bytes_raw().hex(),
     }
     seal = {"algorithm": "ed25519", "signature": key.sign(_message(body)).hex()}
-    target = signature_of(path)
+    target = signature_of(claim.path)
     write_whole(target, (json.dumps({**body, **seal}, indent=1) + "\n").encode())
     return target
 
 
-def look_at(path: Path, trusted: Ed25519PublicKey | None) -> Verdict:
+def look_at(path: Path, trusted: Ed25519PublicKey | None, content: bytes | None = None) -> Verdict:
     """What a file's record is worth, by its digests, its signature and the key that is trusted.
 
+    Args
+        content  of the file, where the caller has read it: what is verified is then what it uses
     Raises
         FormatError  the file has no record, and nobody signed it
     """
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
+    snapshot = Snapshot.read(path, content)
     try:
-        record = read_any_record(path)
+        record = record_of_file(snapshot)
+        names = shard_files(snapshot)
     except PrivacyError as exc:
         return Verdict("wrong", None, str(exc))
     except FormatError as exc:
@@ -195,41 +190,93 @@ def look_at(path: Path, trusted: Ed25519PublicKey | None) -> Verdict:
     if not place.exists():
         return Verdict("unverified", record, f"{path} is not signed: there is no {place.name}")
     try:
-        body = dict(json.loads(place.read_text(encoding="utf-8")))
-        kind = (body.pop("algorithm"), body["format"], body["version"])
-        if kind != ("ed25519", FORMAT_NAME, FORMAT_VERSION):
-            return Verdict("wrong", None, f"{place} is not a signature of this version")
-        signature = bytes.fromhex(body.pop("signature"))
-        named = Ed25519PublicKey.from_public_bytes(bytes.fromhex(body["public_key"]))
-        content, signed_record, at = body["content"], body["record"], body["signed"]
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        return Verdict("wrong", None, f"{place} is no signature: {exc!r}")
-    if content != file_digest(path):
-        return Verdict("wrong", None, f"{place.name} is the signature of another file than {path}")
-    if signed_record != record.digest:
-        return Verdict("wrong", None, f"{place.name} is the signature of another record of {path}")
-    try:
-        named.verify(signature, _message(body))
-    except InvalidSignature:
-        return Verdict("wrong", None, f"{place} was changed: its signature does not fit")
-    who = f"signed on {at} by the key {fingerprint(named)}"
+        seal = _Seal.read(place)
+        if fault := seal.fault(snapshot, record):
+            return Verdict("wrong", None, fault)
+    except FormatError as exc:
+        return Verdict("wrong", None, str(exc))
+    who = f"signed on {seal.body['signed']} by the key {fingerprint(seal.key)}"
+    if names is not None:
+        if seal.body["version"] == 1:
+            return Verdict(
+                "unverified", record, f"{path} is {who} with an earlier version of dlm, which did "
+                "not sign the files of a shard set; sign it again"
+            )  # fmt: skip
+        if changed := seal.other_files(path.parent, names):
+            return Verdict(
+                "wrong", None,
+                f"{', '.join(changed)} of {path.parent}: not the file that {place.name} is of",
+            )  # fmt: skip
     if trusted is None:
         return Verdict("unverified", record, f"{path} is {who}, and no key was given to trust")
-    if trusted.public_bytes_raw() != named.public_bytes_raw():
+    if trusted.public_bytes_raw() != seal.key.public_bytes_raw():
         mine = fingerprint(trusted)
         return Verdict("unverified", record, f"{path} is {who}, not by the trusted one, {mine}")
-    return Verdict("verified", record.verified(fingerprint(named)), f"{path} is {who}")
+    return Verdict("verified", record.verified(fingerprint(seal.key)), f"{path} is {who}")
 
 
-def require_signed(path: Path, public_key: Path) -> Provenance:
+@dataclass(frozen=True)
+class _Seal:
+    """A signature that was read: what it says, over which bytes it was made, and by whom."""
+
+    place: Path
+    body: dict[str, Any]
+    signature: bytes
+    key: Ed25519PublicKey
+
+    @classmethod
+    def read(cls, place: Path) -> _Seal:
+        """Raises `FormatError` for anything else."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        try:
+            body = dict(json.loads(place.read_text(encoding="utf-8")))
+            kind = (body.pop("algorithm"), body["format"], body["version"])
+            if kind not in (("ed25519", FORMAT_NAME, v) for v in (1, FORMAT_VERSION)):
+                raise FormatError(f"{place} is not a signature of this version")
+            signature = bytes.fromhex(body.pop("signature"))
+            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(body["public_key"]))
+            for name in ("content", "record", "signed"):
+                str(body[name])
+            if body["version"] > 1:
+                dict(body["files"])
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise FormatError(f"{place} is no signature: {exc!r}") from exc
+        return cls(place, body, signature, key)
+
+    def fault(self, snapshot: Snapshot, record: Provenance) -> str | None:
+        """Why it is no signature of this file with this record; None if it is."""
+        from cryptography.exceptions import InvalidSignature
+
+        name, path = self.place.name, snapshot.path
+        if self.body["content"] != snapshot.sha256:
+            return f"{name} is the signature of another file than {path}"
+        if self.body["record"] != record.digest:
+            return f"{name} is the signature of another record of {path}"
+        try:
+            self.key.verify(self.signature, _message(self.body))
+        except InvalidSignature:
+            return f"{self.place} was changed: its signature does not fit"
+        return None
+
+    def other_files(self, folder: Path, names: Iterable[str]) -> list[str]:
+        """Files of a shard set that are not those that were signed."""
+        signed = self.body["files"]
+        found = _digests(folder, names)
+        return sorted(n for n in found.keys() | signed.keys() if found.get(n) != signed.get(n, ""))
+
+
+def require_signed(path: Path, public_key: Path, content: bytes | None = None) -> Provenance:
     """The record of a file that the key in a PEM file has signed.
 
+    Args
+        content  as of `look_at`
     Raises
         ConfigError   no key
         FormatError   the file has no record
         PrivacyError  it is wrong or unverified
     """
-    found = look_at(path, read_public_key(public_key))
+    found = look_at(path, read_public_key(public_key), content)
     if found.standing != "verified" or found.record is None:
         raise PrivacyError(f"{found.standing}: {found.text}")
     return found.record
@@ -242,4 +289,6 @@ def fingerprint(key: Ed25519PublicKey) -> str:
 
 def _message(body: dict[str, Any]) -> bytes:
     """What is signed: no other format of ours begins like this."""
-    return b"dlm privacy signature 1\n" + json.dumps(body, sort_keys=True).encode()
+    return (
+        b"dlm privacy signature %d\n" % body["version"] + json.dumps(body, sort_keys=True).encode()
+    )

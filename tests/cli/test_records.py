@@ -13,8 +13,8 @@ pytest.importorskip("cryptography", reason="pip install -e '.[train]'")
 
 from dlm.cli.main import app
 from dlm.errors import FormatError
-from dlm.federated.counts_file import WordCounts, write_counts
-from dlm.federated.provenance import Guarantee, Provenance
+from dlm.federated.counts_file import WordCounts, read_counts, write_counts
+from dlm.federated.provenance import Guarantee, Provenance, file_digest
 
 STAGE = {"stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1}
 EPSILON = 2.254084650219738  # of the exact Gaussian with this rho
@@ -38,7 +38,13 @@ def test_exit_statuses_tell_verified_unverified_and_wrong(tmp_path: Path) -> Non
     before = privacy("verify", counts, "--public-key", public)
     assert before.exit_code == 3
     assert before.stdout.startswith(f"unverified: {counts} is not signed")
-    assert privacy("sign", counts, "--key", key).exit_code == 0
+    signed = privacy("sign", counts, "--key", key).stdout.splitlines()
+    assert signed == [
+        f"{counts}: SHA-256 {file_digest(counts)}",
+        f"record: SHA-256 {read_counts(counts).provenance.digest}",
+        read_counts(counts).provenance.statement(),
+        f"signed: {counts}.signature.json",
+    ]
     done = privacy("verify", counts, "--public-key", public)
     assert done.exit_code == 0, done.exception
     assert done.stdout.startswith(f"verified: {counts} is signed on ")
@@ -69,4 +75,14 @@ def test_info_says_what_the_record_of_a_shard_set_promises(tmp_path: Path) -> No
     assert "privacy: (epsilon = 2.26, delta = 1e-06)-differential privacy" in told[0]
     assert "privacy: WRONG, nothing can be claimed: " in told[1]
     assert privacy("verify", tmp_path / "good").exit_code == 3
+    key = tmp_path / "key.pem"
+    make = f"openssl genpkey -algorithm ed25519 -out {key}"
+    subprocess.run(make.split(), check=True, capture_output=True)
+    said = privacy("sign", tmp_path / "good", "--key", key).stdout
+    shard = tmp_path / "good" / "shard-0000.arrow"
+    assert f"{shard}: SHA-256 {file_digest(shard)}\n" in said
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    found = privacy("verify", tmp_path / "good")
+    assert found.exit_code == 1
+    assert found.stdout.startswith("wrong: shard-0000.arrow of ")
     assert privacy("verify", tmp_path / "bad").exit_code == 1

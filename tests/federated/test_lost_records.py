@@ -29,7 +29,7 @@ from dlm.federated.counts_file import WordCounts, read_counts, write_counts
 from dlm.federated.ledger import ParticipationLedger
 from dlm.federated.lineage import inherited
 from dlm.federated.model_record import merged_record
-from dlm.federated.provenance import Guarantee, Provenance, digest_of
+from dlm.federated.provenance import Guarantee, Provenance, digest_of, file_digest
 from dlm.federated.recorded import sidecar
 from dlm.federated.report import build
 from dlm.federated.run_folder import METRICS, RunBinding, RunFolder, RunState
@@ -610,6 +610,63 @@ def _(folder: Path) -> str:
     return told(Provenance.from_json(line))
 
 
+@row(
+    "shadow: a record beside a checkpoint that has another one",
+    "wrong: two privacy records that do not agree",
+)
+def _(folder: Path) -> str:
+    path = saved(folder, facts={"record": RAW.to_dict()})
+    beside(path, GOOD)
+    return verdict(folder, path)
+
+
+@row(
+    "shadow: a record beside an ARPA file that has another one",
+    "wrong: two privacy records that do not agree",
+)
+def _(folder: Path) -> str:
+    path = arpa(folder, RAW.line)
+    beside(path, GOOD)
+    return verdict(folder, path)
+
+
+@row("shadow: a second record in the header of an ARPA file", "wrong: 2 privacy records")
+def _(folder: Path) -> str:
+    return verdict(folder, arpa(folder, GOOD.line, RAW.line))
+
+
+@row("shadow: a record in an ARPA file behind a second #", "refused: it has no privacy record")
+def _(folder: Path) -> str:
+    return verdict(folder, arpa(folder, f"# {GOOD.line}"))
+
+
+@row("swap: a file of a signed shard set", "wrong: it is not the file that was signed")
+def _(folder: Path) -> str:
+    files = [{"name": "shard-0000.arrow"}]
+    body = {"format": "dlm shard set", "files": files, "provenance": {"comments": [GOOD.line]}}
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(body))
+    (folder / "shard-0000.arrow").write_bytes(b"rows")
+    sign_with(folder, path, "mine")
+    assert verdict(folder, path).startswith("verified")
+    (folder / "shard-0000.arrow").write_bytes(b"others")
+    return verdict(folder, path)
+
+
+def arpa(folder: Path, *comments: str) -> Path:
+    """The header of an ARPA file."""
+    path = folder / "model.arpa"
+    path.write_text("".join(f"# {line}\n" for line in comments) + "\\data\\\nngram 1=1\n")
+    return path
+
+
+def beside(path: Path, record: Provenance) -> None:
+    """Puts a record beside a file, as whoever computes digests anew can."""
+    digest = file_digest(path)
+    body = record.about(file_sha256=digest).to_dict()
+    sidecar(path).write_text(json.dumps({"file_sha256": digest, "provenance": body}))
+
+
 def saved(
     folder: Path,
     array: Any = None,
@@ -685,9 +742,9 @@ def of_version_1(record: Provenance) -> dict[str, Any]:
 def sign_with(folder: Path, path: Path, name: str) -> Path:
     """Signs with a key of that name; returns where the signature stands."""
     key = key_of(folder, name)
-    from dlm.federated.signature import read_private_key, sign
+    from dlm.federated.signature import Claim, read_private_key, sign
 
-    return sign(path, read_private_key(key), at=datetime(2026, 11, 22, tzinfo=UTC))
+    return sign(Claim.of(path), read_private_key(key), at=datetime(2026, 11, 22, tzinfo=UTC))
 
 
 def key_of(folder: Path, name: str) -> Path:
@@ -732,6 +789,8 @@ FRAGMENTS = {
     "nobody says that it is public": "nobody (says|who says)|name who says so",
     "it was changed after it was written": "was changed after it was written",
     "it is not the file that the record is of|it is not the file": "is not the file that",
+    "it is not the file that was signed": r"shard-0000\.arrow of .* not the file that manifest",
+    "it has no privacy record": "has no privacy record",
     "it is not the record that was signed": "signature of another record",
     "its signature does not fit": "its signature does not fit",
     "nothing says whose text it was made from|nothing says whose text it is": "says whose text",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("cryptography", reason="pip install -e '.[train]'")
@@ -15,12 +18,13 @@ pytest.importorskip("cryptography", reason="pip install -e '.[train]'")
 from dlm.errors import ConfigError, FormatError, PrivacyError
 from dlm.federated import checkpoint
 from dlm.federated.counts_file import WordCounts, read_counts, write_counts
-from dlm.federated.provenance import Guarantee, Provenance, digest_of
+from dlm.federated.lookup import HEADER_BYTES, Snapshot, record_of_file
+from dlm.federated.provenance import Guarantee, Provenance, content_digest, digest_of
 from dlm.federated.recorded import sidecar
 from dlm.federated.signature import (
+    Claim,
     Verdict,
     look_at,
-    read_any_record,
     read_private_key,
     read_public_key,
     require_signed,
@@ -31,6 +35,7 @@ from dlm.federated.signature import (
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 STAGE = {"stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1}
 GOOD = Provenance(Guarantee(2.12, 1e-6, 0.125), stages=(STAGE,), ledgers=("a" * 64,))
+SET = {"format": "dlm shard set", "files": [{"name": "shard-0000.arrow"}]}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +69,7 @@ def verdict(path: Path, keys: dict[str, Path], trusted: str | None = "mine.pub")
 
 def signed(path: Path, keys: dict[str, Path]) -> Path:
     """The same file, signed."""
-    sign(path, read_private_key(keys["mine"]), at=NOW)
+    sign(Claim.of(path), read_private_key(keys["mine"]), at=NOW)
     return path
 
 
@@ -117,7 +122,7 @@ def test_an_edit_that_a_digest_does_not_find_is_found(counts: Path, keys: dict[s
     forged(counts, 2.12)
     place = signature_of(counts)
     text = place.read_text()
-    for old, new in (("12:00:00Z", "13:00:00Z"), ('"version": 1', '"version": 2')):
+    for old, new in (("12:00:00Z", "13:00:00Z"), ('"version": 2', '"version": 1')):
         place.write_text(text.replace(old, new))
         assert verdict(counts, keys).standing == "wrong"
     for broken in ("{}", "[]", "no JSON", text.replace('"content"', '"contents"')):
@@ -146,20 +151,166 @@ def test_records_are_found_wherever_they_travel(tmp_path: Path, keys: dict[str, 
     saved = tmp_path / "checkpoint.dlmfed"
     checkpoint.save(saved, arrays, {}, facts={"record": record.to_dict()})
     arpa, manifest = tmp_path / "model.arpa", tmp_path / "manifest.json"
+    (tmp_path / "shard-0000.arrow").write_bytes(b"rows")
     arpa.write_text(f"# made by dlm\n# {GOOD.line}\n\n\\data\\\nngram 1=1\n")
-    manifest.write_text(json.dumps({"provenance": {"comments": ["made by dlm", GOOD.line]}}))
+    manifest.write_text(json.dumps({**SET, "provenance": {"comments": ["made by dlm", GOOD.line]}}))
     for place, expected in ((saved, record), (arpa, GOOD), (manifest, GOOD)):
-        assert read_any_record(place) == expected
+        assert record_of_file(Snapshot.read(place)) == expected
         assert verdict(signed(place, keys), keys).standing == "verified"
         place.write_bytes(place.read_bytes() + b" ")
         with pytest.raises(PrivacyError, match="wrong"):
             require_signed(place, keys["mine.pub"])
     arpa.write_text("\\data\\\nngram 1=1\n")
-    manifest.write_text(json.dumps({"provenance": {"comments": []}}))
+    manifest.write_text(json.dumps({**SET, "provenance": {"comments": []}}))
     for place in (arpa, manifest):
         signature_of(place).unlink()
         with pytest.raises(FormatError, match="no privacy record"):
-            read_any_record(place)
+            record_of_file(Snapshot.read(place))
+
+
+def test_a_second_record_is_wrong_and_both_are_named(tmp_path: Path, keys: dict[str, Path]) -> None:
+    """Two lines of an ARPA file, two comments of a manifest, one beside and another inside."""
+    arpa, manifest = tmp_path / "model.arpa", tmp_path / "manifest.json"
+    worse = Provenance.none("counted without noise")
+    arpa.write_text(f"# {GOOD.line}\n# made by dlm\n# {worse.line}\n\\data\\\nngram 1=1\n")
+    manifest.write_text(
+        json.dumps({**SET, "provenance": {"comments": [GOOD.line, "made by dlm", GOOD.line]}})
+    )
+    for place, said in ((arpa, "line 1 and line 3"), (manifest, "comment 1 and comment 3")):
+        found = verdict(place, keys)
+        assert found.standing == "wrong"
+        assert f"has 2 privacy records, in {said}" in found.text
+        with pytest.raises(PrivacyError, match="has 2 privacy records"):
+            signed(place, keys)
+        assert not signature_of(place).exists()
+    arpa.write_text(f"# {worse.line}\n\\data\\\nngram 1=1\n")
+    beside(arpa, GOOD)
+    found = verdict(arpa, keys)
+    assert found.standing == "wrong"
+    assert "line 1 says NO GUARANTEE: counted without noise. model.arpa.prov" in found.text
+    assert "beside it says (epsilon = 2.12" in found.text
+    beside(arpa, worse, bind=False)
+    with pytest.raises(PrivacyError, match="is not the file that"):
+        record_of_file(Snapshot.read(arpa))
+
+
+def beside(path: Path, record: Provenance, *, bind: bool = True) -> None:
+    """Puts a record beside a file, as whoever computes digests anew can."""
+    digest = content_digest(path.read_bytes())
+    body = record.about(file_sha256=digest) if bind else record
+    sidecar(path).write_text(json.dumps({"file_sha256": digest, "provenance": body.to_dict()}))
+
+
+def test_a_record_beside_a_checkpoint_does_not_hide_the_one_in_it(
+    tmp_path: Path, keys: dict[str, Path]
+) -> None:
+    """Nor that there is none in it."""
+    arrays = [np.arange(3.0)]
+    for facts in ({"record": Provenance.none("no noise").to_dict()}, {}):
+        place = tmp_path / "checkpoint.dlmfed"
+        checkpoint.save(place, arrays, {}, facts=facts)
+        beside(place, GOOD)
+        found = verdict(place, keys)
+        assert found.standing == "wrong"
+        assert (
+            "two privacy records that do not agree: the checkpoint says NO GUARANTEE" in found.text
+        )
+
+
+def test_a_record_stands_in_a_comment_of_an_arpa_file_alone(tmp_path: Path) -> None:
+    """As the reader of ARPA files takes comments: one `#`, one space, before the counts."""
+    arpa = tmp_path / "model.arpa"
+    tail = "\\data\\\nngram 1=1\n"
+    for line in (f"# {GOOD.line}", f"#{GOOD.line}", f"# {GOOD.line} \r"):
+        arpa.write_text(f"\n{line}\n{tail}", newline="")
+        assert record_of_file(Snapshot.read(arpa)) == GOOD
+    for text in (
+        f"{GOOD.line}\n{tail}",
+        f" # {GOOD.line}\n{tail}",
+        f"## {GOOD.line}\n{tail}",
+        f"#  {GOOD.line}\n{tail}",
+        f"{tail}# {GOOD.line}\n",
+        f"# {GOOD.line}\nno ARPA\n{tail}",
+        f"# {GOOD.line}\n",
+    ):
+        arpa.write_text(text)
+        with pytest.raises(FormatError, match="no privacy record"):
+            record_of_file(Snapshot.read(arpa))
+    arpa.write_text(("#" * 99 + "\n") * (HEADER_BYTES // 100 + 1) + f"# {GOOD.line}\n{tail}")
+    with pytest.raises(FormatError, match="are longer than 16 MiB"):
+        record_of_file(Snapshot.read(arpa))
+
+
+@pytest.mark.parametrize("name", ["model.arpa.gz", "model.arpa.zst", "model.arpa.xz", "model"])
+def test_a_record_is_found_in_a_compressed_arpa_file(name: str, tmp_path: Path) -> None:
+    """By its content, whatever its name says."""
+    rows = "".join(f"-1\tword{n}\n" for n in range(300_000))
+    text = f"# {GOOD.line}\n\n\\data\\\nngram 1=300000\n\n\\1-grams:\n{rows}".encode()
+    packed = {".gz": gzip.compress, ".xz": lzma.compress, "": bytes}.get(
+        Path(name).suffix, lambda raw: pa.Codec("zstd").compress(raw, asbytes=True)
+    )(text)
+    for place in (tmp_path / name, tmp_path / "other.arpa"):
+        place.write_bytes(packed)
+        assert record_of_file(Snapshot.read(place)) == GOOD
+
+
+def test_a_key_that_comes_twice_in_a_file_of_json_is_refused(tmp_path: Path) -> None:
+    """Readers differ in which of them they take."""
+    place = tmp_path / "manifest.json"
+    text = json.dumps({**SET, "provenance": {"comments": [GOOD.line]}})
+    place.write_text('{"provenance": {"comments": []}, ' + text[1:])
+    with pytest.raises(FormatError, match="the key 'provenance' comes twice"):
+        record_of_file(Snapshot.read(place))
+
+
+def test_a_signature_of_a_manifest_is_of_each_file_of_its_set(
+    tmp_path: Path, keys: dict[str, Path]
+) -> None:
+    """One that differs, or is not there, is named; the manifest is as it was."""
+    names = ["vocabulary.arrow", "shard-0000.arrow", "shard-0001.arrow"]
+    manifest = tmp_path / "manifest.json"
+    body = {**SET, "files": [{"name": name} for name in names]}
+    manifest.write_text(json.dumps({**body, "provenance": {"comments": [GOOD.line]}}))
+    with pytest.raises(FormatError, match=r"names vocabulary\.arrow, .*which cannot be read"):
+        signed(manifest, keys)
+    for name in names:
+        (tmp_path / name).write_bytes(name.encode())
+    signed(manifest, keys)
+    assert verdict(manifest, keys).standing == "verified"
+    (tmp_path / names[1]).write_bytes(b"others")
+    for trusted in ("mine.pub", "theirs.pub", None):
+        found = verdict(manifest, keys, trusted)
+        assert found.standing == "wrong"
+        assert found.text.startswith(f"shard-0000.arrow of {tmp_path}: not the file that")
+    (tmp_path / names[2]).unlink()
+    assert verdict(manifest, keys).text.startswith("shard-0000.arrow, shard-0001.arrow of ")
+    for name in ("../outside.arrow", "/etc/hostname", ".."):
+        manifest.write_text(
+            json.dumps({**body, "files": [{"name": name}], "provenance": {"comments": [GOOD.line]}})
+        )
+        with pytest.raises(FormatError, match="expected one beside it"):
+            Claim.of(manifest)
+
+
+def test_a_signature_of_the_version_before_is_of_the_manifest_alone(
+    counts: Path, tmp_path: Path, keys: dict[str, Path]
+) -> None:
+    """Other files that it signed stay verified."""
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(json.dumps({**SET, "provenance": {"comments": [GOOD.line]}}))
+    (tmp_path / "shard-0000.arrow").write_bytes(b"rows")
+    key = read_private_key(keys["mine"])
+    for place in (manifest, counts):
+        body = json.loads(signature_of(signed(place, keys)).read_text())
+        del body["files"], body["signature"], body["algorithm"]
+        body["version"] = 1
+        message = b"dlm privacy signature 1\n" + json.dumps(body, sort_keys=True).encode()
+        seal = {"algorithm": "ed25519", "signature": key.sign(message).hex()}
+        signature_of(place).write_text(json.dumps({**body, **seal}))
+    assert verdict(counts, keys).standing == "verified"
+    found = verdict(manifest, keys)
+    assert found.standing == "unverified"
+    assert "did not sign the files of a shard set; sign it again" in found.text
 
 
 def test_what_is_no_key_is_told_with_how_to_make_one(tmp_path: Path, keys: dict[str, Path]) -> None:

@@ -121,6 +121,7 @@ class TextSource:
     Args
         path   a file, anything that opens and reads as one (a pipe), or `-`: standard input
         kinds  what is decompressed; the rest is "plain"
+        file   where its bytes come from, if the caller has it open; it stays open
     Raises
         OSError  the file cannot be opened
     Guarantees
@@ -128,10 +129,13 @@ class TextSource:
         at once; `compression` names it, and `head` is what it was told from
     """
 
-    def __init__(self, path: str, kinds: Collection[str] = ARPA_COMPRESSIONS) -> None:
-        self._owned = path != "-"
-        file: Any = Path(path).open("rb") if self._owned else sys.stdin.buffer  # noqa: SIM115
-        self._file = file
+    def __init__(
+        self, path: str, kinds: Collection[str] = ARPA_COMPRESSIONS, *, file: Any = None
+    ) -> None:
+        self._owned = file is None and path != "-"
+        if file is None:
+            file = Path(path).open("rb") if self._owned else sys.stdin.buffer  # noqa: SIM115
+        self._file: Any = file
         try:
             head = self._file.read1(_HEAD_BYTES)
             while _may_become_magic(head):

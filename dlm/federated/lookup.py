@@ -1,0 +1,200 @@
+"""The one record that a file has: beside it, in a checkpoint, a report or a manifest, or in the
+header of an ARPA file.
+
+    snapshot = Snapshot.read(Path("model.arpa.xz"))
+    record = record_of_file(snapshot)
+
+A file is read once, and all that is said of it is said of the bytes that were read. All places are
+looked at: two records that do not agree are an error, whichever stands first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlm.errors import FormatError, PrivacyError
+from dlm.federated import checkpoint
+from dlm.federated.provenance import LINE_PREFIX, Provenance, content_digest, digest_of
+from dlm.federated.recorded import read_beside, sidecar
+
+HEADER_BYTES = 16 << 20  # of a file, in which the header of an ARPA file must end
+SHARD_SET = "dlm shard set"  # `format` of a manifest
+_STEP = 1 << 20
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A file as it was when it was read, once.
+
+    Fields
+        head     its first `HEADER_BYTES`
+        content  all of it; None of a file that may be larger than memory, which has no record
+                 beyond its head
+        sha256   of all of it
+    """
+
+    path: Path
+    head: bytes
+    content: bytes | None
+    sha256: str
+
+    @classmethod
+    def read(cls, path: Path, content: bytes | None = None) -> Snapshot:
+        """The file at `path`, or its bytes where the caller has read them."""
+        if content is not None:
+            return cls(path, content[:HEADER_BYTES], content, content_digest(content))
+        with path.open("rb") as file:
+            head = file.read(HEADER_BYTES)
+            if head.startswith(checkpoint.MAGIC) or path.suffix == ".json":
+                content = head + file.read()
+                return cls(path, head, content, content_digest(content))
+            digest = hashlib.sha256(head)
+            while step := file.read(_STEP):
+                digest.update(step)
+        return cls(path, head, None, digest.hexdigest())
+
+
+def record_of_file(snapshot: Snapshot) -> Provenance:
+    """The record that a file has.
+
+    Raises
+        FormatError   it has none
+        PrivacyError  a record is of another file, or was changed; there are two in the file, or one
+                      in it that is not the one beside it
+    """
+    path = snapshot.path
+    inside = _inside(snapshot)
+    if len(inside) > 1:
+        places = " and ".join(place for place, _ in inside)
+        raise PrivacyError(
+            f"{path} has {len(inside)} privacy records, in {places}; one is expected, and which of "
+            "them is true nobody can tell. Make the file again from its inputs"
+        )
+    if not sidecar(path).exists():
+        if not inside:
+            raise FormatError(f"{path} has no privacy record, beside it or in it")
+        return inside[0][1]
+    beside = read_beside(path, snapshot.sha256)
+    if inside and inside[0][1].digest != beside.digest:
+        place, found = inside[0]
+        raise PrivacyError(
+            f"{path} has two privacy records that do not agree: {place} says {found.statement()} "
+            f"{sidecar(path).name} beside it says {beside.statement()} Remove the one that is not "
+            "of this file, or take both files again from where they were made"
+        )
+    return beside
+
+
+def shard_files(snapshot: Snapshot) -> tuple[str, ...] | None:
+    """The names of the files that a shard set's manifest is of; None for any other file.
+
+    Raises
+        FormatError  a manifest that does not list them, or names a file elsewhere
+    """
+    body = _json(snapshot) if snapshot.path.suffix == ".json" else {}
+    if body.get("format") != SHARD_SET:
+        return None
+    try:
+        names = tuple(str(entry["name"]) for entry in body["files"])
+    except (KeyError, TypeError) as exc:
+        raise FormatError(f"{snapshot.path} does not list the files of its set: {exc!r}") from exc
+    for name in names:
+        if name != Path(name).name or name in ("", ".", ".."):
+            raise FormatError(f"{snapshot.path} names the file {name!r}; expected one beside it")
+    return names
+
+
+def _inside(snapshot: Snapshot) -> list[tuple[str, Provenance]]:
+    """(place, record) of all records in a file."""
+    path = snapshot.path
+    if snapshot.head.startswith(checkpoint.MAGIC):
+        found = checkpoint.parse(snapshot.content or b"", path)
+        return [("the checkpoint", checkpoint.record_in(found))]
+    if path.suffix == ".json":
+        return _in_json(snapshot)
+    return [
+        (f"line {number}", Provenance.from_json(text, f"line {number} of {path}"))
+        for number, text in _header_lines(snapshot)
+    ]
+
+
+def _json(snapshot: Snapshot) -> dict[str, Any]:
+    try:
+        found = json.loads(snapshot.content or b"", object_pairs_hook=_each_once)
+    except ValueError as exc:
+        raise FormatError(f"{snapshot.path} is not JSON: {exc}") from exc
+    return found if isinstance(found, dict) else {}
+
+
+def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, in which no key comes twice: readers differ in which of them they take."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
+        raise ValueError(f"the key {twice!r} comes twice in one object")
+    return found
+
+
+def _in_json(snapshot: Snapshot) -> list[tuple[str, Provenance]]:
+    path, body = snapshot.path, _json(snapshot)
+    found = body.get("provenance")
+    if body.get("format") == SHARD_SET:
+        lines = found.get("comments", []) if isinstance(found, dict) else []
+        return [
+            (f"comment {number}", Provenance.from_json(str(line), f"comment {number} of {path}"))
+            for number, line in enumerate(lines, 1)
+            if str(line).startswith(LINE_PREFIX)
+        ]
+    if found is None:
+        return []
+    if body.get("format") == "dlm privacy report":
+        claimed = body.pop("digest", None)
+        if claimed != digest_of(body):
+            raise PrivacyError(f"{path} was changed after it was written: its digest does not fit")
+    return [("the report", Provenance.from_dict(found, str(path)))]
+
+
+def _header_lines(snapshot: Snapshot) -> list[tuple[int, bytes]]:
+    """(number, text) of the records in the comments before an ARPA file's counts, as its reader
+    takes them; none of a file that is not ARPA."""
+    from dlm.ngram.arpa.source import DamagedStream, TextSource
+
+    source = TextSource(str(snapshot.path), file=io.BytesIO(snapshot.head))
+    found: list[tuple[int, bytes]] = []
+    number, read, rest, step = 0, 0, b"", b"first"
+    try:
+        while step and read < HEADER_BYTES:
+            try:
+                step = source.read(1 << 16)
+            except DamagedStream:  # the head ends here, or the file is cut short
+                step = b""
+            read += len(step)
+            lines = (rest + step).split(b"\n")
+            rest = lines.pop() if step else b""
+            for line in lines:
+                number += 1
+                line = line.rstrip(b"\r").rstrip(b" \t")
+                if line == b"\\data\\":
+                    return found
+                if line.startswith(b"#"):
+                    text = line[1:].removeprefix(b" ")
+                    if text.startswith(LINE_PREFIX.encode()):
+                        found.append((number, text))
+                elif line:
+                    return []
+            if rest.strip() and not rest.startswith((b"#", b"\\")):
+                return []
+    finally:
+        source.close()
+    if step:
+        raise FormatError(
+            f"{snapshot.path}: the comments before \\data\\ are longer than {HEADER_BYTES >> 20} "
+            "MiB, and a privacy record may stand in the rest; make the file again with fewer"
+        )
+    return []
