@@ -85,9 +85,11 @@ def write_counts(path: str | Path, counts: WordCounts) -> None:
     write_recorded(path, counts_text(counts), counts.provenance, digest_name=DIGEST)
 
 
-def read_counts(path: str | Path) -> WordCounts:
+def read_counts(path: str | Path, content: bytes | None = None) -> WordCounts:
     """Reads counts with their record; without a record, they promise nothing.
 
+    Args
+        content  of the file, where the caller has read it
     Raises
         FormatError    a line that is no word and count over 0, a word twice, no words
         PrivacyError   the counts are others than the record is of, or the record was changed
@@ -95,7 +97,7 @@ def read_counts(path: str | Path) -> WordCounts:
     words: list[str] = []
     values: list[float] = []
     first: dict[str, int] = {}
-    content = Path(path).read_bytes()
+    content = Path(path).read_bytes() if content is None else content
     try:
         with io.StringIO(content.decode("utf-8-sig"), newline="\n") as file:
             for number, line in enumerate(file, 1):

@@ -116,14 +116,16 @@ class Inventory:
         write_recorded(path, self.model, self.provenance, digest_name=PIECES_DIGEST)
 
     @classmethod
-    def load(cls, path: str | Path) -> Inventory:
+    def load(cls, path: str | Path, content: bytes | None = None) -> Inventory:
         """Reads what `save` wrote; without a record, nothing is promised.
 
+        Args
+            content  of the file, where the caller has read it
         Raises
             FormatError    no model, or no record where there is a file for one
             PrivacyError   the record is of another model, or was changed
         """
-        model = Path(path).read_bytes()
+        model = Path(path).read_bytes() if content is None else content
         try:
             found = cls(model, Provenance.none("not said yet"))
         except FormatError as exc:

@@ -55,7 +55,14 @@ from dlm.federated.settings import ModelSettings, TrainingSettings
 from dlm.federated.signature import require_signed
 from dlm.federated.tokens import Ids, check_ids
 from dlm.federated.users import TOKENIZERS, UserDataset
-from dlm.federated.words import Encode, RunVocabulary, public_text, record_of, record_or_word
+from dlm.federated.words import (
+    Encode,
+    RunVocabulary,
+    public_text,
+    record_of,
+    record_or_word,
+    refuse_without_guarantee,
+)
 
 GENERATOR = "threefry2x32"
 TEXT_DIGEST = "text_sha256"  # in the record of text that a run begins with
@@ -111,8 +118,8 @@ class Training(FederatedRun[RoundReport]):
         encode     words of an utterance -> ids, and `vocab_size` with it; by default the words of
                    `settings.data.vocabulary`
         vocabulary_record  what protects those whose text `encode` was made from, as an inventory of
-                   wordpieces has it; without one there is no guarantee. `Provenance.public` says
-                   that it is nobody's, and by whose word
+                   wordpieces has it; without one a run that is to have a guarantee is refused.
+                   `Provenance.public` says that it is nobody's, and by whose word
         engine     where updates are computed; by default here
         aggregator how they are added up; by default as `settings.aggregation` says
         progress   is called with what happens, a line at a time
@@ -120,9 +127,9 @@ class Training(FederatedRun[RoundReport]):
         ConfigError   other settings, users or vocabulary than the folder's run had; too few users
                       for the rounds of a new one
         PrivacyError  a ledger or noise that is not the one of the checkpoint; a run with a
-                      guarantee and a vocabulary or public text without a record, of which nobody
-                      says that it is public; noise in floats in a run that is no simulation; a grid
-                      too coarse for so many numbers
+                      guarantee that would begin with a vocabulary or public text without one, of
+                      which nobody says that it is public; noise in floats in a run that is no
+                      simulation; a grid too coarse for so many numbers
         FormatError   a damaged file
     """
 
@@ -146,6 +153,7 @@ class Training(FederatedRun[RoundReport]):
         self.settings, self._progress = settings, progress
         run = settings.run
         self._promises = settings.privacy.mechanism != "none" and not run.simulation
+        self._has_begun = (place / CHECKPOINT).exists()
         vocabulary: RunVocabulary | None = None
         if encode is None:
             vocabulary = self._read_vocabulary()
@@ -154,6 +162,8 @@ class Training(FederatedRun[RoundReport]):
         else:
             if vocabulary_record is None:  # wordpieces know it themselves
                 vocabulary_record = record_of(encode)
+            if self._promises and not self._has_begun:
+                refuse_without_guarantee("the given encoder", vocabulary_record)
             vocabulary = RunVocabulary.of(encode, vocabulary_record)
             if vocabulary is not None:
                 encode = vocabulary.encoder()
@@ -162,6 +172,7 @@ class Training(FederatedRun[RoundReport]):
         self._encode, self._vocabulary = encode, vocabulary
         self._vocabulary_record = vocabulary_record
         self._begun_with: dict[str, Provenance | None] = {}
+        self._text = b""
         self._split = TOKENIZERS[settings.data.tokenizer]
         if self._promises and vocabulary_record is not None and not vocabulary_record.guarantee:
             progress(f"neither will this model have a guarantee: {vocabulary_record.statement()}")
@@ -169,7 +180,7 @@ class Training(FederatedRun[RoundReport]):
         if not len(self.train_users):
             raise ConfigError(f"of {len(users)} users nobody is left to train; lower data.held_out")
         # A run that has begun goes on as far as it comes.
-        if not (place / CHECKPOINT).exists():
+        if not self._has_begun:
             self._check_population()
             self._take_text()
         self.model = settings.model.network(vocab_size)
@@ -427,10 +438,8 @@ class Training(FederatedRun[RoundReport]):
     def _read_vocabulary(self) -> RunVocabulary:
         """The one of the settings, with its record or somebody's word that it is public."""
         data = self.settings.data
-        found = RunVocabulary.read(data.vocabulary, data.vocabulary_size)
-        if data.public_key:
-            signed = require_signed(data.vocabulary, Path(data.public_key))
-            found = dataclasses.replace(found, record=signed)
+        key = Path(data.public_key) if data.public_key else None
+        found = RunVocabulary.read(data.vocabulary, data.vocabulary_size, key)
         record = record_or_word(
             data.vocabulary,
             self._vocabulary_name,
@@ -440,6 +449,7 @@ class Training(FederatedRun[RoundReport]):
             sha256=content_digest(found.content),
             promises=self._promises,
             simulated=self.settings.run.simulation,
+            begun=self._has_begun,
         )
         return dataclasses.replace(found, record=record)
 
@@ -453,6 +463,7 @@ class Training(FederatedRun[RoundReport]):
             content = text.read_bytes()
         except OSError as exc:
             raise ConfigError(f"the public text {text} cannot be read: {exc}") from exc
+        self._text = content if given.steps else b""  # what is looked at is what is read
         record = None
         if sidecar(text).exists():
             record = read_record(text, content, digest_name=TEXT_DIGEST, kind="text")
@@ -568,7 +579,8 @@ class Training(FederatedRun[RoundReport]):
         fresh = rnn.init(self._key("init"), self.model)
         given = self.settings.pretrain
         if given.steps:
-            text = public_text(Path(given.text), self._encode, self._split)
+            text = public_text(Path(given.text), self._text, self._encode, self._split)
+            self._text = b""
             self._progress(f"begins with {given.steps} steps on {len(text):,} public utterances")
             fresh = pretrain(
                 fresh,
@@ -703,7 +715,8 @@ def load_model(
     """
     run = Path(run)
     place = run / CHECKPOINT if run.is_dir() else run
-    found = checkpoint.read(place)
+    content = place.read_bytes()  # once: what is verified is what is loaded
+    found = checkpoint.parse(content, place)
     settings = found.settings
     network = ModelSettings(**settings["model"]).network(settings["vocab_size"])
     params = rnn.init(jax.random.key(0), network)
@@ -713,8 +726,8 @@ def load_model(
     state: TrainingState = trees.rebuilt(found.arrays, template, found.path)
     record = checkpoint.record_in(found)
     if public_key is not None:
-        record = require_signed(place, Path(public_key))
+        record = require_signed(place, Path(public_key), content)
     vocabulary = None
-    if (content := found.attachments.get("vocabulary")) is not None:
-        vocabulary = RunVocabulary.from_bytes(content, record)
+    if (words := found.attachments.get("vocabulary")) is not None:
+        vocabulary = RunVocabulary.from_bytes(words, record)
     return TrainedModel(network, state.params, vocabulary, record, int(found.facts["round"]))

@@ -13,6 +13,7 @@ guaranteed, and whatever is built from the counts inherits it.
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -308,15 +309,18 @@ class UserCounts:
         return found
 
 
-def read_whitelist(path: str | Path) -> list[str]:
+def read_whitelist(path: str | Path, content: bytes | None = None) -> list[str]:
     """The words of a list: the first field of each line, in order.
 
+    Args
+        content  of the file, where the caller has read it
     Raises
         FormatError   an empty list, a word twice, a line without a word, text that is not UTF-8
     """
     words: list[str] = []
+    content = Path(path).read_bytes() if content is None else content
     try:
-        with Path(path).open(encoding="utf-8-sig", newline="\n") as file:
+        with io.StringIO(content.decode("utf-8-sig"), newline="\n") as file:
             for number, line in enumerate(file, 1):
                 word = line.rstrip("\r\n").split("\t")[0].strip()
                 if not word:

@@ -15,6 +15,7 @@ from dlm.errors import ConfigError, PrivacyError
 from dlm.federated.counts_file import read_counts, traces_of_users
 from dlm.federated.provenance import Provenance, content_digest
 from dlm.federated.recorded import PIECES_DIGEST, sidecar
+from dlm.federated.signature import require_signed
 from dlm.federated.tokens import FIRST_WORD_ID, OOV_ID, Ids
 
 if TYPE_CHECKING:
@@ -38,21 +39,24 @@ class WordList:
     provenance: Provenance | None = None
 
     @classmethod
-    def read(cls, path: Path) -> WordList:
+    def read(cls, path: Path, content: bytes | None = None) -> WordList:
         """A file of one word a line, or counts of words (`counts_file`) with their record.
 
+        Args
+            content  of the file, where the caller has read it
         Raises
             ConfigError   the file cannot be read or is empty, a line is not one word or comes twice
             FormatError   counts that cannot be read
             PrivacyError  counts that are not those of the record beside them
         """
         try:
-            lines = path.read_text(encoding="utf-8-sig").splitlines()
+            content = path.read_bytes() if content is None else content
+            lines = content.decode("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as exc:
             raise ConfigError(f"the vocabulary {path} cannot be read: {exc}") from exc
         if (lines and "\t" in lines[0]) or sidecar(path).exists():
             # Whatever is built from counts of users inherits what they are worth.
-            counts = read_counts(path)
+            counts = read_counts(path, content)
             return cls(counts.words, counts.provenance)
         seen: dict[str, int] = {}
         for number, line in enumerate(lines, 1):
@@ -109,22 +113,33 @@ class RunVocabulary:
     record: Provenance | None
 
     @classmethod
-    def read(cls, path: Path, size: int = 0) -> RunVocabulary:
+    def read(cls, path: Path, size: int = 0, public_key: Path | None = None) -> RunVocabulary:
         """Words, or wordpieces where the name ends in .model, with the record beside them.
 
+        Args
+            public_key  file of the key that must have signed the file; None asks for no signature
         Raises
-            ConfigError, FormatError, PrivacyError   as `WordList.read` and `Inventory.load`
+            ConfigError, FormatError, PrivacyError   as `WordList.read`, `Inventory.load` and
+                                                     `require_signed`
+        Guarantees   what is verified are the bytes that the words are taken from
         """
-        if path.suffix != PIECES_SUFFIX:
-            words = WordList.read(path).first(size)
-            return cls(words, words.provenance)
-        from dlm.federated.pieces import Inventory
-
+        has_pieces = path.suffix == PIECES_SUFFIX
         try:
-            inventory = Inventory.load(path)
+            content = path.read_bytes()
         except OSError as exc:
-            raise ConfigError(f"the wordpieces {path} cannot be read: {exc}") from exc
-        return cls(inventory, inventory.provenance)
+            what = "wordpieces" if has_pieces else "vocabulary"
+            raise ConfigError(f"the {what} {path} cannot be read: {exc}") from exc
+        words: WordList | Inventory
+        if has_pieces:
+            from dlm.federated.pieces import Inventory
+
+            words = Inventory.load(path, content)
+        else:
+            words = WordList.read(path, content).first(size)
+        record = words.provenance
+        if public_key is not None:
+            record = require_signed(path, public_key, content)
+        return cls(words, record)
 
     @classmethod
     def of(cls, encode: Encode, record: Provenance) -> RunVocabulary | None:
@@ -173,6 +188,7 @@ def record_or_word(
     sha256: str,
     promises: bool,
     simulated: bool,
+    begun: bool = False,
 ) -> Provenance | None:
     """The record of an input, or somebody's word that no user's text is in it.
 
@@ -184,9 +200,10 @@ def record_or_word(
         setting    where that is said, as "data.public"
         promises   whether what is made of it is to have a guarantee
         simulated  a simulation promises nothing, and its figures take it to be public
+        begun      rounds were done with it already: an earlier version did not refuse it
     Raises
         PrivacyError  it is said to be public, and files beside it are of users; neither is there,
-                      where a guarantee is to come of it
+                      or its record promises nothing, where a guarantee is to come of it
     """
     if by and not (record is not None and record.is_public):
         if beside := traces_of_users(path):
@@ -201,9 +218,26 @@ def record_or_word(
             f"made with it would have a guarantee. Set {setting} to the name of who says that it "
             "is public, or take one that has a record (dlm unigrams, dlm pieces)"
         )
+    if record is not None and promises and not begun:
+        refuse_without_guarantee(what, record)
     if record is None and simulated:
         return Provenance.public(ASSUMED, what, sha256)
     return record
+
+
+def refuse_without_guarantee(what: str, record: Provenance) -> None:
+    """Passes for an input whose record promises something.
+
+    Raises
+        PrivacyError  nothing made with it could be promised anything for, and users' privacy would
+                      be spent on it
+    """
+    if record.guarantee is None:
+        raise PrivacyError(
+            f"{what} has no guarantee ({'; '.join(record.reasons)}), and nothing that is made with "
+            "it would have one. Take one that has (dlm unigrams with noise, dlm pieces of such "
+            "counts) or of which somebody says that no user's text is in it, or simulate the run"
+        )
 
 
 def record_of(encode: Encode) -> Provenance:
@@ -230,14 +264,18 @@ def record_of(encode: Encode) -> Provenance:
 
 
 def public_text(
-    path: Path, encode: Encode, split: Callable[[str], list[str]] = str.split
+    path: Path,
+    content: bytes,
+    encode: Encode,
+    split: Callable[[str], list[str]] = str.split,
 ) -> list[Ids]:
-    """Utterances of a text file, an utterance a line; a name in .zst or .gz is decompressed."""
+    """Utterances of a text file of this content, an utterance a line; a name in .zst or .gz is
+    decompressed."""
     import pyarrow as pa
 
     kind = {".zst": "zstd", ".gz": "gzip"}.get(path.suffix)
     try:
-        with pa.input_stream(str(path), compression=kind) as stream:
+        with pa.input_stream(pa.BufferReader(content), compression=kind) as stream:
             lines = stream.read().decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"the public text {path} cannot be read: {exc}") from exc

@@ -257,6 +257,17 @@ def _(folder: Path) -> str:
     return parts(wider=True)
 
 
+# Brought, without a promise.
+
+
+@row(
+    "begin: a private run with counts that were made without noise",
+    "refused: the vocabulary has no guarantee",
+)
+def _(folder: Path) -> str:
+    return as_vocabulary(counts(folder, RAW), record=RAW)
+
+
 # Renamed, copied without what stands beside.
 
 

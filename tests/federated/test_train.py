@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+from datetime import UTC, datetime
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ from dlm.federated.words import WordList  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_compiling")
 
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 WORDS = ["alpha", "beta", "gamma", "delta", "rho"]
 FILE = """
 [run]
@@ -509,7 +512,7 @@ def test_a_run_does_not_go_on_with_another_matrix(
 def test_a_vocabulary_of_users_words_costs_what_counting_them_cost(
     folder: Path, users: UserDataset, tmp_path: Path
 ) -> None:
-    """Counts without noise leave the run without a guarantee, others are composed with it."""
+    """Counts without noise are refused before any round, others are composed with the run."""
     for name in ("users.tsv", "run.toml"):
         shutil.copy(folder / name, tmp_path)
     file = tmp_path / "words.txt"
@@ -527,16 +530,24 @@ def test_a_vocabulary_of_users_words_costs_what_counting_them_cost(
         else:
             words = counts_file.WordCounts(tuple(WORDS), np.arange(5.0, 0.0, -1), record)
             counts_file.write_counts(file, words)
-        told: list[str] = []
         said = "the tests" if record is None else ""
         real = settings(tmp_path, run=steps, data={"public": said})
+        if name == "raw":
+            refused = r"the vocabulary words\.txt has no guarantee \(counted without noise\)"
+            with pytest.raises(PrivacyError, match=refused):
+                Training(real, users, tmp_path / name)
+            assert not (tmp_path / name).exists()
+            # A run that an earlier version began goes on, and promises nothing.
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("dlm.federated.words.refuse_without_guarantee", lambda *_: None)
+                Training(real, users, tmp_path / name).close()
+        told: list[str] = []
         with Training(real, users, tmp_path / name, progress=told.append) as training:
             list(training.run())
             found[name] = training.report().provenance
         # Before the rounds, for they are what takes long.
         warned = [line for line in told if "neither will this model have a guarantee" in line]
         assert bool(warned) == (name == "raw")
-    assert found["raw"].guarantee is None
     assert found["raw"].reasons == ("counted without noise",)
     alone, both = found["public"].guarantee, found["noised"].guarantee
     assert alone is not None
@@ -588,7 +599,84 @@ def test_wordpieces_of_noised_counts_are_composed_and_stay_the_same(
         assert training.rounds_done == 1
 
 
-def test_an_encoder_whose_record_is_lost_leaves_no_guarantee(
+def test_what_is_verified_is_what_is_read(
+    folder: Path, users: UserDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others' words and another checkpoint, which make way for those that were signed as soon as a
+    key is asked for."""
+    from dlm.federated import signature
+    from dlm.federated.signature import Claim, sign
+
+    key, public = tmp_path / "key.pem", tmp_path / "key.pub"
+    for line in (f"genpkey -algorithm ed25519 -out {key}", f"pkey -in {key} -pubout -out {public}"):
+        subprocess.run(["openssl", *line.split()], check=True, capture_output=True)
+    stage = StageRecord("unigrams", "gaussian", 2.0, 4, sampling="timer")
+    noised = Provenance(Guarantee(1.0, 1e-6, stage.rho), stages=(stage.to_json(),))
+    file, values = tmp_path / "words.txt", np.arange(5.0, 0.0, -1)
+    places: dict[str, Path] = {}
+
+    def swapped() -> None:
+        """Puts what was signed in the place of what was not."""
+        for end in ("", ".provenance.json"):
+            if (signed := Path(f"{places['signed']}{end}")).exists():
+                shutil.copy(signed, f"{places['used']}{end}")
+
+    def read_key(place: Path) -> Any:
+        swapped()
+        return known(place)
+
+    known = signature.read_public_key
+    monkeypatch.setattr(signature, "read_public_key", read_key)
+    counts_file.write_counts(file, counts_file.WordCounts(tuple(WORDS), values, noised))
+    sign(Claim.of(file), signature.read_private_key(key), at=NOW)
+    places |= {"signed": tmp_path / "signed.txt", "used": file}
+    for end in ("", ".provenance.json"):
+        shutil.copy(f"{file}{end}", f"{tmp_path / 'signed.txt'}{end}")
+    (tmp_path / "run.toml").write_text((folder / "run.toml").read_text())
+    real = settings(tmp_path, **REAL, data={"public": "", "public_key": str(public)})
+    with Training(real, users, tmp_path / "good") as training:
+        list(training.run(1))
+    others = tuple(reversed(WORDS))
+    counts_file.write_counts(file, counts_file.WordCounts(others, values, noised))
+    with pytest.raises(PrivacyError, match="wrong: "):
+        Training(real, users, tmp_path / "bad")
+    assert WordList.read(file).words == tuple(WORDS)  # by now it is the one that was signed
+
+    place = tmp_path / "good" / CHECKPOINT
+    sign(Claim.of(place), signature.read_private_key(key), at=NOW)
+    places |= {"signed": Path(shutil.copy(place, tmp_path / "signed.dlmfed")), "used": place}
+    assert train.load_model(place, public_key=public).rounds == 1
+    with Training(real, users, tmp_path / "good") as training:
+        list(training.run(2))
+    with pytest.raises(PrivacyError, match=r"wrong: .* is the signature of another file"):
+        train.load_model(place, public_key=public)
+
+
+def test_text_to_begin_with_is_read_once(
+    folder: Path, users: UserDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its digest is noted of is what the network learns from."""
+    text = tmp_path / "text.txt"
+    text.write_text("alpha beta\n" * 20)
+    given = {"text": str(text), "steps": 1, "batch_size": 2, "unroll": 4, "public": "a librarian"}
+    seen = []
+
+    def put_another(*args: Any, **options: Any) -> Any:
+        text.write_text("gamma gamma gamma\n" * 20)
+        return known(*args, **options)
+
+    def noted(params: Any, model: Any, utterances: Any, **options: Any) -> Any:
+        seen.append({int(i) for ids in utterances for i in ids})
+        return params
+
+    known = train.public_text
+    monkeypatch.setattr(train, "public_text", put_another)
+    monkeypatch.setattr(train, "pretrain", noted)
+    Training(settings(folder, pretrain=given), users, tmp_path / "out").close()
+    assert seen == [{3, 4}]
+
+
+def test_an_encoder_whose_record_is_lost_begins_no_run(
     folder: Path, users: UserDataset, tmp_path: Path
 ) -> None:
     """Wrapped, it says nothing of whose text it was made from; that it is public has to be said."""
@@ -604,25 +692,24 @@ def test_an_encoder_whose_record_is_lost_leaves_no_guarantee(
     made._cache["pal"] = [0, 0, 0]  # the run does not use the object that it is given
     cache_of = lru_cache(known)
     wrapped: dict[str, Any] = {
-        "bound": known,
         "lambda": lambda words: known(words),
         "partial": partial(known),
         "cached": lambda words: cache_of(tuple(words)),
     }
     real = settings(folder, run={"seed": -1, "stop_after": 1, "evaluate_every": 0})
-    reports = {}
-    for name, encode in wrapped.items():
-        with Training(real, users, tmp_path / name, encode=encode, vocab_size=8) as training:
-            list(training.run())
-            reports[name] = training.report()
-            if name == "bound":
-                assert training._encode(["pal"]).tolist() == ids
-    assert reports["bound"].provenance.guarantee is not None
     for name in ("lambda", "partial", "cached"):
-        assert reports[name].provenance.guarantee is None, name
-        assert "whose text the given encoder" in reports[name].statement()
+        with pytest.raises(
+            PrivacyError, match=r"given encoder has no guarantee .*whose text the g"
+        ):
+            Training(real, users, tmp_path / name, encode=wrapped[name], vocab_size=8)
+        assert not (tmp_path / name).exists()
+    with Training(real, users, tmp_path / "bound", encode=known, vocab_size=8) as training:
+        list(training.run())
+        report = training.report()
+        assert training._encode(["pal"]).tolist() == ids
+    assert report.provenance.guarantee is not None
     # Of six planned rounds one was done: whoever chose that by the metrics is told what it costs.
-    assumptions = dict(reports["bound"].checklist())["3b. Accounting assumptions"]
+    assumptions = dict(report.checklist())["3b. Accounting assumptions"]
     assert "ended after 1 of 6 planned rounds" in assumptions
     assert "account for all 6" in assumptions
     public = Provenance.public("the tests", "the encoder")
