@@ -18,6 +18,9 @@ from pathlib import Path
 
 from dlm.errors import FormatError, PrivacyError
 from dlm.files import try_lock, write_whole
+from dlm.logs import EventLog
+
+logger = EventLog(__name__)
 
 
 def state_folder(environ: Mapping[str, str] | None = None) -> Path:
@@ -49,8 +52,8 @@ def rounds_of(run: str) -> int | None:
         return None
 
 
-def check_rounds_of(run: str, done: int, folder: Path) -> bool:
-    """Passes where a run of so many rounds may go on; whether it is known here.
+def check_rounds_of(run: str, done: int, folder: Path) -> int | None:
+    """Passes where a run of so many rounds may go on; how many are counted here, or None.
 
     Raises
         PrivacyError  more of its rounds were done
@@ -63,7 +66,7 @@ def check_rounds_of(run: str, done: int, folder: Path) -> bool:
             "again with other noise and users would void the guarantee. Go on with the folder that "
             "has them, or begin elsewhere and account for both runs"
         )
-    return known is not None
+    return known
 
 
 @contextlib.contextmanager
@@ -78,7 +81,8 @@ def next_round(run: str, done: int, folder: Path) -> Iterator[bool]:
         place = state_folder()
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(place / f"{run}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+    except (OSError, RuntimeError) as exc:
+        _warn(run, done, exc)
         yield False
         return
     try:
@@ -96,8 +100,28 @@ def next_round(run: str, done: int, folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
-def count(run: str, rounds: int, folder: Path) -> None:
-    """Notes that a run has come to so many rounds."""
+def count(run: str, rounds: int, folder: Path) -> bool:
+    """Notes that a run has come to so many rounds, inside of `next_round`; whether that is so now.
+
+    Guarantees   never notes fewer than were noted before
+    """
+    known = rounds_of(run)
+    if known is not None and known > rounds:
+        return True
     body = {"rounds": rounds, "folder": str(folder.absolute())}
-    with contextlib.suppress(OSError, RuntimeError):
+    try:
         write_whole(state_folder() / f"{run}.json", json.dumps(body).encode(), mode=0o600)
+    except (OSError, RuntimeError) as exc:
+        _warn(run, rounds, exc)
+        return False
+    return True
+
+
+def _warn(run: str, rounds: int, exc: Exception) -> None:
+    """Logs why rounds are not counted, as a full disk; a user without a home (RuntimeError), or who
+    may not write there, has been so before and is told in the report alone."""
+    if not isinstance(exc, RuntimeError | PermissionError):
+        logger.warning(
+            "federated.round.not_counted",
+            extra={"run": run, "rounds": rounds, "error": type(exc).__name__, "why": str(exc)},
+        )

@@ -43,6 +43,10 @@ METRICS = "metrics.jsonl"
 STORE = "users.store"
 REPORTS = ("privacy.md", "privacy.json")
 _LOCK = ".lock"
+NOT_COUNTED = (
+    "its rounds could not all be counted outside of it: an older copy that is put back is not "
+    "noticed"
+)
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,7 @@ class RunFolder:
         self.reports = reports or (path / REPORTS[0], path / REPORTS[1])
         self._mode = 0o600 if private else 0o644
         self.incidents: list[str] = []  # what a report must say of the folder
+        self._came_after: int | None = None  # rounds that it had, where they are not counted here
         self._run = self._life = content_digest(os.urandom(16))[:32]
         self._earlier_lives: list[list[Any]] = []  # [id, rounds done by then] of each before this
         self._is_new = not path.exists()
@@ -279,12 +284,8 @@ class RunFolder:
         if ledger.rounds != done:
             raise PrivacyError(f"{self.path} holds {done} rounds and a ledger of {ledger.rounds}")
         check_history(self.path, done=done, released=released, **history)
-        if released and not register.check_rounds_of(self._run, done, self.path):
-            self._tell(
-                f"after round {done} it went on where its rounds were not counted before: on "
-                "another machine, by another user, or after that count was lost. Nothing here "
-                "shows that no other copy of the folder went on"
-            )
+        if released:
+            self._look_at_register(done)
         own = _lines(found.facts.get("lines", ()))
         kept = {line.round for line in (*lines, *own)}
         if lacking := [index for index in range(done) if index not in kept]:
@@ -321,14 +322,29 @@ class RunFolder:
             return
         before = max(state.done - max(len(lines), 1), 0)
         with register.next_round(self._run, before, self.path) as counted:
-            if not counted:
+            if self._came_after is not None:
                 self._tell(
-                    "its rounds could not all be counted outside of it: an older copy that is put "
-                    "back is not noticed"
+                    f"after round {self._came_after} it went on where its rounds were not counted "
+                    "before: on another machine, by another user, or after that count was lost. "
+                    "Nothing here shows that no other copy of the folder went on"
                 )
+                self._came_after = None
+            if not counted:
+                self._tell(NOT_COUNTED)
             self._save(state, binding, lines, released=True, record=record)
-            if counted:
-                register.count(self._run, state.done, self.path)
+            if counted and not register.count(self._run, state.done, self.path):
+                self._tell(NOT_COUNTED)  # in the report, and in the next checkpoint
+
+    def _look_at_register(self, done: int) -> None:
+        """Refuses an older copy, and counts rounds that the register lacks. A run that it does not
+        know at all is counted, and told to have moved, once it goes on."""
+        counted = register.check_rounds_of(self._run, done, self.path)
+        if counted is None:
+            self._came_after = done
+        elif counted < done:
+            with register.next_round(self._run, done, self.path) as can_be:
+                if not (can_be and register.count(self._run, done, self.path)):
+                    self._tell(NOT_COUNTED)
 
     def _tell(self, incident: str) -> None:
         self.incidents = list(dict.fromkeys([*self.incidents, incident]))

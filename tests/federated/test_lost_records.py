@@ -7,7 +7,9 @@ program, it writes the table there: `PYTHONPATH=tests python -m federated.test_l
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import pickle
 import re
 import shutil
@@ -24,7 +26,7 @@ import numpy as np
 import pytest
 
 from dlm.errors import DlmError
-from dlm.federated import checkpoint
+from dlm.federated import checkpoint, register
 from dlm.federated.counts_file import WordCounts, read_counts, write_counts
 from dlm.federated.ledger import ParticipationLedger
 from dlm.federated.lineage import inherited
@@ -555,6 +557,36 @@ def _(folder: Path) -> str:
     return f"composed: {['once', 'twice'][len(both.stages) - 1]}; {' '.join(both.notes)}"
 
 
+@row(
+    "copy: a folder of a run to another machine, where it is only reported",
+    "kept: nothing is told, for no round followed",
+)
+def _(folder: Path) -> str:
+    run = run_of(folder / "run", 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DLM_STATE_DIR", str(folder / "another machine"))
+        return f"told: {said}" if (said := go_on(run, 0)) else "kept: nothing is told"
+
+
+@row(
+    "copy: an older folder, of rounds that a full disk did not count",
+    "refused: the count is made up for when the run is opened",
+)
+def _(folder: Path) -> str:
+    run = run_of(folder / "run", 2)
+    older = Path(shutil.copytree(run, folder / "older"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(register, "write_whole", full)
+        assert "could not all be counted" in go_on(run, 1)[-1]
+    go_on(run, 0)
+    return f"kept: {go_on(older, 1)}"
+
+
+def full(path: Path, *_: Any, **__: Any) -> None:
+    """A disk without room."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
 @row("copy: a checkpoint alone", "kept; unverified: the record is inside")
 def _(folder: Path) -> str:
     moved = shutil.copy(saved(folder), folder / "model.dlmfed")
@@ -813,6 +845,8 @@ FRAGMENTS = {
     "it is of other parameters or another vocabulary|it is of other parameters": "of other param",
     "it is the signature of another file": "is the signature of another file",
     "it is an older copy": "it is an older copy",
+    "the count is made up for when the run is opened": "it is an older copy",
+    "nothing is told, for no round followed": "nothing is told",
     "unknown aggregator, by name": "unknown aggregator Hundredfold",
     "unknown engine": "unknown engine Unclipped",
     "it comes back from the checkpoint": "it comes back",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -185,6 +187,74 @@ def test_a_folder_from_elsewhere_goes_on_and_its_report_says_so(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DLM_STATE_DIR", str(tmp_path / "file"))  # no folder can be made below it
     assert "could not all be counted outside of it" in done_again(folder, 1)[-1]
+
+
+def test_a_folder_from_elsewhere_that_is_only_reported_did_not_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opened twice, and once more to go on: then it is told."""
+    folder = tmp_path / "run"
+    kept(folder, 2, released=True)
+    monkeypatch.setenv("DLM_STATE_DIR", str(tmp_path / "another machine"))
+    for _ in range(2):
+        assert done_again(folder, 0) == []
+    (told,) = done_again(folder, 1)
+    assert told.startswith("after round 2 it went on")
+
+
+def test_a_round_that_is_not_counted_is_told_and_counted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that is full is logged; when there is room again, the register has caught up before
+    any round is done, so that an older copy is noticed."""
+
+    def full(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    folder = tmp_path / "run"
+    kept(folder, 2, released=True)
+    older = copied(folder, "older")
+    with monkeypatch.context() as patch:
+        patch.setattr(register, "write_whole", full)
+        (told,) = done_again(folder, 1)
+    assert "could not all be counted outside of it" in told
+    (event,) = [line for line in caplog.records if line.name == register.__name__]
+    assert event.levelname == "WARNING"
+    assert event.getMessage().startswith("federated.round.not_counted run=")
+    assert "rounds=3 error=OSError" in event.getMessage()
+    with monkeypatch.context() as patch:
+        patch.setattr(register, "write_whole", full)
+        assert done_again(folder, 0) == [told]
+    assert done_again(older, 0) == []  # nothing here knows better yet
+    assert done_again(folder, 0) == []
+    with pytest.raises(PrivacyError, match="is of 2 rounds, and of this run 3 were done on this"):
+        loaded(older, released=True)
+
+
+@pytest.mark.parametrize("error", [PermissionError(), RuntimeError("no home")])
+def test_a_register_that_nobody_may_write_is_told_in_the_report_alone(
+    error: Exception,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It was so before, and will be."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise error
+
+    kept(tmp_path / "run", 2, released=True)
+    monkeypatch.setattr(register, "write_whole", refused)
+    assert "could not all be counted" in done_again(tmp_path / "run", 1)[-1]
+    assert not caplog.records
+
+
+def test_a_register_is_never_put_back(tmp_path: Path) -> None:
+    """By a copy that was opened before another one went on."""
+    run = "0" * 32
+    assert register.count(run, 5, tmp_path)
+    assert register.count(run, 3, tmp_path)
+    assert register.rounds_of(run) == 5
 
 
 def test_a_journal_without_lines_of_earlier_rounds_is_told(tmp_path: Path) -> None:
