@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from dlm.cli.records import PublicKey
+
 LONGEST = 512  # SentencePiece's bound on the characters of a piece
 
 
@@ -23,6 +25,7 @@ def pieces(
         str | None,
         typer.Option(help="Who says that the counts are of public text, of no user."),
     ] = None,
+    public_key: PublicKey = None,
     max_length: Annotated[int, typer.Option(help="Characters of a piece at most.")] = 16,
 ) -> None:
     """Build wordpieces from word counts alone.
@@ -31,14 +34,17 @@ def pieces(
     of these characters is unknown. The inventory is a SentencePiece model; beside it stands the
     record of what protects those whose words were counted (.provenance.json), which dlm federate
     composes with its rounds. Counts without a record promise nothing, unless somebody says by name
-    that they are of public text (--public NAME).
+    that they are of public text (--public NAME). With --public-key, counts that this key has not
+    signed (dlm privacy sign) are refused, and the pieces are of verified counts.
 
     Example: dlm pieces counts.tsv --size 4000 --output pieces.model
     """
+    from dlm.cli.paths import check_reads
     from dlm.errors import ConfigError
     from dlm.federated.counts_file import read_counts, traces_of_users
     from dlm.federated.pieces import build_inventory
-    from dlm.federated.provenance import Provenance, file_digest
+    from dlm.federated.provenance import Provenance, content_digest
+    from dlm.federated.signature import require_signed
     from dlm.federated.words import PIECES_SUFFIX
 
     if output.suffix != PIECES_SUFFIX:
@@ -61,9 +67,16 @@ def pieces(
         raise ConfigError(
             f"--public, but {beside[0]} says that {counts} is of users; leave --public out"
         )
-    found = read_counts(counts)
+    if public is not None and public_key is not None:
+        raise ConfigError("--public and --public-key were both given; public counts have no record")
+    check_reads("COUNTS", counts)
+    content = counts.read_bytes()  # once: what is verified is what pieces are made of
+    found = read_counts(counts, content)
+    if public_key is not None:
+        signed = require_signed(counts, public_key, content)
+        found = dataclasses.replace(found, provenance=signed)
     if public is not None:
-        said = Provenance.public(public, f"the counts {counts.name}", file_digest(counts))
+        said = Provenance.public(public, f"the counts {counts.name}", content_digest(content))
         found = dataclasses.replace(found, provenance=said)
     inventory = build_inventory(found, size, max_piece_length=max_length)
     inventory.save(output)

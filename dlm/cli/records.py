@@ -15,6 +15,10 @@ UNVERIFIED_STATUS = 3
 File = Annotated[
     Path, typer.Argument(help="Counts, wordpieces, a report, an ARPA file; or a run's folder.")
 ]
+PublicKey = Annotated[
+    Path | None,
+    typer.Option("--public-key", help="The Ed25519 key that must have signed, PEM."),
+]
 
 
 def sign(
@@ -43,9 +47,7 @@ def sign(
 
 def verify(
     file: File,
-    public_key: Annotated[
-        Path | None, typer.Option("--public-key", help="The Ed25519 key that is trusted, PEM.")
-    ] = None,
+    public_key: PublicKey = None,
 ) -> None:
     """Tell whether a file and its privacy record are those that were signed.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dlm.cli.progress import stage_printer
+from dlm.cli.records import PublicKey
 
 if TYPE_CHECKING:
     from dlm.federated.unigrams import OovRate, RoundMetrics
@@ -57,6 +58,7 @@ def unigrams(
     public: Annotated[
         str, typer.Option(help="Who says that no user's text is in the list of words.")
     ] = "",
+    public_key: PublicKey = None,
     missing: Annotated[
         str, typer.Option(help="Rows without id, users without text: refuse, or count and go on.")
     ] = "refuse",
@@ -80,7 +82,8 @@ def unigrams(
     .report.json), the record that whatever is built from them inherits (.provenance.json) and the
     journal of its rounds (.metrics.jsonl). If a run is interrupted, the same command goes on where
     it was; until then the folder .work holds it, with users' text. With noise, the list of words
-    has a record of its own (as counts have), or somebody says by name that it is public.
+    has a record of its own (as counts have), or somebody says by name that it is public. With
+    --public-key, a list that this key has not signed (dlm privacy sign) is refused.
 
     Example: dlm unigrams users.parquet --whitelist words.txt --public "ACME research" --lambda 100
     --rounds 20 --max-part 1 --noise-multiplier 1.0 --delta 1e-6 --output counts.tsv
@@ -108,6 +111,7 @@ def unigrams(
         cap_words=cap_words,
         tokenizer=tokenizer,
         public=public,
+        public_key=public_key,
         test_fraction=test_fraction,
         capacity=capacity,
         seed=seed,

@@ -271,6 +271,11 @@ def make_sampler(
     return AvailabilitySampler(users, report_goal, key, gap=gap or 1, max_part=max_part)
 
 
+def has_begun(output: Path) -> bool:
+    """Whether a run that makes `output` has begun, and goes on."""
+    return Path(f"{output}{WORK}", CHECKPOINT).exists()
+
+
 def folder_of(output: Path, *, released: bool) -> RunFolder:
     """The folder of the run that makes `output`, which goes on if there is one.
 

@@ -8,13 +8,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dlm.errors import ConfigError
-from dlm.federated.collect import Collection, folder_of, make_sampler, write_release
+from dlm.federated.collect import (
+    Collection,
+    folder_of,
+    has_begun,
+    make_sampler,
+    write_release,
+)
 from dlm.federated.counts_file import WordCounts, read_counts
 from dlm.federated.keys import Key
-from dlm.federated.provenance import Provenance, file_digest
+from dlm.federated.provenance import Provenance, content_digest
 from dlm.federated.recorded import sidecar
 from dlm.federated.report import PrivacyReport
 from dlm.federated.sampling import check_population
+from dlm.federated.signature import require_signed
 from dlm.federated.unigrams import OovRate, RoundMetrics, UnigramConfig, oov_rate, read_whitelist
 from dlm.federated.users import TOKENIZERS, UserDataset
 from dlm.federated.words import record_or_word
@@ -38,6 +45,8 @@ class CollectionSettings:
         cap_words         words of a user that are looked at
         tokenizer         "words" or "whitespace"
         public            who says that no user's text is in the list of words
+        public_key        file, PEM; the key that must have signed the list of words; not with
+                          public
         test_fraction     0 <= . < 1; share of the users to keep out, for the OOV rate
         capacity          words; >= 1; 64,000; of the vocabulary that the OOV rate is of
         seed              makes the run a simulation, which guarantees nothing
@@ -54,6 +63,7 @@ class CollectionSettings:
     cap_words: int | None = None
     tokenizer: str = "words"
     public: str = ""
+    public_key: Path | None = None
     test_fraction: float = 0.0
     capacity: int = 64_000
     seed: int | None = None
@@ -74,6 +84,11 @@ class CollectionSettings:
             raise ConfigError(
                 "--poisson draws rounds of varying size, and --report-goal asks for one size; give "
                 "one"
+            )
+        if self.public and self.public_key is not None:
+            raise ConfigError(
+                "--public and --public-key were both given; a list that is public by somebody's "
+                "word has no record that could be signed: give one of them"
             )
         for option, found, good, bounds in (
             ("--delta", self.delta, self.delta is None or 0 < self.delta < 1, "between 0 and 1"),
@@ -153,20 +168,31 @@ class CountedUnigrams:
     oov: OovRate | None
 
 
-def list_record(whitelist: Path, settings: CollectionSettings) -> Provenance | None:
+def list_record(
+    whitelist: Path, content: bytes, settings: CollectionSettings, *, begun: bool
+) -> Provenance | None:
     """The record of the list of words, or somebody's word that it is public.
 
-    Raises  PrivacyError  neither is there, and the counts are to have a guarantee
+    Args
+        content  of the list
+        begun    whether rounds were done with it
+    Raises
+        PrivacyError  neither is there, or the record promises nothing, and the counts are to have a
+                      guarantee; the key has not signed the list
     """
+    record = read_counts(whitelist, content).provenance if sidecar(whitelist).exists() else None
+    if settings.public_key is not None:
+        record = require_signed(whitelist, settings.public_key, content)
     return record_or_word(
         whitelist,
         "the list of words",
-        read_counts(whitelist).provenance if sidecar(whitelist).exists() else None,
+        record,
         by=settings.public,
         setting="--public",
-        sha256=file_digest(whitelist),
+        sha256=content_digest(content),
         promises=settings.released,
         simulated=settings.noise_multiplier is not None,
+        begun=begun,
     )
 
 
@@ -190,14 +216,16 @@ def count_unigrams(
         on_round    is called after each round, which counts by then
     Raises
         ConfigError   a new run would replace a release; too few users
-        PrivacyError  the list of words has no record, and nobody says that it is public
+        PrivacyError  the list of words has no record that promises something, and nobody says that
+                      it is public; the key has not signed it
     Guarantees
         stopped at any moment, the same call goes on after the last round that counts
     """
     split = TOKENIZERS[settings.tokenizer]
-    record = list_record(whitelist, settings)
+    content = whitelist.read_bytes()  # once: what is verified is what is counted
+    record = list_record(whitelist, content, settings, begun=has_begun(output))
     with folder_of(output, released=settings.released) as folder:
-        words = read_whitelist(whitelist)
+        words = read_whitelist(whitelist, content)
         never = sum(split(word) != [word] for word in words)
         if never:
             progress(

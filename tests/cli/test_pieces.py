@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,7 @@ from dlm.federated.counts_file import WordCounts, read_counts, write_counts
 from dlm.federated.pieces import Inventory
 from dlm.federated.provenance import Guarantee, Provenance
 
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 WORDS = [
     stem + end
     for stem in ("walk", "talk", "nation", "read")
@@ -75,6 +79,38 @@ def test_an_inventory_says_what_its_counts_are_worth(
         n * len(inventory.encode([word])) for word, n in zip(WORDS, share, strict=True)
     ) / sum(share)
     assert first.endswith(f", {a_word:.2f} per word")
+
+
+def test_counts_that_a_key_has_signed_make_verified_pieces(counts: Path) -> None:
+    """Others are refused: not signed, signed by another key, changed; nothing is written."""
+    pytest.importorskip("cryptography", reason="pip install -e '.[train]'")
+    from dlm.federated.signature import Claim, read_private_key, sign
+
+    keys = {name: counts.with_name(f"{name}.pem") for name in ("mine", "theirs")}
+    for key in keys.values():
+        for line in (
+            f"openssl genpkey -algorithm ed25519 -out {key}",
+            f"openssl pkey -in {key} -pubout -out {key.with_suffix('.pub')}",
+        ):
+            subprocess.run(line.split(), check=True, capture_output=True)
+    trust = ("--size", "36", "--public-key", str(keys["mine"].with_suffix(".pub")))
+    write_counts(counts, WordCounts(tuple(WORDS), np.ones(len(WORDS)), GOOD))
+    for name, said in ((None, "unverified: .* is not signed"), ("theirs", "not by the trusted")):
+        if name is not None:
+            sign(Claim.of(counts), read_private_key(keys[name]), at=NOW)
+        done = pieces(counts, *trust)
+        assert isinstance(done.exception, PrivacyError)
+        assert re.search(said, str(done.exception))
+        assert not counts.with_name("out.model").exists()
+    sign(Claim.of(counts), read_private_key(keys["mine"]), at=NOW)
+    done = pieces(counts, *trust)
+    assert done.exit_code == 0, done.exception
+    assert "Verified: signed by the key" in done.stdout
+    assert Inventory.load(counts.with_name("out.model")).provenance.unverified == ()
+    done = pieces(counts, *trust, "--public", "ACME")
+    assert "is of users; leave --public out" in str(done.exception)
+    write_counts(counts, WordCounts(tuple(WORDS), np.full(len(WORDS), 2.0), GOOD))
+    assert "wrong: " in str(pieces(counts, *trust).exception)
 
 
 def test_what_cannot_be_is_refused_with_what_to_do(counts: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import stat
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,20 @@ from dlm.cli.main import app
 from dlm.errors import ConfigError, FormatError, PrivacyError
 from dlm.federated import checkpoint, collect
 from dlm.federated.collect import Collection, folder_of
-from dlm.federated.counts_file import read_counts
+from dlm.federated.counts_file import WordCounts, read_counts, write_counts
 from dlm.federated.keys import Key
 from dlm.federated.ledger import ParticipationLedger
-from dlm.federated.provenance import Guarantee
+from dlm.federated.provenance import Guarantee, Provenance
 from dlm.federated.sampling import AvailabilitySampler, FixedGoalSampler, PoissonSampler
 from dlm.federated.unigrams import UnigramConfig, UserCounts, round_sum
 from dlm.federated.users import UserDataset
 from federated.corpus import WORDS, population
 
 KEY = Key.from_seed(6)
+STAGE = {
+    "stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1, "gap": 1,
+    "max_part": 1,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +106,47 @@ def test_an_out_of_vocabulary_rate_is_told_of_users_that_were_kept_out(
     train, test = people.split(0.2, name="unigrams")
     assert f"OOV rate of {len(test)} users kept out, 40 words" in said.out
     assert ParticipationLedger.load(tmp_path / "counts.tsv.ledger.json").population == len(train)
+
+
+def test_a_list_of_words_without_a_guarantee_or_a_signature_begins_no_run(
+    people: UserDataset, tmp_path: Path
+) -> None:
+    """Counted without noise; or noised, and signed by nobody. No user's text is looked at."""
+    pytest.importorskip("cryptography", reason="pip install -e '.[train]'")
+    pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
+    from dlm.federated.signature import Claim, read_private_key, sign
+
+    key, public = tmp_path / "key.pem", tmp_path / "key.pub"
+    for line in (f"genpkey -algorithm ed25519 -out {key}", f"pkey -in {key} -pubout -out {public}"):
+        subprocess.run(["openssl", *line.split()], check=True, capture_output=True)
+    words = tmp_path / "list.tsv"
+    values = np.arange(len(WORDS), 0.0, -1)
+    noise = ("--lambda", 50, "--rounds", 5, "--report-goal", 60, "--max-part", 1, "--quiet")
+    private = (
+        *noise,
+        "--noise-multiplier",
+        2,
+        "--delta",
+        1e-6,
+        "--public",
+        "",
+        "--whitelist",
+        words,
+    )
+    write_counts(words, WordCounts(tuple(WORDS), values, Provenance.none("no noise")))
+    with pytest.raises(PrivacyError, match=r"the list of words has no guarantee \(no noise\)"):
+        unigrams(people, tmp_path / "a.tsv", *private)
+    good = Provenance(Guarantee(2.12, 1e-6, 0.125), stages=(STAGE,))
+    write_counts(words, WordCounts(tuple(WORDS), values, good))
+    with pytest.raises(PrivacyError, match=r"unverified: .* is not signed"):
+        unigrams(people, tmp_path / "a.tsv", *private, "--public-key", public)
+    assert not list(tmp_path.glob("a.tsv*"))
+    sign(Claim.of(words), read_private_key(key), at=datetime(2026, 11, 22, tzinfo=UTC))
+    unigrams(people, tmp_path / "a.tsv", *private, "--public-key", public)
+    found = read_counts(tmp_path / "a.tsv").provenance
+    assert found.guarantee is not None
+    assert found.unverified == ()
+    assert [one["stage"] for one in found.stages] == ["unigrams", "unigrams"]
 
 
 def test_noise_is_accounted_for(
