@@ -483,8 +483,9 @@ def audit(
         print(f"{found.mechanism}, {settings.noise} noise, {found.rounds} rounds, gap {found.gap}, "
               f"at most {found.max_part} participations")  # fmt: skip
         print(f"canaries     {found.present} of {found.canaries} present, in rounds {shown}{more}")
+        sure = f"{100 * found.confidence:.10g}"  # with as many digits as were given
         print(f"accounting   mu at most {found.upper_mu:.4g} (zCDP rho {found.rho:.4g})")
-        print(f"audit        mu at least {found.lower_mu:.4g}, {found.confidence:.0%} confidence: "
+        print(f"audit        mu at least {found.lower_mu:.4g}, {sure}% confidence: "
               f"{found.missed} missed, {found.false_alarms} seen that were not there")  # fmt: skip
         print(f"note: this pattern reaches {found.reached:.1%} of the sensitivity accounted for; "
               f"two canaries' directions have a cosine of about {found.cosine:.2g}")  # fmt: skip

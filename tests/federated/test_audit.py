@@ -279,8 +279,10 @@ def test_the_command_tells_both_bounds(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "run.toml").write_text(CONFIG)
     command = ["privacy", "audit", str(tmp_path / "run.toml"), "--canaries", "50"]
     command += ["--parameters", "500", "--seed", "4"]
-    done = CliRunner().invoke(app, [*command, "--output", str(tmp_path / "audit.json")])
+    sure = ["--confidence", "0.999"]
+    done = CliRunner().invoke(app, [*command, *sure, "--output", str(tmp_path / "audit.json")])
     assert done.exit_code == 0, done.output
+    assert ", 99.9% confidence: " in done.stdout
     assert "discrete noise, 12 rounds" in done.stdout
     assert "mu at most" in done.stdout and "mu at least" in done.stdout
     written = json.loads((tmp_path / "audit.json").read_text())
