@@ -104,7 +104,8 @@ def trusted(
     ]
     lines += [f"That no user's text is in {one}." for one in public]
     lines += [
-        f"That the record of {one} is the one that was written: no trusted key has signed it."
+        f"That the record of {one} is the one that was written: it was not verified with a trusted "
+        "key."
         for one in unverified
     ]
     for stage in stages:

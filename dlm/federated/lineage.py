@@ -162,7 +162,7 @@ class Inherited:
     Fields
         reasons     why the whole has no guarantee; none where all may be composed
         stages      that touched users, each once; with the ledgers, and what was made since
-        unverified  inputs whose record no trusted key has signed
+        unverified  inputs whose record was not verified with a trusted key
         notes       as in `Stages`
     """
 

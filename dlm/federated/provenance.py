@@ -6,8 +6,8 @@
 The record stands beside counts and pieces, in a checkpoint, in the header of an ARPA file (`line`)
 and in the manifest of a shard set. It names the SHA-256 of what it speaks of, and its own digest
 covers all that it says. Both find a mistake; neither finds an edit by somebody who computes the
-digest anew. Against that it can be signed (`signature`): one that was read and that no trusted key
-has signed is "unverified", and so is whatever is made from it.
+digest anew. Against that it can be signed (`signature`): one that was read and not verified with a
+trusted key is "unverified", and so is whatever is made from it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ADJACENCY = "zero-out"
 # How much a record is worth to whoever holds it; not a part of it.
 FIRST_HAND = "first hand"  # of what this process did itself
 UNVERIFIED = "unverified"  # read from a file, and by no key that is trusted
-WORTH = {UNVERIFIED: "unverified: no trusted key has signed this record"}
+WORTH = {UNVERIFIED: "unverified: this record was not verified with a trusted key"}
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Provenance:
     config: str | None = None  # digest of the settings of the run
     derived: tuple[str, ...] = ()  # what was made from it since, without touching users again
     public_inputs: tuple[PublicInput, ...] = ()  # what is in it and public, as somebody says
-    unverified: tuple[str, ...] = ()  # what went in with a record that no trusted key had signed
+    unverified: tuple[str, ...] = ()  # what went in with a record that was not verified
     content: Mapping[str, str] = dataclasses.field(default_factory=dict)  # SHA-256 by name
     standing: str = dataclasses.field(default=FIRST_HAND, compare=False)
 
@@ -157,7 +157,8 @@ class Provenance:
         if self.standing != FIRST_HAND:
             text += f" {WORTH.get(self.standing, self.standing).capitalize()}."
         if self.unverified and self.standing != UNVERIFIED:
-            text += f" Unverified: no trusted key has signed the record of {_and(self.unverified)}."
+            of = _and(self.unverified)
+            text += f" Unverified: the record of {of} was not verified with a trusted key."
         return text
 
     def derive(self, step: str, **content: str) -> Provenance:

@@ -50,7 +50,7 @@ def pieces(counts: Path, *more: str, output: str = "out.model") -> Result:
             GOOD,
             (),
             "(epsilon = 1, delta = 1e-06)-differential privacy, 0.1-zCDP for each user who took "
-            "part. Unverified: no trusted key has signed ",
+            "part. Unverified: ",
         ),
         (Provenance.none("no noise"), (), "NO GUARANTEE: no noise."),
         (None, (), "NO GUARANTEE: no provenance record stood beside the counts."),

@@ -643,7 +643,9 @@ def _(folder: Path) -> str:
 def _(folder: Path) -> str:
     made = read_counts(counts(folder)).provenance.derive("wordpieces")
     said = made.verified("0123").statement()
-    named = "Unverified: no trusted key has signed the record of what wordpieces is made of"
+    named = (
+        "Unverified: the record of what wordpieces is made of was not verified with a trusted key"
+    )
     return "kept; unverified: the counts" if named in said else said
 
 

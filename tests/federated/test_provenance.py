@@ -172,14 +172,14 @@ def test_what_was_read_is_unverified_and_so_is_what_is_made_from_it() -> None:
     read = Provenance.from_json(GOOD.to_json())
     assert read == GOOD
     assert "Unverified" not in GOOD.statement()
-    assert "Unverified: no trusted key has signed this record." in read.statement()
-    made = "Unverified: no trusted key has signed the record of what pieces is made of."
+    assert "Unverified: this record was not verified with a trusted key." in read.statement()
+    made = "Unverified: the record of what pieces is made of was not verified with a trusted key."
     assert made in read.derive("pieces").statement()
     assert made in read.derive("pieces").verified("0123").statement()
     assert inherited({"the counts": read}).unverified == ("the counts",)
     assert inherited({"the counts": GOOD}).unverified == ()
     later = dataclasses.replace(GOOD, unverified=("the counts", "the list"))
-    assert "signed the record of the counts and the list." in later.statement()
+    assert "the record of the counts and the list was not verified" in later.statement()
     assert inherited({"the network": later}).unverified == ("the counts", "the list")
 
 
