@@ -606,15 +606,7 @@ def _progress(line: str) -> None:
 
 def _print_json(answer: dict[str, Any]) -> None:
     """JSON has no infinity: an infinite number is null there."""
-
-    def finite(value: Any) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            return None
-        if isinstance(value, dict):
-            return {key: finite(inner) for key, inner in value.items()}
-        if isinstance(value, list | tuple):
-            return [finite(inner) for inner in value]
-        return value
+    from dlm.federated.run_folder import finite
 
     print(json.dumps(finite(answer), indent=2))
 
