@@ -1,7 +1,7 @@
 """The one record that a file has: beside it, in a checkpoint, a report or a manifest, or in the
 header of an ARPA file.
 
-    snapshot = Snapshot.read(Path("model.arpa.xz"))
+    snapshot = FileSnapshot.read(Path("model.arpa.xz"))
     record = record_of_file(snapshot)
 
 A file is read once, and all that is said of it is said of the bytes that were read. All places are
@@ -11,7 +11,6 @@ looked at: two records that do not agree are an error, whichever stands first.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,17 +22,17 @@ from dlm.federated import checkpoint
 from dlm.federated.provenance import LINE_PREFIX, Provenance, content_digest, digest_of
 from dlm.federated.recorded import read_beside, sidecar
 
-HEADER_BYTES = 16 << 20  # of a file, in which the header of an ARPA file must end
+HEAD_BYTES = 17 << 20  # of a file; the header of an ARPA file ends within them
 SHARD_SET = "dlm shard set"  # `format` of a manifest
 _STEP = 1 << 20
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class FileSnapshot:
     """A file as it was when it was read, once.
 
     Fields
-        head     its first `HEADER_BYTES`
+        head     its first `HEAD_BYTES`
         content  all of it; None of a file that may be larger than memory, which has no record
                  beyond its head
         sha256   of all of it
@@ -45,12 +44,12 @@ class Snapshot:
     sha256: str
 
     @classmethod
-    def read(cls, path: Path, content: bytes | None = None) -> Snapshot:
+    def read(cls, path: Path, content: bytes | None = None) -> FileSnapshot:
         """The file at `path`, or its bytes where the caller has read them."""
         if content is not None:
-            return cls(path, content[:HEADER_BYTES], content, content_digest(content))
+            return cls(path, content[:HEAD_BYTES], content, content_digest(content))
         with path.open("rb") as file:
-            head = file.read(HEADER_BYTES)
+            head = file.read(HEAD_BYTES)
             if head.startswith(checkpoint.MAGIC) or path.suffix == ".json":
                 content = head + file.read()
                 return cls(path, head, content, content_digest(content))
@@ -60,7 +59,7 @@ class Snapshot:
         return cls(path, head, None, digest.hexdigest())
 
 
-def record_of_file(snapshot: Snapshot) -> Provenance:
+def record_of_file(snapshot: FileSnapshot) -> Provenance:
     """The record that a file has.
 
     Raises
@@ -91,7 +90,7 @@ def record_of_file(snapshot: Snapshot) -> Provenance:
     return beside
 
 
-def shard_files(snapshot: Snapshot) -> tuple[str, ...] | None:
+def shard_files(snapshot: FileSnapshot) -> tuple[str, ...] | None:
     """The names of the files that a shard set's manifest is of; None for any other file.
 
     Raises
@@ -110,7 +109,7 @@ def shard_files(snapshot: Snapshot) -> tuple[str, ...] | None:
     return names
 
 
-def _inside(snapshot: Snapshot) -> list[tuple[str, Provenance]]:
+def _inside(snapshot: FileSnapshot) -> list[tuple[str, Provenance]]:
     """(place, record) of all records in a file."""
     path = snapshot.path
     if snapshot.head.startswith(checkpoint.MAGIC):
@@ -124,7 +123,7 @@ def _inside(snapshot: Snapshot) -> list[tuple[str, Provenance]]:
     ]
 
 
-def _json(snapshot: Snapshot) -> dict[str, Any]:
+def _json(snapshot: FileSnapshot) -> dict[str, Any]:
     try:
         found = json.loads(snapshot.content or b"", object_pairs_hook=_each_once)
     except ValueError as exc:
@@ -141,7 +140,7 @@ def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _in_json(snapshot: Snapshot) -> list[tuple[str, Provenance]]:
+def _in_json(snapshot: FileSnapshot) -> list[tuple[str, Provenance]]:
     path, body = snapshot.path, _json(snapshot)
     found = body.get("provenance")
     if body.get("format") == SHARD_SET:
@@ -160,41 +159,9 @@ def _in_json(snapshot: Snapshot) -> list[tuple[str, Provenance]]:
     return [("the report", Provenance.from_dict(found, str(path)))]
 
 
-def _header_lines(snapshot: Snapshot) -> list[tuple[int, bytes]]:
-    """(number, text) of the records in the comments before an ARPA file's counts, as its reader
-    takes them; none of a file that is not ARPA."""
-    from dlm.ngram.arpa.source import DamagedStream, TextSource
+def _header_lines(snapshot: FileSnapshot) -> list[tuple[int, str]]:
+    """(number, text) of the records in the comments of an ARPA file; none of any other file."""
+    from dlm.ngram.arpa.header import comments_at_head
 
-    source = TextSource(str(snapshot.path), file=io.BytesIO(snapshot.head))
-    found: list[tuple[int, bytes]] = []
-    number, read, rest, step = 0, 0, b"", b"first"
-    try:
-        while step and read < HEADER_BYTES:
-            try:
-                step = source.read(1 << 16)
-            except DamagedStream:  # the head ends here, or the file is cut short
-                step = b""
-            read += len(step)
-            lines = (rest + step).split(b"\n")
-            rest = lines.pop() if step else b""
-            for line in lines:
-                number += 1
-                line = line.rstrip(b"\r").rstrip(b" \t")
-                if line == b"\\data\\":
-                    return found
-                if line.startswith(b"#"):
-                    text = line[1:].removeprefix(b" ")
-                    if text.startswith(LINE_PREFIX.encode()):
-                        found.append((number, text))
-                elif line:
-                    return []
-            if rest.strip() and not rest.startswith((b"#", b"\\")):
-                return []
-    finally:
-        source.close()
-    if step:
-        raise FormatError(
-            f"{snapshot.path}: the comments before \\data\\ are longer than {HEADER_BYTES >> 20} "
-            "MiB, and a privacy record may stand in the rest; make the file again with fewer"
-        )
-    return []
+    lines = comments_at_head(str(snapshot.path), snapshot.head)
+    return [(number, text) for number, text in lines if text.startswith(LINE_PREFIX)]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dlm.errors import ConfigError, FormatError, PrivacyError
-from dlm.federated.lookup import Snapshot, record_of_file, shard_files
+from dlm.federated.lookup import FileSnapshot, record_of_file, shard_files
 from dlm.federated.provenance import Provenance, content_digest, file_digest
 from dlm.files import write_whole
 
@@ -123,7 +123,7 @@ class Claim:
             FormatError   it has no record; a shard set lacks a file
             PrivacyError  the record is of another file, or was changed, or there are two
         """
-        snapshot = Snapshot.read(path)
+        snapshot = FileSnapshot.read(path)
         record = record_of_file(snapshot)
         found = _digests(path.parent, shard_files(snapshot) or ())
         if missing := [name for name, digest in found.items() if digest is None]:
@@ -176,7 +176,7 @@ def look_at(path: Path, trusted: Ed25519PublicKey | None, content: bytes | None 
     Raises
         FormatError  the file has no record, and nobody signed it
     """
-    snapshot = Snapshot.read(path, content)
+    snapshot = FileSnapshot.read(path, content)
     try:
         record = record_of_file(snapshot)
         names = shard_files(snapshot)
@@ -244,7 +244,7 @@ class _Seal:
             raise FormatError(f"{place} is no signature: {exc!r}") from exc
         return cls(place, body, signature, key)
 
-    def fault(self, snapshot: Snapshot, record: Provenance) -> str | None:
+    def fault(self, snapshot: FileSnapshot, record: Provenance) -> str | None:
         """Why it is no signature of this file with this record; None if it is."""
         from cryptography.exceptions import InvalidSignature
 

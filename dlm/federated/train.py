@@ -117,9 +117,10 @@ class Training(FederatedRun[RoundReport]):
                    earlier start is gone on with
         encode     words of an utterance -> ids, and `vocab_size` with it; by default the words of
                    `settings.data.vocabulary`
-        vocabulary_record  what protects those whose text `encode` was made from, as an inventory of
-                   wordpieces has it; without one a run that is to have a guarantee is refused.
-                   `Provenance.public` says that it is nobody's, and by whose word
+        vocabulary_record  `Provenance.public` says that `encode` was made of no user's text, and by
+                   whose word. Otherwise the record of the wordpieces that it is a method of
+                   counts; any other encoder has none, and a run that is to have a guarantee is
+                   refused
         engine     where updates are computed; by default here
         aggregator how they are added up; by default as `settings.aggregation` says
         progress   is called with what happens, a line at a time
@@ -160,8 +161,12 @@ class Training(FederatedRun[RoundReport]):
             encode, vocab_size = vocabulary.encoder(), vocabulary.size
             vocabulary_record = vocabulary.record
         else:
-            if vocabulary_record is None:  # wordpieces know it themselves
-                vocabulary_record = record_of(encode)
+            own = record_of(encode)  # wordpieces know it themselves
+            if vocabulary_record is None:
+                vocabulary_record = own
+            elif not vocabulary_record.is_public and vocabulary_record != own:
+                why = "the record that was given with the encoder is not shown to be of it"
+                vocabulary_record = Provenance.none(why)
             if self._promises and not self._has_begun:
                 refuse_without_guarantee("the given encoder", vocabulary_record)
             vocabulary = RunVocabulary.of(encode, vocabulary_record)

@@ -18,7 +18,7 @@ pytest.importorskip("cryptography", reason="pip install -e '.[train]'")
 from dlm.errors import ConfigError, FormatError, PrivacyError
 from dlm.federated import checkpoint
 from dlm.federated.counts_file import WordCounts, read_counts, write_counts
-from dlm.federated.lookup import HEADER_BYTES, Snapshot, record_of_file
+from dlm.federated.lookup import FileSnapshot, record_of_file
 from dlm.federated.provenance import Guarantee, Provenance, content_digest, digest_of
 from dlm.federated.recorded import sidecar
 from dlm.federated.signature import (
@@ -31,6 +31,7 @@ from dlm.federated.signature import (
     sign,
     signature_of,
 )
+from dlm.ngram.arpa.header import MAX_HEADER_BYTES
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 STAGE = {"stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1}
@@ -156,7 +157,7 @@ def test_records_are_found_wherever_they_travel(tmp_path: Path, keys: dict[str, 
     arpa.write_text(f"# made by dlm\n# {GOOD.line}\n\n\\data\\\nngram 1=1\n")
     manifest.write_text(json.dumps({**SET, "provenance": {"comments": ["made by dlm", GOOD.line]}}))
     for place, expected in ((saved, record), (arpa, GOOD), (manifest, GOOD)):
-        assert record_of_file(Snapshot.read(place)) == expected
+        assert record_of_file(FileSnapshot.read(place)) == expected
         assert verdict(signed(place, keys), keys).standing == "verified"
         place.write_bytes(place.read_bytes() + b" ")
         with pytest.raises(PrivacyError, match="wrong"):
@@ -166,7 +167,7 @@ def test_records_are_found_wherever_they_travel(tmp_path: Path, keys: dict[str, 
     for place in (arpa, manifest):
         signature_of(place).unlink()
         with pytest.raises(FormatError, match="no privacy record"):
-            record_of_file(Snapshot.read(place))
+            record_of_file(FileSnapshot.read(place))
 
 
 def test_a_second_record_is_wrong_and_both_are_named(tmp_path: Path, keys: dict[str, Path]) -> None:
@@ -192,7 +193,7 @@ def test_a_second_record_is_wrong_and_both_are_named(tmp_path: Path, keys: dict[
     assert "beside it says (epsilon = 2.12" in found.text
     beside(arpa, worse, bind=False)
     with pytest.raises(PrivacyError, match="is not the file that"):
-        record_of_file(Snapshot.read(arpa))
+        record_of_file(FileSnapshot.read(arpa))
 
 
 def beside(path: Path, record: Provenance, *, bind: bool = True) -> None:
@@ -224,7 +225,7 @@ def test_a_record_stands_in_a_comment_of_an_arpa_file_alone(tmp_path: Path) -> N
     tail = "\\data\\\nngram 1=1\n"
     for line in (f"# {GOOD.line}", f"#{GOOD.line}", f"# {GOOD.line} \r"):
         arpa.write_text(f"\n{line}\n{tail}", newline="")
-        assert record_of_file(Snapshot.read(arpa)) == GOOD
+        assert record_of_file(FileSnapshot.read(arpa)) == GOOD
     for text in (
         f"{GOOD.line}\n{tail}",
         f" # {GOOD.line}\n{tail}",
@@ -236,10 +237,10 @@ def test_a_record_stands_in_a_comment_of_an_arpa_file_alone(tmp_path: Path) -> N
     ):
         arpa.write_text(text)
         with pytest.raises(FormatError, match="no privacy record"):
-            record_of_file(Snapshot.read(arpa))
-    arpa.write_text(("#" * 99 + "\n") * (HEADER_BYTES // 100 + 1) + f"# {GOOD.line}\n{tail}")
-    with pytest.raises(FormatError, match="are longer than 16 MiB"):
-        record_of_file(Snapshot.read(arpa))
+            record_of_file(FileSnapshot.read(arpa))
+    arpa.write_text(("#" * 99 + "\n") * (MAX_HEADER_BYTES // 100 + 1) + f"# {GOOD.line}\n{tail}")
+    with pytest.raises(FormatError, match="are longer than 16777216 bytes"):
+        record_of_file(FileSnapshot.read(arpa))
 
 
 @pytest.mark.parametrize("name", ["model.arpa.gz", "model.arpa.zst", "model.arpa.xz", "model"])
@@ -252,7 +253,7 @@ def test_a_record_is_found_in_a_compressed_arpa_file(name: str, tmp_path: Path) 
     )(text)
     for place in (tmp_path / name, tmp_path / "other.arpa"):
         place.write_bytes(packed)
-        assert record_of_file(Snapshot.read(place)) == GOOD
+        assert record_of_file(FileSnapshot.read(place)) == GOOD
 
 
 def test_a_key_that_comes_twice_in_a_file_of_json_is_refused(tmp_path: Path) -> None:
@@ -261,7 +262,7 @@ def test_a_key_that_comes_twice_in_a_file_of_json_is_refused(tmp_path: Path) -> 
     text = json.dumps({**SET, "provenance": {"comments": [GOOD.line]}})
     place.write_text('{"provenance": {"comments": []}, ' + text[1:])
     with pytest.raises(FormatError, match="the key 'provenance' comes twice"):
-        record_of_file(Snapshot.read(place))
+        record_of_file(FileSnapshot.read(place))
 
 
 def test_a_signature_of_a_manifest_is_of_each_file_of_its_set(

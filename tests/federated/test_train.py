@@ -703,6 +703,11 @@ def test_an_encoder_whose_record_is_lost_begins_no_run(
         ):
             Training(real, users, tmp_path / name, encode=wrapped[name], vocab_size=8)
         assert not (tmp_path / name).exists()
+    with pytest.raises(PrivacyError, match="is not shown to be of it"):
+        Training(
+            real, users, tmp_path / "given", encode=wrapped["lambda"], vocab_size=8,
+            vocabulary_record=made.provenance,
+        )  # fmt: skip
     with Training(real, users, tmp_path / "bound", encode=known, vocab_size=8) as training:
         list(training.run())
         report = training.report()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from typing import NamedTuple
 
@@ -55,8 +56,7 @@ def read_header(text: LineReader) -> Header:
         if line is None:
             text.fail("no \\data\\ line in the file", None, None, "Is this an ARPA file?")
         if line.text.startswith(b"#"):
-            comment = line.text[1:].removeprefix(b" ")
-            comments.append(comment.decode("utf-8", "surrogateescape"))
+            comments.append(_comment(line.text))
         elif line.text == b"\\data\\":
             break
         elif line.text:
@@ -115,3 +115,47 @@ def _next_line(text: LineReader) -> Line | None:
             "Is this an ARPA file?",
         )
     return line
+
+
+def comments_at_head(path: str, head: bytes) -> list[tuple[int, str]]:
+    """(line number, text) of the comments before the counts, as `read_header` takes them, from the
+    first bytes of a file, which may be compressed; none of a file that is not ARPA.
+
+    Args
+        path  of the file, for errors
+        head  more than MAX_HEADER_BYTES, or all of it
+    Raises  ArpaError  the comments are longer than a header may be
+    """
+    text = source.TextSource(path, file=io.BytesIO(head))
+    found: list[tuple[int, str]] = []
+    number, read, rest, step = 0, 0, b"", b"first"
+    while step and read < MAX_HEADER_BYTES:
+        try:
+            step = text.read(1 << 16)
+        except source.DamagedStream:  # the head ends here, or the file is cut short
+            step = b""
+        read += len(step)
+        lines = (rest + step).split(b"\n")
+        rest = lines.pop() if step else b""
+        for line in lines:
+            number += 1
+            line = line.rstrip(b"\r").rstrip(b" \t")
+            if line == b"\\data\\":
+                return found
+            if line.startswith(b"#"):
+                found.append((number, _comment(line)))
+            elif line:
+                return []
+        if rest.strip() and not rest.startswith((b"#", b"\\")):
+            return []
+    if step:
+        raise ArpaError(
+            f"the comments before \\data\\ are longer than {MAX_HEADER_BYTES} bytes",
+            path=path,
+            advice="Make the file again with fewer of them",
+        )
+    return []
+
+
+def _comment(line: bytes) -> str:
+    return line[1:].removeprefix(b" ").decode("utf-8", "surrogateescape")
