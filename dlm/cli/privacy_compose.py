@@ -1,0 +1,80 @@
+"""`dlm privacy compose`: the guarantee of several runs together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dlm.cli.privacy_options import (
+    Json,
+    print_json,
+)
+
+
+def compose(
+    reports: Annotated[
+        list[Path], typer.Argument(metavar="REPORT...", help="privacy.json of each run.")
+    ],
+    delta: Annotated[
+        float | None, typer.Option(help="Of the guarantee; that of the reports if they agree.")
+    ] = None,
+    disjoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Two runs with no user in common, by their places, as 1,2; may be repeated."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The guarantee of several runs together, for every user.
+
+    Each user counts as being in all of them. Of runs that share nobody (--disjoint) the worst
+    counts, not the sum. --disjoint speaks of the users whose text the runs themselves had: what a
+    run inherits (the counts of its vocabulary) counts for every user, unless the report of those
+    counts is given too. Runs that share a ledger are not disjoint. If one run has no guarantee,
+    the whole has none; exit status 1.
+
+    Example: dlm privacy compose first/privacy.json second/privacy.json
+    """
+    import dataclasses
+
+    from dlm.cli.paths import check_reads
+    from dlm.federated.account.runs import compose_runs, read_run
+
+    for report in reports:
+        check_reads("REPORT", report)
+    runs = [read_run(report) for report in reports]
+    found = compose_runs(runs, delta=delta, disjoint=[_pair(given) for given in disjoint or ()])
+    guarantee = found.guarantee
+    if as_json:
+        each = [{"report": run.name, "statement": run.record.statement()} for run in runs]
+        print_json({"runs": each, **dataclasses.asdict(found)})
+    else:
+        for place, run in enumerate(runs, 1):
+            print(f"{place}  {run.name}: {run.record.statement()}")
+        if guarantee is not None:
+            print(f"together: {guarantee.statement()} for each {runs[0].record.unit}.")
+        else:
+            print("together: NO GUARANTEE.")
+            if found.simulated is not None:
+                print(f"figures of a simulation, which promise nothing to anybody: "
+                      f"{found.simulated.statement()}")  # fmt: skip
+        if found.worst and len(found.worst) < len(runs):
+            print(f"the worst off are in runs {', '.join(str(p + 1) for p in found.worst)}")
+        for note in found.notes:
+            print(f"note: {note}")
+    if guarantee is None:
+        raise typer.Exit(1)
+
+
+def _pair(given: str) -> tuple[int, int]:
+    """Places from 0, of "1,2"."""
+    from dlm.errors import ConfigError
+
+    try:
+        first, second = (int(part) - 1 for part in given.split(","))
+    except ValueError:
+        raise ConfigError(f"--disjoint is {given!r}, not two places as 1,2") from None
+    return first, second

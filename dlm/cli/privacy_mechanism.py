@@ -1,0 +1,83 @@
+"""`dlm privacy mechanism`: the losses of a mechanism."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dlm.cli.privacy_options import (
+    DEFAULT_BUFFERS,
+    Bands,
+    Buffers,
+    Json,
+    MadeFor,
+    MaxPart,
+    Plot,
+    Rounds,
+    Which,
+    blt_made_for,
+    only_of_some,
+    print_json,
+    progress_line,
+)
+from dlm.cli.privacy_plots import check_plot, plot_errors
+
+if TYPE_CHECKING:
+    from dlm.federated.noise.mechanism import Mechanism
+
+
+def mechanism(
+    mechanism: Which,
+    rounds: Rounds,
+    gap: Annotated[
+        int, typer.Option(help="Least difference of rounds of two participations of a user.")
+    ],
+    max_part: MaxPart,
+    buffers: Buffers = None,
+    bands: Bands = None,
+    error: Annotated[
+        str | None, typer.Option(help="A BLT is optimised for: max (if not given) or mean.")
+    ] = None,
+    made_for: MadeFor = None,
+    as_json: Json = False,
+    plot: Plot = None,
+) -> None:
+    """The losses of a mechanism: noise in running sums at equal privacy.
+
+    An optimised mechanism is optimised for this participation, or for that of --made-for, and kept
+    in the cache folder.
+
+    Example: dlm privacy mechanism --mechanism blt --rounds 2052 --gap 342 --max-part 6 --buffers 2
+    """
+    from dlm.federated.account.answers import losses_of
+    from dlm.federated.noise.make import make_mechanism
+
+    check_plot(plot)
+    only_of_some(
+        mechanism.value, rounds, made_for=made_for, buffers=buffers, bands=bands, error=error
+    )
+    error = "max" if error is None else error
+    made: Mechanism
+    if made_for is None:
+        made = make_mechanism(
+            mechanism.value, rounds=rounds, gap=gap, max_part=max_part,
+            buffers=DEFAULT_BUFFERS if buffers is None else buffers,
+            bands=bands, error=error, progress=progress_line,
+        )  # fmt: skip
+    else:
+        from dlm.federated.noise.blt import Blt
+
+        made = Blt(rounds, blt_made_for(made_for, buffers, error))
+    answer = losses_of(made, mechanism.value, gap=gap, max_part=max_part)
+    if plot is not None:
+        plot_errors(made, answer["sensitivity"], plot)
+    if as_json:
+        print_json(answer)
+        return
+    bound = "" if answer["sensitivity_exact"] else "  (upper bound)"
+    print(f"{mechanism.value}, {rounds} rounds, gap {gap}, {max_part} participations")
+    print(f"RmsLoss      {answer['rms_loss']:.6g}")
+    print(f"MaxLoss      {answer['max_loss']:.6g}")
+    print(f"sensitivity  {answer['sensitivity']:.6g}{bound}")
+    print(f"buffers      {answer['buffers']} of the model's size")

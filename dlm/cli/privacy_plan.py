@@ -1,0 +1,108 @@
+"""`dlm privacy plan`: what to run for a target."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dlm.cli.privacy_options import (
+    AS_REPORTED,
+    AS_SIMULATED,
+    SIMULATED,
+    Delta,
+    Json,
+    Name,
+    Plot,
+    Rounds,
+    Which,
+    print_json,
+)
+from dlm.cli.privacy_plots import check_plot, plot_plan
+
+
+def plan(
+    population: Annotated[int, typer.Option(help="Users that can take part.")],
+    rounds: Rounds,
+    delta: Delta = 1e-10,
+    target_rho: Annotated[float | None, typer.Option(help="zCDP to reach.")] = None,
+    target_epsilon: Annotated[
+        float | None, typer.Option(help="Or epsilon to reach, as a run reports it.")
+    ] = None,
+    simulated_goal: Annotated[
+        int, typer.Option(help="Users a round in a simulation that learned well.")
+    ] = 500,
+    simulated_noise: Annotated[
+        float | None,
+        typer.Option(help="And its noise multiplier; tree 0.54 and blt 0.568 if not given."),
+    ] = None,
+    largest_goal: Annotated[int, typer.Option(help="Most users a round can have.")] = 6_500,
+    round_minutes: Annotated[
+        float | None, typer.Option(help="How long a round takes, for the timer.")
+    ] = None,
+    mechanism: Which = Name.tree,
+    as_json: Json = False,
+    plot: Plot = None,
+) -> None:
+    """What to run for a target: report goal, noise and timer (GDP 2.5).
+
+    One mechanism is compared with itself: a tree, independent noise, or the BLT of BLT Table 4 that
+    was made for a gap of 400. Bands change with the gap, and what noise they bear with them. If no
+    report goal meets the target, that is said first and the exit status is 1.
+
+    Example: dlm privacy plan --population 4000000 --rounds 2000 --target-rho 0.5 --round-minutes 4
+    """
+    from dlm.errors import ConfigError
+    from dlm.federated.account.answers import planned_sensitivity
+    from dlm.federated.account.plan import make_plan
+    from dlm.federated.account.zcdp import rho_for_epsilon
+
+    check_plot(plot)
+    if (target_rho is None) == (target_epsilon is None):
+        raise ConfigError("give one target: --target-rho or --target-epsilon")
+    if target_rho is None:
+        assert target_epsilon is not None
+        target_rho = rho_for_epsilon(target_epsilon, delta)
+    if simulated_noise is None:
+        if mechanism not in SIMULATED:
+            raise ConfigError(f"give --simulated-noise: none is known for {mechanism.value}")
+        simulated_noise = SIMULATED[mechanism]
+    made = make_plan(
+        population=population,
+        rounds=rounds,
+        target_rho=target_rho,
+        delta=delta,
+        simulated_goal=simulated_goal,
+        simulated_noise=simulated_noise,
+        largest_goal=largest_goal,
+        sensitivity=planned_sensitivity(mechanism.value),
+        round_minutes=round_minutes,
+    )
+    if plot is not None:
+        plot_plan(made, plot)
+    if as_json:
+        import dataclasses
+
+        print_json({"mechanism": mechanism.value, **dataclasses.asdict(made)})
+        if not made.keeps_utility:
+            raise typer.Exit(1)
+        return
+    chosen = made.chosen
+    if not made.keeps_utility:
+        print("NOT MET: no report goal up to the largest meets the target with the simulation's "
+              "noise; what follows has more, and no simulation shows that it learns")  # fmt: skip
+    print(f"target        zCDP rho {target_rho:.4g}, {mechanism.value}, {rounds} rounds")
+    print(f"report goal   {chosen.report_goal} users a round")
+    print(f"noise         multiplier {chosen.noise_multiplier:.4g}")
+    print(f"separation    gap {chosen.gap} (MinS {chosen.min_sep}), at most "
+          f"{chosen.max_part} participations")  # fmt: skip
+    if made.timer_hours is not None:
+        print(f"timer         {made.timer_hours:g} hours")
+    what = "guarantee   " if made.keeps_utility else "would cost  "
+    print(f"{what}  rho {chosen.rho:.4g}, epsilon {chosen.epsilon:.4g} at delta {delta:g}, "
+          f"{AS_REPORTED}")  # fmt: skip
+    print(f"              epsilon {chosen.epsilon_gaussian:.4g} {AS_SIMULATED}")
+    for note in made.notes:
+        print(f"note: {note}")
+    if not made.keeps_utility:
+        raise typer.Exit(1)
