@@ -10,7 +10,8 @@
     │   ├── TextError          ... text: a faulty line, or a stream that does not decompress
     │   └── SpillError         ... a sorted run, which a sort writes where memory is short
     ├── EstimationError        a model cannot be estimated from these counts, or from this text
-    │   └── TrainingDiverged   ... a network gets worse than guessing in training
+    │   ├── TrainingDiverged   ... a network gets worse than guessing in training
+    │   └── SourceError        ... what is distilled gives no distribution of words
     ├── PrivacyError           a privacy guarantee cannot be given
     ├── QueryError             the caller asked something that has no answer
     │   └── FamilyMismatch     a state of one model was given to another
@@ -97,6 +98,10 @@ class TextError(FormatError, EstimationError):
 
 class TrainingDiverged(EstimationError):
     """A network gets worse than guessing in training; the rounds that were done stay done."""
+
+
+class SourceError(EstimationError):
+    """What is to be distilled gives no distribution over its words."""
 
 
 class PrivacyError(DlmError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_text
 import math
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -15,19 +16,60 @@ from dlm.cli.progress import stage_printer
 
 def distill(
     source: Annotated[
-        Path, typer.Argument(help="What to approximate: an ARPA file, or a run of dlm federate.")
+        str,
+        typer.Argument(
+            help="What to approximate: an ARPA file, a run of dlm federate, or module:factory, a "
+            "Python object with vocabulary and log_probs."
+        ),
     ],
     topology: Annotated[
-        Path,
-        typer.Option(help="ARPA file whose n-grams the new model has; its values do not matter."),
+        str,
+        typer.Option(
+            help="ARPA file whose n-grams the new model has, its values do not matter; self: "
+            "n-grams that the source says; self+FILE: both."
+        ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="ARPA file to write; .gz, .zst, .xz compress.")
-    ],
-    samples: Annotated[
-        float | None, typer.Option(help="Sentences to sample from a network, such as 1e5.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="ARPA file to write; .gz, .zst, .xz compress. Without it, counts stay in --work.",
+        ),
     ] = None,
+    samples: Annotated[
+        float | None,
+        typer.Option(help="Sentences to sample, such as 1e5; an ARPA file needs none."),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Text, a sentence a line, whose contexts count in place of samples."),
+    ] = None,
+    order: Annotated[int, typer.Option(help="Of the n-grams of --topology self, 1 to 5.")] = 3,
+    ngrams: Annotated[
+        int | None,
+        typer.Option(help="How many --topology self keeps, of all orders; all if not given."),
+    ] = None,
+    interpolated: Annotated[
+        bool,
+        typer.Option(
+            "--interpolated",
+            help="With self+FILE: write the interpolation of the models on either, not the model "
+            "made anew on its n-grams.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    work: Annotated[
+        Path | None,
+        typer.Option(help="Folder for counts, with which the same command goes on after a kill."),
+    ] = None,
+    part: Annotated[
+        str, typer.Option(help="I/N: count the I-th of N parts alone, into --work.")
+    ] = "1/1",
+    counts: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of a part's --work, once for each part: add up, count nothing."),
+    ] = None,
     prior: Annotated[
         float, typer.Option(help="Visits added to each context that samples visited.")
     ] = 0.01,
@@ -41,37 +83,44 @@ def distill(
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
 ) -> None:
-    """Approximate a model on another's n-grams.
+    """Approximate a model on another's n-grams, or on its own.
 
     Of all models with the n-grams of --topology, the new one is nearest to the source by relative
     entropy. The source's words are all in; n-grams with words that it does not know are left out.
 
-    An ARPA file gives its expected counts itself, without text or samples. A network, the folder
-    of a run of dlm federate, is sampled. Where source or topology carries a privacy record, the
-    records are composed; without one the new model has no guarantee, unless --public NAME vouches.
+    An ARPA file gives its expected counts itself, without text or samples. Other sources are
+    sampled, and so is an ARPA file with --samples: at each history that a sentence visits, the
+    whole distribution counts. Where source or topology carries a privacy record, the records are
+    composed; without one the new model has no guarantee, unless --public NAME vouches.
 
     Example: dlm distill big.arpa.zst --topology pruned.arpa.zst --output small.arpa.zst
     """
-    from dlm.cli.paths import check_reads, check_writes
+    from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.distill.files import distill_files
+    from dlm.distill.request import DistillRequest
     from dlm.resources import parse_size
 
     began = time.monotonic()
-    check_reads("SOURCE", source, folders=True)
-    check_reads("--topology", topology, folders=True)
-    check_writes("--output", output)
-    made = distill_files(
-        source,
-        topology,
-        output,
-        samples=samples,
-        seed=seed,
-        prior=prior,
-        public=public,
+    request = DistillRequest(
+        source=source, topology=topology, output=output, samples=samples, text=text, order=order,
+        ngrams=ngrams, interpolated=interpolated, seed=seed, part=_part(part), work=work,
+        counts=tuple(counts or ()), prior=prior, public=public, threads=threads,
         memory_bytes=None if memory is None else parse_size(memory),
-        threads=threads,
-        progress=stage_printer(quiet=quiet),
-    )
+    )  # fmt: skip
+    if request.kind == "object":
+        sys.path.insert(0, str(Path.cwd()))  # as python -m has it
+    else:
+        check_reads("SOURCE", source, folders=True)
+    check_reads("--topology", request.external, folders=True)
+    check_reads("--text", text)
+    check_reads("--counts", *request.counts, folders=True)
+    check_writes("--output", output)
+    check_folder("--work", work, made=True)
+    made = distill_files(request, progress=stage_printer(quiet=quiet))
+    if made is None:
+        if not quiet:
+            print(f"counted; add with --counts {work}")
+        return
     model = made.fit.model
     figures = {
         "ngrams": list(model.counts),
@@ -92,3 +141,14 @@ def distill(
         f"({made.relative_entropy:.4g} nats per word)"
     )
     print(f"{sum(model.counts):,} n-grams, at most {made.fit.steps} steps per context")
+
+
+def _part(text: str) -> tuple[int, int]:
+    """(I, N) of --part."""
+    from dlm.errors import ConfigError
+
+    place, _, parts = text.partition("/")
+    try:
+        return int(place), int(parts)
+    except ValueError as exc:
+        raise ConfigError(f"--part {text} is not I/N, such as 2/4") from exc

@@ -51,7 +51,7 @@ def distill_backoff(
     known = BackoffSource.of(source, whole)
     counts = exact_counts(known)
     own = ln_likelihood(
-        local_counts(whole, counts), _log10(known.prob), _log10(known.weight[: whole.order - 1])
+        local_counts(whole, counts), as_log10(known.prob), as_log10(known.weight[: whole.order - 1])
     )
     found = fit(target, counts.of(whole, target), threads=threads, progress=progress)
     words = counts.words
@@ -60,7 +60,7 @@ def distill_backoff(
     )
 
 
-def _log10(values: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+def as_log10(values: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
     with np.errstate(divide="ignore"):
         return [np.maximum(np.log10(each), -99.0) for each in values]
 
@@ -141,8 +141,16 @@ def exact_counts(source: BackoffSource) -> NgramCounts:
             "the source's sentences do not end: it hardly ever predicts </s>, so that n-grams have "
             "no expected counts per sentence"
         )
-    whole = parts(np.maximum(visits, 0.0))
-    return _summed(topology, _step(source, whole), whole)
+    return counts_of_visits(source, parts(np.maximum(visits, 0.0)))
+
+
+def counts_of_visits(source: BackoffSource, visits: Sequence[NDArray[np.float64]]) -> NgramCounts:
+    """What a source says at visits of its states.
+
+    Shapes, n_k n-grams of order k
+        visits[k]  (n_k,)  float64  of contexts of length k, 0 to N - 1, where each is the longest
+    """
+    return _summed(source.topology, _step(source, visits), visits)
 
 
 def _solved(

@@ -157,35 +157,62 @@ def sampled_counts(
     Returns
         counts of all samples together
     """
-    order = topology.order
-    ngrams = [np.zeros(len(columns)) for columns in topology.orders]
-    contexts = [np.zeros(1), *(np.zeros(len(columns)) for columns in topology.orders[:-1])]
-    last_words = [np.ascontiguousarray(columns.ids[:, -1]) for columns in topology.orders]
-    begin = topology.vocabulary.begin_id
-    window = np.zeros((0, order - 1), np.uint32)
+    counter = VisitCounter(topology)
     for visit in visits:
-        if visit.places[-1] >= len(window):
-            more = np.full((int(visit.places[-1]) + 1 - len(window), order - 1), MISSING)
-            window = np.concatenate([window, more])
+        begun = counter.add(visit)
+        if progress is not None:
+            progress(len(visit.words), begun)
+    return counter.counts
+
+
+class VisitCounter:
+    """Adds up what visits say, one after the other.
+
+    Fields
+        counts   so far
+        entropy  (1,) float64: of all distributions together, in nats
+        window   (places, order - 1) uint32: the last words of each sentence under way, `MISSING`
+                 where it has fewer
+    """
+
+    def __init__(self, topology: ModelColumns) -> None:
+        self._topology = topology
+        self.counts = NgramCounts(
+            [np.zeros(len(columns)) for columns in topology.orders],
+            [np.zeros(1), *(np.zeros(len(columns)) for columns in topology.orders[:-1])],
+        )
+        self.entropy = np.zeros(1)
+        self.window = np.zeros((0, topology.order - 1), np.uint32)
+        self._last_words = [np.ascontiguousarray(columns.ids[:, -1]) for columns in topology.orders]
+
+    def add(self, visit: Visit) -> int:
+        """Counts the histories of a visit; returns how many sentences it begins."""
+        topology, order = self._topology, self._topology.order
+        ngrams, contexts = self.counts.ngrams, self.counts.contexts
+        if visit.places[-1] >= len(self.window):
+            more = int(visit.places[-1]) + 1 - len(self.window)
+            self.window = np.concatenate(
+                [self.window, np.full((more, order - 1), MISSING, np.uint32)]
+            )
+        self.entropy += visit.entropy.sum(dtype=np.float64)
         contexts[0][0] += len(visit.words)
         ngrams[0] += visit.given.sum(axis=0, dtype=np.float64)
-        begins = visit.words == begin
+        begins = visit.words == topology.vocabulary.begin_id
         if order > 1:
-            here = window[visit.places]
+            here = self.window[visit.places]
             here[begins] = MISSING
             here[:, :-1] = here[:, 1:]
             here[:, -1] = visit.words
-            window[visit.places] = here
+            self.window[visit.places] = here
+            given = np.ascontiguousarray(visit.given)
             for k in range(1, order):
                 rows = topology.rows_of(np.ascontiguousarray(here[:, order - 1 - k :]))
                 kernels.add_given(
-                    visit.given,
+                    given,
                     rows,
                     topology.orders[k - 1].first_child,
-                    last_words[k],
+                    self._last_words[k],
                     ngrams[k],
                     contexts[k],
                 )
-        if progress is not None:
-            progress(len(visit.words), int(begins.sum()))
-    return NgramCounts(ngrams, contexts)
+        return int(begins.sum())

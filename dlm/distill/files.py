@@ -2,138 +2,246 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dlm.distill import work
+from dlm.distill.backoff import distill_backoff
+from dlm.distill.counting import GivenText, Sampling
 from dlm.distill.fit import DistilledModel
+from dlm.distill.request import SELF, DistillRequest
+from dlm.distill.sampled import (
+    Inference,
+    SampledSource,
+    count_restricted,
+    distill_inferred,
+    distill_samples,
+)
+from dlm.distill.source import load_object
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
 from dlm.estimate.columns import memory_bytes as model_bytes
+from dlm.estimate.text import Reader
 from dlm.federated.model_record import merged_record
+from dlm.federated.provenance import Provenance, file_digest
 from dlm.federated.run_folder import CHECKPOINT
 from dlm.ngram.arpa import ArpaReader, provenance_line
 from dlm.resources import available_bytes
 
-
-def is_network(source: Path) -> bool:
-    """Whether it is the folder of a run of `dlm federate`, or its checkpoint."""
-    return source.name == CHECKPOINT or (source / CHECKPOINT).exists()
+Tell = Callable[[str], None]
 
 
 def distill_files(
-    source: Path,
-    topology: Path,
-    output: Path,
-    *,
-    samples: float | None = None,
-    seed: int = 0,
-    prior: float = 0.01,
-    public: str = "",
-    memory_bytes: int | None = None,
-    threads: int = 2,
-    progress: Callable[[str], None] = lambda line: None,
-) -> DistilledModel:
-    """Writes the model with the n-grams of a topology that is nearest to a source.
+    request: DistillRequest, *, progress: Tell = lambda line: None
+) -> DistilledModel | None:
+    """Writes the nearest model to a source on a topology; or counts for it alone.
 
     Args
-        source        an ARPA file, or the folder of a run of `dlm federate`
-        topology      ARPA file, whose values do not matter
-        output        ARPA file, compressed by its suffix; its header carries the composed records
-        samples       sentences to sample from a network; None for an ARPA file
-        seed, prior   of sampling; as `sampled.distill_samples`
-        public        who says that what has no privacy record is of no user's text
-        memory_bytes  limit; what is free if None
         progress      is called with what happens, a line at a time
+    Returns
+        what was written; None where only counts were wanted
     Raises
-        ConfigError   samples of an ARPA file, or none of a network; models beyond the memory
+        ConfigError   models beyond the memory; words that do not match; counts of something else
+        SourceError   a Python object that gives no distributions
         FormatError, PrivacyError  a file or a record that cannot be read
     Guarantees
-        the same files and settings give the same bytes; the output is whole or as it was
+        the same files and choices give the same bytes; the output is whole or as it was, and its
+        header carries the composed records
     """
-    network = is_network(source)
-    _check(source, samples, threads, network=network)
-    paths = {"topology": topology} if network else {"source": source, "topology": topology}
-    counts = _counts_within(paths, memory_bytes)
-    read = {}
-    for role, path in paths.items():
-        progress(f"reading {path}")
-        read[role] = ModelColumns.read(path)
-    inputs: list[dict[str, object]] = [
-        {
-            "name": paths[role].name,
-            "as": role,
-            "counts": list(counts[role]),
-            "comments": columns.comments,
-        }
-        for role, columns in read.items()
-    ]
-    comments = {f"the {role} {paths[role].name}": found.comments for role, found in read.items()}
-    about: dict[str, Any]
-    if network:
-        from dlm.distill.sampled import distill_samples
-        from dlm.distill.source import NetworkSource
-
-        progress(f"reading {source}")
-        trained = NetworkSource(source)
-        comments = {f"the network {source.name}": [trained.record.line], **comments}
-        inputs.insert(0, {"name": source.name, "as": "network", "rounds": trained.rounds})
-        about = {"method": "relative entropy, samples", "samples": int(samples or 0), "seed": seed}
-        made = distill_samples(
-            trained,
-            read.pop("topology"),
-            samples=int(samples or 0),
-            seed=seed,
-            prior=prior,
-            threads=threads,
-            progress=progress,
-        )
+    limit = available_bytes() if request.memory_bytes is None else request.memory_bytes
+    _check_memory(request, limit)
+    inputs = _read(request, progress)
+    if request.is_exact:
+        assert inputs.topology is not None
+        about: dict[str, Any] = {"method": "relative entropy, exact counts"}
+        topology, inputs.topology = inputs.topology, None
+        made = distill_backoff(inputs.source, topology, threads=request.threads, progress=progress)
     else:
-        from dlm.distill.backoff import distill_backoff
-
-        about = {"method": "relative entropy, exact counts"}
-        made = distill_backoff(
-            read.pop("source"), read.pop("topology"), threads=threads, progress=progress
-        )
+        source = SampledSource(inputs.source, request.source, _digest(request))
+        text = None if request.text is None else _given(request.text)
+        about = {"method": "relative entropy, samples", **_about(request, text)}
+        if "text" in about:
+            what = "the text that was counted" if text is None else f"the text {text.name}"
+            inputs.comments[what] = [_record(what, None, request.public).line]
+        sampled = _sampled(request, inputs, source, text, limit, progress)
+        if sampled is None:
+            return None
+        made = sampled
     if made.dropped:
         progress(
             f"{made.dropped:,} n-grams of the topology were left out: they have some of its "
-            f"{made.foreign_words:,} words that {source} does not know"
+            f"{made.foreign_words:,} words that {request.source} does not know"
         )
+    assert request.output is not None
     model = made.fit.model
-    progress(f"writing {sum(model.counts):,} n-grams to {output}")
+    progress(f"writing {sum(model.counts):,} n-grams to {request.output}")
     lines = [
-        provenance_line("distill", **about, inputs=inputs),
-        *merged_record(comments, [], public, step="distill"),
+        provenance_line("distill", **about, inputs=inputs.facts),
+        *merged_record(inputs.comments, [], request.public, step="distill"),
     ]
-    model.write(output, comments=lines)
+    model.write(request.output, comments=lines)
     return made
 
 
-def _check(source: Path, samples: float | None, threads: int, *, network: bool) -> None:
-    if threads < 1:
-        raise ConfigError(f"--threads {threads}; give 1 or more")
-    if network and samples is None:
-        raise ConfigError(f"{source} is a network, which is sampled: give --samples, such as 1e5")
-    if not network and samples is not None:
-        raise ConfigError(
-            f"{source} is no run of dlm federate; an ARPA file gives exact counts: leave --samples"
-        )
+@dataclass
+class _Inputs:
+    """What was read: the source, the topology, and what is said of both in the header."""
+
+    source: Any = None
+    topology: ModelColumns | None = None
+    facts: list[dict[str, object]] = field(default_factory=list)
+    comments: dict[str, list[str]] = field(default_factory=dict)
 
 
-def _counts_within(paths: dict[str, Path], limit: int | None) -> dict[str, tuple[int, ...]]:
-    """The n-grams of each model by order; refused where both do not fit into memory."""
-    counts = {}
-    for role, path in paths.items():
+def _check_memory(request: DistillRequest, limit: int) -> None:
+    """Raises `ConfigError` where the models, their union and columns beside it do not fit."""
+    paths = [Path(request.source)] if request.kind == "model" else []
+    paths += [] if request.external is None else [request.external]
+    counts = []
+    for path in paths:
         with ArpaReader(path) as reader:
-            counts[role] = tuple(reader.counts)
-    limit = available_bytes() if limit is None else limit
-    # Both models, their union, and some float64 columns beside each n-gram of the union.
-    needed = sum(2 * model_bytes(count) + 100 * sum(count) for count in counts.values())
+            counts.append(tuple(reader.counts))
+    # Some float64 columns and the states of sampling beside each n-gram of the union.
+    needed = sum(2 * model_bytes(count) + 130 * sum(count) for count in counts)
     if needed > limit:
         raise ConfigError(
-            f"{' and '.join(map(str, paths.values()))} have {sum(map(sum, counts.values())):,} "
-            f"n-grams, which take about {needed:,} bytes to distill, and the limit is {limit:,}; "
-            "raise --memory, or prune them first"
+            f"{' and '.join(map(str, paths))} have {sum(map(sum, counts)):,} n-grams, which take "
+            f"about {needed:,} bytes to distill, and the limit is {limit:,}; raise --memory, or "
+            "prune them first"
         )
-    return counts
+
+
+def _read(request: DistillRequest, tell: Tell) -> _Inputs:
+    """Source and topology."""
+    inputs = _Inputs()
+    tell(f"reading {request.source}")
+    if request.kind == "network":
+        from dlm.distill.network import NetworkSource  # needs jax
+
+        network = inputs.source = NetworkSource(Path(request.source))
+        name = Path(request.source).name
+        inputs.facts.append({"name": name, "as": "network", "rounds": network.rounds})
+        inputs.comments[f"the network {name}"] = [network.record.line]
+    elif request.kind == "object":
+        inputs.source = load_object(request.source)
+        what = f"the source {request.source}"
+        record = _record(what, getattr(inputs.source, "record", None), request.public)
+        inputs.facts.append({"name": request.source, "as": "object"})
+        inputs.comments[what] = [record.line]
+    else:
+        inputs.source = _model(inputs, "source", Path(request.source))
+    if request.external is not None:
+        tell(f"reading {request.external}")
+        inputs.topology = _model(inputs, "topology", request.external)
+    return inputs
+
+
+def _model(inputs: _Inputs, role: str, path: Path) -> ModelColumns:
+    """An ARPA file, which is told of in the header."""
+    columns = ModelColumns.read(path)
+    inputs.facts.append(
+        {
+            "name": path.name,
+            "as": role,
+            "counts": list(columns.counts),
+            "comments": columns.comments,
+        }
+    )
+    inputs.comments[f"the {role} {path.name}"] = columns.comments
+    return columns
+
+
+def _record(what: str, record: Provenance | None, public: str) -> Provenance:
+    """The record of what is no file that carries one."""
+    if record is not None:
+        return record
+    if public:
+        return Provenance.public(public, what)
+    return Provenance.none(f"nothing says whose text {what} is of: it has no record")
+
+
+def _digest(request: DistillRequest) -> str | None:
+    """SHA-256 of a network's checkpoint; other sources are told by what they say."""
+    path = Path(request.source)
+    if request.kind != "network":
+        return None
+    return file_digest(path if path.is_file() else path / CHECKPOINT)
+
+
+def _given(path: Path) -> GivenText:
+    """A text whose contexts are counted."""
+
+    def blocks() -> Iterator[bytes]:
+        return (b.lines for b in Reader([str(path)], scored=True).read() if b.size)
+
+    return GivenText(path.name, file_digest(path), blocks)
+
+
+def _about(request: DistillRequest, text: GivenText | None) -> dict[str, Any]:
+    """What the header says of the sentences and of an inferred topology."""
+    about: dict[str, Any] = {}
+    if text is not None:
+        about["text"] = {"name": text.name, "sha256": text.sha256}
+    if request.counts:
+        parts = [work.settings_of(given) for given in request.counts]
+        about["parts"] = [part[work.SHARE] for part in parts]
+        if "text" in parts[0]:
+            about["text"] = {"sha256": parts[0]["text"]}
+    if request.samples is not None:
+        about |= {"samples": int(request.samples), "seed": request.seed}
+    if request.infers:
+        about |= {
+            "topology": SELF if request.external is None else f"{SELF}+topology",
+            "order": request.order,
+            "ngrams": request.ngrams,
+            "interpolated": request.interpolated,
+        }
+    return about
+
+
+def _sampled(
+    request: DistillRequest,
+    inputs: _Inputs,
+    source: SampledSource,
+    text: GivenText | None,
+    limit: int,
+    tell: Tell,
+) -> DistilledModel | None:
+    """By samples or a text; None where counts alone were wanted."""
+    topology, inputs.topology = inputs.topology, None
+    sampling: Sampling | None = None
+    if not request.counts:
+        sampling = Sampling(int(request.samples or 0), request.seed, request.part, text)
+    if request.infers:
+        assert sampling is not None
+        assert request.output is not None
+        return distill_inferred(
+            source,
+            Inference(request.order, request.ngrams, request.interpolated),
+            sampling,
+            external=topology,
+            prior=request.prior,
+            threads=request.threads,
+            folder=request.work,
+            scratch=request.output.absolute().parent,
+            memory_bytes=limit // 2,
+            progress=tell,
+        )
+    assert topology is not None
+    if request.output is None:
+        count_restricted(
+            source, topology, sampling, folder=request.work, threads=request.threads, progress=tell
+        )
+        return None
+    return distill_samples(
+        source,
+        topology,
+        sampling=sampling,
+        prior=request.prior,
+        threads=request.threads,
+        folder=request.work,
+        added=request.counts,
+        progress=tell,
+    )

@@ -150,6 +150,18 @@ def fit(
     )
 
 
+def as_it_is(model: ModelColumns, counts: NgramCounts) -> FitResult:
+    """A model that was made otherwise, and how probable the counts are to it.
+
+    Args
+        model  closed under prefixes and suffixes
+    """
+    prob = [columns.log10_prob.astype(F64) for columns in model.orders]
+    weight = [columns.log10_backoff.astype(F64) for columns in model.orders[:-1]]
+    likelihood = ln_likelihood(local_counts(model, counts), prob, weight)
+    return FitResult(model, likelihood, 0, 0.0, 0)
+
+
 def _fit_length(
     topology: ModelColumns,
     counts: NgramCounts,

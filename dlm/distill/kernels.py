@@ -65,6 +65,27 @@ def add_given(given, rows, first_child, words, ngrams, contexts):  # type: ignor
                 ngrams[e] += given[b, words[e]]
 
 
+@kernel("float32[:, :], float64[:], out uint32[:]")
+def draw(given, at, drawn):  # type: ignore[no-untyped-def]
+    """A word of each distribution: the first at which the sum of probabilities is above `at`.
+
+    Shapes
+        given  (b, v)  float32  rows sum to 1, or nearly
+        at     (b,)    float64  0 <= at < 1
+        drawn  (b,)    uint32   filled; of probability above 0
+    """
+    for b in range(len(at)):
+        left = at[b]
+        word = 0
+        for w in range(given.shape[1]):
+            if given[b, w] > 0.0:
+                word = w
+                left -= given[b, w]
+                if left < 0.0:
+                    break
+        drawn[b] = word
+
+
 @kernel("uint32[:], out int64[:], out uint32[:]")
 def group_by(place, begin, rows):  # type: ignore[no-untyped-def]
     """Rows by the place that each leads to: those of place p are rows[begin[p]:begin[p + 1]].
@@ -194,20 +215,24 @@ def fit_contexts(  # type: ignore[no-untyped-def]
         steps = 0
         while has_children:
             taken[:] = 0.0
-            weight = direct[q] + prior
+            least = direct[q] + prior  # offered to every word
+            weight = least
             for c in range(child_begin[q], child_begin[q + 1]):
                 child = children[c]
                 if child_backed[child] > 0.0:
                     i, j = np.int64(grandchild[child]), np.int64(grandchild[np.int64(child) + 1])
                     left = left_over(y, y_back, suffix, i, j, first)
-                    # Whatever is offered to a child that backs off has some probability.
-                    rate = child_backed[child] / max(left, 1e-300)
+                    if left <= 0.0:
+                        continue  # it lists all that is ever said: rounding alone backs off
+                    rate = child_backed[child] / left
                     weight += rate
                     for e in range(i, j):
                         taken[np.int64(suffix[e]) - first] += rate
+            if weight <= 0.0:
+                break
             off = 0.0
             for i in range(size):
-                off = max(off, abs(y[i] * (weight - taken[i]) - counts[i]))
+                off = max(off, abs(y[i] * max(weight - taken[i], least) - counts[i]))
             off = max(off, abs(y_back * weight - back)) / total
             residual[q] = off
             if off <= tolerance or steps == most:
@@ -215,11 +240,16 @@ def fit_contexts(  # type: ignore[no-untyped-def]
             steps += 1
             sum_now = 0.0
             for i in range(size):
-                offered = weight - taken[i]
+                offered = max(weight - taken[i], least)
                 y[i] = counts[i] / offered if counts[i] > 0.0 and offered > 0.0 else 0.0
                 sum_now += y[i]
             y_back = back / weight
             sum_now += y_back
+            if sum_now <= 0.0:  # nothing but rounding was counted
+                for i in range(size):
+                    y[i] = counts[i] / total
+                y_back = back / total
+                break
             for i in range(size):
                 y[i] /= sum_now
             y_back /= sum_now

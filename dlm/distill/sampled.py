@@ -1,56 +1,283 @@
-"""A source that is sampled, and the nearest model on a topology."""
+"""A source that is sampled, or followed along a text, and the nearest models to it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from dlm.distill.count import Visit, sampled_counts
-from dlm.distill.fit import DistilledModel, fit
-from dlm.distill.source import Source
-from dlm.distill.topology import closed, restricted
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.distill import work
+from dlm.distill.count import NgramCounts
+from dlm.distill.counting import (
+    Counted,
+    Sampling,
+    VisitCounting,
+    WalkCounting,
+    check_backoff_source,
+)
+from dlm.distill.fit import DistilledModel, FitResult, as_it_is, fit
+from dlm.distill.infer import infer_topology, interpolate
+from dlm.distill.sentences import Gathering, gathering_of, gathering_of_backoff
+from dlm.distill.source import Source, SourceReader
+from dlm.distill.topology import Restriction, closed, restricted, united
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
+from dlm.ngram.vocab import Vocabulary
 from dlm.progress import ProgressReporter
+
+Tell = Callable[[str], None]
+
+
+class SampledSource:
+    """A source of the protocol or a backoff model, as what can be counted.
+
+    Args
+        source  of the protocol, or a backoff model
+        name    for errors
+        sha256  of the file it was read from; else it is told by what it says itself
+    Raises
+        ConfigError, SourceError  as `source.SourceReader`; a backoff model without `</s>`
+    """
+
+    def __init__(
+        self, source: Source | ModelColumns, name: str = "the source", sha256: str | None = None
+    ) -> None:
+        self._model: ModelColumns | None = None
+        self._reader: SourceReader | None = None
+        if isinstance(source, ModelColumns):
+            check_backoff_source(source, name)
+            self._model = source
+            self.vocabulary: Vocabulary = source.vocabulary
+        else:
+            self._reader = SourceReader(source, name)
+            self.vocabulary = self._reader.vocabulary
+        self._sha256 = sha256
+
+    def identity(self) -> dict[str, object]:
+        """What a run that goes on must find again."""
+        if self._sha256 is not None:
+            return {"sha256": self._sha256}
+        if self._reader is not None:
+            return self._reader.identity()
+        assert self._model is not None
+        return {"model": work.model_digest(self._model)}
+
+    def counting(self, topology: ModelColumns, sampling: Sampling | None) -> Counted:
+        """Counting for a closed topology of its words; without `sampling`, of nothing yet."""
+        if self._reader is not None:
+            return VisitCounting(self._reader, topology, sampling)
+        assert self._model is not None
+        return WalkCounting(self._model, topology, sampling)
+
+    def gathering(self, sampling: Sampling) -> Gathering:
+        """Gathering of what it says."""
+        if self._reader is not None:
+            return gathering_of(self._reader, sampling)
+        assert self._model is not None
+        return gathering_of_backoff(self._model, sampling)
+
+
+@dataclass(frozen=True)
+class Inference:
+    """How a topology is inferred.
+
+    Fields
+        order         of its n-grams, 1 to 5
+        ngrams        of all orders together, words included; None keeps all that is said
+        interpolated  with an external topology: give the interpolation (A_m) itself, not the model
+                      made anew on its n-grams (A_r)
+    """
+
+    order: int = 3
+    ngrams: int | None = None
+    interpolated: bool = False
+
+
+def count_source(
+    source: SampledSource,
+    topology: ModelColumns,
+    sampling: Sampling | None,
+    *,
+    folder: Path | None = None,
+    added: Sequence[Path] = (),
+    progress: Tell | None = None,
+) -> tuple[NgramCounts, float]:
+    """Counts for a closed topology, and the source's entropy at all visits together, in nats.
+
+    Args
+        sampling  None with `added`
+        folder  of `--work`: counting is kept there, and gone on with
+        added   counts of several workers, which are added up; nothing is counted here then
+    Raises
+        ConfigError, FormatError  as `work.count_all` and `work.add_parts`
+    """
+    counting = source.counting(topology, sampling)
+    common = {"source": source.identity(), "topology": work.ngrams_digest(topology)}
+    if sampling is None:
+        work.add_parts(added, common, counting.sums())
+    else:
+        total = sampling.own_samples if sampling.text is None else 0
+        what = f"{total:,} sentences" if total else "the histories of the text"
+        work.count_all(
+            counting,
+            {**common, **sampling.settings()},
+            file=None if folder is None else folder / work.COUNTS,
+            total=total,
+            stage=f"sampling {what}" if total else f"counting {what}",
+            reporter=ProgressReporter(progress or (lambda _: None)),
+        )
+    return counting.result()
+
+
+def gather_sentences(
+    source: SampledSource,
+    sampling: Sampling,
+    *,
+    folder: Path | None = None,
+    progress: Tell | None = None,
+) -> NDArray[np.uint32]:
+    """What a source says: words by id, with `</s>` after each sentence; kept as counts are."""
+    gathering = source.gathering(sampling)
+    settings: Mapping[str, Any] = {"source": source.identity(), **sampling.settings()}
+    work.count_all(
+        gathering,
+        settings,
+        file=None if folder is None else folder / work.SENTENCES,
+        total=sampling.own_samples,
+        stage=f"sampling {sampling.own_samples:,} sentences for a topology",
+        reporter=ProgressReporter(progress or (lambda _: None)),
+    )
+    (said,) = gathering.sums()
+    return np.asarray(said)
+
+
+def count_restricted(
+    source: SampledSource,
+    topology: ModelColumns,
+    sampling: Sampling | None,
+    *,
+    folder: Path | None = None,
+    added: Sequence[Path] = (),
+    threads: int = 2,
+    progress: Tell | None = None,
+) -> tuple[Restriction, ModelColumns, NgramCounts, float]:
+    """Counts for a topology in the source's words, closed; as `count_source`."""
+    part = restricted(topology, source.vocabulary)
+    target = closed(part.model, threads)
+    counts, entropy = count_source(
+        source, target, sampling, folder=folder, added=added, progress=progress
+    )
+    return part, target, counts, entropy
 
 
 def distill_samples(
-    source: Source,
+    source: Source | ModelColumns | SampledSource,
     topology: ModelColumns,
     *,
-    samples: int,
+    samples: int = 0,
     seed: int = 0,
+    sampling: Sampling | None = None,
     prior: float = 0.01,
     threads: int = 2,
-    progress: Callable[[str], None] | None = None,
+    folder: Path | None = None,
+    added: Sequence[Path] = (),
+    progress: Tell | None = None,
 ) -> DistilledModel:
     """The model with the n-grams of a topology that is nearest to a source, by its samples.
 
     Args
-        topology  as for `backoff.distill_backoff`
-        samples   sentences
-        seed      of sampling; the same seed gives the same model
-        prior     as for `fit.fit`
+        topology       as for `backoff.distill_backoff`
+        samples, seed  sentences to draw; the same seed gives the same model
+        sampling       in place of both: a part of the samples, or a text
+        prior          as for `fit.fit`
+        folder, added  as for `count_source`
     Raises
         ConfigError  the topology has no n-gram in the source's words; no samples
+        SourceError  the source gives no distribution
     Paper         Suresh et al. 2021, section 4; FNG section 4
     """
-    if samples < 1:
-        raise ConfigError(f"{samples} samples; take 1 or more")
-    reporter = ProgressReporter(progress or (lambda _: None))
-    part = restricted(topology, source.vocabulary)
-    target = closed(part.model, threads)
-    reporter.stage(f"sampling {samples:,} sentences", samples, "sentences")
-    entropy = 0.0
-
-    def listened(visits: Iterator[Visit]) -> Iterator[Visit]:
-        nonlocal entropy
-        for visit in visits:
-            entropy += float(visit.entropy.sum(dtype=float))
-            yield visit
-
-    visits = listened(source.visits(samples, seed))
-    counts = sampled_counts(target, visits, progress=lambda _, begun: reporter.step(begun))
+    if not isinstance(source, SampledSource):
+        source = SampledSource(source)
+    if sampling is None and not added:
+        sampling = Sampling(samples, seed)
+    part, target, counts, entropy = count_restricted(
+        source, topology, sampling, folder=folder, added=added, threads=threads, progress=progress
+    )
     found = fit(target, counts, prior=prior, threads=threads, progress=progress)
+    return _distilled(found, counts, entropy, part.foreign_words, part.dropped)
+
+
+def _distilled(
+    found: FitResult, counts: NgramCounts, entropy: float, foreign: int = 0, dropped: int = 0
+) -> DistilledModel:
     words = counts.words
     lost = -found.ln_likelihood - entropy
-    return DistilledModel(found, entropy / words, lost / words, part.foreign_words, part.dropped)
+    return DistilledModel(found, entropy / words, lost / words, foreign, dropped)
+
+
+def distill_inferred(
+    source: Source | ModelColumns | SampledSource,
+    inference: Inference,
+    sampling: Sampling,
+    *,
+    external: ModelColumns | None = None,
+    prior: float = 0.01,
+    threads: int = 2,
+    folder: Path | None = None,
+    scratch: Path | None = None,
+    memory_bytes: int = 1 << 30,
+    progress: Tell | None = None,
+) -> DistilledModel:
+    """The nearest model to a source on n-grams that the source itself says often.
+
+    The source is sampled twice, with the same seed: for its n-grams, and for their counts.
+
+    Args
+        external      a model whose n-grams supplement them. Both sets of n-grams are counted at
+                      once; a model is made on each (A_e, A_i), they are interpolated with equal
+                      weights and pruned to `inference.ngrams` (A_m), and the nearest model is made
+                      on the n-grams that are left (A_r), of the same counts
+        scratch, memory_bytes  for estimation, as `infer.infer_topology`
+    Raises
+        ConfigError   a part of samples, or a text; and as `infer.infer_topology`, `distill_samples`
+    Paper         FNG section 7.2, Algorithm 1
+    """
+    if not isinstance(source, SampledSource):
+        source = SampledSource(source)
+    if sampling.text is not None or sampling.part != (1, 1):
+        raise ConfigError(
+            "a topology is inferred from all samples in one place: distill once without parts or "
+            "text, and give the n-grams of that model as the topology of what follows"
+        )
+    said = gather_sentences(source, sampling, folder=folder, progress=progress)
+    own = infer_topology(
+        said, source.vocabulary, inference.order, ngrams=inference.ngrams, scratch=scratch,
+        memory_bytes=memory_bytes, threads=threads, progress=progress,
+    )  # fmt: skip
+    del said
+
+    def fitted(topology: ModelColumns, counts: NgramCounts) -> FitResult:
+        return fit(topology, counts, prior=prior, threads=threads, progress=progress)
+
+    if external is None:
+        counts, entropy = count_source(source, own, sampling, folder=folder, progress=progress)
+        return _distilled(fitted(own, counts), counts, entropy)
+    part = restricted(external, source.vocabulary)
+    theirs = closed(part.model, threads)
+    whole = united([own, theirs], threads)
+    counts, entropy = count_source(source, whole, sampling, folder=folder, progress=progress)
+    mixed = interpolate(
+        [fitted(each, counts.of(whole, each)).model for each in (theirs, own)],
+        ngrams=inference.ngrams, threads=threads, progress=progress,
+    )  # fmt: skip
+    if not inference.interpolated:
+        target = closed(restricted(mixed, source.vocabulary).model, threads)
+        kept = counts.of(whole, target)
+        found = fitted(target, kept)
+        return _distilled(found, kept, entropy, part.foreign_words, part.dropped)
+    kept = counts.of(whole, mixed)
+    return _distilled(as_it_is(mixed, kept), kept, entropy, part.foreign_words, part.dropped)

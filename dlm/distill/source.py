@@ -1,129 +1,311 @@
-"""What is approximated: a network that users trained, asked for samples and distributions.
+"""What can be distilled: a model over words that says how probable each next word is.
 
-Sentences are sampled in a batch, a word of each at a time, and at every history that a sample
-visits the network's whole distribution is taken: what it gives to words that were not drawn counts
-as well (Rao-Blackwell), so that few samples go far.
+    class MyModel:
+        vocabulary = ["</s>", "<unk>", "the", ...]     # a word for each column of log_probs
+        begin_id = end_id = 0                          # if they are not spelled <s> and </s>
+
+        def log_probs(self, prefixes, lengths):        # (b, t) int32, (b,) int32 -> (b, v)
+            ...
+
+`SourceReader` numbers its words as models do, checks what it says, and follows sentences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
+import hashlib
+import importlib
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.distill.count import Visit
-from dlm.errors import ConfigError
-from dlm.federated import rnn
-from dlm.federated.provenance import Provenance
-from dlm.federated.tokens import BOS_ID, EOS_ID, FIRST_WORD_ID
-from dlm.federated.train import load_model
-from dlm.federated.words import WordList
-from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, Vocabulary
+from dlm.errors import ConfigError, SourceError
+from dlm.ngram.vocab import (
+    BEGIN_SENTENCE,
+    END_SENTENCE,
+    UNK_ID,
+    Vocabulary,
+    as_bytes,
+    as_text,
+    is_unk_spelling,
+)
 
-MOST_WORDS = 200  # of a sampled sentence, which is cut there
+MOST_WORDS = 200  # of a sentence, which is cut there
 BATCH = 256
+SUM_TOLERANCE = 1e-3
+_SPACES = b" \t\r\n"
 
 
 class Source(Protocol):
-    """What can be distilled by samples."""
+    """What a user's own model must have to be distilled.
 
-    vocabulary: Vocabulary
-    record: Provenance
-
-    def visits(self, samples: int, seed: int) -> Iterator[Visit]:
-        """The histories of sampled sentences, in steps; the same for the same arguments."""
-
-
-class NetworkSource:
-    """The released network of a run of `dlm federate`.
-
-    Raises
-        ConfigError   a run without a vocabulary, or with wordpieces
-        FormatError, PrivacyError  as `federated.train.load_model`
+    Optional, each found by its name:
+        begin_id, end_id    ids that begin and end a sentence; else those of `<s>` and `</s>`. They
+                            may be one id
+        record              `Provenance`: what protects the people whose text it learned from.
+                            Without it there is no guarantee, unless somebody vouches
+        digest              str: names the model; a run that goes on refuses another. Else the words
+                            and what begins a sentence are compared
+        sample(seed, n)     n sentences, each a list of ids without begin and end; else words are
+                            drawn from `log_probs`
+        histories(places)   `Histories`: the same distributions word by word, in less time
     """
 
-    def __init__(self, run: Path, *, batch: int = BATCH) -> None:
-        model = load_model(run)
-        if model.vocabulary is None:
-            raise ConfigError(f"{run} has no vocabulary: its ids cannot be made words")
-        words = model.vocabulary.words
-        if not isinstance(words, WordList):
-            raise ConfigError(
-                f"{run} was trained on wordpieces, which are not distilled yet; train on words"
-            )
-        marks = [b"<unk>", BEGIN_SENTENCE, END_SENTENCE]
-        assert len(marks) == FIRST_WORD_ID
-        self.vocabulary = Vocabulary(
-            [*marks, *(word.encode() for word in words.words)], unk_in_model=True
-        )
-        self.record = model.record
-        self.rounds = model.rounds
-        self._network, self._params, self._batch = model.network, model.params, batch
+    @property
+    def vocabulary(self) -> Vocabulary | Sequence[bytes | str]:
+        """The word of each id, that is, of each column of `log_probs`."""
 
-    def log_probs(
-        self, prefixes: NDArray[np.int32], lengths: NDArray[np.int32]
-    ) -> NDArray[np.float32]:
-        """ln P of each word after each prefix, which begins with `<s>`.
+    def log_probs(self, prefixes: NDArray[np.int32], lengths: NDArray[np.int32]) -> Any:
+        """ln P of each word after each prefix.
 
         Shapes
-            prefixes  (b, t)  int32  what is behind `lengths` does not count
+            prefixes  (b, t)  int32  ids, from the one that begins a sentence; what is behind
+                                     `lengths` does not count
             lengths   (b,)    int32  1 to t
-            returns   (b, v)  float32
+            returns   (b, v)  natural logarithms, whose exponentials sum to 1 within 1e-3; -inf is
+                              allowed. What the begin of a sentence gets is left out, and the rest
+                              scaled
         """
-        logits = rnn.apply(self._params, self._network, jnp.maximum(jnp.asarray(prefixes), 0))
-        last = logits[jnp.arange(len(prefixes)), jnp.asarray(lengths) - 1]
-        return np.asarray(jax.nn.log_softmax(_without_begin(last), axis=-1))
 
-    def visits(self, samples: int, seed: int) -> Iterator[Visit]:
-        """As `Source` has it; a place of the batch that ends a sentence begins the next."""
-        batch = min(self._batch, samples)
-        left = np.full(batch, samples // batch)
-        left[: samples % batch] += 1
-        token = np.full(batch, BOS_ID, np.int32)
-        said = np.zeros(batch, np.int64)
-        state = rnn.initial_state(self._network, batch)
-        step = jax.jit(partial(_step, config=self._network))
-        key = jax.random.key(seed)
-        live = left > 0
-        while live.any():
-            key, drawn_by = jax.random.split(key)
-            found = step(self._params, state, token, token == BOS_ID, drawn_by)
-            given, entropy, drawn, state = found
-            places = np.flatnonzero(live)
-            yield Visit(
-                token[places].astype(np.uint32),
-                places,
-                np.asarray(given)[places],
-                np.asarray(entropy)[places],
+
+class Histories(Protocol):
+    """Sentences under way, in places of a batch, and what comes next in each."""
+
+    def advance(
+        self, words: NDArray[np.uint32], places: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Takes a word for each of some places; `<s>` begins a new sentence there.
+
+        Shapes, n places
+            words    (n,)    uint32
+            places   (n,)    int64    rising
+            returns  (n, v)  float32  the distribution of the next word; (n,) float32 its entropy
+        """
+
+    def arrays(self) -> list[NDArray[Any]]:
+        """All that `restore` needs to go on from here."""
+
+    def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
+        """Goes on from `arrays`."""
+
+
+class SourceReader:
+    """A source whose words are numbered as those of models, and whose answers are checked.
+
+    Args
+        source  its ids are its own; `ids` and `own_ids` map
+        name    for errors
+    Raises
+        ConfigError  words that are none, or stand twice; no begin, no end
+        SourceError  what it says of the begin of a sentence is no distribution of these words
+    """
+
+    def __init__(self, source: Source, name: str) -> None:
+        self.source, self.name = source, name
+        given = source.vocabulary
+        words = list(given.words if isinstance(given, Vocabulary) else map(as_bytes, given))
+        begin, end = (
+            _mark(source, words, attribute, mark, name)
+            for attribute, mark in (("begin_id", BEGIN_SENTENCE), ("end_id", END_SENTENCE))
+        )
+        spelled = dict(enumerate(words))
+        if begin != end:
+            spelled[begin] = BEGIN_SENTENCE
+        spelled[end] = END_SENTENCE
+        unk = [i for i, word in spelled.items() if is_unk_spelling(word)]
+        has_unk = bool(unk) and not (isinstance(given, Vocabulary) and not given.unk_in_model)
+        rest = [i for i in spelled if i not in unk[:1]]
+        missing = [] if begin != end else [BEGIN_SENTENCE]
+        _check_words([spelled[i] for i in rest], name)
+        try:
+            self.vocabulary = Vocabulary(
+                [b"<unk>" if not unk else spelled[unk[0]], *(spelled[i] for i in rest), *missing],
+                unk_in_model=has_unk,
             )
-            said += 1
-            token = np.array(drawn)
-            ended = (token == EOS_ID) | (said >= MOST_WORDS)
-            left[ended] -= 1
-            live = left > 0
-            token[ended], said[ended] = BOS_ID, 0
+        except ValueError as exc:
+            raise ConfigError(f"the vocabulary of {name}: {exc}") from exc
+        # Of each of our ids the source's, -1 where it has none; and whether it predicts it.
+        self.own_ids = np.array([unk[0] if unk else -1, *rest, *(begin for _ in missing)], np.int32)
+        self._predicted = np.ones(len(self.vocabulary), np.bool_)
+        self._predicted[self.vocabulary.begin_id] = False
+        self._predicted[UNK_ID] = has_unk
+        self._columns = np.where(self._predicted, self.own_ids, 0)
+        self._size = len(words)
+        self.ids = np.zeros(len(words), np.uint32)
+        self.ids[self.own_ids[self._predicted]] = np.flatnonzero(self._predicted)
+        self.first = self._first()
+
+    @property
+    def record(self) -> Any:
+        """The source's record, or None."""
+        return getattr(self.source, "record", None)
+
+    def identity(self) -> dict[str, object]:
+        """What a run that goes on must find again."""
+        words = hashlib.sha256(b"\n".join(self.vocabulary.words)).hexdigest()
+        named = getattr(self.source, "digest", None)
+        if named is not None:
+            return {"words": words, "digest": str(named)}
+        # Rounded: another machine's last bits are no other model.
+        entropy = -float((self.first * np.log(np.maximum(self.first, 1e-30))).sum(dtype=float))
+        return {"words": words, "first_word_entropy_nats": float(f"{entropy:.3g}")}
+
+    def histories(self, places: int) -> Histories:
+        """The source's own, or those that ask `log_probs` for each history anew."""
+        own = getattr(self.source, "histories", None)
+        return PrefixHistories(self, places) if own is None else own(places)
+
+    def distributions(
+        self, prefixes: NDArray[np.uint32], lengths: NDArray[np.int32]
+    ) -> NDArray[np.float32]:
+        """What comes next, by our ids, which the prefixes have too.
+
+        Raises  SourceError  it is no distribution
+        """
+        given = np.asarray(self.source.log_probs(self.own_ids[prefixes], lengths))
+        if given.shape != (len(prefixes), self._size):
+            raise SourceError(
+                f"log_probs of {self.name} returned shape {given.shape} for {len(prefixes)} "
+                f"prefixes; expected {(len(prefixes), self._size)}, a column for each word of its "
+                "vocabulary"
+            )
+        probs = np.exp(given.astype(np.float32, copy=False))
+        check_distributions(probs, self.name)
+        found: NDArray[np.float32] = probs[:, self._columns] * self._predicted
+        total = found.sum(axis=1, dtype=np.float64)
+        if not (total > 0).all():
+            raise SourceError(
+                f"{self.name} gives all probability to the word that begins a sentence, which "
+                "never follows anything"
+            )
+        scaled: NDArray[np.float32] = (found / total[:, None]).astype(np.float32)
+        return scaled
+
+    def _first(self) -> NDArray[np.float32]:
+        """What begins a sentence; so that a wrong source is known before hours of work."""
+        begin = np.array([self.vocabulary.begin_id], np.uint32)
+        if hasattr(self.source, "log_probs"):
+            given = self.distributions(begin[:, None], np.ones(1, np.int32))
+        else:
+            given, _ = self.histories(1).advance(begin, np.zeros(1, np.int64))
+            check_distributions(given, self.name)
+        return given.reshape(-1)
 
 
-def _step(
-    params: rnn.Params, state: rnn.State, token: Any, begins: Any, key: Any,
-    *, config: rnn.RnnConfig,
-) -> tuple[Any, Any, Any, rnn.State]:  # fmt: skip
-    """The distributions after a word of each sentence, their entropies, draws, and the state."""
-    state = [tuple(jnp.where(begins[:, None], 0.0, part) for part in layer) for layer in state]
-    logits, state = rnn.run(params, config, state, token[:, None])
-    logits = _without_begin(logits[:, 0])
-    ln_given = jax.nn.log_softmax(logits, axis=-1)
-    given = jnp.exp(ln_given)
-    entropy = -jnp.where(given > 0, given * ln_given, 0.0).sum(-1)
-    return given, entropy, jax.random.categorical(key, logits), state
+class PrefixHistories:
+    """Histories of a source that is asked for each of them anew: whole prefixes are kept."""
+
+    def __init__(self, reader: SourceReader, places: int) -> None:
+        self._reader = reader
+        self._begin = reader.vocabulary.begin_id
+        self._prefixes = np.full((places, MOST_WORDS + 1), self._begin, np.uint32)
+        self._lengths = np.zeros(places, np.int32)
+
+    def advance(
+        self, words: NDArray[np.uint32], places: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """As `Histories` has it."""
+        self._lengths[places[words == self._begin]] = 0
+        at = self._lengths[places]
+        self._prefixes[places, at] = words
+        self._lengths[places] = at + 1
+        asked = np.ascontiguousarray(self._prefixes[places, : int(at.max()) + 1])
+        given = self._reader.distributions(asked, self._lengths[places])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            entropy = -np.where(given > 0, given * np.log(given), 0).sum(axis=1, dtype=np.float64)
+        return given, entropy.astype(np.float32)
+
+    def arrays(self) -> list[NDArray[Any]]:
+        """As `Histories` has it."""
+        return [self._prefixes, self._lengths]
+
+    def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
+        """As `Histories` has it."""
+        self._prefixes, self._lengths = (array.copy() for array in arrays)
 
 
-def _without_begin(logits: Any) -> Any:
-    """`<s>` begins sentences and is never said."""
-    return logits.at[..., BOS_ID].set(-jnp.inf)
+def check_distributions(given: NDArray[np.floating[Any]], name: str) -> None:
+    """Passes where each row sums to 1.
+
+    Raises
+        SourceError  the first that does not, or holds what is no number
+    """
+    total = given.sum(axis=1, dtype=np.float64)
+    good = np.abs(total - 1) <= SUM_TOLERANCE
+    if good.all():
+        return
+    row = int(np.flatnonzero(~good)[0])
+    if not np.isfinite(total[row]):
+        raise SourceError(
+            f"{name} gives a log-probability that is NaN or +inf; expected natural logarithms of "
+            "probabilities, -inf for 0"
+        )
+    raise SourceError(
+        f"the probabilities that {name} gives sum to {total[row]:.6g}; expected 1. log_probs "
+        "returns natural logarithms of a softmax, in float32"
+    )
+
+
+def is_object_name(name: str) -> bool:
+    """Whether a text is `module:factory`."""
+    module, _, attribute = name.partition(":")
+    parts = (*module.split("."), *attribute.split("."))
+    return all(part.isidentifier() for part in parts)
+
+
+def load_object(name: str) -> Source:
+    """The source that `module:factory` names: an object, or what a call of it without arguments
+    returns.
+
+    Raises
+        ConfigError  there is no such module or object, or it has no `log_probs`
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as exc:
+        raise ConfigError(
+            f"{name}: there is no module {exc.name}; run the command in its folder, or set "
+            "PYTHONPATH"
+        ) from exc
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{name}: {found.__name__} has no {part}")
+        found = getattr(found, part)
+    if isinstance(found, type) or (callable(found) and not hasattr(found, "log_probs")):
+        found = found()
+    for wanted in ("vocabulary", "log_probs"):
+        if not hasattr(found, wanted):
+            raise ConfigError(
+                f"{name} is {type(found).__name__}, which has no {wanted}; dlm.distill.source."
+                "Source says what a source needs"
+            )
+    source: Source = found
+    return source
+
+
+def _mark(source: Source, words: list[bytes], attribute: str, mark: bytes, name: str) -> int:
+    """The source's id of a mark of a sentence."""
+    given = getattr(source, attribute, None)
+    if given is not None:
+        if not 0 <= int(given) < len(words):
+            raise ConfigError(
+                f"{attribute} of {name} is {given}; its vocabulary has {len(words):,} words"
+            )
+        return int(given)
+    if mark not in words:
+        raise ConfigError(
+            f"the vocabulary of {name} has no {as_text(mark)}, without which sentences do not "
+            f"{'begin' if attribute == 'begin_id' else 'end'}; add it, or set {attribute}"
+        )
+    return words.index(mark)
+
+
+def _check_words(words: list[bytes], name: str) -> None:
+    for word in words:
+        if not word or any(space in word for space in _SPACES):
+            raise ConfigError(
+                f"the vocabulary of {name} has {as_text(word)!r}, which is not a word: it is empty "
+                "or holds white space. A model of word pieces cannot be distilled as it is"
+            )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
 from dlm.estimate.merge.union import Walk, unite
-from dlm.ngram.vocab import Vocabulary
+from dlm.ngram.vocab import UNK_ID, Vocabulary
 
 U32, F32 = np.uint32, np.float32
 
@@ -39,16 +39,28 @@ def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
     """The n-grams of a topology whose words a source knows, in its ids; and all of its words.
 
     Raises
-        ConfigError  no n-gram of order 2 or above is left, though the topology has some
+        ConfigError  no word in common; no n-gram of order 2 or above is left, though the topology
+                     has some
     """
     known = np.fromiter((word in vocabulary.ids for word in topology.vocabulary.words), np.bool_)
+    ordinary = known.copy()
+    own = topology.vocabulary
+    ordinary[[UNK_ID, own.begin_id, own.end_id]] = False
+    if len(known) > 3 and not ordinary.any():
+        raise ConfigError(
+            f"none of the {len(known) - 3:,} words of the topology is a word of the source: give a "
+            "topology of the source's words, in their spelling and case"
+        )
+    # Row 0 is <unk>, whether either model has it or not.
+    known[UNK_ID] = vocabulary.unk_in_model
+    foreign = int((~known[1:]).sum()) + (own.unk_in_model and not vocabulary.unk_in_model)
     ids = vocabulary.ids_of(topology.vocabulary.words)
     words = np.arange(len(vocabulary), dtype=U32)[:, None]
-    sections = [_without_values(words)]
+    sections = [without_values(words)]
     dropped = left = 0
     for columns in topology.orders[1:]:
         stays = known[columns.ids].all(axis=1)
-        sections.append(_without_values(ids[columns.ids[stays]]))
+        sections.append(without_values(ids[columns.ids[stays]]))
         dropped += len(columns) - int(stays.sum())
         left += int(stays.sum())
     if dropped and not left:
@@ -58,9 +70,7 @@ def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
         )
     while len(sections) > 1 and not len(sections[-1][0]):
         sections.pop()
-    return Restriction(
-        ModelColumns.of(vocabulary, sections), int(len(known) - known.sum()), dropped
-    )
+    return Restriction(ModelColumns.of(vocabulary, sections), foreign, dropped)
 
 
 def closed(topology: ModelColumns, threads: int = 2) -> ModelColumns:
@@ -78,11 +88,12 @@ def united(topologies: list[ModelColumns], threads: int = 2) -> ModelColumns:
     if len(topologies) == 1 and union.blanks is None:
         return topologies[0]
     with ThreadPoolExecutor(threads, "distill") as pool:
-        sections = [_without_values(nodes.ids) for nodes in Walk(union, pool, threads).orders()]
+        sections = [without_values(nodes.ids) for nodes in Walk(union, pool, threads).orders()]
     return ModelColumns.of(topologies[0].vocabulary, sections)
 
 
-def _without_values(
+def without_values(
     ids: NDArray[np.uint32],
 ) -> tuple[NDArray[np.uint32], NDArray[np.float32], NDArray[np.float32]]:
+    """N-grams as a section of `ModelColumns.of`."""
     return ids, np.zeros(len(ids), F32), np.zeros(len(ids), F32)

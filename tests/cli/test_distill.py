@@ -105,18 +105,24 @@ def test_a_model_on_its_own_n_grams_loses_nothing(run: Run, home: Path) -> None:
         (["--memory", "1M"], "raise --memory"),
         (["--threads", "0"], "give 1 or more"),
         (["--topology", "none.arpa"], "none.arpa"),
-        (["--samples", "9"], "leave --samples"),
+        (["--samples", "9", "--text", "big.arpa"], "give one of --samples, --text and --counts"),
+        (["--topology", "self"], "inferred from samples: give --samples"),
+        (["--ngrams", "9"], "go with --topology self"),
+        (["--topology", "self", "--samples", "9", "--interpolated"], "--topology self+FILE"),
+        (["--topology", "self", "--samples", "9", "--part", "1/2"], "would infer one for each"),
+        (["--samples", "9", "--part", "1/2"], "give --work without --output"),
+        (["--samples", "9", "--part", "two"], "not I/N"),
+        (["--samples", "0"], "take 1 or more"),
+        (["--work", "here"], "leave it out"),
+        (["--text", "none.txt"], "none.txt does not exist"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_it_is_begun(
     run: Run, home: Path, options: list[str], message: str
 ) -> None:
     """And nothing is written."""
-    given = {"--topology": str(home / "top.arpa")} | dict(
-        zip(options[::2], options[1::2], strict=True)
-    )
-    pairs = [part for pair in given.items() for part in pair]
-    done = run("distill", home / "big.arpa", *pairs, "-o", home / "out.arpa")
+    args = ("distill", home / "big.arpa", "--topology", home / "top.arpa", "-o", home / "out.arpa")
+    done = run(*args, *options)
     assert (done.returncode, done.stdout) == (1, b"")
     assert message in done.stderr.decode()
     assert not (home / "out.arpa").exists()

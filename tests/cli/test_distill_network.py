@@ -15,7 +15,8 @@ pytest.importorskip("optax", reason="pip install -e '.[train]'")
 pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 
 from dlm.cli.main import app  # noqa: E402
-from dlm.distill.source import MOST_WORDS, NetworkSource  # noqa: E402
+from dlm.distill.network import NetworkSource  # noqa: E402
+from dlm.distill.source import MOST_WORDS  # noqa: E402
 from dlm.errors import ConfigError  # noqa: E402
 from dlm.federated.provenance import LINE_PREFIX, Provenance  # noqa: E402
 from dlm.ngram.arpa import ArpaReader  # noqa: E402

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,15 @@ import pytest
 
 from distill import oracle
 from distill.oracle import Ngram
+from distill.plain import (
+    WORDS,
+    Plain,
+    a_source,
+    by_definition,
+    ngrams_of,
+    restricted_values,
+    sampled,
+)
 from dlm.distill.backoff import BackoffSource, exact_counts
 from dlm.distill.count import (
     NgramCounts,
@@ -26,83 +34,8 @@ from dlm.errors import ConfigError, DlmError
 from dlm.estimate.columns import ModelColumns
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.vocab import Vocabulary
-from estimate.merge_models import normalised_model, read, worst_sum
+from estimate.merge_models import read, worst_sum
 from models import PlainModel
-
-WORDS = tuple("abcdefgh")
-
-
-class Plain:
-    """A model that sums to 1, as the oracle takes it."""
-
-    def __init__(self, model: PlainModel) -> None:
-        self.order = model.order
-        self.ngrams = model.ngrams
-        self.words = [n[0] for n in model.ngrams if len(n) == 1 and n[0] != "<s>"]
-
-    def prob(self, context: Ngram, word: str) -> float:
-        """P(word | context), by backing off."""
-        context = context[-(self.order - 1) :] if self.order > 1 else ()
-        if (*context, word) in self.ngrams:
-            return 10.0 ** np.float64(np.float32(self.ngrams[*context, word][0]))
-        weight = self.ngrams.get(context, (0.0, None))[1] or 0.0
-        return 10.0 ** np.float64(np.float32(weight)) * self.prob(context[1:], word)
-
-    def after(self, context: Ngram) -> Mapping[str, float]:
-        """What each word has after a context; sums to 1."""
-        given = {word: self.prob(context, word) for word in self.words}
-        total = math.fsum(given.values())
-        return {word: value / total for word, value in given.items()}
-
-
-def ngrams_of(columns: ModelColumns) -> list[list[Ngram]]:
-    """The n-grams of each order as words."""
-    words = [word.decode() for word in columns.vocabulary.words]
-    return [[tuple(words[i] for i in row) for row in order.ids] for order in columns.orders]
-
-
-def by_definition(source: Plain, topology: ModelColumns, histories: dict[Ngram, float]):  # type: ignore[no-untyped-def]
-    """The oracle's counts, and ours, of visits to histories."""
-    names = ngrams_of(topology)
-    shape = {ngram for order in names for ngram in order}
-    counts = oracle.Counts(shape, topology.order)
-    ngrams = [np.zeros(len(order)) for order in names]
-    contexts = [np.zeros(1), *(np.zeros(len(order)) for order in names[:-1])]
-    places = [{ngram: i for i, ngram in enumerate(order)} for order in names]
-    for history, weight in histories.items():
-        given = source.after(history)
-        counts.add(history, given, weight)
-        state = counts.state(history)
-        for k in range(len(state) + 1):
-            context = state[len(state) - k :]
-            contexts[k][places[k - 1][context] if k else 0] += weight
-            for word, prob in given.items():
-                if (*context, word) in shape:
-                    ngrams[k][places[k][*context, word]] += weight * prob
-    return counts, NgramCounts(ngrams, contexts)
-
-
-def sampled(source: Plain, sentences: int, seed: int) -> dict[Ngram, float]:
-    """The histories that sampled sentences visit."""
-    rng = random.Random(seed)
-    visits: dict[Ngram, float] = {}
-    for _ in range(sentences):
-        history: Ngram = ("<s>",)
-        while len(history) < 40:
-            visits[history] = visits.get(history, 0) + 1
-            given = source.after(history)
-            word = rng.choices(list(given), list(given.values()))[0]
-            if word == "</s>":
-                break
-            history = (*history, word)
-    return visits
-
-
-def a_source(seed: int, path: Path, **options: object) -> tuple[Plain, ModelColumns, DictModel]:
-    """A random model: for the oracle, in columns, and as a dictionary."""
-    model = normalised_model(seed, WORDS, **options)  # type: ignore[arg-type]
-    columns, plain = read(model, path / f"{seed}.arpa")
-    return Plain(model), columns, plain
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -284,13 +217,6 @@ def test_no_model_on_the_topology_is_nearer_to_the_source(tmp_path: Path, seed: 
     assert ln_likelihood(local, log10_prob, log10_weight) < best
 
 
-def restricted_values(model: ModelColumns, columns: ModelColumns) -> ModelColumns:
-    """The model with the other's ids; both have the same words."""
-    ids = columns.vocabulary.ids_of(model.vocabulary.words)
-    sections = [(ids[o.ids], o.log10_prob, o.log10_backoff) for o in model.orders]
-    return ModelColumns.of(columns.vocabulary, sections)
-
-
 def _moved(
     model: ModelColumns, rng: np.random.Generator, size: float
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -385,8 +311,15 @@ def test_what_cannot_be_distilled_is_refused_by_name(tmp_path: Path) -> None:
     assert some.foreign_words == len(WORDS) - 2
     left = sum(map(len, some.model.orders[1:]))
     assert 0 < left == sum(map(len, other.orders[1:])) - some.dropped
-    with pytest.raises(ConfigError, match="has a word that the source does not know"):
+    with pytest.raises(ConfigError, match="none of the 8 words of the topology"):
         restricted(other, Vocabulary([b"<unk>", b"x", b"y"], unk_in_model=True))
+    foreign = PlainModel(2, {
+        ("<s>",): (-99.0, 0.0), ("</s>",): (-1.0, None), ("a",): (-1.0, 0.0), ("b",): (-1.0, 0.0),
+        ("b", "b"): (-1.0, None),
+    })  # fmt: skip
+    strange, _ = read(foreign, tmp_path / "foreign.arpa")
+    with pytest.raises(ConfigError, match="has a word that the source does not know"):
+        restricted(strange, Vocabulary([b"<unk>", b"<s>", b"</s>", b"a"], unk_in_model=True))
     endless = PlainModel(2, {
         ("<s>",): (-99.0, 0.0), ("</s>",): (-99.0, None), ("a",): (0.0, 0.0),
         ("<s>", "a"): (0.0, None), ("a", "a"): (0.0, None),
@@ -400,3 +333,37 @@ def test_what_cannot_be_distilled_is_refused_by_name(tmp_path: Path) -> None:
     some = NgramCounts(nothing.ngrams, [np.ones(1)])
     with pytest.raises(ConfigError, match="prior"):
         fit(columns, some, prior=-1)
+
+
+def test_a_topology_that_lists_all_that_is_said_leaves_rounding_alone(tmp_path: Path) -> None:
+    """float32 distributions do not sum to 1 exactly; what is left is no word's."""
+    source, columns, _ = a_source(2, tmp_path, unk=False)
+    words = np.arange(len(columns.vocabulary), dtype=np.uint32)
+    said = words[words > columns.vocabulary.end_id]
+    listed = words[(words != 0) & (words != columns.vocabulary.begin_id)]
+    pairs = np.array([(a, b) for a in (columns.vocabulary.begin_id, *said) for b in listed])
+    sections = [
+        (ids.astype(np.uint32), *np.zeros((2, len(ids)), np.float32))
+        for ids in (words[:, None], pairs)
+    ]
+    topology = closed(ModelColumns.of(columns.vocabulary, sections))
+    _, counts = by_definition(source, topology, sampled(source, 50, 1))
+    for context in counts.contexts[1:]:
+        context += 1e-7 * (context > 0)
+    for prior in (0.0, 0.01):
+        found = fit(topology, counts, prior=prior)
+        assert found.residual < 1e-6
+        assert worst_sum(_plain(found.model, tmp_path)) < 3e-6
+
+
+def test_n_grams_of_an_unknown_word_that_the_source_never_says_are_left_out(
+    tmp_path: Path,
+) -> None:
+    """A source without <unk> has no n-grams of it."""
+    _, columns, _ = a_source(1, tmp_path, unk=False)
+    _, other, _ = a_source(2, tmp_path)
+    with_unk = sum(int((o.ids == 0).any(axis=1).sum()) for o in other.orders[1:])
+    assert with_unk > 0
+    part = restricted(other, columns.vocabulary)
+    assert (part.dropped, part.foreign_words) == (with_unk, 1)
+    assert not any((o.ids == 0).any() for o in closed(part.model).orders[1:])

@@ -1,0 +1,297 @@
+"""What is counted, of which source: each kind of source as work that can be left and taken up.
+
+A source of the protocol is asked for distributions, which are added up visit by visit. A backoff
+model is walked, and its distributions come in at the end. Both count sentences that are drawn, or
+the lines of a given text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.distill import work
+from dlm.distill.backoff import BackoffSource, as_log10
+from dlm.distill.count import NgramCounts, VisitCounter, ln_likelihood, local_counts
+from dlm.distill.source import BATCH, SourceReader, check_distributions
+from dlm.distill.topology import united
+from dlm.distill.visits import BLOCK, FollowedVisits, SampledVisits, VisitStream, said_blocks
+from dlm.distill.walk import Automaton
+from dlm.errors import ConfigError
+from dlm.estimate.columns import ModelColumns
+from dlm.ngram.vocab import END_SENTENCE, UNK_ID, Vocabulary
+from dlm.ngram.wordtable import WordTable
+
+DRAWN_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True)
+class GivenText:
+    """Text whose histories are visited, in place of sampled ones.
+
+    Fields
+        name    as it is told
+        sha256  of its content
+        blocks  lines, a sentence each, joined by line feeds; the same again at each call
+    """
+
+    name: str
+    sha256: str
+    blocks: Callable[[], Iterable[bytes]]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which sentences are counted.
+
+    Fields
+        samples  sentences to draw, of all parts together; 0 with `text`
+        seed     the same seed, the same sentences
+        part     (i, n): the i-th of n parts, 1 to n, that workers count apart
+        text     in place of samples
+    Raises
+        ConfigError  neither samples nor text, or both; a part that is none
+    """
+
+    samples: int = 0
+    seed: int = 0
+    part: tuple[int, int] = (1, 1)
+    text: GivenText | None = None
+
+    def __post_init__(self) -> None:
+        place, parts = self.part
+        if not 1 <= place <= parts:
+            raise ConfigError(f"part {place} of {parts}; give one of 1/{parts} to {parts}/{parts}")
+        if self.text is not None:
+            if self.samples:
+                raise ConfigError("both samples and a text were given; give one of them")
+        elif self.own_samples < 1:
+            raise ConfigError(f"{self.samples} samples; take 1 or more for each part")
+        if self.seed < 0:
+            raise ConfigError(f"seed {self.seed}; give 0 or more")
+
+    @property
+    def own_samples(self) -> int:
+        """Sentences of this part."""
+        place, parts = self.part
+        return self.samples // parts + (place <= self.samples % parts)
+
+    @property
+    def seeds(self) -> tuple[int, int, int]:
+        """Of this part's random numbers."""
+        return (self.seed, *self.part)
+
+    def settings(self) -> dict[str, Any]:
+        """As `work` keeps them: what parts have in common, and their share."""
+        place, parts = self.part
+        if self.text is not None:
+            return {"text": self.text.sha256, "parts": parts, work.SHARE: {"part": place}}
+        share = {"seed": self.seed, "part": f"{place}/{parts}", "samples": self.own_samples}
+        return {work.SHARE: share}
+
+
+class Counted(work.Counting, Protocol):
+    """Counting that ends in counts for a topology."""
+
+    def result(self) -> tuple[NgramCounts, float]:
+        """Counts for the topology, and the source's entropy at all visits together, in nats."""
+
+
+def text_blocks(
+    text: GivenText, vocabulary: Vocabulary, part: tuple[int, int] = (1, 1)
+) -> Iterator[list[NDArray[np.uint32]]]:
+    """The sentences of a text as ids, `BLOCK` in each but the last; every n-th block for a part.
+
+    Words that the vocabulary lacks are `<unk>`; `<s>` and `</s>` in a line are left out.
+    """
+
+    def lines() -> Iterator[NDArray[np.uint32]]:
+        for block in text.blocks():
+            ids, begins = table.ids_of_text(block)
+            for begin, end in zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True):
+                line = ids[begin:end]
+                yield line[(line != vocabulary.begin_id) & (line != vocabulary.end_id)]
+
+    table = WordTable.from_vocabulary(vocabulary)
+    rest = lines()
+    blocks = iter(lambda: list(islice(rest, BLOCK)), [])
+    return islice(blocks, part[0] - 1, None, part[1])
+
+
+class VisitCounting:
+    """Counts visits of a source of the protocol, for a topology of its words."""
+
+    def __init__(
+        self, reader: SourceReader, topology: ModelColumns, sampling: Sampling | None
+    ) -> None:
+        self._name = reader.name
+        self._stream = None if sampling is None else stream_of(reader, sampling)
+        self._counter = VisitCounter(topology)
+        self._order = topology.order
+
+    def step(self) -> int | None:
+        """As `Counting` has it."""
+        visit = None if self._stream is None else next(self._stream, None)
+        if visit is None:
+            return None
+        check_distributions(visit.given, self._name)
+        return self._counter.add(visit)
+
+    @property
+    def can_stop(self) -> bool:
+        """As `Counting` has it."""
+        return self._stream is not None and self._stream.can_stop
+
+    def sums(self) -> list[NDArray[Any]]:
+        """As `Counting` has it."""
+        counts = self._counter.counts
+        return [*counts.ngrams, *counts.contexts, self._counter.entropy]
+
+    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+        """As `Counting` has it."""
+        assert self._stream is not None
+        arrays, facts = self._stream.state()
+        return [self._counter.window, *arrays], facts
+
+    def restore(
+        self,
+        sums: Sequence[NDArray[Any]],
+        arrays: Sequence[NDArray[Any]],
+        facts: Mapping[str, Any],
+    ) -> None:
+        """As `Counting` has it."""
+        _fill(self.sums(), sums)
+        if arrays and self._stream is not None:
+            self._counter.window = arrays[0].copy()
+            self._stream.restore(arrays[1:], facts)
+
+    def result(self) -> tuple[NgramCounts, float]:
+        """As `Counted` has it."""
+        return self._counter.counts, float(self._counter.entropy[0])
+
+
+def stream_of(reader: SourceReader, sampling: Sampling) -> VisitStream:
+    """The visits of sentences that a source draws, or that are given."""
+    vocabulary = reader.vocabulary
+    if sampling.text is not None:
+        blocks = text_blocks(sampling.text, vocabulary, sampling.part)
+        if not vocabulary.unk_in_model:
+            blocks = _without_unknown(blocks, reader.name, sampling.text.name)
+        return FollowedVisits(reader.histories(BATCH), vocabulary, blocks, BATCH)
+    batch = min(BATCH, sampling.own_samples)
+    histories = reader.histories(batch)
+    if hasattr(reader.source, "sample"):
+        blocks = said_blocks(reader, sampling.own_samples, sampling.seeds)
+        return FollowedVisits(histories, vocabulary, blocks, batch)
+    return SampledVisits(histories, vocabulary, sampling.own_samples, sampling.seeds, batch)
+
+
+def _without_unknown(
+    blocks: Iterator[list[NDArray[np.uint32]]], source: str, text: str
+) -> Iterator[list[NDArray[np.uint32]]]:
+    for block in blocks:
+        if any((line == UNK_ID).any() for line in block):
+            raise ConfigError(
+                f"{text} has words that {source} does not know, and {source} has no <unk> to take "
+                "them for; leave such lines out, or replace the words"
+            )
+        yield block
+
+
+class WalkCounting:
+    """Counts the states of a backoff model that its sentences, or given ones, visit.
+
+    Args
+        model     its words are those of the topology, with the same ids
+        topology  closed
+    """
+
+    can_stop = True
+
+    def __init__(
+        self, model: ModelColumns, topology: ModelColumns, sampling: Sampling | None
+    ) -> None:
+        self._target = topology
+        self._whole = united([model, topology])
+        self._known = BackoffSource.of(model, self._whole)
+        self._automaton = Automaton(self._known)
+        self._random = np.zeros(1, np.uint64) if sampling is None else first_random(sampling)
+        self._left = 0 if sampling is None else sampling.own_samples
+        self._done = 0
+        self._blocks: Iterator[list[NDArray[np.uint32]]] | None = None
+        if sampling is not None and sampling.text is not None:
+            self._blocks = text_blocks(sampling.text, model.vocabulary, sampling.part)
+
+    def step(self) -> int | None:
+        """As `Counting` has it."""
+        self._done += 1
+        if self._blocks is not None:
+            lines = next(self._blocks, None)
+            if lines is None:
+                return None
+            begins = np.cumsum([0, *map(len, lines)])
+            self._automaton.follow(np.concatenate(lines), begins)
+            return len(lines)
+        drawn = min(self._left, DRAWN_AT_ONCE)
+        self._automaton.draw(drawn, self._random)
+        self._left -= drawn
+        return drawn or None
+
+    def sums(self) -> list[NDArray[Any]]:
+        """As `Counting` has it."""
+        return [self._automaton.visits]
+
+    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+        """As `Counting` has it."""
+        return [self._random], {"left": self._left, "blocks": self._done}
+
+    def restore(
+        self,
+        sums: Sequence[NDArray[Any]],
+        arrays: Sequence[NDArray[Any]],
+        facts: Mapping[str, Any],
+    ) -> None:
+        """As `Counting` has it."""
+        _fill(self.sums(), sums)
+        if not arrays:
+            return
+        self._random[:] = arrays[0]
+        self._left, self._done = int(facts["left"]), int(facts["blocks"])
+        if self._blocks is not None:
+            self._blocks = islice(self._blocks, self._done, None)
+
+    def result(self) -> tuple[NgramCounts, float]:
+        """As `Counted` has it."""
+        whole, known = self._whole, self._known
+        counts = self._automaton.counts()
+        own = ln_likelihood(
+            local_counts(whole, counts),
+            as_log10(known.prob),
+            as_log10(known.weight[: whole.order - 1]),
+        )
+        return counts.of(whole, self._target), -own
+
+
+def first_random(sampling: Sampling) -> NDArray[np.uint64]:
+    """Where the random numbers of a walk begin."""
+    return np.random.SeedSequence(sampling.seeds).generate_state(1, np.uint64).astype(np.uint64)
+
+
+def check_backoff_source(model: ModelColumns, name: str) -> None:
+    """Passes for a backoff model that says sentences.
+
+    Raises
+        ConfigError  it has no `</s>`
+    """
+    if END_SENTENCE not in model.vocabulary.ids:
+        raise ConfigError(f"{name} has no </s>: its sentences do not end. Estimate it again")
+
+
+def _fill(into: Sequence[NDArray[Any]], values: Sequence[NDArray[Any]]) -> None:
+    for array, value in zip(into, values, strict=True):
+        array[...] = value

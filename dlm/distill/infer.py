@@ -1,0 +1,130 @@
+"""A topology from the source itself, or from it and another model together.
+
+Self-inference (FNG section 7.2, A_i): sentences of the source are counted and estimated as any text
+is, by `dlm.estimate`, and pruned to a size by `dlm.estimate.prune`; of the result the n-grams are
+kept. Supplemented by an external model, two approximations are interpolated and pruned (A_m), and
+their n-grams are a topology again (A_r).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.distill.topology import closed, without_values
+from dlm.errors import ConfigError
+from dlm.estimate.columns import ModelColumns
+from dlm.estimate.discount import DEFAULT_FALLBACK
+from dlm.estimate.merge import merge_models, unite
+from dlm.estimate.pipeline import estimate
+from dlm.estimate.prune import Goal, prune
+from dlm.estimate.settings import EstimationSettings
+from dlm.files import scratch_folder
+from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, UNK_ID, Vocabulary
+
+U32 = np.uint32
+MOST_ORDER = 5
+_WORDS_AT_ONCE = 1 << 20
+Tell = Callable[[str], None]
+
+
+def infer_topology(
+    said: NDArray[np.uint32],
+    vocabulary: Vocabulary,
+    order: int,
+    *,
+    ngrams: int | None = None,
+    scratch: Path | None = None,
+    memory_bytes: int = 1 << 30,
+    threads: int = 2,
+    progress: Tell | None = None,
+) -> ModelColumns:
+    """The n-grams that a model estimated from sampled sentences keeps.
+
+    Shapes
+        said          (n,)  uint32  words by id, with `</s>` after each sentence
+    Args
+        vocabulary    of the ids; all of its words are in the topology
+        order         1 to 5
+        ngrams        of all orders together, words included; None keeps all that were said
+        scratch       folder for text and model while they are made
+    Returns
+        closed under prefixes and suffixes; `<unk>`, where the source says it, is a word like
+        others
+    Raises
+        ConfigError   an order that is none; fewer n-grams than words
+    """
+    tell = progress or (lambda _: None)
+    if not 1 <= order <= MOST_ORDER:
+        raise ConfigError(f"order {order} of an inferred topology; give 1 to {MOST_ORDER}")
+    words = len(vocabulary) - (not vocabulary.unk_in_model)
+    if ngrams is not None and ngrams < words:
+        raise ConfigError(
+            f"a topology of {ngrams:,} n-grams: the {words:,} words of the source alone are more; "
+            "give a larger number"
+        )
+    with scratch_folder(scratch, "inferred") as folder:
+        text, arpa = folder / "sentences", folder / "model.arpa"
+        # Words are written as their ids: any bytes may be in a word, and <unk> is one like others.
+        _write_ids(said, vocabulary.end_id, text)
+        tell(f"estimating a model of order {order} from what was said")
+        settings = EstimationSettings(
+            order=order, fallback=DEFAULT_FALLBACK, memory_bytes=memory_bytes, threads=threads
+        )
+        estimate([str(text)], arpa, settings, tmp=folder)
+        model = ModelColumns.read(arpa)
+    if ngrams is not None:
+        size = ngrams - words + model.counts[0]
+        if size < sum(model.counts):
+            model = prune(
+                model, Goal(ngrams=size), keep_suffixes=True, threads=threads, progress=tell
+            ).model
+    marks = {
+        b"<unk>": UNK_ID,
+        BEGIN_SENTENCE: vocabulary.begin_id,
+        END_SENTENCE: vocabulary.end_id,
+    }
+    own = np.array(
+        [marks[word] if word in marks else int(word) for word in model.vocabulary.words], U32
+    )
+    sections = [own[columns.ids] for columns in model.orders[1:]]
+    return closed(_topology(vocabulary, sections), threads)
+
+
+def _topology(vocabulary: Vocabulary, sections: list[NDArray[np.uint32]]) -> ModelColumns:
+    """All words, and these longer n-grams."""
+    words = np.arange(len(vocabulary), dtype=U32)[:, None]
+    return ModelColumns.of(vocabulary, [without_values(ids) for ids in (words, *sections)])
+
+
+def _write_ids(said: NDArray[np.uint32], end: int, path: Path) -> None:
+    with path.open("wb") as file:
+        for first in range(0, len(said), _WORDS_AT_ONCE):
+            some = said[first : first + _WORDS_AT_ONCE].tolist()
+            file.write(b"".join(b"\n" if word == end else b"%d " % word for word in some))
+
+
+def interpolate(
+    models: list[ModelColumns],
+    *,
+    ngrams: int | None = None,
+    threads: int = 2,
+    progress: Tell | None = None,
+) -> ModelColumns:
+    """Approximations of one source with equal weights, as one model (A_m), pruned to a size.
+
+    Args
+        ngrams  of all orders together, words included; None keeps all
+    Returns
+        its n-grams are a topology: closed under prefixes and suffixes
+    """
+    merged = merge_models(
+        unite(models), [1 / len(models)] * len(models), threads=threads, progress=progress
+    ).columns()
+    if ngrams is None or ngrams >= sum(merged.counts):
+        return merged
+    goal = Goal(ngrams=ngrams)
+    return prune(merged, goal, keep_suffixes=True, threads=threads, progress=progress).model

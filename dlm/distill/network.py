@@ -1,0 +1,122 @@
+"""The network of a run of `dlm federate` as a source: it follows sentences a word at a time.
+
+The state of its layers is kept, so that a history costs one step, whatever its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.distill.count import Visit
+from dlm.distill.source import BATCH
+from dlm.distill.visits import SampledVisits
+from dlm.errors import ConfigError
+from dlm.federated import rnn
+from dlm.federated.tokens import BOS_ID, FIRST_WORD_ID
+from dlm.federated.train import load_model
+from dlm.federated.words import WordList
+from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, Vocabulary
+
+
+class NetworkSource:
+    """The released network of a run of `dlm federate`.
+
+    Raises
+        ConfigError   a run without a vocabulary, or with wordpieces
+        FormatError, PrivacyError  as `federated.train.load_model`
+    """
+
+    def __init__(self, run: Path, *, batch: int = BATCH) -> None:
+        model = load_model(run)
+        if model.vocabulary is None:
+            raise ConfigError(f"{run} has no vocabulary: its ids cannot be made words")
+        words = model.vocabulary.words
+        if not isinstance(words, WordList):
+            raise ConfigError(
+                f"{run} was trained on wordpieces, which are not distilled yet; train on words"
+            )
+        marks = [b"<unk>", BEGIN_SENTENCE, END_SENTENCE]
+        assert len(marks) == FIRST_WORD_ID
+        self.vocabulary = Vocabulary(
+            [*marks, *(word.encode() for word in words.words)], unk_in_model=True
+        )
+        self.record = model.record
+        self.rounds = model.rounds
+        self._network, self._params, self._batch = model.network, model.params, batch
+
+    def log_probs(
+        self, prefixes: NDArray[np.int32], lengths: NDArray[np.int32]
+    ) -> NDArray[np.float32]:
+        """ln P of each word after each prefix, which begins with `<s>`.
+
+        Shapes
+            prefixes  (b, t)  int32  what is behind `lengths` does not count
+            lengths   (b,)    int32  1 to t
+            returns   (b, v)  float32
+        """
+        logits = rnn.apply(self._params, self._network, jnp.maximum(jnp.asarray(prefixes), 0))
+        last = logits[jnp.arange(len(prefixes)), jnp.asarray(lengths) - 1]
+        return np.asarray(jax.nn.log_softmax(_without_begin(last), axis=-1))
+
+    def histories(self, places: int) -> NetworkHistories:
+        """Sentences under way, a step of the network for each word."""
+        return NetworkHistories(self._network, self._params, places)
+
+    def visits(self, samples: int, seed: int) -> Iterator[Visit]:
+        """The histories of sampled sentences; the same for the same arguments."""
+        batch = min(self._batch, samples)
+        return SampledVisits(self.histories(batch), self.vocabulary, samples, (seed,), batch)
+
+
+class NetworkHistories:
+    """`source.Histories` of a network: the states of its layers, for each place."""
+
+    def __init__(self, network: rnn.RnnConfig, params: rnn.Params, places: int) -> None:
+        self._params = params
+        self._state = rnn.initial_state(network, places)
+        self._words = np.full(places, BOS_ID, np.int32)
+        self._step = jax.jit(partial(_step, config=network))
+
+    def advance(
+        self, words: NDArray[np.uint32], places: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """As `Histories` has it; the other places are begun anew."""
+        self._words[:] = BOS_ID
+        self._words[places] = words
+        begins = self._words == BOS_ID
+        given, entropy, self._state = self._step(self._params, self._state, self._words, begins)
+        return np.asarray(given)[places], np.asarray(entropy)[places]
+
+    def arrays(self) -> list[NDArray[Any]]:
+        """As `Histories` has it."""
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(self._state)]
+
+    def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
+        """As `Histories` has it."""
+        shape = jax.tree.structure(self._state)
+        self._state = jax.tree.unflatten(shape, [jnp.asarray(array) for array in arrays])
+
+
+def _step(
+    params: rnn.Params, state: rnn.State, words: Any, begins: Any, *, config: rnn.RnnConfig
+) -> tuple[Any, Any, rnn.State]:
+    """The distributions after a word of each sentence, their entropies, and the state."""
+    state = [tuple(jnp.where(begins[:, None], 0.0, part) for part in layer) for layer in state]
+    logits, state = rnn.run(params, config, state, words[:, None])
+    ln_given = jax.nn.log_softmax(_without_begin(logits[:, 0]), axis=-1)
+    given = jnp.exp(ln_given)
+    entropy = -jnp.where(given > 0, given * ln_given, 0.0).sum(-1)
+    return given, entropy, state
+
+
+def _without_begin(logits: Any) -> Any:
+    """`<s>` begins sentences and is never said."""
+    return logits.at[..., BOS_ID].set(-jnp.inf)

@@ -1,0 +1,124 @@
+"""What is to be distilled, how, and which choices go together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlm.distill.source import is_object_name
+from dlm.errors import ConfigError
+from dlm.federated.run_folder import CHECKPOINT
+
+SELF = "self"
+
+
+@dataclass(frozen=True)
+class DistillRequest:
+    """What `files.distill_files` is asked for.
+
+    Fields
+        source        an ARPA file; the folder of a run of `dlm federate`; `module:factory`, a
+                      Python object of the protocol `source.Source`
+        topology      an ARPA file, whose values do not matter; `self` for n-grams that the source
+                      says; `self+FILE` for both
+        output        ARPA file, compressed by its suffix; None to count into `work` alone
+        samples       sentences to sample; None for the exact counts of an ARPA file
+        text          file whose contexts count in place of samples, a sentence a line
+        order, ngrams, interpolated  of `self`, as `sampled.Inference`
+        seed, part    as `counting.Sampling`
+        work          folder for counts, which the same request goes on with
+        counts        folders of `work` of all parts: they are added up, and nothing is counted
+        prior         as `sampled.distill_samples`
+        public        who says that what has no privacy record is of no user's text
+        memory_bytes  limit; what is free if None
+    Raises
+        ConfigError   choices that do not go together
+    """
+
+    source: str
+    topology: str
+    output: Path | None = None
+    samples: float | None = None
+    text: Path | None = None
+    order: int = 3
+    ngrams: int | None = None
+    interpolated: bool = False
+    seed: int = 0
+    part: tuple[int, int] = (1, 1)
+    work: Path | None = None
+    counts: tuple[Path, ...] = ()
+    prior: float = 0.01
+    public: str = ""
+    memory_bytes: int | None = None
+    threads: int = 2
+
+    @property
+    def kind(self) -> str:
+        """What the source is: network, object or model."""
+        path = Path(self.source)
+        if path.name == CHECKPOINT or (path / CHECKPOINT).exists():
+            return "network"
+        return "object" if not path.exists() and is_object_name(self.source) else "model"
+
+    @property
+    def infers(self) -> bool:
+        """Whether the topology is the source's own, or has it."""
+        return self.topology == SELF or self.topology.startswith(f"{SELF}+")
+
+    @property
+    def external(self) -> Path | None:
+        """The file of n-grams, if there is one."""
+        name = self.topology.removeprefix(SELF).removeprefix("+") if self.infers else self.topology
+        return Path(name) if name else None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether expected counts are computed, and nothing is sampled."""
+        return self.kind == "model" and self.samples is None and not (self.text or self.counts)
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ConfigError(f"--threads {self.threads}; give 1 or more")
+        self._check_sentences()
+        self._check_topology()
+        self._check_output()
+
+    def _check_sentences(self) -> None:
+        if sum((self.samples is not None, self.text is not None, bool(self.counts))) > 1:
+            raise ConfigError("give one of --samples, --text and --counts")
+        if self.samples is not None and self.samples < 1:
+            raise ConfigError(f"--samples {self.samples:g}; take 1 or more")
+        if self.kind != "model" and self.samples is None and not (self.text or self.counts):
+            what = "a network" if self.kind == "network" else "a Python object"
+            raise ConfigError(
+                f"{self.source} is {what}, which is sampled: give --samples, such as 1e5"
+            )
+
+    def _check_topology(self) -> None:
+        if not self.infers and (self.ngrams is not None or self.interpolated):
+            raise ConfigError(
+                "--ngrams and --interpolated go with --topology self; dlm prune makes a given "
+                "topology smaller"
+            )
+        if self.interpolated and self.external is None:
+            raise ConfigError("--interpolated needs two topologies: --topology self+FILE")
+        if self.infers and self.samples is None:
+            raise ConfigError(
+                f"--topology {self.topology} is inferred from samples: give --samples, such as 1e5"
+            )
+        if self.infers and self.part != (1, 1):
+            raise ConfigError(
+                "parts count on one topology, and --topology self would infer one for each; "
+                "distill once with self, and give that model as the topology of the parts"
+            )
+
+    def _check_output(self) -> None:
+        if self.is_exact and self.work is not None:
+            raise ConfigError("--work keeps counts of --samples or --text; leave it out")
+        if self.part != (1, 1) and (self.output is not None or self.is_exact or self.counts):
+            raise ConfigError(
+                "a part of the samples or text makes counts and no model: give --work without "
+                "--output, and then all parts' folders with --counts"
+            )
+        if self.output is None and (self.work is None or self.counts or self.infers):
+            raise ConfigError("give --output; or --work with --samples or --text, to count alone")

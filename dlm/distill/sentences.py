@@ -1,0 +1,183 @@
+"""Sentences of a source, gathered: text from which a topology is inferred."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.distill.backoff import BackoffSource
+from dlm.distill.counting import DRAWN_AT_ONCE, Sampling, first_random
+from dlm.distill.source import BATCH, SourceReader, check_distributions
+from dlm.distill.topology import united
+from dlm.distill.visits import SampledVisits, said_blocks
+from dlm.distill.walk import Automaton
+from dlm.estimate.columns import ModelColumns
+from dlm.ngram.vocab import Vocabulary
+
+U32 = np.uint32
+
+
+class Talk(Protocol):
+    """Sentences, some at a time, that can be left and taken up."""
+
+    def more(self) -> tuple[int, NDArray[np.uint32]] | None:
+        """How many sentences were begun, and words with `</s>` after each sentence; None at the
+        end."""
+
+    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+        """As `work.Counting` has it."""
+
+    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
+        """Goes on from `state`."""
+
+
+class Gathering:
+    """`work.Counting` that keeps sentences: its one sum is all that was said."""
+
+    can_stop = True
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
+        self._said: list[NDArray[np.uint32]] = []
+
+    def step(self) -> int | None:
+        """As `Counting` has it."""
+        more = self._talk.more()
+        if more is None:
+            return None
+        self._said.append(more[1])
+        return more[0]
+
+    def sums(self) -> list[NDArray[Any]]:
+        """As `Counting` has it; one array of words, with `</s>` after each sentence."""
+        self._said = [np.concatenate([np.zeros(0, U32), *self._said])]
+        return list(self._said)
+
+    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+        """As `Counting` has it."""
+        return self._talk.state()
+
+    def restore(
+        self,
+        sums: Sequence[NDArray[Any]],
+        arrays: Sequence[NDArray[Any]],
+        facts: Mapping[str, Any],
+    ) -> None:
+        """As `Counting` has it."""
+        self._said = [sums[0]]
+        if facts:
+            self._talk.restore(arrays, facts)
+
+
+def gathering_of(reader: SourceReader, sampling: Sampling) -> Gathering:
+    """Of a source of the protocol."""
+    if hasattr(reader.source, "sample"):
+        blocks = said_blocks(reader, sampling.own_samples, sampling.seeds)
+        return Gathering(_BlockTalk(blocks, reader.vocabulary.end_id))
+    batch = min(BATCH, sampling.own_samples)
+    stream = SampledVisits(
+        reader.histories(batch), reader.vocabulary, sampling.own_samples, sampling.seeds, batch
+    )
+    return Gathering(_VisitTalk(stream, reader.vocabulary, reader.name, batch))
+
+
+def gathering_of_backoff(model: ModelColumns, sampling: Sampling) -> Gathering:
+    """Of a backoff model."""
+    return Gathering(_WalkTalk(model, sampling))
+
+
+class _BlockTalk:
+    def __init__(self, blocks: Iterator[list[NDArray[np.uint32]]], end: int) -> None:
+        self._blocks = blocks
+        self._end = np.array([end], U32)
+        self._done = 0
+
+    def more(self) -> tuple[int, NDArray[np.uint32]] | None:
+        lines = next(self._blocks, None)
+        if lines is None:
+            return None
+        self._done += 1
+        return len(lines), np.concatenate([part for line in lines for part in (line, self._end)])
+
+    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+        return [], {"blocks": self._done}
+
+    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
+        self._done = int(facts["blocks"])
+        for _ in range(self._done):
+            next(self._blocks)
+
+
+class _VisitTalk:
+    """Sentences from their visits: a word belongs to the sentence under way in its place."""
+
+    def __init__(
+        self, stream: SampledVisits, vocabulary: Vocabulary, name: str, places: int
+    ) -> None:
+        self._stream, self._name = stream, name
+        self._begin, self._end = vocabulary.begin_id, vocabulary.end_id
+        self._open: list[list[int]] = [[] for _ in range(places)]
+        self._begun = [False] * places
+
+    def more(self) -> tuple[int, NDArray[np.uint32]] | None:
+        visit = next(self._stream, None)
+        if visit is None:
+            if not any(self._begun):
+                return None
+            said = [word for place in range(len(self._begun)) for word in self._ended(place)]
+            return 0, np.array(said, U32)
+        check_distributions(visit.given, self._name)
+        said = []
+        begun = 0
+        for place, word in zip(visit.places.tolist(), visit.words.tolist(), strict=True):
+            if word == self._begin:
+                said += self._ended(place)
+                self._begun[place] = True
+                begun += 1
+            else:
+                self._open[place].append(word)
+        return begun, np.array(said, U32)
+
+    def _ended(self, place: int) -> list[int]:
+        if not self._begun[place]:
+            return []
+        line = [*self._open[place], self._end]
+        self._open[place], self._begun[place] = [], False
+        return line
+
+    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+        arrays, facts = self._stream.state()
+        lengths = np.array([len(line) for line in self._open])
+        words = np.array([word for line in self._open for word in line], U32)
+        return [lengths, words, np.array(self._begun), *arrays], facts
+
+    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
+        lengths, words, begun, *rest = arrays
+        ends = np.cumsum(lengths)[:-1]
+        self._open = [line.tolist() for line in np.split(words, ends)]
+        self._begun = begun.tolist()
+        self._stream.restore(rest, facts)
+
+
+class _WalkTalk:
+    def __init__(self, model: ModelColumns, sampling: Sampling) -> None:
+        self._automaton = Automaton(BackoffSource.of(model, united([model])))
+        self._random = first_random(sampling)
+        self._left = sampling.own_samples
+
+    def more(self) -> tuple[int, NDArray[np.uint32]] | None:
+        drawn = min(self._left, DRAWN_AT_ONCE)
+        if not drawn:
+            return None
+        self._left -= drawn
+        return drawn, self._automaton.draw(drawn, self._random, keep=True)
+
+    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+        return [self._random], {"left": self._left}
+
+    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
+        self._random[:] = arrays[0]
+        self._left = int(facts["left"])

@@ -1,0 +1,194 @@
+"""The histories that sentences visit: sentences that a source says, or that are given.
+
+Both follow many sentences at once, a word of each at a time. At every history the whole
+distribution of the source is taken: what it gives to words that did not follow counts as well
+(Rao-Blackwell), so that few sentences go far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.distill import kernels
+from dlm.distill.count import Visit
+from dlm.distill.source import BATCH, MOST_WORDS, Histories, SourceReader
+from dlm.errors import SourceError
+from dlm.ngram.vocab import Vocabulary
+
+# Given sentences that are sorted by length and followed together.
+BLOCK = 4 * BATCH
+
+
+class VisitStream(Protocol):
+    """Visits that can be left and taken up."""
+
+    def __iter__(self) -> Iterator[Visit]: ...
+
+    def __next__(self) -> Visit: ...
+
+    @property
+    def can_stop(self) -> bool:
+        """Whether `state` says here where it is."""
+
+    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+        """Arrays and JSON with which `restore` goes on from here."""
+
+    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
+        """Goes on from `state`."""
+
+
+class SampledVisits:
+    """Those of sentences drawn from a source, word by word.
+
+    A place of the batch that ends a sentence begins the next.
+
+    Args
+        samples  sentences
+        seed     the same numbers, the same sentences
+        batch    places
+    """
+
+    can_stop = True
+
+    def __init__(
+        self,
+        histories: Histories,
+        vocabulary: Vocabulary,
+        samples: int,
+        seed: Sequence[int],
+        batch: int,
+    ) -> None:
+        self._histories = histories
+        self._begin, self._end = vocabulary.begin_id, vocabulary.end_id
+        self._random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+        self._left = np.full(batch, samples // batch)
+        self._left[: samples % batch] += 1
+        self._next = np.full(batch, self._begin, np.uint32)
+        self._said = np.zeros(batch, np.int64)
+
+    def __iter__(self) -> SampledVisits:
+        return self
+
+    def __next__(self) -> Visit:
+        places = np.flatnonzero(self._left > 0)
+        if not len(places):
+            raise StopIteration
+        words = self._next[places]
+        given, entropy = self._histories.advance(words, places)
+        drawn = np.empty(len(places), np.uint32)
+        kernels.draw(np.ascontiguousarray(given), self._random.random(len(places)), drawn)
+        self._said[places] += 1
+        ended = places[(drawn == self._end) | (self._said[places] >= MOST_WORDS)]
+        self._next[places] = drawn
+        self._left[ended] -= 1
+        self._next[ended], self._said[ended] = self._begin, 0
+        return Visit(words, places, given, entropy)
+
+    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+        """As `VisitStream` has it."""
+        own = [self._left, self._next, self._said, *self._histories.arrays()]
+        return own, {"random": self._random.bit_generator.state}
+
+    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
+        """As `VisitStream` has it."""
+        self._left, self._next, self._said = (array.copy() for array in arrays[:3])
+        self._histories.restore(arrays[3:])
+        self._random.bit_generator.state = facts["random"]
+
+
+class FollowedVisits:
+    """Those of sentences that are given, which the source is asked about.
+
+    Args
+        blocks  some sentences each, ids without marks; the same again where it is taken up
+        batch   places
+    Guarantees
+        sentences of like length go together; words beyond `MOST_WORDS` are left out
+    """
+
+    def __init__(
+        self,
+        histories: Histories,
+        vocabulary: Vocabulary,
+        blocks: Iterator[list[NDArray[np.uint32]]],
+        batch: int,
+    ) -> None:
+        self._histories = histories
+        self._begin = np.uint32(vocabulary.begin_id)
+        self._blocks = blocks
+        self._batch = batch
+        self._done = 0
+        self._visits: Iterator[Visit] = iter(())
+        self.can_stop = True
+
+    def __iter__(self) -> FollowedVisits:
+        return self
+
+    def __next__(self) -> Visit:
+        while (visit := next(self._visits, None)) is None:
+            self._visits = self._of(next(self._blocks))
+        return visit
+
+    def _of(self, block: list[NDArray[np.uint32]]) -> Iterator[Visit]:
+        block = sorted((line[:MOST_WORDS] for line in block), key=len, reverse=True)
+        for first in range(0, len(block), self._batch):
+            some = block[first : first + self._batch]
+            lengths = np.array([len(line) for line in some])
+            for at in range(int(lengths[0]) + 1):
+                # The longest come first, so that those that are left begin the batch.
+                places = np.arange(int((lengths >= at).sum()))
+                words = np.full(len(places), self._begin)
+                if at:
+                    words = np.array([some[place][at - 1] for place in places], np.uint32)
+                visit = Visit(words, places, *self._histories.advance(words, places))
+                if at == lengths[0] and first + self._batch >= len(block):
+                    self._done, self.can_stop = self._done + 1, True
+                else:
+                    self.can_stop = False
+                yield visit
+
+    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+        """As `VisitStream` has it; at the end of a block."""
+        return [], {"blocks": self._done}
+
+    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
+        """As `VisitStream` has it: blocks that were done are passed over."""
+        for _ in range(int(facts["blocks"])):
+            next(self._blocks)
+        self._done = int(facts["blocks"])
+
+
+def said_blocks(
+    reader: SourceReader, samples: int, seed: Sequence[int]
+) -> Iterator[list[NDArray[np.uint32]]]:
+    """Sentences that a source samples itself, by its `sample`.
+
+    Raises
+        SourceError  fewer sentences than asked for, or ids that are none of its words
+    """
+    for block, first in enumerate(range(0, samples, BLOCK)):
+        wanted = min(BLOCK, samples - first)
+        number = int(np.random.SeedSequence([*seed, block]).generate_state(1)[0])
+        said = list(reader.source.sample(number, wanted))  # type: ignore[attr-defined]
+        if len(said) != wanted:
+            raise SourceError(
+                f"sample of {reader.name} returned {len(said)} sentences; {wanted} were asked for"
+            )
+        yield [_own(reader, np.asarray(line, np.int64)) for line in said]
+
+
+def _own(reader: SourceReader, line: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """The ids of a sentence, as ours."""
+    if len(line) and not (line.min() >= 0 and line.max() < len(reader.ids)):
+        raise SourceError(f"sample of {reader.name} returned ids outside of its vocabulary")
+    ids: NDArray[np.uint32] = reader.ids[line]
+    if (ids == reader.vocabulary.end_id).any():
+        raise SourceError(
+            f"sample of {reader.name} returned a sentence with the id of its end; expected words "
+            "alone"
+        )
+    return ids

@@ -1,0 +1,171 @@
+"""`dlm distill` of what is sampled: a user's own model, an ARPA file, parts, text, `self`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dlm.cli.main import app
+from dlm.errors import ConfigError, SourceError
+from dlm.federated.provenance import LINE_PREFIX, Guarantee, Provenance
+from dlm.ngram.arpa import ArpaReader
+from dlm.ngram.backoff import DictModel
+from estimate.merge_models import normalised_model, worst_sum
+
+WORDS = [f"w{i}" for i in range(10)]
+MODEL = """
+import numpy as np
+WORDS = ["<eos>", *(f"w{i}" for i in range(10))]
+class Model:
+    vocabulary, begin_id, end_id = WORDS, 0, 0
+    def __init__(self, shift=0.0):
+        self.shift = shift
+    def log_probs(self, prefixes, lengths):
+        last = prefixes[np.arange(len(prefixes)), lengths - 1]
+        far = np.abs(np.arange(11)[None, :] - (last[:, None] * 3 + lengths[:, None]) % 11)
+        logits = -0.5 * far + self.shift
+        return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)) + self.shift
+def wrong():
+    return Model(1.0)
+"""
+
+
+def dlm(*arguments: object) -> Result:
+    """The command, in this process."""
+    return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+def figures(*arguments: object) -> dict[str, float]:
+    """What it prints, of a run that ends well."""
+    done = dlm(*arguments, "--json", "-q")
+    assert done.exit_code == 0, done.exception
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a Python model, an ARPA file, and a topology for both."""
+    (tmp_path / "my_source.py").write_text(MODEL)
+    normalised_model(1, WORDS, contexts=0.9, missing_suffixes=False).write(tmp_path / "big.arpa")
+    normalised_model(2, [*WORDS, "other"], contexts=0.4).write(tmp_path / "top.arpa")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def record_of(path: Path) -> Provenance:
+    """The privacy record in a file's header."""
+    with ArpaReader(path) as reader:
+        (line,) = [line for line in reader.comments if line.startswith(LINE_PREFIX)]
+    return Provenance.from_json(line)
+
+
+def test_a_python_object_is_distilled_and_promises_nothing_of_itself(home: Path) -> None:
+    """Unless somebody vouches for it."""
+    args = ("distill", "my_source:Model", "--topology", "top.arpa", "-o", "out.arpa")
+    found = figures(*args, "--samples", "3e3")
+    assert 0 < found["relative_entropy_nats"] < 0.6
+    model = DictModel.from_arpa(home / "out.arpa")
+    assert worst_sum(model) < 3e-6
+    assert set(model.vocabulary.words) >= {b"</s>", *(word.encode() for word in WORDS)}
+    assert b"other" not in model.vocabulary.words
+    assert b"<eos>" not in model.vocabulary.words
+    record = record_of(home / "out.arpa")
+    assert record.guarantee is None
+    assert any("the source my_source:Model" in reason for reason in record.reasons)
+    figures(*args, "--samples", "30", "--public", "ACME")
+    assert record_of(home / "out.arpa").guarantee == Guarantee(0.0, 0.0, 0.0)
+
+
+def test_what_is_no_distribution_is_refused_before_the_topology_is_counted(home: Path) -> None:
+    """By name, and nothing is written."""
+    done = dlm(
+        "distill", "my_source:wrong", "--topology", "top.arpa", "-o", "out.arpa", "--samples", 9
+    )
+    assert isinstance(done.exception, SourceError)
+    assert "my_source:wrong" in str(done.exception)
+    done = dlm("distill", "my_source:Model", "--topology", "top.arpa", "-o", "out.arpa")
+    assert isinstance(done.exception, ConfigError)
+    assert "a Python object, which is sampled" in str(done.exception)
+    assert not (home / "out.arpa").exists()
+
+
+def test_samples_of_an_arpa_file_come_near_its_expected_counts(home: Path) -> None:
+    """The perplexity of the new model is that of exact counts."""
+    args = ("distill", "big.arpa", "--topology", "top.arpa", "-o", "out.arpa")
+    exact, sampled = figures(*args), figures(*args, "--samples", "1e5")
+    assert sampled["perplexity"] == pytest.approx(exact["perplexity"], rel=0.02)
+    assert sampled["relative_entropy_nats"] == pytest.approx(
+        exact["relative_entropy_nats"], rel=0.05
+    )
+
+
+def test_parts_of_several_workers_become_one_model(home: Path) -> None:
+    """As one process that has all samples makes of them, within their spread."""
+    args = ("distill", "big.arpa", "--topology", "top.arpa")
+    for i in (1, 2):
+        done = dlm(*args, "--samples", "4e4", "--part", f"{i}/2", "--work", f"part{i}")
+        assert done.exit_code == 0, done.exception
+        assert done.stdout == f"counted; add with --counts part{i}\n"
+    added = figures(*args, "--counts", "part1", "--counts", "part2", "-o", "out.arpa")
+    whole = figures(*args, "--samples", "4e4", "-o", "whole.arpa")
+    assert added["perplexity"] == pytest.approx(whole["perplexity"], rel=0.02)
+    with ArpaReader(home / "out.arpa") as reader:
+        facts = json.loads(reader.comments[0].partition(": ")[2])
+    assert [share["part"] for share in facts["parts"]] == ["1/2", "2/2"]
+
+
+def test_the_same_command_goes_on_and_another_is_refused(home: Path) -> None:
+    """With --work."""
+    args = ("distill", "my_source:Model", "--topology", "top.arpa", "-o", "out.arpa")
+    work = ("--work", "work", "--samples")
+    first = figures(*args, *work, 300)
+    content = (home / "out.arpa").read_bytes()
+    again = figures(*args, *work, 300)
+    assert again["perplexity"] == first["perplexity"]
+    assert (home / "out.arpa").read_bytes() == content
+    for more in ((200,), (300, "--seed", 4)):
+        done = dlm(*args, *work, *more)
+        assert isinstance(done.exception, ConfigError)
+        assert "share." in str(done.exception)
+
+
+def test_contexts_of_a_text_take_the_place_of_samples(home: Path) -> None:
+    """The text's record is composed: nobody vouches for it, and there is no guarantee."""
+    (home / "lines.txt").write_text("w1 w2 w3\nw4 w1 unheard w2\n\n" * 20)
+    (home / "big.arpa").write_text(
+        "# " + Provenance.public("ACME", "it").line + "\n" + (home / "big.arpa").read_text()
+    )
+    args = ("distill", "big.arpa", "--topology", "big.arpa", "-o", "out.arpa")
+    found = figures(*args, "--text", "lines.txt")
+    assert found["relative_entropy_nats"] == pytest.approx(0, abs=2e-3)  # the prior of 0.01
+    assert found["unvisited_contexts"] > 0
+    assert any("lines.txt" in reason for reason in record_of(home / "out.arpa").reasons)
+    counts = ("distill", "big.arpa", "--topology", "big.arpa")
+    dlm(*counts, "--text", "lines.txt", "--work", "work")
+    figures(*args, "--counts", "work")
+    assert any("the text" in reason for reason in record_of(home / "out.arpa").reasons)
+    figures(*args, "--text", "lines.txt", "--public", "ACME")
+    assert record_of(home / "out.arpa").guarantee == Guarantee(0.0, 0.0, 0.0)
+
+
+def test_a_topology_of_the_sources_own_n_grams(home: Path) -> None:
+    """Of the size asked for; with another's, both, and their interpolation."""
+    samples = ("--samples", "2e4", "-o", "out.arpa")
+    own = figures("distill", "big.arpa", "--topology", "self", "--ngrams", 60, *samples)
+    assert sum(own["ngrams"]) == 60
+    more = figures("distill", "big.arpa", "--topology", "self", "--ngrams", 90, *samples)
+    assert 0 < more["relative_entropy_nats"] < own["relative_entropy_nats"]
+    assert worst_sum(DictModel.from_arpa(home / "out.arpa")) < 3e-6
+    both = ("distill", "big.arpa", "--topology", "self+top.arpa", "--ngrams", 90, *samples)
+    again, mixed = figures(*both), figures(*both, "--interpolated")
+    assert sum(again["ngrams"]) == sum(mixed["ngrams"]) == 90
+    assert again["relative_entropy_nats"] < mixed["relative_entropy_nats"]
+    with ArpaReader(home / "out.arpa") as reader:
+        facts = json.loads(reader.comments[0].partition(": ")[2])
+    assert (facts["topology"], facts["interpolated"]) == ("self+topology", True)
+    of_object = figures("distill", "my_source:Model", "--topology", "self", "--order", 2, *samples)
+    assert len(of_object["ngrams"]) == 2

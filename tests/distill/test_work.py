@@ -1,0 +1,238 @@
+"""Counts on disk: killed and gone on with, refused, added up."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distill.plain import PlainSource, a_source
+from dlm.distill import work
+from dlm.distill.counting import GivenText, Sampling
+from dlm.distill.sampled import SampledSource, count_source, gather_sentences
+from dlm.distill.topology import closed, restricted
+from dlm.errors import ConfigError, FormatError
+from dlm.estimate.columns import ModelColumns
+
+ROOT = Path(__file__).parents[2]
+LINES = [f"{'a ' * (i % 5)}b {'c ' * (i % 7)}" for i in range(5000)]
+TEXT = GivenText("lines", "1" * 64, lambda: ["\n".join(LINES).encode()])
+
+
+class Killed(Exception):
+    """In place of a signal."""
+
+
+def a_pair(seed: int, folder: Path, kind: str) -> tuple[SampledSource, ModelColumns]:
+    """A source of a kind, and a topology of its words."""
+    plain, columns, _ = a_source(seed, folder)
+    _, other, _ = a_source(seed + 100, folder)
+    source = SampledSource(columns if kind == "backoff" else PlainSource(plain))
+    return source, closed(restricted(other, source.vocabulary).model)
+
+
+def counted(
+    source: SampledSource, topology: ModelColumns, sampling: Sampling, file: Path | None,
+    steps: int | None = None, every_s: float = 3.0,
+) -> list[np.ndarray]:  # fmt: skip
+    """All sums; killed after so many steps, saving every so many steps."""
+    counting = source.counting(topology, sampling)
+    step, done = counting.step, itertools.count()
+
+    def killed() -> int | None:
+        if next(done) == steps:
+            raise Killed
+        return step()
+
+    counting.step = killed  # type: ignore[method-assign]
+    settings = {"source": source.identity(), "topology": work.ngrams_digest(topology)}
+    clock = itertools.count()
+    work.count_all(
+        counting,
+        settings | sampling.settings(),
+        file=file,
+        saved_every_s=every_s,
+        clock=lambda: float(next(clock)),
+    )
+    return [array.copy() for array in counting.sums()]
+
+
+@pytest.mark.parametrize("kind", ["backoff", "protocol"])
+@pytest.mark.parametrize("given", ["samples", "text"])
+def test_counting_that_is_killed_again_and_again_ends_with_the_same_bits(
+    tmp_path: Path, kind: str, given: str
+) -> None:
+    """Between two savings; what is done is not done again."""
+    source, topology = a_pair(1, tmp_path, kind)
+    samples = 65_000 if kind == "backoff" else 700
+    sampling = Sampling(text=TEXT) if given == "text" else Sampling(samples, seed=5)
+    whole = counted(source, topology, sampling, None)
+    file = tmp_path / "work" / work.COUNTS
+    kills = 0
+    while True:
+        try:
+            steps = 4 if kind == "backoff" else 150
+            found = counted(source, topology, sampling, file, steps, every_s=2.0)
+            break
+        except Killed:
+            kills += 1
+            assert kills < 100
+    assert kills > 0
+    for a, b in zip(found, whole, strict=True):
+        np.testing.assert_array_equal(a, b)
+    again = counted(source, topology, sampling, file, steps=0)  # nothing is left to do
+    np.testing.assert_array_equal(again[-1], whole[-1])
+
+
+@pytest.mark.parametrize("kind", ["backoff", "protocol", "its own samples"])
+def test_sentences_are_gathered_again_from_where_it_was_killed(tmp_path: Path, kind: str) -> None:
+    """Those under way, too."""
+    source, _ = a_pair(2, tmp_path, kind)
+    if kind == "its own samples":
+        own = source._reader.source  # type: ignore[union-attr]
+        own.sample = lambda seed, n: [[2 + (seed + i) % 3] * (i % 4) for i in range(n)]  # type: ignore[attr-defined]
+    sampling = Sampling(31_000 if kind == "backoff" else 3000, seed=1)
+    whole = gather_sentences(source, sampling)
+    file = tmp_path / work.SENTENCES
+    settings = {"source": source.identity(), **sampling.settings()}
+    for steps in (3, 2, None):
+        gathering = source.gathering(sampling)
+        step, done, clock = gathering.step, itertools.count(), itertools.count()
+        limit = None if steps is None else steps * (1 if kind != "protocol" else 40)
+
+        def killed(step: Callable[[], int | None] = step, done: itertools.count[int] = done,
+                   limit: int | None = limit) -> int | None:  # fmt: skip
+            if next(done) == limit:
+                raise Killed
+            return step()
+
+        gathering.step = killed  # type: ignore[method-assign]
+        try:
+            work.count_all(
+                gathering, settings, file=file, saved_every_s=1.0,
+                clock=lambda clock=clock: float(next(clock)),  # type: ignore[misc]
+            )  # fmt: skip
+        except Killed:
+            continue
+    (said,) = gathering.sums()
+    np.testing.assert_array_equal(said, whole)
+    np.testing.assert_array_equal(gather_sentences(source, sampling, folder=tmp_path), whole)
+
+
+def test_another_source_topology_or_seed_is_refused_by_name(tmp_path: Path) -> None:
+    """And so are a damaged file, and one of something else."""
+    source, topology = a_pair(3, tmp_path, "backoff")
+    count_source(source, topology, Sampling(50, seed=1), folder=tmp_path)
+    other, theirs = a_pair(4, tmp_path, "backoff")
+    for given, shape, sampling, named in (
+        (other, topology, Sampling(50, seed=1), "source.model was"),
+        (source, theirs, Sampling(50, seed=1), "topology was"),
+        (source, topology, Sampling(50, seed=2), "share.seed was 1 and is 2"),
+        (source, topology, Sampling(60, seed=1), "share.samples was 50 and is 60"),
+        (source, topology, Sampling(text=TEXT), "text was None"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            count_source(given, shape, sampling, folder=tmp_path)
+    file = tmp_path / work.COUNTS
+    content = file.read_bytes()
+    file.write_bytes(content[:-1])
+    with pytest.raises(FormatError, match="cut off"):
+        count_source(source, topology, Sampling(50, seed=1), folder=tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["backoff", "protocol"])
+def test_the_counts_of_parts_add_up(tmp_path: Path, kind: str) -> None:
+    """As those of one process do that counts all parts; unfinished, foreign and doubled ones are
+    refused."""
+    source, topology = a_pair(5, tmp_path, kind)
+    folders = [tmp_path / f"part{i}" for i in (1, 2, 3)]
+    parts = [Sampling(100, part=(i, 3)) for i in (1, 2, 3)]
+    alone = [
+        count_source(source, topology, part, folder=folder)
+        for part, folder in zip(parts, folders, strict=True)
+    ]
+    counts, entropy = count_source(source, topology, None, added=folders)
+    expected = alone[0][0] + alone[1][0] + alone[2][0]
+    for a, b in zip(
+        [*counts.ngrams, *counts.contexts], [*expected.ngrams, *expected.contexts], strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+    assert entropy == pytest.approx(sum(one for _, one in alone), rel=1e-9)
+    for added, said in (
+        ([folders[0], folders[0]], "hold the same sentences"),
+        ([tmp_path / "none"], "does not exist"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            count_source(source, topology, None, added=added)
+    other, theirs = a_pair(6, tmp_path, kind)
+    foreign = tmp_path / "foreign"
+    count_source(other, theirs, Sampling(10), folder=foreign)
+    with pytest.raises(ConfigError, match="counts of something else"):
+        count_source(source, topology, None, added=[*folders, foreign])
+    count_source(source, topology, Sampling(text=TEXT), folder=foreign / "text")
+    with pytest.raises(ConfigError, match="text was"):
+        count_source(source, topology, None, added=[foreign / "text", folders[0]])
+    unfinished = tmp_path / "unfinished" / work.COUNTS
+    with pytest.raises(Killed):
+        counted(
+            source, topology, Sampling(45_000 if kind == "backoff" else 500), unfinished, 4, 1.0
+        )
+    with pytest.raises(ConfigError, match="is not done"):
+        count_source(source, topology, None, added=[unfinished])
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from dlm.distill import sampled, work
+from dlm.distill.counting import Sampling
+from dlm.distill.topology import closed
+from dlm.estimate.columns import ModelColumns
+work.SAVED_EVERY_S = work.count_all.__kwdefaults__["saved_every_s"] = 0.0
+model = ModelColumns.read(sys.argv[1])
+source = sampled.SampledSource(model)
+counts, _ = sampled.count_source(
+    source, closed(model), Sampling(int(sys.argv[2])), folder=Path(sys.argv[3])
+)
+print(*(value.hex() for value in counts.contexts[1]))
+"""
+
+
+def test_a_process_that_is_killed_for_good_loses_no_bit(tmp_path: Path) -> None:
+    """SIGKILL in the midst of saving and counting; two at once are refused."""
+    _, columns, _ = a_source(8, tmp_path)
+
+    def start(samples: int, folder: Path) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(tmp_path / "8.arpa"), str(samples), str(folder)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    whole, _ = count_source(SampledSource(columns), closed(columns), Sampling(3_000_000))
+    process = start(3_000_000, tmp_path / "work")
+    file = tmp_path / "work" / work.COUNTS
+    while not file.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    second = start(3_000_000, tmp_path / "work")
+    if process.poll() is None:
+        _, said = second.communicate(timeout=120)
+        assert second.returncode == 0 or "another process is counting" in said
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=120)
+    third = start(3_000_000, tmp_path / "work")
+    printed, said = third.communicate(timeout=300)
+    assert third.returncode == 0, said
+    assert printed.split() == [float(value).hex() for value in whole.contexts[1]]
+    assert not [path for path in file.parent.iterdir() if path.name.endswith(".partial")]
