@@ -20,7 +20,14 @@ from dlm.distill.backoff import BackoffSource, as_log10
 from dlm.distill.count import NgramCounts, VisitCounter, ln_likelihood, local_counts
 from dlm.distill.source import BATCH, SourceReader, check_distributions
 from dlm.distill.topology import united
-from dlm.distill.visits import BLOCK, FollowedVisits, SampledVisits, VisitStream, said_blocks
+from dlm.distill.visits import (
+    BLOCK,
+    FollowedVisits,
+    MadeVisits,
+    SampledVisits,
+    VisitStream,
+    said_blocks,
+)
 from dlm.distill.walk import Automaton
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
@@ -178,6 +185,11 @@ class VisitCounting:
 def stream_of(reader: SourceReader, sampling: Sampling) -> VisitStream:
     """The visits of sentences that a source draws, or that are given."""
     vocabulary = reader.vocabulary
+    if reader.makes_visits:
+        if sampling.text is not None:
+            raise ConfigError(f"{reader.name} makes its own sentences; give samples and no text")
+        seed = int(np.random.SeedSequence(sampling.seeds).generate_state(1)[0])
+        return MadeVisits(iter(reader.source.visits(sampling.own_samples, seed)))  # type: ignore[attr-defined]
     if sampling.text is not None:
         blocks = text_blocks(sampling.text, vocabulary, sampling.part)
         if not vocabulary.unk_in_model:

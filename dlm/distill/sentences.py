@@ -14,6 +14,7 @@ from dlm.distill.source import BATCH, SourceReader, check_distributions
 from dlm.distill.topology import united
 from dlm.distill.visits import SampledVisits, said_blocks
 from dlm.distill.walk import Automaton
+from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
 from dlm.ngram.vocab import Vocabulary
 
@@ -73,7 +74,13 @@ class Gathering:
 
 
 def gathering_of(reader: SourceReader, sampling: Sampling) -> Gathering:
-    """Of a source of the protocol."""
+    """Of a source of the protocol.
+
+    Raises
+        ConfigError  a source that makes visits, whose ends are not told
+    """
+    if reader.makes_visits:
+        raise ConfigError(f"{reader.name} makes visits, and no sentences: give a topology")
     if hasattr(reader.source, "sample"):
         blocks = said_blocks(reader, sampling.own_samples, sampling.seeds)
         return Gathering(_BlockTalk(blocks, reader.vocabulary.end_id))

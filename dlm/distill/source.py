@@ -50,6 +50,8 @@ class Source(Protocol):
         sample(seed, n)     n sentences, each a list of ids without begin and end; else words are
                             drawn from `log_probs`
         histories(places)   `Histories`: the same distributions word by word, in less time
+        visits(samples, seed)  the visits themselves (`count.Visit`), of a source that makes them
+                            of another; its counting begins anew after a kill
     """
 
     @property
@@ -182,8 +184,15 @@ class SourceReader:
         scaled: NDArray[np.float32] = (found / total[:, None]).astype(np.float32)
         return scaled
 
+    @property
+    def makes_visits(self) -> bool:
+        """Whether the source makes visits, and is not asked about histories."""
+        return hasattr(self.source, "visits") and not hasattr(self.source, "histories")
+
     def _first(self) -> NDArray[np.float32]:
         """What begins a sentence; so that a wrong source is known before hours of work."""
+        if self.makes_visits:
+            return np.zeros(0, np.float32)
         begin = np.array([self.vocabulary.begin_id], np.uint32)
         if hasattr(self.source, "log_probs"):
             given = self.distributions(begin[:, None], np.ones(1, np.int32))

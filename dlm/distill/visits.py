@@ -100,6 +100,29 @@ class SampledVisits:
         self._random.bit_generator.state = facts["random"]
 
 
+class MadeVisits:
+    """Those that a source makes itself: they cannot be left and taken up."""
+
+    can_stop = False
+
+    def __init__(self, visits: Iterator[Visit]) -> None:
+        self._visits = visits
+
+    def __iter__(self) -> MadeVisits:
+        return self
+
+    def __next__(self) -> Visit:
+        return next(self._visits)
+
+    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+        """Never asked for."""
+        raise AssertionError("visits that a source makes cannot be left")
+
+    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
+        """Never asked for."""
+        raise AssertionError("visits that a source makes cannot be left")
+
+
 class FollowedVisits:
     """Those of sentences that are given, which the source is asked about.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ import pytest
 from distill.oracle import Ngram
 from distill.plain import PlainSource, a_source, by_definition, restricted_values
 from dlm.distill.backoff import BackoffSource, exact_counts
-from dlm.distill.count import NgramCounts
-from dlm.distill.counting import BLOCK, GivenText, Sampling, text_blocks
+from dlm.distill.count import NgramCounts, Visit
+from dlm.distill.counting import BLOCK, GivenText, Sampling, stream_of, text_blocks
 from dlm.distill.sampled import SampledSource, count_source, gather_sentences
+from dlm.distill.source import SourceReader
 from dlm.distill.topology import closed, restricted, united
 from dlm.distill.walk import sentences_of
 from dlm.errors import ConfigError, SourceError
@@ -146,6 +148,34 @@ def _said(source: PlainSource, seed: int, n: int) -> list[list[int]]:
             line.append(word)
         out.append(line[1:])
     return out
+
+
+def test_a_source_may_make_its_visits_itself(tmp_path: Path) -> None:
+    """The counts are those of its visits; along a text it cannot be led."""
+    plain, _, _ = a_source(3, tmp_path)
+    source = PlainSource(plain)
+    reader = SampledSource(source)
+    target = topology_of(3, ModelColumns(reader.vocabulary, []), tmp_path)
+    text = the_text(["a b c", "d"])
+    visits = list(stream_of(SourceReader(source, "it"), Sampling(text=text)))
+    expected, entropy = count_source(reader, target, Sampling(text=text))
+
+    class Maker:
+        vocabulary = reader.vocabulary
+
+        def visits(self, samples: int, seed: int) -> Iterator[Visit]:
+            assert samples == 5
+            return iter(visits)
+
+    made = SampledSource(Maker(), "mine")  # type: ignore[arg-type]
+    counts, same = count_source(made, target, Sampling(5), folder=tmp_path)
+    assert same == entropy
+    for a, b in zip(arrays(counts), arrays(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(ConfigError, match="mine makes its own sentences"):
+        count_source(made, target, Sampling(text=text))
+    with pytest.raises(ConfigError, match="mine makes visits, and no sentences"):
+        gather_sentences(made, Sampling(5))
 
 
 def test_parts_take_different_sentences_and_all_of_a_text(tmp_path: Path) -> None:
