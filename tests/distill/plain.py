@@ -88,7 +88,8 @@ def sampled(source: Plain, sentences: int, seed: int) -> dict[Ngram, float]:
 
 def a_source(seed: int, path: Path, **options: object) -> tuple[Plain, ModelColumns, DictModel]:
     """A random model: for the oracle, in columns, and as a dictionary."""
-    model = normalised_model(seed, WORDS, **options)  # type: ignore[arg-type]
+    words = options.pop("words", WORDS)
+    model = normalised_model(seed, words, **options)  # type: ignore[arg-type]
     columns, plain = read(model, path / f"{seed}.arpa")
     return Plain(model), columns, plain
 

@@ -1,0 +1,82 @@
+"""Several models as one by their counts: the nearest model to a mixture of whole sentences.
+
+A sentence of the mixture is one of model k with probability weight k. What is expected of such
+sentences is linear in the models, so their counts are added with their weights, and one KL step
+makes the model (instead of a mixture of probabilities in each context, as `dlm.estimate.merge` and
+the merging of Hsu 2007 or OpenGrm have it). It knows which contexts each model says often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dlm.distill.backoff import BackoffSource, exact_counts
+from dlm.distill.count import NgramCounts
+from dlm.distill.fit import FitResult, fit
+from dlm.distill.topology import closed, restricted, united
+from dlm.errors import ConfigError
+from dlm.estimate.columns import ModelColumns
+from dlm.estimate.merge import check_weights, unite
+
+
+def mixed_counts(
+    counts: Sequence[NgramCounts], weights: Sequence[float], sentences: Sequence[float] = ()
+) -> NgramCounts:
+    """Expected counts of a sentence of a mixture.
+
+    Args
+        counts     of each source, on one topology
+        weights    of the sources: at least 0, of sum 1
+        sentences  that each of `counts` is of, as many as were sampled; 1 each if not given, as
+                   `backoff.exact_counts` has it
+    Raises
+        ConfigError  weights that are none; no sentences
+    """
+    shares = check_weights(weights, len(counts)).tolist()
+    said = list(sentences) or [1.0] * len(counts)
+    if len(said) != len(counts) or not all(number > 0 for number in said):
+        raise ConfigError(
+            f"counts of {said} sentences; give a number over 0 for each of {len(counts)} sources"
+        )
+    first, *rest = (
+        each.scaled(share / number)
+        for each, share, number in zip(counts, shares, said, strict=True)
+    )
+    return sum(rest, first)
+
+
+def merge_by_counts(
+    models: Sequence[ModelColumns],
+    weights: Sequence[float],
+    *,
+    topology: ModelColumns | None = None,
+    threads: int = 2,
+    progress: Callable[[str], None] | None = None,
+) -> FitResult:
+    """The nearest model to a mixture of backoff models, on their n-grams or fewer.
+
+    Args
+        weights   of the models, of whole sentences: at least 0, of sum 1
+        topology  whose n-grams it has; all n-grams of all models if not given
+    Raises
+        ConfigError  weights that are none; as `topology.restricted`
+        DlmError     the sentences of a model do not end
+    Guarantees
+        no model with these n-grams is nearer to the mixture, by relative entropy
+    Edge cases
+        a word that a model lacks has probability 0 there
+    """
+    check_weights(weights, len(models))
+    tell = progress or (lambda _: None)
+    alike = unite(models)
+    whole = united(alike.models, threads)
+    target = whole
+    if topology is not None:
+        target = closed(restricted(topology, alike.vocabulary).model, threads)
+        whole = united([*alike.models, target], threads)
+    counts = []
+    for place, model in enumerate(alike.models, 1):
+        tell(f"expected counts of model {place} of {len(models)}")
+        known = exact_counts(BackoffSource.of(model, whole))
+        counts.append(known.of(whole, target))
+    return fit(target, mixed_counts(counts, weights), threads=threads, progress=progress)
