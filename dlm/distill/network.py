@@ -5,7 +5,7 @@ The state of its layers is kept, so that a history costs one step, whatever its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.distill.count import Visit
 from dlm.distill.source import BATCH
 from dlm.distill.visits import SampledVisits
 from dlm.errors import ConfigError
@@ -70,7 +69,7 @@ class NetworkSource:
         """Sentences under way, a step of the network for each word."""
         return NetworkHistories(self._network, self._params, places)
 
-    def visits(self, samples: int, seed: int) -> Iterator[Visit]:
+    def visits(self, samples: int, seed: int) -> SampledVisits:
         """The histories of sampled sentences; the same for the same arguments."""
         batch = min(self._batch, samples)
         return SampledVisits(self.histories(batch), self.vocabulary, samples, (seed,), batch)

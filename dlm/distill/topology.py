@@ -39,14 +39,18 @@ def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
     """The n-grams of a topology whose words a source knows, in its ids; and all of its words.
 
     Raises
-        ConfigError  no word in common; no n-gram of order 2 or above is left, though the topology
-                     has some
+        ConfigError  an empty topology; no word in common; no n-gram of order 2 or above is left,
+                     though the topology has some
     """
     known = np.fromiter((word in vocabulary.ids for word in topology.vocabulary.words), np.bool_)
     ordinary = known.copy()
     own = topology.vocabulary
     ordinary[[UNK_ID, own.begin_id, own.end_id]] = False
-    if len(known) > 3 and not ordinary.any():
+    if len(known) <= 3:
+        raise ConfigError(
+            "the topology is empty: it has no word besides <unk> and the marks of sentences"
+        )
+    if not ordinary.any():
         raise ConfigError(
             f"none of the {len(known) - 3:,} words of the topology is a word of the source: give a "
             "topology of the source's words, in their spelling and case"

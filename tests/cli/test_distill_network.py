@@ -17,6 +17,7 @@ pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 from dlm.cli.main import app  # noqa: E402
 from dlm.distill.network import NetworkSource  # noqa: E402
 from dlm.distill.source import MOST_WORDS  # noqa: E402
+from dlm.distill.visits import SampledVisits  # noqa: E402
 from dlm.errors import ConfigError  # noqa: E402
 from dlm.federated.provenance import LINE_PREFIX, Provenance  # noqa: E402
 from dlm.ngram.arpa import ArpaReader  # noqa: E402
@@ -97,6 +98,52 @@ def test_visits_are_those_of_the_sampled_sentences(home: Path) -> None:
     again = [visit.words.tolist() for visit in source.visits(8, seed=5)]
     assert again == [visit.words.tolist() for visit in source.visits(8, seed=5)]
     assert again != [visit.words.tolist() for visit in source.visits(8, seed=6)]
+
+
+def test_a_network_is_taken_up_where_it_was_left(home: Path) -> None:
+    """To the bit: the states of its layers, the words under way and the random numbers."""
+    source = NetworkSource(home / "run", batch=3)
+
+    def stream() -> SampledVisits:
+        return source.visits(20, seed=5)
+
+    whole = [(visit.words.tolist(), visit.given) for visit in stream()]
+    left = stream()
+    for _ in range(7):
+        next(left)
+    arrays, facts = left.state()
+    kept = [np.array(array) for array in arrays], json.loads(json.dumps(facts))
+    list(left)
+    again = stream()
+    again.restore(*kept)
+    rest = [(visit.words.tolist(), visit.given) for visit in again]
+    assert [words for words, _ in rest] == [words for words, _ in whole[7:]]
+    for (_, a), (_, b) in zip(rest, whole[7:], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_network_follows_a_text_and_finds_its_own_n_grams(home: Path) -> None:
+    """A text that nobody vouches for takes the guarantee away, by name; the network's n-grams are
+    as public as the network."""
+    (home / "lines.txt").write_text("alpha beta gamma\ndelta unheard alpha\n" * 30)
+    args = ("distill", home / "run", "--json", "-q", "-o", home / "other.arpa")
+    done = dlm(*args, "--topology", home / "top.arpa", "--text", home / "lines.txt")
+    assert done.exit_code == 0, done.exception
+    with ArpaReader(home / "other.arpa") as reader:
+        record = Provenance.from_json(reader.comments[1])
+    assert any("lines.txt" in reason for reason in record.reasons), record.reasons
+    for _ in range(2):  # the second time from what was kept
+        work = ("--work", home / "work", "--samples", 500)
+        done = dlm(*args, "--topology", "self", "--order", 2, "--ngrams", 25, *work)
+        assert done.exit_code == 0, done.exception
+        assert sum(json.loads(done.stdout)["ngrams"]) == 25
+    with ArpaReader(home / "other.arpa") as reader:
+        carried = Provenance.from_json(reader.comments[1])
+    assert carried.ledgers == NetworkSource(home / "run").record.ledgers
+    assert not any("topology" in reason for reason in carried.reasons)
+    done = dlm(*args, "--topology", home / "top.arpa", "--work", home / "work", "--samples", 500)
+    assert isinstance(done.exception, ConfigError)
+    assert "topology was" in str(done.exception)
 
 
 def test_the_command_writes_a_model_that_carries_the_record(home: Path) -> None:

@@ -320,6 +320,10 @@ def test_what_cannot_be_distilled_is_refused_by_name(tmp_path: Path) -> None:
     strange, _ = read(foreign, tmp_path / "foreign.arpa")
     with pytest.raises(ConfigError, match="has a word that the source does not know"):
         restricted(strange, Vocabulary([b"<unk>", b"<s>", b"</s>", b"a"], unk_in_model=True))
+    marks = {("<s>",): (-99.0, 0.0), ("</s>",): (0.0, None), ("<s>", "</s>"): (0.0, None)}
+    nothing, _ = read(PlainModel(2, marks), tmp_path / "nothing.arpa")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="the topology is empty"):
+        restricted(nothing, columns.vocabulary)
     endless = PlainModel(2, {
         ("<s>",): (-99.0, 0.0), ("</s>",): (-99.0, None), ("a",): (0.0, 0.0),
         ("<s>", "a"): (0.0, None), ("a", "a"): (0.0, None),
