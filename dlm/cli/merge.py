@@ -1,4 +1,4 @@
-"""`dlm merge`: several models become one, by static linear interpolation."""
+"""`dlm merge`: several models become one, by interpolation or by their expected counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from dlm.cli.progress import stage_printer
 from dlm.cli.scoring import COLUMN, SKIP, open_text
 
 if TYPE_CHECKING:
-    from dlm.estimate.merge import Union
+    from dlm.estimate.columns import ModelColumns
+    from dlm.estimate.merge import MergedModel, Union
     from dlm.estimate.text import Reader
 
 Tell = Callable[[str], None]
@@ -30,6 +31,13 @@ def merge(
         Path | None,
         typer.Option(help="Held-out text that the weights are found on, one sentence per line."),
     ] = None,
+    by_counts: Annotated[
+        bool,
+        typer.Option(
+            "--by-counts",
+            help="Weights are of whole sentences: add the models' expected counts.",
+        ),
+    ] = False,
     skip: Annotated[bool, typer.Option("--skip", help=SKIP)] = False,
     column: Annotated[str, typer.Option(help=COLUMN)] = "text",
     memory: Annotated[
@@ -49,6 +57,9 @@ def merge(
     A word that a model lacks has probability 0 there. With --tune, the weights are those under
     which the text is most probable, and what each model and the mixture say of it is printed.
 
+    With --by-counts, a sentence is one of a model's with its weight, and not each word: the models'
+    expected counts are added, and the new model is the nearest to that mixture.
+
     Where a model carries a privacy record, the records of all are composed. A model or tuning text
     without one leaves the mixture without a guarantee, unless --public NAME vouches for it.
 
@@ -57,7 +68,7 @@ def merge(
     from dlm.cli.paths import check_reads, check_writes
     from dlm.errors import ConfigError
     from dlm.estimate.columns import ModelColumns, memory_bytes
-    from dlm.estimate.merge import check_weights, merge_models, unite
+    from dlm.estimate.merge import check_weights, unite
     from dlm.estimate.merge.mixture import needed_bytes
     from dlm.federated.model_record import merged_record
     from dlm.ngram.arpa import ArpaReader, provenance_line
@@ -67,6 +78,8 @@ def merge(
 
     if (weights is None) == (tune is None):
         raise ConfigError("give --weights, one for each model, or --tune with held-out text")
+    if by_counts and tune is not None:
+        raise ConfigError("--tune finds weights of words; give --weights with --by-counts")
     shares: Sequence[float] = []
     if weights is not None:
         shares = check_weights(_numbers(weights), len(models)).tolist()
@@ -82,6 +95,8 @@ def merge(
     limit = available_bytes() if memory is None else parse_size(memory)
     # A model is sorted again when its words are renumbered, while the one as read still stands.
     needed = sum(map(memory_bytes, counts)) + max(map(memory_bytes, counts)) + needed_bytes(counts)
+    if by_counts:  # some float64 columns beside each n-gram of the union, too
+        needed += 130 * sum(map(sum, counts))
     if needed > limit:
         raise ConfigError(
             f"these models have {sum(map(sum, counts)):,} n-grams, which take about {needed:,} "
@@ -92,24 +107,20 @@ def merge(
         tell(f"reading {model}")
         read.append(ModelColumns.read(model))
     comments = [columns.comments for columns in read]
-    union = unite(read)
-    read.clear()
     tuned = None
-    if tune is not None:
-        shares, tuned = _tuned(union, open_text([tune], skip, column), models, tell, quiet)
-    merged = merge_models(union, shares, threads=threads, progress=tell)
-    if abs(merged.word_sum - 1) > 1e-6:
-        tell(
-            f"the words of these models sum to {merged.word_sum:.6f} and were scaled to 1: one of "
-            "them was filtered, or is no model of probabilities"
-        )
-    if merged.lacking or merged.scaled:
-        tell(
-            f"{merged.lacking:,} contexts did not sum to 1 by the models' own weights and do now; "
-            f"the n-grams of {merged.scaled:,} were scaled for it"
-        )
+    merged: MergedModel | ModelColumns
+    if by_counts:
+        from dlm.distill.mixture import merge_by_counts
+
+        merged = merge_by_counts(read, shares, threads=threads, progress=tell).model
+    else:
+        union = unite(read)
+        read.clear()
+        if tune is not None:
+            shares, tuned = _tuned(union, open_text([tune], skip, column), models, tell, quiet)
+        merged = _interpolated(union, shares, threads, tell)
     about = {
-        "method": "static linear interpolation",
+        "method": "expected counts" if by_counts else "static linear interpolation",
         "weights": [round(share, 9) for share in shares],
         "tuned": tuned,
         "inputs": [
@@ -126,6 +137,24 @@ def merge(
     privacy = merged_record(lines, text, public)
     merged.write(output, comments=[provenance_line("merge", **about), *privacy])
     tell("done")
+
+
+def _interpolated(union: Union, shares: Sequence[float], threads: int, tell: Tell) -> MergedModel:
+    """The mixture of probabilities; says what had to be made to sum to 1."""
+    from dlm.estimate.merge import merge_models
+
+    merged = merge_models(union, shares, threads=threads, progress=tell)
+    if abs(merged.word_sum - 1) > 1e-6:
+        tell(
+            f"the words of these models sum to {merged.word_sum:.6f} and were scaled to 1: one of "
+            "them was filtered, or is no model of probabilities"
+        )
+    if merged.lacking or merged.scaled:
+        tell(
+            f"{merged.lacking:,} contexts did not sum to 1 by the models' own weights and do now; "
+            f"the n-grams of {merged.scaled:,} were scaled for it"
+        )
+    return merged
 
 
 def _tuned(

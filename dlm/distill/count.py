@@ -148,16 +148,18 @@ def sampled_counts(
     visits: Iterable[Visit],
     *,
     progress: Callable[[int, int], None] | None = None,
+    counter: VisitCounter | None = None,
 ) -> NgramCounts:
     """The counts of the histories that samples visit (Suresh et al. 2021, section 4.1).
 
     Args
         topology  closed; its ids are those of the visits
         progress  told of words and sentences that are new
+        counter   of this topology, to go on with
     Returns
         counts of all samples together
     """
-    counter = VisitCounter(topology)
+    counter = counter or VisitCounter(topology)
     for visit in visits:
         begun = counter.add(visit)
         if progress is not None:
@@ -171,6 +173,7 @@ class VisitCounter:
     Fields
         counts   so far
         entropy  (1,) float64: of all distributions together, in nats
+        begun    sentences
         window   (places, order - 1) uint32: the last words of each sentence under way, `MISSING`
                  where it has fewer
     """
@@ -182,6 +185,7 @@ class VisitCounter:
             [np.zeros(1), *(np.zeros(len(columns)) for columns in topology.orders[:-1])],
         )
         self.entropy = np.zeros(1)
+        self.begun = 0
         self.window = np.zeros((0, topology.order - 1), np.uint32)
         self._last_words = [np.ascontiguousarray(columns.ids[:, -1]) for columns in topology.orders]
 
@@ -215,4 +219,6 @@ class VisitCounter:
                     ngrams[k],
                     contexts[k],
                 )
-        return int(begins.sum())
+        begun = int(begins.sum())
+        self.begun += begun
+        return begun

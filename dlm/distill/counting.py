@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 
 from dlm.distill import work
 from dlm.distill.backoff import BackoffSource, as_log10
-from dlm.distill.count import NgramCounts, VisitCounter, ln_likelihood, local_counts
+from dlm.distill.count import (
+    NgramCounts,
+    VisitCounter,
+    ln_likelihood,
+    local_counts,
+    sampled_counts,
+)
 from dlm.distill.source import BATCH, SourceReader, check_distributions
 from dlm.distill.topology import united
 from dlm.distill.visits import (
@@ -139,7 +145,7 @@ class VisitCounting:
         self._name = reader.name
         self._stream = None if sampling is None else stream_of(reader, sampling)
         self._counter = VisitCounter(topology)
-        self._order = topology.order
+        self._topology = topology
 
     def step(self) -> int | None:
         """As `Counting` has it."""
@@ -147,7 +153,9 @@ class VisitCounting:
         if visit is None:
             return None
         check_distributions(visit.given, self._name)
-        return self._counter.add(visit)
+        before = self._counter.begun
+        sampled_counts(self._topology, [visit], counter=self._counter)
+        return self._counter.begun - before
 
     @property
     def can_stop(self) -> bool:

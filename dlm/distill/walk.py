@@ -7,7 +7,6 @@ at the end: a sentence costs some searches a word, and no vector as long as the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -92,11 +91,3 @@ class Automaton:
         """What the model says at all visits together, for the n-grams of its topology."""
         parts = [self.visits[a:b] for a, b in pairwise(self._places)]
         return counts_of_visits(self._source, parts)
-
-
-def sentences_of(said: NDArray[np.uint32], end: int) -> Iterator[NDArray[np.uint32]]:
-    """The words of each sentence, from words with `</s>` after each sentence."""
-    begin = 0
-    for stop in np.flatnonzero(said == end).tolist():
-        yield said[begin:stop]
-        begin = stop + 1

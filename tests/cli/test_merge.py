@@ -57,6 +57,28 @@ def test_the_command_writes_a_mixture_with_the_provenance_of_its_parts(
     assert refused.stderr.startswith(b"dlm: the weights sum to 1.2, not to 1")
 
 
+def test_models_are_merged_by_their_counts(run: Run, home: Path) -> None:
+    """The words and n-grams of both, suffixes too; it is another model than the interpolation."""
+    args = ("merge", "a.arpa", "b.arpa", "--weights", "0.6,0.4", "-o")
+    done = run(*args, "m.arpa", "--by-counts", cwd=home)
+    assert done.returncode == 0, done.stderr
+    merged = DictModel.from_arpa(home / "m.arpa")
+    assert worst_sum(merged) < 3e-6
+    with ArpaReader(home / "m.arpa") as reader:
+        (line,) = reader.comments
+    assert json.loads(line.removeprefix("provenance: "))["method"] == "expected counts"
+    run(*args, "n.arpa", cwd=home)
+    other = DictModel.from_arpa(home / "n.arpa")
+
+    def spelled(model: DictModel) -> set[tuple[bytes, ...]]:
+        return {tuple(model.vocabulary.words[i] for i in ngram) for ngram in model.ngrams}
+
+    assert spelled(merged) == {n[i:] for n in spelled(other) for i in range(len(n))}
+    assert (home / "m.arpa").read_bytes() != (home / "n.arpa").read_bytes()
+    refused = run("merge", "a.arpa", "--tune", "text", "-o", "o.arpa", "--by-counts", cwd=home)
+    assert b"give --weights with --by-counts" in refused.stderr
+
+
 STAGE = {
     "stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1,
     "gap": 1, "max_part": 1, "extras": {"ledger": "a" * 64},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +99,14 @@ def restricted_values(model: ModelColumns, columns: ModelColumns) -> ModelColumn
     ids = columns.vocabulary.ids_of(model.vocabulary.words)
     sections = [(ids[o.ids], o.log10_prob, o.log10_backoff) for o in model.orders]
     return ModelColumns.of(columns.vocabulary, sections)
+
+
+def sentences_of(said: np.ndarray, end: int) -> Iterator[np.ndarray]:
+    """The words of each sentence, from words with `</s>` after each sentence."""
+    begin = 0
+    for stop in np.flatnonzero(said == end).tolist():
+        yield said[begin:stop]
+        begin = stop + 1
 
 
 class PlainSource:

@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distill.plain import PlainSource, a_source, restricted_values
+from distill.plain import PlainSource, a_source, restricted_values, sentences_of
 from dlm.distill.backoff import BackoffSource, distill_backoff, exact_counts
 from dlm.distill.counting import GivenText, Sampling
 from dlm.distill.infer import infer_topology, interpolate
 from dlm.distill.sampled import Inference, SampledSource, distill_inferred, gather_sentences
 from dlm.distill.topology import closed, united
-from dlm.distill.walk import sentences_of
 from dlm.errors import ConfigError
 from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.ngram.vocab import Vocabulary

@@ -17,6 +17,7 @@ from distill.plain import (
     by_definition,
     ngrams_of,
     sampled,
+    sentences_of,
 )
 from dlm.distill import fit as fit_module
 from dlm.distill import kernels
@@ -26,7 +27,6 @@ from dlm.distill.counting import Sampling
 from dlm.distill.fit import fit
 from dlm.distill.sampled import SampledSource, count_source, gather_sentences
 from dlm.distill.topology import closed, restricted, united
-from dlm.distill.walk import sentences_of
 from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.estimate.prune import Goal, prune
 from dlm.units import LN_10

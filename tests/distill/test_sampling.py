@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 from distill.oracle import Ngram
-from distill.plain import PlainSource, a_source, by_definition, restricted_values
+from distill.plain import PlainSource, a_source, by_definition, restricted_values, sentences_of
 from dlm.distill.backoff import BackoffSource, exact_counts
 from dlm.distill.count import NgramCounts, Visit
 from dlm.distill.counting import BLOCK, GivenText, Sampling, stream_of, text_blocks
 from dlm.distill.sampled import SampledSource, count_source, gather_sentences
 from dlm.distill.source import SourceReader
 from dlm.distill.topology import closed, restricted, united
-from dlm.distill.walk import sentences_of
 from dlm.errors import ConfigError, SourceError
 from dlm.estimate.columns import ModelColumns
 from dlm.ngram.vocab import Vocabulary

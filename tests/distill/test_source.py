@@ -85,7 +85,7 @@ def test_a_row_that_goes_wrong_later_ends_the_run(tmp_path: Path) -> None:
             given[lengths > 2, 1] = np.nan
             return given
 
-    _, topology, _ = a_source(1, tmp_path)
+    _, topology, _ = a_source(1, tmp_path, words="ab")
     with pytest.raises(SourceError, match="NaN"):
         distill_samples(Later(), topology, samples=50)
 
