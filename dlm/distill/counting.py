@@ -29,10 +29,10 @@ from dlm.distill.topology import united
 from dlm.distill.visits import (
     BLOCK,
     FollowedVisits,
-    MadeVisits,
     SampledVisits,
+    SourceVisits,
     VisitStream,
-    said_blocks,
+    source_sentences,
 )
 from dlm.distill.walk import Automaton
 from dlm.errors import ConfigError
@@ -108,7 +108,7 @@ class Sampling:
         return {work.SHARE: share}
 
 
-class Counted(work.Counting, Protocol):
+class NgramCounting(work.Counting, Protocol):
     """Counting that ends in counts for a topology."""
 
     def result(self) -> tuple[NgramCounts, float]:
@@ -186,7 +186,7 @@ class VisitCounting:
             self._stream.restore(arrays[1:], facts)
 
     def result(self) -> tuple[NgramCounts, float]:
-        """As `Counted` has it."""
+        """As `NgramCounting` has it."""
         return self._counter.counts, float(self._counter.entropy[0])
 
 
@@ -197,7 +197,7 @@ def stream_of(reader: SourceReader, sampling: Sampling) -> VisitStream:
         if sampling.text is not None:
             raise ConfigError(f"{reader.name} makes its own sentences; give samples and no text")
         seed = int(np.random.SeedSequence(sampling.seeds).generate_state(1)[0])
-        return MadeVisits(iter(reader.source.visits(sampling.own_samples, seed)))  # type: ignore[attr-defined]
+        return SourceVisits(iter(reader.source.visits(sampling.own_samples, seed)))  # type: ignore[attr-defined]
     if sampling.text is not None:
         blocks = text_blocks(sampling.text, vocabulary, sampling.part)
         if not vocabulary.unk_in_model:
@@ -206,7 +206,7 @@ def stream_of(reader: SourceReader, sampling: Sampling) -> VisitStream:
     batch = min(BATCH, sampling.own_samples)
     histories = reader.histories(batch)
     if hasattr(reader.source, "sample"):
-        blocks = said_blocks(reader, sampling.own_samples, sampling.seeds)
+        blocks = source_sentences(reader, sampling.own_samples, sampling.seeds)
         return FollowedVisits(histories, vocabulary, blocks, batch)
     return SampledVisits(histories, vocabulary, sampling.own_samples, sampling.seeds, batch)
 
@@ -286,7 +286,7 @@ class WalkCounting:
             self._blocks = islice(self._blocks, self._done, None)
 
     def result(self) -> tuple[NgramCounts, float]:
-        """As `Counted` has it."""
+        """As `NgramCounting` has it."""
         whole, known = self._whole, self._known
         counts = self._automaton.counts()
         own = ln_likelihood(

@@ -150,7 +150,7 @@ def fit(
     )
 
 
-def as_it_is(model: ModelColumns, counts: NgramCounts) -> FitResult:
+def evaluate_model(model: ModelColumns, counts: NgramCounts) -> FitResult:
     """A model that was made otherwise, and how probable the counts are to it.
 
     Args

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from dlm.distill import work
 from dlm.distill.count import NgramCounts
 from dlm.distill.counting import (
-    Counted,
+    NgramCounting,
     Sampling,
     VisitCounting,
     WalkCounting,
     check_backoff_source,
 )
-from dlm.distill.fit import DistilledModel, FitResult, as_it_is, fit
+from dlm.distill.fit import DistilledModel, FitResult, evaluate_model, fit
 from dlm.distill.infer import infer_topology, interpolate
-from dlm.distill.sentences import Gathering, gathering_of, gathering_of_backoff
+from dlm.distill.sentences import SentenceCollection, collect_from, collect_from_backoff
 from dlm.distill.source import Source, SourceReader
 from dlm.distill.topology import Restriction, closed, restricted, united
 from dlm.errors import ConfigError
@@ -66,19 +66,19 @@ class SampledSource:
         assert self._model is not None
         return {"model": work.model_digest(self._model)}
 
-    def counting(self, topology: ModelColumns, sampling: Sampling | None) -> Counted:
+    def counting(self, topology: ModelColumns, sampling: Sampling | None) -> NgramCounting:
         """Counting for a closed topology of its words; without `sampling`, of nothing yet."""
         if self._reader is not None:
             return VisitCounting(self._reader, topology, sampling)
         assert self._model is not None
         return WalkCounting(self._model, topology, sampling)
 
-    def gathering(self, sampling: Sampling) -> Gathering:
-        """Gathering of what it says."""
+    def collection(self, sampling: Sampling) -> SentenceCollection:
+        """SentenceCollection of what it says."""
         if self._reader is not None:
-            return gathering_of(self._reader, sampling)
+            return collect_from(self._reader, sampling)
         assert self._model is not None
-        return gathering_of_backoff(self._model, sampling)
+        return collect_from_backoff(self._model, sampling)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def count_source(
     return counting.result()
 
 
-def gather_sentences(
+def collect_sentences(
     source: SampledSource,
     sampling: Sampling,
     *,
@@ -141,17 +141,17 @@ def gather_sentences(
     progress: Tell | None = None,
 ) -> NDArray[np.uint32]:
     """What a source says: words by id, with `</s>` after each sentence; kept as counts are."""
-    gathering = source.gathering(sampling)
+    collection = source.collection(sampling)
     settings: Mapping[str, Any] = {"source": source.identity(), **sampling.settings()}
     work.count_all(
-        gathering,
+        collection,
         settings,
         file=None if folder is None else folder / work.SENTENCES,
         total=sampling.own_samples,
         stage=f"sampling {sampling.own_samples:,} sentences for a topology",
         reporter=ProgressReporter(progress or (lambda _: None)),
     )
-    (said,) = gathering.sums()
+    (said,) = collection.sums()
     return np.asarray(said)
 
 
@@ -253,7 +253,7 @@ def distill_inferred(
             "a topology is inferred from all samples in one place: distill once without parts or "
             "text, and give the n-grams of that model as the topology of what follows"
         )
-    said = gather_sentences(source, sampling, folder=folder, progress=progress)
+    said = collect_sentences(source, sampling, folder=folder, progress=progress)
     own = infer_topology(
         said, source.vocabulary, inference.order, ngrams=inference.ngrams, scratch=scratch,
         memory_bytes=memory_bytes, threads=threads, progress=progress,
@@ -280,4 +280,4 @@ def distill_inferred(
         found = fitted(target, kept)
         return _distilled(found, kept, entropy, part.foreign_words, part.dropped)
     kept = counts.of(whole, mixed)
-    return _distilled(as_it_is(mixed, kept), kept, entropy, part.foreign_words, part.dropped)
+    return _distilled(evaluate_model(mixed, kept), kept, entropy, part.foreign_words, part.dropped)

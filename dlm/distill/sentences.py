@@ -1,4 +1,4 @@
-"""Sentences of a source, gathered: text from which a topology is inferred."""
+"""Sentences of a source, collected: text from which a topology is inferred."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlm.distill.backoff import BackoffSource
 from dlm.distill.counting import DRAWN_AT_ONCE, Sampling, first_random
 from dlm.distill.source import BATCH, SourceReader, check_distributions
 from dlm.distill.topology import united
-from dlm.distill.visits import SampledVisits, said_blocks
+from dlm.distill.visits import SampledVisits, source_sentences
 from dlm.distill.walk import Automaton
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
@@ -21,10 +21,10 @@ from dlm.ngram.vocab import Vocabulary
 U32 = np.uint32
 
 
-class Talk(Protocol):
+class SentenceStream(Protocol):
     """Sentences, some at a time, that can be left and taken up."""
 
-    def more(self) -> tuple[int, NDArray[np.uint32]] | None:
+    def next_sentences(self) -> tuple[int, NDArray[np.uint32]] | None:
         """How many sentences were begun, and words with `</s>` after each sentence; None at the
         end."""
 
@@ -35,18 +35,18 @@ class Talk(Protocol):
         """Goes on from `state`."""
 
 
-class Gathering:
+class SentenceCollection:
     """`work.Counting` that keeps sentences: its one sum is all that was said."""
 
     can_stop = True
 
-    def __init__(self, talk: Talk) -> None:
-        self._talk = talk
+    def __init__(self, stream: SentenceStream) -> None:
+        self._stream = stream
         self._said: list[NDArray[np.uint32]] = []
 
     def step(self) -> int | None:
         """As `Counting` has it."""
-        more = self._talk.more()
+        more = self._stream.next_sentences()
         if more is None:
             return None
         self._said.append(more[1])
@@ -59,7 +59,7 @@ class Gathering:
 
     def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
         """As `Counting` has it."""
-        return self._talk.state()
+        return self._stream.state()
 
     def restore(
         self,
@@ -70,10 +70,10 @@ class Gathering:
         """As `Counting` has it."""
         self._said = [sums[0]]
         if facts:
-            self._talk.restore(arrays, facts)
+            self._stream.restore(arrays, facts)
 
 
-def gathering_of(reader: SourceReader, sampling: Sampling) -> Gathering:
+def collect_from(reader: SourceReader, sampling: Sampling) -> SentenceCollection:
     """Of a source of the protocol.
 
     Raises
@@ -82,27 +82,27 @@ def gathering_of(reader: SourceReader, sampling: Sampling) -> Gathering:
     if reader.makes_visits:
         raise ConfigError(f"{reader.name} makes visits, and no sentences: give a topology")
     if hasattr(reader.source, "sample"):
-        blocks = said_blocks(reader, sampling.own_samples, sampling.seeds)
-        return Gathering(_BlockTalk(blocks, reader.vocabulary.end_id))
+        blocks = source_sentences(reader, sampling.own_samples, sampling.seeds)
+        return SentenceCollection(_OwnSentences(blocks, reader.vocabulary.end_id))
     batch = min(BATCH, sampling.own_samples)
     stream = SampledVisits(
         reader.histories(batch), reader.vocabulary, sampling.own_samples, sampling.seeds, batch
     )
-    return Gathering(_VisitTalk(stream, reader.vocabulary, reader.name, batch))
+    return SentenceCollection(_SampledSentences(stream, reader.vocabulary, reader.name, batch))
 
 
-def gathering_of_backoff(model: ModelColumns, sampling: Sampling) -> Gathering:
+def collect_from_backoff(model: ModelColumns, sampling: Sampling) -> SentenceCollection:
     """Of a backoff model."""
-    return Gathering(_WalkTalk(model, sampling))
+    return SentenceCollection(_WalkedSentences(model, sampling))
 
 
-class _BlockTalk:
+class _OwnSentences:
     def __init__(self, blocks: Iterator[list[NDArray[np.uint32]]], end: int) -> None:
         self._blocks = blocks
         self._end = np.array([end], U32)
         self._done = 0
 
-    def more(self) -> tuple[int, NDArray[np.uint32]] | None:
+    def next_sentences(self) -> tuple[int, NDArray[np.uint32]] | None:
         lines = next(self._blocks, None)
         if lines is None:
             return None
@@ -118,7 +118,7 @@ class _BlockTalk:
             next(self._blocks)
 
 
-class _VisitTalk:
+class _SampledSentences:
     """Sentences from their visits: a word belongs to the sentence under way in its place."""
 
     def __init__(
@@ -129,7 +129,7 @@ class _VisitTalk:
         self._open: list[list[int]] = [[] for _ in range(places)]
         self._begun = [False] * places
 
-    def more(self) -> tuple[int, NDArray[np.uint32]] | None:
+    def next_sentences(self) -> tuple[int, NDArray[np.uint32]] | None:
         visit = next(self._stream, None)
         if visit is None:
             if not any(self._begun):
@@ -169,13 +169,13 @@ class _VisitTalk:
         self._stream.restore(rest, facts)
 
 
-class _WalkTalk:
+class _WalkedSentences:
     def __init__(self, model: ModelColumns, sampling: Sampling) -> None:
         self._automaton = Automaton(BackoffSource.of(model, united([model])))
         self._random = first_random(sampling)
         self._left = sampling.own_samples
 
-    def more(self) -> tuple[int, NDArray[np.uint32]] | None:
+    def next_sentences(self) -> tuple[int, NDArray[np.uint32]] | None:
         drawn = min(self._left, DRAWN_AT_ONCE)
         if not drawn:
             return None

@@ -100,7 +100,7 @@ class SampledVisits:
         self._random.bit_generator.state = facts["random"]
 
 
-class MadeVisits:
+class SourceVisits:
     """Those that a source makes itself: they cannot be left and taken up."""
 
     can_stop = False
@@ -108,7 +108,7 @@ class MadeVisits:
     def __init__(self, visits: Iterator[Visit]) -> None:
         self._visits = visits
 
-    def __iter__(self) -> MadeVisits:
+    def __iter__(self) -> SourceVisits:
         return self
 
     def __next__(self) -> Visit:
@@ -185,7 +185,7 @@ class FollowedVisits:
         self._done = int(facts["blocks"])
 
 
-def said_blocks(
+def source_sentences(
     reader: SourceReader, samples: int, seed: Sequence[int]
 ) -> Iterator[list[NDArray[np.uint32]]]:
     """Sentences that a source samples itself, by its `sample`.

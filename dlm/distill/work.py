@@ -81,13 +81,12 @@ def count_all(
         the same sums to the bit, whenever it was killed
     """
     reporter = reporter or ProgressReporter(lambda _: None)
-    with contextlib.nullcontext() if file is None else _alone(file):
+    with contextlib.nullcontext() if file is None else _locked(file):
         done, is_whole = 0, False
-        reporter.stage(stage, total, "sentences")
         if file is not None and file.exists():
-            done, is_whole = _taken_up(counting, settings, file)
-            reporter.tell(f"{done:,} sentences were counted before")
-            reporter.step(done)
+            done, is_whole = _resume(counting, settings, file)
+            stage = f"{stage}, of which {done:,} were counted before"
+        reporter.stage(stage, max(total - done, 0), "sentences")
         saved = clock()
         while not is_whole and (begun := counting.step()) is not None:
             done += begun
@@ -108,7 +107,7 @@ def _save(
     checkpoint.save(file, [*sums, *arrays], settings, facts=about)
 
 
-def _taken_up(counting: Counting, settings: Mapping[str, Any], file: Path) -> tuple[int, bool]:
+def _resume(counting: Counting, settings: Mapping[str, Any], file: Path) -> tuple[int, bool]:
     found = _read(file)
     found.refuse_other_settings(settings)
     size = int(found.facts["sums"])
@@ -184,7 +183,7 @@ def model_digest(model: ModelColumns) -> str:
 
 
 @contextlib.contextmanager
-def _alone(file: Path) -> Iterator[None]:
+def _locked(file: Path) -> Iterator[None]:
     """Holds the lock of a folder's counting.
 
     Raises

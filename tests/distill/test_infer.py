@@ -13,7 +13,7 @@ from distill.plain import PlainSource, a_source, restricted_values, sentences_of
 from dlm.distill.backoff import BackoffSource, distill_backoff, exact_counts
 from dlm.distill.counting import GivenText, Sampling
 from dlm.distill.infer import infer_topology, interpolate
-from dlm.distill.sampled import Inference, SampledSource, distill_inferred, gather_sentences
+from dlm.distill.sampled import Inference, SampledSource, collect_sentences, distill_inferred
 from dlm.distill.topology import closed, united
 from dlm.errors import ConfigError
 from dlm.estimate.columns import MISSING, ModelColumns
@@ -40,7 +40,7 @@ def test_without_a_size_it_has_all_that_was_said(tmp_path: Path, order: int) -> 
     """Sentence marks and <unk> among it, and no more but all words."""
     _, columns, _ = a_source(1, tmp_path)
     vocabulary = columns.vocabulary
-    said = gather_sentences(SampledSource(columns), Sampling(200, seed=1))
+    said = collect_sentences(SampledSource(columns), Sampling(200, seed=1))
     wanted = {(word,) for word in vocabulary.words}
     for ids in sentences_of(said, vocabulary.end_id):
         line = [b"<s>", *(vocabulary.words[i] for i in ids), b"</s>"]
@@ -57,7 +57,7 @@ def test_without_a_size_it_has_all_that_was_said(tmp_path: Path, order: int) -> 
 def test_of_a_size_it_has_what_is_said_often(tmp_path: Path) -> None:
     """As many as asked for, the more frequent ones on average."""
     _, columns, _ = a_source(2, tmp_path)
-    said = gather_sentences(SampledSource(columns), Sampling(5000, seed=1))
+    said = collect_sentences(SampledSource(columns), Sampling(5000, seed=1))
     everything = infer_topology(said, columns.vocabulary, 3)
     ids = [line.tolist() for line in sentences_of(said, columns.vocabulary.end_id)]
     seen: Counter[tuple[int, ...]] = Counter()

@@ -25,7 +25,7 @@ from dlm.distill.backoff import BackoffSource, as_log10, exact_counts
 from dlm.distill.count import LocalCounts, NgramCounts, ln_likelihood, local_counts
 from dlm.distill.counting import Sampling
 from dlm.distill.fit import fit
-from dlm.distill.sampled import SampledSource, count_source, gather_sentences
+from dlm.distill.sampled import SampledSource, collect_sentences, count_source
 from dlm.distill.topology import closed, restricted, united
 from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.estimate.prune import Goal, prune
@@ -191,7 +191,7 @@ def raw_counts(source: SampledSource, topology: ModelColumns, samples: Sampling)
     vocabulary = topology.vocabulary
     ngrams = [np.zeros(len(columns)) for columns in topology.orders]
     contexts = [np.zeros(1), *(np.zeros(len(columns)) for columns in topology.orders[:-1])]
-    for words in sentences_of(gather_sentences(source, samples), vocabulary.end_id):
+    for words in sentences_of(collect_sentences(source, samples), vocabulary.end_id):
         line = np.array([vocabulary.begin_id, *words, vocabulary.end_id], np.uint32)
         for at in range(1, len(line)):
             for k in range(min(at, topology.order - 1) + 1):

@@ -16,7 +16,7 @@ from distill.plain import PlainSource, a_source, by_definition, restricted_value
 from dlm.distill.backoff import BackoffSource, exact_counts
 from dlm.distill.count import NgramCounts, Visit
 from dlm.distill.counting import BLOCK, GivenText, Sampling, stream_of, text_blocks
-from dlm.distill.sampled import SampledSource, count_source, gather_sentences
+from dlm.distill.sampled import SampledSource, collect_sentences, count_source
 from dlm.distill.source import SourceReader
 from dlm.distill.topology import closed, restricted, united
 from dlm.errors import ConfigError, SourceError
@@ -46,7 +46,7 @@ def the_text(lines: list[str]) -> GivenText:
 def test_drawn_sentences_are_those_of_the_model(tmp_path: Path, seed: int, order: int) -> None:
     """How often each word follows each state, within seven standard deviations of its share."""
     plain, columns, _ = a_source(seed, tmp_path, order=order)
-    said = gather_sentences(SampledSource(columns), Sampling(20_000, seed))
+    said = collect_sentences(SampledSource(columns), Sampling(20_000, seed))
     words = [word.decode() for word in columns.vocabulary.words]
     follow: dict[Ngram, Counter[str]] = {}
     for sentence in sentences_of(said, columns.vocabulary.end_id):
@@ -174,7 +174,7 @@ def test_a_source_may_make_its_visits_itself(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="mine makes its own sentences"):
         count_source(made, target, Sampling(text=text))
     with pytest.raises(ConfigError, match="mine makes visits, and no sentences"):
-        gather_sentences(made, Sampling(5))
+        collect_sentences(made, Sampling(5))
 
 
 def test_parts_take_different_sentences_and_all_of_a_text(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from distill.plain import PlainSource, a_source
 from dlm.distill import work
 from dlm.distill.counting import GivenText, Sampling
-from dlm.distill.sampled import SampledSource, count_source, gather_sentences
+from dlm.distill.sampled import SampledSource, collect_sentences, count_source
 from dlm.distill.topology import closed, restricted
 from dlm.errors import ConfigError, FormatError
 from dlm.estimate.columns import ModelColumns
@@ -93,19 +93,19 @@ def test_counting_that_is_killed_again_and_again_ends_with_the_same_bits(
 
 
 @pytest.mark.parametrize("kind", ["backoff", "protocol", "its own samples"])
-def test_sentences_are_gathered_again_from_where_it_was_killed(tmp_path: Path, kind: str) -> None:
+def test_sentences_are_collected_again_from_where_it_was_killed(tmp_path: Path, kind: str) -> None:
     """Those under way, too."""
     source, _ = a_pair(2, tmp_path, kind)
     if kind == "its own samples":
         own = source._reader.source  # type: ignore[union-attr]
         own.sample = lambda seed, n: [[2 + (seed + i) % 3] * (i % 4) for i in range(n)]  # type: ignore[attr-defined]
     sampling = Sampling(31_000 if kind == "backoff" else 3000, seed=1)
-    whole = gather_sentences(source, sampling)
+    whole = collect_sentences(source, sampling)
     file = tmp_path / work.SENTENCES
     settings = {"source": source.identity(), **sampling.settings()}
     for steps in (3, 2, None):
-        gathering = source.gathering(sampling)
-        step, done, clock = gathering.step, itertools.count(), itertools.count()
+        collection = source.collection(sampling)
+        step, done, clock = collection.step, itertools.count(), itertools.count()
         limit = None if steps is None else steps * (1 if kind != "protocol" else 40)
 
         def killed(step: Callable[[], int | None] = step, done: itertools.count[int] = done,
@@ -114,17 +114,17 @@ def test_sentences_are_gathered_again_from_where_it_was_killed(tmp_path: Path, k
                 raise Killed
             return step()
 
-        gathering.step = killed  # type: ignore[method-assign]
+        collection.step = killed  # type: ignore[method-assign]
         try:
             work.count_all(
-                gathering, settings, file=file, saved_every_s=1.0,
+                collection, settings, file=file, saved_every_s=1.0,
                 clock=lambda clock=clock: float(next(clock)),  # type: ignore[misc]
             )  # fmt: skip
         except Killed:
             continue
-    (said,) = gathering.sums()
+    (said,) = collection.sums()
     np.testing.assert_array_equal(said, whole)
-    np.testing.assert_array_equal(gather_sentences(source, sampling, folder=tmp_path), whole)
+    np.testing.assert_array_equal(collect_sentences(source, sampling, folder=tmp_path), whole)
 
 
 def test_another_source_topology_or_seed_is_refused_by_name(tmp_path: Path) -> None:
