@@ -59,8 +59,12 @@ class ProgressReporter:
             return
         self._reported_s = now
         elapsed = now - self._began_s
-        line = f"{self._name}: {counted:,} {unit}, {counted / elapsed:,.0f} {unit}/s"
+        line = f"{self._name}: {counted:,} {unit}, {_rate(counted / elapsed)} {unit}/s"
         if total and done:
             left = elapsed * (total - done) / done
             line += f", {100 * done / total:.0f} %, {left:,.0f} s left"
         self.tell(line)
+
+
+def _rate(each_s: float) -> str:
+    return f"{each_s:,.0f}" if each_s >= 10 else f"{each_s:.2g}"

@@ -33,6 +33,17 @@ def test_a_stage_tells_rate_share_and_time_left_every_few_seconds() -> None:
     assert said[2:] == ["joining", "joining: 20 n-grams, 2 n-grams/s, 100 %, 0 s left"]
 
 
+def test_slow_units_have_a_rate() -> None:
+    """As rounds of training, which take seconds or minutes."""
+    said: list[str] = []
+    clock = Clock()
+    progress = ProgressReporter(said.append, interval_s=5, clock=clock)
+    progress.stage("training", 10, "rounds")
+    clock.now += 8
+    progress.step(2)
+    assert said[1:] == ["training: 2 rounds, 0.25 rounds/s, 20 %, 32 s left"]
+
+
 def test_without_a_total_no_share_is_told() -> None:
     """As for text from a pipe; the measure of the share need not be the unit."""
     said: list[str] = []
