@@ -12,7 +12,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from dlm.errors import ConfigError
 
@@ -102,6 +102,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def _coerce(section: str, name: str, kind: Any, value: Any) -> Any:
     """A string from the environment as the field's type; other values must have it already."""
+    kinds = [one for one in get_args(kind) if one is not type(None)]
+    if len(kinds) == 1 and type(None) in get_args(kind):  # int | None
+        kind = kinds[0]
     try:
         if isinstance(value, str) and kind is not str:
             if kind is bool:

@@ -59,14 +59,16 @@ def _read(path: str | Path) -> str:
         return ""
 
 
-def check_disk(folder: Path, needed: int, what: str) -> None:
-    """Raises `ConfigError` unless so much is free where `folder` is."""
-    place = folder
+def check_disk(
+    folder: Path, needed: int, what: str, *, advice: str = "another place with --output or --tmp"
+) -> None:
+    """Raises `ConfigError` unless so much is free where `folder` is; `advice` is what to give."""
+    place = folder.absolute()
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
     if free < needed:
         raise ConfigError(
             f"{what} needs about {needed:,} bytes in {os.fspath(folder)}, and {free:,} are free "
-            "there; free room, or give another place with --output or --tmp"
+            f"there; free room, or give {advice}"
         )

@@ -24,7 +24,7 @@ FLOORS = {
             ["ngram"],
             ["index", "wire", "estimate", "federated"],
             ["server", "client", "distill"],
-            ["spark", "cluster", "scoring"],
+            ["spark", "cluster", "scoring", "pipeline"],
             ["cli"],
             ["__init__"],  # what `from dlm import` gives, lazily
         ]

@@ -40,6 +40,7 @@ COMMANDS = {
     "unigrams": ("unigrams", "unigrams"),
     "pieces": ("pieces", "pieces"),
     "federate": ("federate", "federate"),
+    "pipeline": ("pipeline", "pipeline"),
     "privacy": ("privacy", "app"),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -139,6 +140,12 @@ def init(key: Array, config: RnnConfig) -> Params:
 def parameter_count(params: Params) -> int:
     """Numbers in the tree."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def network_size(config: RnnConfig) -> int:
+    """Numbers in the tree of a network of this form, none of which is made."""
+    shapes = jax.eval_shape(partial(init, config=config), jax.random.key(0))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
 def initial_state(config: RnnConfig, batch: int) -> State:

@@ -1,0 +1,145 @@
+"""What would stop a pipeline after hours is looked for before its first stage."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dlm.errors import ConfigError
+from dlm.federated.count_unigrams import list_record
+from dlm.federated.provenance import LINE_PREFIX
+from dlm.federated.unigrams import read_whitelist
+from dlm.federated.words import RunVocabulary
+from dlm.index.build.budget import output_bytes, spill_bytes
+from dlm.ngram.arpa import ArpaReader
+from dlm.pipeline.settings import PipelineSettings
+from dlm.pipeline.user_stages import check_vouched
+from dlm.resources import check_disk
+
+COMPRESSED = 5  # text is about so many times as large as its file, where that is compressed
+PLAIN = ("", ".txt", ".tsv", ".arpa")
+
+
+def check(settings: PipelineSettings) -> None:
+    """Passes where inputs can be read, are vouched for as far as a stage refuses what is not, and
+    the disk has room.
+
+    Raises
+        ConfigError, PrivacyError, FormatError  what a stage would have raised
+        ModuleNotFoundError                     the extra `train` is not installed
+    """
+    import dp_accounting  # noqa: F401
+
+    import dlm.federated.train  # noqa: F401
+
+    for name, path in settings.inputs.files().items():
+        if not path.exists():
+            raise ConfigError(f"inputs.{name}: {path} does not exist; give a file that does")
+        if not os.access(path, os.R_OK):
+            raise ConfigError(f"inputs.{name}: {path} may not be read by this user")
+    text = settings.federate.pretrain.text
+    if text and not os.access(text, os.R_OK):
+        raise ConfigError(f"federate.pretrain.text: {text} does not exist, or may not be read")
+    if settings.inputs.topology is not None:
+        with ArpaReader(settings.inputs.topology):  # refuses what is no ARPA file
+            pass
+    if settings.unigrams is not None and settings.inputs.whitelist is not None:
+        whitelist = settings.inputs.whitelist
+        # What an earlier call began is judged again by its stage.
+        list_record(whitelist, whitelist.read_bytes(), settings.unigrams, begun=False)
+    check_vouched(settings)
+    _check_vocabulary(settings)
+    folder = settings.run.folder
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"run.folder: {folder} is a file; give a folder")
+    held = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    needed = max(needed_bytes(settings) - held, 0)
+    check_disk(folder, needed, "this pipeline", advice="another [run] folder")
+
+
+def voids(settings: PipelineSettings) -> list[str]:
+    """Why the final model will have no guarantee, as far as the settings tell."""
+    inputs, found = settings.inputs, []
+    if settings.run.seed is not None:
+        found.append("run.seed is set: users' stages are a simulation")
+    if settings.unigrams is not None and settings.unigrams.noise_multiplier is None:
+        found.append("unigrams.noise_multiplier is not set: words are counted without noise")
+    if settings.federate.privacy.mechanism == "none":
+        found.append('federate.privacy.mechanism is "none": training is without noise')
+    if not inputs.public:
+        if inputs.text is not None:
+            found.append(f"nobody says that {inputs.text} is public (inputs.public)")
+        elif inputs.topology is not None and not _has_record(inputs.topology):
+            found.append(
+                f"{inputs.topology} has no privacy record, and nobody says that it is public "
+                "(inputs.public)"
+            )
+    return found
+
+
+def needed_bytes(settings: PipelineSettings) -> int:
+    """Disk that the stages take at most, about."""
+    inputs = settings.inputs
+    users = _plain_bytes(inputs.users)
+    needed = 3 * users  # the sorted store, and twice that while it is sorted
+    words = _words(settings)
+    if words is not None:
+        needed += 2 * _state_bytes(settings, words)
+    if inputs.text is not None:
+        text = _plain_bytes(inputs.text)
+        order = settings.estimate.order if settings.estimate is not None else 1
+        return needed + 12 * order * text
+    if inputs.topology is not None:
+        with ArpaReader(inputs.topology) as reader:
+            counts = tuple(reader.counts)
+        arpa = 40 * sum(counts)
+        needed += 2 * arpa + output_bytes(counts) + spill_bytes(counts)
+    return needed
+
+
+def _state_bytes(settings: PipelineSettings, words: int) -> int:
+    """Of a checkpoint with its private part, of a network with so many words."""
+    from dlm.federated.rnn import network_size
+
+    numbers = network_size(settings.federate.model.network(words))
+    privacy, rounds = settings.federate.privacy, settings.federate.run.rounds
+    buffers = {
+        "none": 0,
+        "gaussian": 0,
+        "blt": privacy.buffers,
+        "bandmf": privacy.bands or privacy.gap,
+        "bandtoep": privacy.bands or privacy.gap,
+        "bandfhu": privacy.bands or privacy.gap,
+    }.get(privacy.mechanism, rounds.bit_length() + 1)
+    return numbers * (12 + 8 * buffers)
+
+
+def _words(settings: PipelineSettings) -> int | None:
+    """Words that the network may have."""
+    size = settings.federate.data.vocabulary_size
+    if size:
+        return size
+    if settings.inputs.whitelist is not None:
+        return len(read_whitelist(settings.inputs.whitelist))
+    if settings.inputs.vocabulary is not None:
+        return RunVocabulary.read(settings.inputs.vocabulary).size
+    return None
+
+
+def _check_vocabulary(settings: PipelineSettings) -> None:
+    size, whitelist = settings.federate.data.vocabulary_size, settings.inputs.whitelist
+    if whitelist is not None and size > len(words := read_whitelist(whitelist)):
+        raise ConfigError(
+            f"federate.data.vocabulary_size is {size:,}, and {whitelist} has {len(words):,} words; "
+            "give a longer list or a smaller vocabulary"
+        )
+
+
+def _has_record(arpa: Path) -> bool:
+    with ArpaReader(arpa) as reader:
+        return any(line.startswith(LINE_PREFIX) for line in reader.comments)
+
+
+def _plain_bytes(path: Path) -> int:
+    files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
+    return sum(f.stat().st_size * (1 if f.suffix in PLAIN else COMPRESSED) for f in files)

@@ -1,0 +1,56 @@
+"""What a pipeline has done: a file in its folder, replaced whole after each step.
+
+It is for its owner alone: the digest of users' text stands in it, without noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from dlm.errors import FormatError
+from dlm.files import write_whole
+from dlm.pipeline.decide import Entry
+
+FORMAT_NAME = "dlm pipeline journal"
+FORMAT_VERSION = 1
+
+
+class PipelineJournal:
+    """The entries of stages, by name, as they stand on disk.
+
+    Raises  FormatError  the file is no journal, or one of another version
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.entries: dict[str, Entry] = {}
+        if not path.exists():
+            return
+        try:
+            body = json.loads(path.read_text(encoding="utf-8"))
+            if (body["format"], body["version"]) != (FORMAT_NAME, FORMAT_VERSION):
+                raise ValueError(f"{body['format']}, version {body['version']}")
+            self.entries = {name: Entry(**entry) for name, entry in body["stages"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise FormatError(
+                f"{path} is no journal of a pipeline of this version ({exc!r}); restore it, or "
+                "give another [run] folder"
+            ) from exc
+
+    def write(self, name: str, entry: Entry) -> None:
+        """Notes a stage, on disk when this returns."""
+        self._replace({**self.entries, name: entry})
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Takes stages out."""
+        gone = set(names)
+        self._replace({name: e for name, e in self.entries.items() if name not in gone})
+
+    def _replace(self, entries: dict[str, Entry]) -> None:
+        stages = {name: dataclasses.asdict(entry) for name, entry in entries.items()}
+        body = {"format": FORMAT_NAME, "version": FORMAT_VERSION, "stages": stages}
+        write_whole(self._path, (json.dumps(body, indent=1) + "\n").encode(), mode=0o600)
+        self.entries = entries

@@ -1,0 +1,208 @@
+"""What a pipeline guarantees, from its first stage to the shard set: one report.
+
+The final model carries the record that the stages and inputs compose to. The report is made from
+that record, and from what stands beside the files of the stages: the same files, the same report.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlm.errors import DlmError
+from dlm.federated.counts_file import REPORT_JSON
+from dlm.federated.provenance import LINE_PREFIX, Provenance, digest_of, file_digest
+from dlm.federated.recorded import sidecar
+from dlm.federated.report import PrivacyReport, compose_records
+from dlm.federated.run_folder import REPORTS
+from dlm.files import write_whole
+from dlm.index.layout import read_manifest
+from dlm.ngram.arpa import ArpaReader
+from dlm.pipeline.settings import PipelineSettings, counts_of
+from dlm.pipeline.stage import Places, Stage
+
+FORMAT_NAME = "dlm pipeline report"
+FORMAT_VERSION = 1
+MARKDOWN, JSON = "privacy.md", "privacy.json"
+NOTHING = "no record: it leaves the model without a guarantee"
+
+
+@dataclass(frozen=True)
+class WholeReport:
+    """The report of a pipeline.
+
+    Fields
+        privacy   the checklist of all stages that touched users, and the record of the model
+        inputs    by name what each is worth: a record, or by whose word it is public, or neither
+        stages    what each did, and what protects what it wrote
+        model     the files that carry the record, and their digests
+        held_out  perplexities of held-out users' text; None where none were given
+    """
+
+    privacy: PrivacyReport
+    inputs: Mapping[str, str]
+    stages: Sequence[Mapping[str, str]]
+    model: Mapping[str, str]
+    held_out: Mapping[str, Any] | None
+
+    def statement(self) -> str:
+        """What is guaranteed, or that nothing is, and why."""
+        return self.privacy.statement()
+
+    def markdown(self) -> str:
+        """For people."""
+        lines = ["", "## The pipeline", "", "| input | what protects whose text it is |"]
+        lines += ["| --- | --- |", *(f"| {name} | {said} |" for name, said in self.inputs.items())]
+        lines += ["", "| stage | what it does | what it wrote, and what protects it |"]
+        lines += ["| --- | --- | --- |"]
+        lines += [f"| {s['stage']} | {s['what']} | {s['wrote']} |" for s in self.stages]
+        lines += ["", *(f"* {name}: {value}" for name, value in self.model.items())]
+        if self.held_out is not None:
+            lines += [f"* {name}: {value}" for name, value in self.held_out.items()]
+        return self.privacy.markdown() + "\n".join([*lines, ""])
+
+    def to_dict(self) -> dict[str, Any]:
+        """For programs, with a digest."""
+        body = {
+            "format": FORMAT_NAME,
+            "version": FORMAT_VERSION,
+            "statement": self.statement(),
+            "inputs": dict(self.inputs),
+            "stages": [dict(stage) for stage in self.stages],
+            "model": dict(self.model),
+            "held_out": None if self.held_out is None else dict(self.held_out),
+            "privacy": self.privacy.to_dict(),
+        }
+        return {**body, "digest": digest_of(body)}
+
+
+def write_report(report: WholeReport, folder: Path) -> None:
+    """Writes it for people and for programs, each file whole or not at all."""
+    write_whole(folder / MARKDOWN, report.markdown().encode())
+    write_whole(folder / JSON, (json.dumps(report.to_dict(), indent=1) + "\n").encode())
+
+
+def whole_report(settings: PipelineSettings, stages: Sequence[Stage]) -> WholeReport:
+    """The report of a pipeline whose stages are done.
+
+    Raises
+        FormatError, PrivacyError  a record that cannot be read, or was changed
+    """
+    at = Places(settings.run.folder)
+    manifest = read_manifest(at.shards)
+    record = _model_record(at.model)
+    delta = settings.federate.privacy.delta if record.guarantee is None else record.guarantee.delta
+    numbers: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+    if record.guarantee is not None or record.simulated is not None:
+        found = compose_records({"the model": record}, delta=delta)
+        numbers, notes = found.numbers, found.notes
+    parts = [
+        _read(path)
+        for path in (Path(f"{counts_of(settings.run)}{REPORT_JSON}"), at.network / REPORTS[1])
+    ]
+    whole: dict[str, dict[str, Any]] = {"ledgers": {}, "matrices": {}, "config": {}}
+    incidents: list[str] = []
+    for part in parts:
+        for name, into in whole.items():
+            into |= part.get(name, {})
+        incidents += part.get("incidents", [])
+    held_out = _read(at.held_out) if settings.inputs.held_out is not None else None
+    unprotected = max(int(part.get("held_out_users", 0)) for part in parts)
+    privacy = PrivacyReport(
+        record,
+        record.stages,
+        whole["ledgers"],
+        whole["config"],
+        delta,
+        numbers,
+        notes,
+        settings.federate.aggregation.secure,
+        unprotected + int((held_out or {}).get("users", 0)),
+        tuple(incidents),
+        data=parts[-1].get("data_set"),
+        matrices=whole["matrices"],
+    )
+    return WholeReport(
+        privacy,
+        _inputs(settings),
+        [{"stage": s.name, "what": s.what, "wrote": _wrote(s, at)} for s in stages],
+        {
+            "model": f"{at.model.name}, SHA-256 {file_digest(at.model)}",
+            "shard set": f"{manifest.shard_set} of model {manifest.model}",
+        },
+        held_out,
+    )
+
+
+def _model_record(model: Path) -> Provenance:
+    with ArpaReader(model) as reader:
+        lines = [line for line in reader.comments if line.startswith(LINE_PREFIX)]
+    if not lines:
+        return Provenance.none("the model carries no record")
+    return Provenance.from_json(lines[0], str(model))
+
+
+def _inputs(settings: PipelineSettings) -> dict[str, str]:
+    """Each input, and what is known of whose text it is."""
+    inputs, public = settings.inputs, settings.inputs.public
+    found = {"inputs.users": "the users themselves; see the stages"}
+    if inputs.held_out is not None:
+        found["inputs.held_out"] = "users who are measured without noise: not covered"
+    given = {
+        name: path
+        for name, path in inputs.files().items()
+        if name in ("whitelist", "vocabulary", "text", "topology")
+    }
+    for name, path in given.items():
+        record = _record_of(path)
+        if record is None:
+            digest = "" if path.is_dir() else f", SHA-256 {file_digest(path)}"
+            said = f"public, says {public}{digest}" if public else NOTHING
+        else:
+            said = f"record: {record.statement()}"
+        found[f"inputs.{name}, {path.name}"] = said
+    if text := settings.federate.pretrain.text:
+        by = settings.federate.pretrain.public
+        recorded = "has a record" if sidecar(text).exists() else NOTHING
+        found[f"federate.pretrain.text, {Path(text).name}"] = (
+            f"public, says {by}, SHA-256 {file_digest(text)}" if by else recorded
+        )
+    return found
+
+
+def _record_of(path: Path) -> Provenance | None:
+    """The record that stands beside an input, or in an ARPA file."""
+    if sidecar(path).exists():
+        body = _read(sidecar(path)).get("provenance")
+        return Provenance.from_dict(body, str(sidecar(path)))
+    try:
+        with ArpaReader(path) as reader:
+            lines = [line for line in reader.comments if line.startswith(LINE_PREFIX)]
+    except DlmError:  # a list of words, or text
+        return None
+    return Provenance.from_json(lines[0], str(path)) if lines else None
+
+
+def _wrote(stage: Stage, at: Places) -> str:
+    """The first file of a stage, and the record that it carries, if it does."""
+    name = stage.plan.writes[0]
+    path = at.place(name)
+    if stage.name == "federate":
+        record = _read(path.with_name(REPORTS[1])).get("provenance")
+        return f"{name}: {Provenance.from_dict(record).statement()}"
+    if stage.name in ("unigrams", "distill", "prune"):
+        found = _record_of(path)
+        return f"{name}: {NOTHING if found is None else found.statement()}"
+    return name
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A file of JSON; nothing where there is none."""
+    if not path.exists():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,209 @@
+"""A pipeline, from its settings to a shard set: it looks, decides, and does the next stage."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlm import config
+from dlm.errors import ConfigError
+from dlm.federated.provenance import file_digest
+from dlm.files import lock_file
+from dlm.pipeline.check import check, voids
+from dlm.pipeline.decide import Entry, Found, NextAction, next_action
+from dlm.pipeline.journal import PipelineJournal
+from dlm.pipeline.report import MARKDOWN, WholeReport, whole_report, write_report
+from dlm.pipeline.settings import PipelineSettings
+from dlm.pipeline.stage import Places, Stage
+from dlm.pipeline.stages import stages_of
+from dlm.progress import ProgressReporter
+
+JOURNAL = "journal.json"
+_LOCK = ".lock"
+
+
+class Pipeline:
+    """A pipeline and the folder that it works in.
+
+    Args
+        settings  of all stages
+        redo      names of stages to do anew, and what was made of them
+    Raises
+        ConfigError  no stage has such a name
+    """
+
+    def __init__(self, settings: PipelineSettings, redo: Iterable[str] = ()) -> None:
+        self.settings = settings
+        self.folder = settings.run.folder
+        self._at = Places(self.folder)
+        self.stages = stages_of(settings)
+        self._by_name = {stage.name: stage for stage in self.stages}
+        self._redo = set(redo)
+        for name in self._redo:
+            if name not in self._by_name:
+                raise ConfigError(
+                    f"--redo {name}: no stage has this name{config.nearest(name, self._by_name)}; "
+                    f"the stages are {', '.join(self._by_name)}"
+                )
+
+    @property
+    def report_path(self) -> Path:
+        """The report, for people."""
+        return self.folder / MARKDOWN
+
+    @property
+    def shards(self) -> Path:
+        """The shard set."""
+        return self._at.shards
+
+    def run(self, progress: ProgressReporter) -> WholeReport:
+        """Does what is not done, stage by stage, and reports what all of it guarantees.
+
+        Raises
+            ConfigError   a stage whose settings, input or output changed; another process is at
+                          work here; too little room on the disk
+            else as the stages
+        Guarantees
+            stopped anywhere, the same call goes on where it was. Stages that touch no user end in
+            the same bytes, and all do in a simulation
+        """
+        check(self.settings)
+        for reason in voids(self.settings):
+            progress.tell(f"NO GUARANTEE: {reason}")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with _locked(self.folder):
+            journal = PipelineJournal(self.folder / JOURNAL)
+            digests = Digests(self._at)
+            told: set[str] = set()
+            while (action := self._next(journal, digests)).kind != "finished":
+                self._tell_done(action, told, progress)
+                if action.kind == "refuse":
+                    raise ConfigError(action.why)
+                stage = self._by_name[action.stage]
+                said = {"go on": ", goes on", "adopt": ", done before"}.get(action.kind, "")
+                progress.tell(f"{self._number(stage)}{said}: {stage.what}")
+                told.add(stage.name)
+                self._do(stage, action, journal, digests, progress)
+            self._tell_done(action, told, progress)
+            shutil.rmtree(self._at.users, ignore_errors=True)
+            report = whole_report(self.settings, self.stages)
+            write_report(report, self.folder)
+        return report
+
+    def look(self) -> list[tuple[Stage, str]]:
+        """Each stage, and what would be done about it: "done", "begin", "go on" or why it is
+        refused. Nothing is changed."""
+        journal = PipelineJournal(self.folder / JOURNAL)
+        action = self._next(journal, Digests(self._at))
+        found: list[tuple[Stage, str]] = []
+        reached = False
+        for stage in self.stages:
+            if stage.name == action.stage:
+                reached = True
+                found.append((stage, action.why or action.kind))
+            else:
+                found.append((stage, "begin" if reached else "done"))
+        return found
+
+    def _number(self, stage: Stage) -> str:
+        return f"stage {self.stages.index(stage) + 1} of {len(self.stages)}, {stage.name}"
+
+    def _tell_done(self, action: NextAction, told: set[str], progress: ProgressReporter) -> None:
+        """Says which stages before the next one were done by an earlier start; each once."""
+        for stage in self.stages:
+            if stage.name == action.stage:
+                return
+            if stage.name not in told:
+                told.add(stage.name)
+                progress.tell(f"{self._number(stage)}: done before, and not repeated")
+
+    def _next(self, journal: PipelineJournal, digests: Digests) -> NextAction:
+        plans = [stage.plan for stage in self.stages]
+        under_way = frozenset(
+            stage.name for stage in self.stages if stage.works is not None and stage.works.exists()
+        )
+        paths = {p for plan in plans for p in (*plan.reads.values(), *plan.writes)}
+        return next_action(plans, journal.entries, Found(digests.of(paths), under_way), self._redo)
+
+    def _do(
+        self,
+        stage: Stage,
+        action: NextAction,
+        journal: PipelineJournal,
+        digests: Digests,
+        progress: ProgressReporter,
+    ) -> None:
+        if action.kind == "begin":
+            # What is gone from disk must not be in the journal, and what is there may be.
+            journal.forget(action.anew)
+            for name in action.anew:
+                self._by_name[name].clean(self._at)
+            self._redo -= set(action.anew)
+            found = digests.of(stage.plan.reads.values())
+            reads = {what: found[p] for what, p in stage.plan.reads.items() if p in found}
+            journal.write(stage.name, Entry(stage.plan.settings, reads))
+        if action.kind != "adopt":
+            stage.run(progress)
+        if stage.spare is not None:
+            shutil.rmtree(stage.spare, ignore_errors=True)
+        entry = journal.entries[stage.name]
+        wrote = digests.of(stage.plan.writes)
+        journal.write(stage.name, Entry(entry.settings, entry.reads, wrote))
+
+
+@dataclass
+class _Digest:
+    """Of a file that was of this size, at this place and time."""
+
+    seen: tuple[int, int, int]
+    sha256: str
+
+
+class Digests:
+    """Digests of files, by their keys, each computed once while the file stays as it is."""
+
+    def __init__(self, at: Places) -> None:
+        self._at = at
+        self._known: dict[str, _Digest] = {}
+
+    def of(self, keys: Iterable[str]) -> dict[str, str]:
+        """Of those files that are there; of a folder of parts that of all of them."""
+        found = {}
+        for key in keys:
+            path = self._at.place(key)
+            try:
+                stat = path.stat()
+            except FileNotFoundError:
+                continue
+            seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            known = self._known.get(key)
+            if known is None or known.seen != seen:
+                known = self._known[key] = _Digest(seen, _digest(path))
+            found[key] = known.sha256
+        return found
+
+
+def _digest(path: Path) -> str:
+    if not path.is_dir():
+        return file_digest(path)
+    from dlm.federated.provenance import digest_of
+
+    parts = sorted(part for part in path.rglob("*") if part.is_file())
+    return digest_of({str(part.relative_to(path)): file_digest(part) for part in parts})
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    handle = lock_file(folder / _LOCK)
+    if handle is None:
+        raise ConfigError(
+            f"another process is at work in {folder}; wait for it, or give another [run] folder"
+        )
+    try:
+        yield
+    finally:
+        os.close(handle)

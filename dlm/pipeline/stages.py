@@ -1,0 +1,210 @@
+"""The stages of a pipeline: what each reads, writes and does.
+
+Each calls what the command of its name calls. All run in this process: the largest thing that one
+of them holds, a model in memory, is let go of before the next begins.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+
+from dlm.federated.run_folder import CHECKPOINT
+from dlm.federated.users import TOKENIZERS, UserDataset
+from dlm.files import write_whole
+from dlm.pipeline.settings import PipelineSettings
+from dlm.pipeline.stage import Places, Stage, stage_plan
+from dlm.pipeline.user_stages import federate_stage, unigrams_stage
+from dlm.progress import ProgressReporter
+
+BLOCK_BYTES = 1 << 20
+HELD_OUT_NOTE = "computed from held-out users' text without noise; no guarantee covers it"
+
+
+def stages_of(settings: PipelineSettings) -> list[Stage]:
+    """The stages that these settings ask for, in order. What touches no user and may fail comes
+    first: a mistake there costs nobody's privacy."""
+    at = Places(settings.run.folder)
+    made = [_estimate(settings, at), unigrams_stage(settings, at), federate_stage(settings, at)]
+    made += [_distill(settings, at), _prune(settings, at), _measure(settings, at)]
+    return [stage for stage in (*made, _shard(settings, at)) if stage is not None]
+
+
+def _estimate(settings: PipelineSettings, at: Places) -> Stage | None:
+    given, text = settings.estimate, settings.inputs.text
+    if given is None or text is None:
+        return None
+    asked = given.of(settings.run)
+
+    def run(progress: ProgressReporter) -> None:
+        from dlm.estimate.pipeline import estimate
+
+        estimate([str(text)], at.topology, asked, progress=progress)
+
+    return Stage(
+        stage_plan(at, "estimate", asdict(given), {"inputs.text": text}, at.topology),
+        f"the {given.order}-grams of {text.name}, public text, become the topology",
+        run,
+    )
+
+
+def _distill(settings: PipelineSettings, at: Places) -> Stage:
+    given, public = settings.distill, settings.inputs.public
+    topology = settings.inputs.topology or at.topology
+    output = at.model if settings.prune is None else at.distilled
+
+    def run(progress: ProgressReporter) -> None:
+        from dlm.distill.files import distill_files
+        from dlm.distill.request import DistillRequest
+
+        request = DistillRequest(
+            str(at.network),
+            str(topology),
+            output,
+            samples=given.samples,
+            seed=given.seed,
+            prior=given.prior,
+            public=public,
+            memory_bytes=settings.run.memory_bytes,
+            threads=settings.run.threads,
+        )
+        made = distill_files(request, progress=progress.tell)
+        assert made is not None
+        progress.tell(
+            f"perplexity of text as the network says it: {math.exp(made.entropy):.4f} by the "
+            f"network, {math.exp(made.entropy + made.relative_entropy):.4f} by the model"
+        )
+
+    return Stage(
+        stage_plan(
+            at,
+            "distill",
+            {**asdict(given), "samples": int(given.samples), "public": public},
+            {"the network": at.network / CHECKPOINT, "the topology": topology},
+            output,
+        ),
+        f"{given.samples:,.0f} sentences of the network become a model of the topology's n-grams",
+        run,
+    )
+
+
+def _prune(settings: PipelineSettings, at: Places) -> Stage | None:
+    given = settings.prune
+    if given is None:
+        return None
+
+    def run(progress: ProgressReporter) -> None:
+        from dlm.estimate.prune import prune_file
+
+        done = prune_file(
+            at.distilled,
+            at.model,
+            given.goal,
+            keep_suffixes=given.keep_suffixes,
+            memory_bytes=settings.run.memory_bytes,
+            threads=settings.run.threads,
+            progress=progress.tell,
+        )
+        before, after = sum(done.result.counts_before), sum(done.result.counts)
+        progress.tell(f"{before:,} to {after:,} n-grams")
+
+    asked = " and ".join(f"{name} {value}" for name, value in given.goal.facts().items())
+    settings_of = {**given.goal.facts(), "keep_suffixes": given.keep_suffixes}
+    return Stage(
+        stage_plan(at, "prune", settings_of, {"the distilled model": at.distilled}, at.model),
+        f"the model is pruned to {asked}",
+        run,
+    )
+
+
+def _measure(settings: PipelineSettings, at: Places) -> Stage | None:
+    held_out = settings.inputs.held_out
+    if held_out is None:
+        return None
+    before = at.model if settings.prune is None else at.distilled
+    inputs = settings.inputs
+
+    def run(progress: ProgressReporter) -> None:
+        from dlm.estimate.columns import ModelColumns
+        from dlm.estimate.prune import measure
+
+        progress.tell(f"scoring {held_out}")
+        users = UserDataset.open(
+            held_out,
+            user_column=inputs.user_column,
+            text_column=inputs.text_column,
+            missing=inputs.missing,
+        )
+        first = ModelColumns.read(before)
+        last = first if before == at.model else ModelColumns.read(at.model)
+        found = measure(first, last, _blocks(users, TOKENIZERS[inputs.tokenizer]))
+        body = {
+            "note": HELD_OUT_NOTE,
+            "users": len(users),
+            "tokens": found.tokens,
+            "oovs": found.oovs,
+            "perplexity_before_pruning": found.with_oovs[0],
+            "perplexity": found.with_oovs[1],
+            "perplexity_without_oovs_before_pruning": found.without_oovs[0],
+            "perplexity_without_oovs": found.without_oovs[1],
+        }
+        write_whole(at.held_out, (json.dumps(body, indent=1) + "\n").encode())
+        progress.tell(
+            f"perplexity of {len(users):,} held-out users' text: {found.with_oovs[1]:.2f}, without "
+            f"unknown words {found.without_oovs[1]:.2f} ({HELD_OUT_NOTE})"
+        )
+
+    told = {"tokenizer": inputs.tokenizer, "columns": [inputs.user_column, inputs.text_column]}
+    reads = {"inputs.held_out": held_out, "the distilled model": before, "the model": at.model}
+    return Stage(
+        stage_plan(at, "measure", {**told, "missing": inputs.missing}, reads, at.held_out),
+        f"the perplexity of the text of {held_out.name} is measured",
+        run,
+    )
+
+
+def _shard(settings: PipelineSettings, at: Places) -> Stage:
+    given = settings.shard
+
+    def run(progress: ProgressReporter) -> None:
+        from dlm.index.build.shard_set import KERNELS, build_shard_set
+        from dlm.jit import compile_ahead
+
+        compile_ahead(KERNELS, lambda done, of: None)
+        build_shard_set(
+            at.model,
+            at.shards,
+            given.shards,
+            encoding=given.encoding,
+            bits=given.bits,
+            memory_bytes=settings.run.memory_bytes,
+            threads=settings.run.threads,
+            progress=progress.tell,
+        )
+
+    return Stage(
+        stage_plan(
+            at, "shard", asdict(given), {"the model": at.model}, at.shards / "manifest.json"
+        ),
+        f"the model becomes {given.shards} shard{'s' * (given.shards > 1)}, {given.encoding}",
+        run,
+        None,
+        (at.shards,),
+    )
+
+
+def _blocks(users: UserDataset, split: Callable[[str], list[str]]) -> Iterator[bytes]:
+    """The users' utterances as lines of words."""
+    lines: list[str] = []
+    size = 0
+    for user in range(len(users)):
+        for utterance in users.utterances(user):
+            lines.append(" ".join(split(utterance)))
+            size += len(lines[-1])
+        if size >= BLOCK_BYTES:
+            yield "\n".join(lines).encode()
+            lines, size = [], 0
+    if lines:
+        yield "\n".join(lines).encode()

@@ -1,0 +1,193 @@
+"""The stages of a pipeline that users take part in: words are counted, a network is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dlm.errors import PrivacyError
+from dlm.federated.count_unigrams import CollectionSettings, count_unigrams
+from dlm.federated.counts_file import JOURNAL, LEDGER, REPORT_JSON, REPORT_MD, WORK
+from dlm.federated.recorded import SIDECAR_SUFFIX, sidecar
+from dlm.federated.run_folder import CHECKPOINT, REPORTS
+from dlm.federated.sampling import check_population
+from dlm.federated.settings import TrainingSettings
+from dlm.federated.users import UserDataset
+from dlm.pipeline.settings import PipelineSettings, counts_of
+from dlm.pipeline.stage import Places, Stage, recorded, stage_plan
+from dlm.progress import ProgressReporter
+
+
+def open_users(settings: PipelineSettings) -> UserDataset:
+    """The users, sorted into the pipeline's folder.
+
+    Raises  ConfigError  too few for the rounds of a stage, before any of them begins
+    """
+    given = settings.inputs
+    users = UserDataset.open(
+        given.users,
+        user_column=given.user_column,
+        text_column=given.text_column,
+        missing=given.missing,
+        store=Places(settings.run.folder).users,
+    )
+    if settings.unigrams is not None:
+        settings.unigrams.check_users(
+            len(users.split(settings.unigrams.test_fraction, name="unigrams")[0])
+        )
+    network = settings.federate
+    if network.sampling.kind != "poisson":
+        check_population(
+            len(users.split(network.data.held_out)[0]),
+            network.sampling.report_goal,
+            network.run.rounds,
+            gap=network.privacy.gap,
+            max_part=network.privacy.max_part or None,
+        )
+    return users
+
+
+def promises(settings: TrainingSettings) -> bool:
+    """Whether training is to have a guarantee."""
+    return settings.privacy.mechanism != "none" and not settings.run.simulation
+
+
+def unigrams_stage(settings: PipelineSettings, at: Places) -> Stage | None:
+    """Words are counted; None where a vocabulary is given."""
+    given, whitelist = settings.unigrams, settings.inputs.whitelist
+    if given is None or whitelist is None:
+        return None
+    output = counts_of(settings.run)
+    reads = {"inputs.users": settings.inputs.users, **recorded("inputs.whitelist", whitelist)}
+
+    def run(progress: ProgressReporter) -> None:
+        rounds = _Rounds(progress, given.rounds, timed=not given.released)
+        done = count_unigrams(
+            lambda _: open_users(settings),
+            whitelist,
+            output,
+            given,
+            data_name=settings.inputs.users.name,
+            progress=progress.tell,
+            on_round=lambda _: rounds.step(),
+        )
+        progress.tell(f"{len(done.counts.words):,} words were used; {done.report.statement()}")
+
+    endings = ("", LEDGER, REPORT_MD, REPORT_JSON, SIDECAR_SUFFIX)
+    work = Path(f"{output}{WORK}")
+    return Stage(
+        stage_plan(
+            at,
+            "unigrams",
+            {"lambda": given.clip, **_without(asdict(given), "clip", "public", "capacity")},
+            reads,
+            *(Path(f"{output}{ending}") for ending in endings),
+            releases=given.released,
+            goes_on=True,
+            last=sidecar(output),
+        ),
+        f"{_rounds(given.rounds)} of users: the words of {whitelist.name} are counted, "
+        f"{_noise(given)}",
+        run,
+        work / CHECKPOINT,
+        (work, Path(f"{output}{JOURNAL}")),
+        work,
+    )
+
+
+def federate_stage(settings: PipelineSettings, at: Places) -> Stage:
+    """A network is trained."""
+    given = settings.federate
+    words = given.data.vocabulary
+    reads = {"inputs.users": settings.inputs.users, **recorded("the vocabulary", words)}
+    if given.pretrain.text:
+        reads |= recorded("federate.pretrain.text", Path(given.pretrain.text))
+
+    def run(progress: ProgressReporter) -> None:
+        from dlm.federated.train_network import train_network
+
+        rounds = _Rounds(progress, given.run.rounds, timed=given.run.simulation)
+        train_network(
+            lambda _: open_users(settings),
+            given,
+            at.network,
+            data_name=settings.inputs.users.name,
+            progress=progress.tell,
+            on_round=lambda _: rounds.step(),
+        )
+
+    checkpoint = at.network / CHECKPOINT
+    noise = given.privacy
+    how = (
+        f"noise {noise.mechanism} {noise.noise_multiplier:g}"
+        if noise.noise_multiplier
+        else ("without noise")
+    )
+    return Stage(
+        stage_plan(
+            at,
+            "federate",
+            given.binding(),
+            reads,
+            checkpoint,
+            *(at.network / name for name in REPORTS),
+            releases=promises(given),
+            goes_on=True,
+        ),
+        f"{_rounds(given.run.rounds)} of users: a network is trained on the words of {words.name}, "
+        f"{how}",
+        run,
+        checkpoint,
+        (at.network,),
+    )
+
+
+def check_vouched(settings: PipelineSettings) -> None:
+    """Refuses, before users are counted, what training would refuse after it.
+
+    Raises  PrivacyError  text to begin with has no record, and nobody says that it is public
+    """
+    text = settings.federate.pretrain.text
+    given = settings.federate.pretrain.public
+    if text and not given and promises(settings.federate) and not sidecar(text).exists():
+        raise PrivacyError(
+            f"the text {text} to begin with has no record, and nobody says that no user's text is "
+            "in it; set [inputs] public to the name of who says so"
+        )
+
+
+class _Rounds:
+    """Tells how many rounds are done: with rate and time left where that tells nothing of users.
+
+    How long a round takes tells how much its users wrote, so that of rounds which are to have a
+    guarantee the number alone is told, at each hundredth of them.
+    """
+
+    def __init__(self, progress: ProgressReporter, rounds: int, *, timed: bool) -> None:
+        self._progress, self._rounds, self._timed = progress, rounds, timed
+        self._done = 0
+        if timed:
+            progress.stage(_rounds(rounds), rounds, "rounds")
+
+    def step(self) -> None:
+        self._done += 1
+        if self._timed:
+            self._progress.step(1)
+        elif self._done * 100 // self._rounds != (self._done - 1) * 100 // self._rounds:
+            self._progress.tell(f"round {self._done:,} of {self._rounds:,}")
+
+
+def _rounds(rounds: int) -> str:
+    return f"{rounds:,} round{'s' * (rounds > 1)}"
+
+
+def _noise(given: CollectionSettings) -> str:
+    if given.noise_multiplier is None:
+        return "without noise"
+    return f"noise {given.noise_multiplier:g}"
+
+
+def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}

@@ -1,0 +1,89 @@
+"""`dlm pipeline` killed and stopped: it goes on, and ends as if nothing had happened.
+
+What a real run draws cannot be had again to the bit, so that what is killed while users take part
+is compared in a simulation.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax", reason="pip install -e '.[train]'")
+pytest.importorskip("optax", reason="pip install -e '.[train]'")
+pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
+
+from cluster import WAIT_S
+from pipeline.runs import (
+    DRIVER,
+    STAGES,
+    Run,
+    done_stages,
+    people,
+    results,
+)
+
+# Where, and how many stages the journal then has as done.
+KILLED = [
+    ("dlm.pipeline.journal:PipelineJournal.write", 1, "before", 0),
+    ("dlm.ngram.arpa.writer:ArpaWriter.section", 2, "after", 0),
+    ("dlm.pipeline.journal:PipelineJournal.write", 2, "before", 0),  # estimated, and not noted
+    ("dlm.federated.collect:apply", 3, "before", 1),
+    ("dlm.federated.run_folder:RunFolder.remove", 1, "before", 1),  # counted, and not noted
+    ("dlm.federated.run_folder:RunFolder._save", 2, "after", 2),
+    ("dlm.federated.run_folder:RunFolder.remove_text", 1, "after", 2),  # trained, and not noted
+    ("dlm.distill.sampled:fit", 1, "before", 3),
+    ("dlm.estimate.prune.files:prune", 1, "after", 4),
+    ("dlm.estimate.prune:measure", 1, "before", 5),
+    ("dlm.index.build.shard_set:move", 1, "after", 6),
+    ("dlm.pipeline.run:write_report", 1, "before", 7),
+]
+
+
+def test_killed_anywhere_it_ends_in_the_same_bytes(tmp_path: Path, dlm: Run) -> None:
+    """A simulation, killed a dozen times in one folder and never in another: model, manifest and
+    report are the same, and nobody takes them for private."""
+    whole, cut = people(tmp_path / "whole"), people(tmp_path / "cut")
+    first = dlm(whole, "pipeline", "p.toml")
+    assert first.returncode == 0, first.stderr
+    assert "NO GUARANTEE: run.seed is set" in first.stderr
+    assert first.stdout.startswith("NO GUARANTEE: the keys were made from a configured seed")
+    for where, count, when, done in KILLED:
+        stopped = dlm(cut, "pipeline", "p.toml", killed=(where, count, when))
+        assert stopped.returncode == -signal.SIGKILL, (where, stopped.stderr)
+        assert done_stages(cut) == STAGES[:done], where
+        assert stopped.stderr.count("done before, and not repeated") <= done
+        assert not (cut / "out/privacy.md").exists()
+    last = dlm(cut, "pipeline", "p.toml")
+    assert last.returncode == 0, last.stderr
+    assert last.stderr.count("done before, and not repeated") == len(STAGES)
+    assert results(cut) == results(whole)
+    assert not (cut / "out/users.store").exists()
+    assert not (cut / "out/counts.tsv.work").exists()
+    assert not [path for path in (cut / "out").rglob(".*") if path.name != ".lock"]
+    # Anew as a whole, which only a simulation may be.
+    again = dlm(cut, "pipeline", "p.toml", "--redo", "unigrams")
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count("done before, and not repeated") == 1  # the topology
+    assert results(cut) == results(whole)
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    """With the command."""
+    folder = people(tmp_path / "run")
+    driver = DRIVER.replace("signal.SIGKILL", "signal.SIGINT")
+    at = ("dlm.estimate.pipeline:estimate", "1", "before")
+    stopped = subprocess.run(
+        [sys.executable, "-c", driver, *at, "pipeline", "p.toml"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert stopped.returncode == 130, stopped.stderr
+    assert "this goes on: dlm pipeline p.toml" in stopped.stderr
+    assert done_stages(folder) == []

@@ -1,0 +1,122 @@
+"""The configuration of a pipeline: what is refused, and what it means where nothing is said."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax", reason="pip install -e '.[train]'")
+pytest.importorskip("optax", reason="pip install -e '.[train]'")
+
+from dlm.errors import ConfigError, DlmError
+from dlm.pipeline.run import Pipeline
+from dlm.pipeline.settings import PipelineSettings
+
+CONFIG = """
+[run]
+folder = "out"
+[inputs]
+users = "users.tsv"
+whitelist = "words.txt"
+text = "public.txt"
+public = "the tests"
+[unigrams]
+noise_multiplier = 1
+[federate.run]
+rounds = 4
+[federate.privacy]
+clip_norm = 0.5
+mechanism = "tree"
+noise_multiplier = 2.0
+"""
+
+
+def read(folder: Path, text: str = CONFIG) -> PipelineSettings:
+    """The settings of such a file."""
+    (folder / "p.toml").write_text(text)
+    return PipelineSettings.read(folder / "p.toml")
+
+
+def test_what_is_not_said_has_a_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths are of the file's folder; the stages agree on words; the environment says nothing."""
+    monkeypatch.setenv("DLM_FEDERATE_RUN_ROUNDS", "99")
+    found = read(tmp_path)
+    assert found.run.folder == tmp_path / "out"
+    assert found.inputs.users == tmp_path / "users.tsv"
+    assert found.unigrams is not None
+    assert (found.unigrams.clip, found.unigrams.max_part, found.unigrams.delta) == (100, 1, 1e-6)
+    assert found.unigrams.released
+    assert found.federate.run.rounds == 4
+    assert found.federate.data.vocabulary == tmp_path / "out/counts.tsv"
+    assert found.federate.data.tokenizer == found.unigrams.tokenizer == "words"
+    assert found.prune is None
+    names = [stage.name for stage in Pipeline(found).stages]
+    assert names == ["estimate", "unigrams", "federate", "distill", "shard"]
+
+
+def test_stages_are_those_that_are_asked_for(tmp_path: Path) -> None:
+    """A vocabulary and a topology that are given need none; pruning and held-out users add one."""
+    text = CONFIG.replace("whitelist", "vocabulary").replace("text =", "topology =")
+    text = text.replace("[unigrams]\nnoise_multiplier = 1\n", "")
+    text = text.replace(
+        "[federate.run]", 'held_out = "h.tsv"\n[prune]\nngrams = 10\n[federate.run]'
+    )
+    found = read(tmp_path, text)
+    assert found.prune is not None
+    assert found.prune.goal.ngrams == 10
+    assert found.federate.data.public == "the tests"
+    names = [stage.name for stage in Pipeline(found).stages]
+    assert names == ["federate", "distill", "prune", "measure", "shard"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[unigrams]", "[unigram]", r"nothing reads \[unigram\] \(did you mean unigrams\?\)"),
+        ("noise_multiplier = 1\n", "noise_multiplyer = 1\n", "did you mean noise_multiplier"),
+        ("clip_norm", "clipnorm", r"\[federate.privacy\] has no setting named clipnorm \(did you"),
+        ("[federate.run]", "[federate.runs]", "federate.runs .did you mean run"),
+        ('users = "users.tsv"', "", r"\[inputs\] lacks users"),
+        ('folder = "out"', "", r"\[run\] lacks folder"),
+        ('folder = "out"', 'folder = "out"\nseed = "x"', "run.seed is 'x'"),
+        ("text =", "txt =", "did you mean text"),
+        ('text = "public.txt"', "", "one of text and topology"),
+        ('text = "', 'topology = "t"\ntext = "', "one of text and topology"),
+        ('whitelist = "words.txt"', 'vocabulary = "p.model"', "wordpieces is not distilled"),
+        ("[federate.run]", '[federate.data]\nvocabulary = "x"\n[federate.run]', "whitelist; leave"),
+        ("rounds = 4", "rounds = 4\nseed = 3", r"\[run\] seed; leave it out"),
+        ("rounds = 4\n", "", r"\[federate.run\] lacks rounds"),
+        ("[federate.run]", "[prune]\n[federate.run]", "give one of a threshold"),
+        ("[federate.run]", "[shard]\nshards = 0\n[federate.run]", "0 shards"),
+        ("[federate.run]", "[shard]\nbits = 6\n[federate.run]", "--encoding compact"),
+        ("[federate.run]", "[distill]\nsamples = 0\n[federate.run]", "1 or more"),
+        ("[federate.run]", '[estimate]\nprune = "x"\n[federate.run]', "estimate.prune is 'x'"),
+        ("noise_multiplier = 1\n", "noise_multiplier = 1\nlambda = 'inf'\n", "lambda is finite"),
+        ("noise_multiplier = 1\n", "noise_multiplier = 1\nlambda = 'x'\n", "a number or inf"),
+        ("noise_multiplier = 1\n", "delta = 0.1\n", "given together"),
+        ('public = "the tests"', 'tokenizer = "letters"', "words or whitespace"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    """With the table, and with what was perhaps meant."""
+    assert old in CONFIG
+    with pytest.raises(DlmError, match=message):
+        read(tmp_path, CONFIG.replace(old, new))
+
+
+def test_redo_names_a_stage(tmp_path: Path) -> None:
+    """One of this pipeline."""
+    with pytest.raises(ConfigError, match="did you mean distill"):
+        Pipeline(read(tmp_path), ["distil"])
+
+
+def test_the_example_reads_and_names_no_unknown_setting(tmp_path: Path) -> None:
+    """The file beside the page: each of its stages."""
+    example = Path(__file__).parents[2] / "dlm/pipeline/example.toml"
+    found = read(tmp_path, example.read_text())
+    tables = tomllib.loads(example.read_text())
+    assert found.run.seed is None
+    assert {"run", "inputs", "unigrams", "federate", "estimate", "prune", "shard"} < set(tables)
+    assert len(Pipeline(found).stages) == 7
