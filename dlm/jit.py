@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import pickle
 import re
@@ -51,6 +52,9 @@ SOURCES = (
 )
 KEPT = 3  # folders of other versions; a process may still run one
 _DIGEST_BYTES = 16
+# At DEBUG, of each kernel that is kept nowhere: `jit.compiling`, then `jit.compiled`; between them
+# the same of those that it takes in.
+logger = logging.getLogger(__name__)
 _FOLDER = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
 
 
@@ -161,9 +165,11 @@ class _Kernels(NullCache):  # type: ignore[misc]
                 if _digest(data[_DIGEST_BYTES:]) == data[:_DIGEST_BYTES].hex():
                     parts = pickle.loads(data[_DIGEST_BYTES:])
                     return CompileResult._rebuild(target_context, *parts)
+        self._log("jit.compiling")
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
+        self._log("jit.compiled")
         if data.lifted or data.library.has_dynamic_globals:
             return  # bound to this process
         content = dumps(data._reduce())
@@ -171,6 +177,11 @@ class _Kernels(NullCache):  # type: ignore[misc]
         # A full disk, or a folder that was taken away: the process goes on with what it compiled.
         with contextlib.suppress(OSError):
             write_whole(folders()[-1] / name, bytes.fromhex(_digest(content)) + content)
+
+    def _log(self, event: str) -> None:
+        if logger.isEnabledFor(logging.DEBUG):
+            fields = {"event": event, "kernel": self._name}
+            logger.debug("%s kernel=%s", event, self._name, extra=fields)
 
 
 def _digest(data: bytes) -> str:

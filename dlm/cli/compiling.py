@@ -7,13 +7,13 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from dlm.cli.progress import COMPILING, SILENT_S, compiling_is_shown
 from dlm.jit import compile_ahead
-
-SILENT_S = 1.0
 
 
 class _Progress:
-    """A line on standard error: rewritten on a terminal, elsewhere once, when it is due."""
+    """A line on standard error: rewritten on a terminal; elsewhere one when it is due, one at the
+    end."""
 
     def __init__(self) -> None:
         self._done = self._of = 0
@@ -36,8 +36,12 @@ class _Progress:
         self._timer.cancel()
         with self._lock:
             self._ended = True
-            if self._shown and sys.stderr.isatty():
+            if not self._shown:
+                return
+            if sys.stderr.isatty():
                 print(file=sys.stderr)
+            elif self._done == self._of:
+                self._print()
 
     def _show(self) -> None:
         with self._lock:
@@ -46,7 +50,7 @@ class _Progress:
                 self._print()
 
     def _print(self) -> None:
-        line = f"compiling kernels (once per version): {self._done} of {self._of}"
+        line = f"{COMPILING}: {self._done} of {self._of}"
         begin, end = ("\r", "") if sys.stderr.isatty() else ("", "\n")
         print(begin + line, end=end, file=sys.stderr, flush=True)
 
@@ -55,6 +59,7 @@ def compile_kernels(kernels: Sequence[Any]) -> None:
     """Compiles those that are not kept from an earlier start; see `jit.compile_ahead`."""
     progress = _Progress()
     try:
-        compile_ahead(kernels, progress.tell)
+        with compiling_is_shown():
+            compile_ahead(kernels, progress.tell)
     finally:
         progress.end()

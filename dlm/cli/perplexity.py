@@ -66,13 +66,16 @@ def perplexity(
 
     with ExitStack() as stack:
         if cluster is not None:
+            from dlm.cli.compiling import compile_kernels
             from dlm.client import Client, ClientConfig
+            from dlm.client.warm import KERNELS as ASKING
 
             if memory is not None or tmp is not None:
                 raise ConfigError("--memory and --tmp are for an ARPA file; --cluster asks servers")
             check_reads("--cluster", cluster)
             check_reads("TEXT", *paths)
             reader = open_text(paths, skip, column, SERVED_BYTES)
+            compile_kernels(ASKING)
             client = Client.connect(cluster, ClientConfig(deadline_s=deadline), model=model)
             utterance = stack.enter_context(client).utterance()
             order = utterance.order
@@ -106,23 +109,29 @@ def _opened(
     place: Path, memory: str | None, tmp: Path | None, stack: ExitStack, tell: Callable[[str], None]
 ) -> LocalModel:
     """The model at `place`; what has to be written for it goes with the `stack`."""
+    from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_folder
     from dlm.errors import ConfigError
 
     with quick_start():
         from dlm.index.search.local import LocalModel
+        from dlm.index.search.shard import OPENING
+        from dlm.index.search.text.score import KERNELS as SCORING
         from dlm.ngram.arpa import is_parts_folder
 
         if place.is_dir() and not is_parts_folder(place):
             if memory is not None or tmp is not None:
                 raise ConfigError(f"--memory and --tmp are for an ARPA file; {place} is a folder")
+            compile_kernels((*SCORING, *OPENING))
             return LocalModel.open(place)
     from dlm.files import scratch_folder
-    from dlm.index.build import build_shard_set
+    from dlm.index.build.shard_set import KERNELS as BUILDING
+    from dlm.index.build.shard_set import build_shard_set
     from dlm.resources import parse_size
 
     check_folder("--tmp", tmp)
     limit = None if memory is None else parse_size(memory)
+    compile_kernels((*BUILDING, *SCORING, *OPENING))
     output = stack.enter_context(scratch_folder(tmp, "dlm-perplexity")) / "set"
     build_shard_set(place, output, 1, memory_bytes=limit, progress=tell)
     return LocalModel.open(output, verify=False)  # it was written a moment ago

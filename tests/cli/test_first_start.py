@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 
 from cluster import WAIT_S, command
 from dlm.cli import compiling
+from dlm.cli.progress import CompilingNotice, compiling_is_shown, stage_printer
 from dlm.cluster import processes
 from dlm.index.build import build_shard_set
 from models import random_model
@@ -53,9 +56,10 @@ def test_a_first_start_says_that_it_compiles_and_a_second_does_not(tmp_path: Pat
         assert "bit for bit" in done.stdout
         return done.stderr
 
-    said = re.search(r"compiling kernels \(once per version\): \d+ of (\d+)", run())
-    assert said is not None
-    ahead = int(said[1])
+    said = re.findall(r"compiling kernels \(once per version\): (\d+) of (\d+)", run())
+    (_, some), (done, of) = said  # no terminal: when it is due, and at the end
+    assert some == done == of
+    ahead = int(of)
     assert ahead > 20
     folder = tmp_path / "kernels"
     script = (
@@ -109,3 +113,71 @@ def test_progress_is_silent_where_all_is_there(capsys: pytest.CaptureFixture[str
     progress.tell(2, 2)
     progress.end()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["estimate", "prune", "perplexity"])
+def test_a_command_on_models_says_that_it_compiles_and_then_not_again(
+    tmp_path: Path, name: str
+) -> None:
+    """Before its stages, where kernels are compiled as they are first called; but not if quiet."""
+    (tmp_path / "text").write_text("a b\na b c\n")
+    random_model(4, per_order=50).write(tmp_path / "m.arpa")
+    environ = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
+    arguments = {
+        "estimate": ("text", "--order", 2, "--discount-fallback", "--output", "out.arpa"),
+        "prune": ("m.arpa", "--threshold", 1e-6, "--output", "out.arpa"),
+        "perplexity": ("m.arpa", "text"),
+    }[name]
+
+    def run(*more: str) -> str:
+        return subprocess.run(
+            command(name, *arguments, *more),
+            cwd=tmp_path, env=environ, capture_output=True, text=True, check=True, timeout=WAIT_S,
+        ).stderr  # fmt: skip
+
+    said = run()
+    assert "compiling kernels (once per version)" in said
+    assert "compiling" not in said.splitlines()[-1]
+    assert "compiling" not in run()
+
+
+def record(event: str) -> logging.LogRecord:
+    """As dlm.jit logs it."""
+    out = logging.LogRecord("dlm.jit", logging.DEBUG, "", 0, event, None, None)
+    out.event = event
+    return out
+
+
+def test_the_notice_is_given_once_while_a_kernel_compiles() -> None:
+    """What takes no time is not mentioned, nor what is compiled within another kernel."""
+    told: list[str] = []
+    patient = CompilingNotice(told.append, silent_s=3600)
+    for event in ("jit.compiling", "jit.compiling", "jit.compiled", "jit.compiled"):
+        patient.handle(record(event))
+    assert told == []
+    notice = CompilingNotice(told.append, silent_s=0)
+    for event in ("jit.compiling", "jit.compiling", "jit.compiled", "jit.compiled"):
+        notice.handle(record(event))
+    notice.handle(record("jit.compiling"))
+    assert told == ["compiling kernels (once per version)"]
+
+
+def test_the_notice_is_given_while_one_kernel_takes_long() -> None:
+    """No second one need begin."""
+    told = threading.Event()
+    notice = CompilingNotice(lambda line: told.set(), silent_s=0.01)
+    notice.handle(record("jit.compiling"))
+    assert told.wait(WAIT_S)
+
+
+def test_kernels_that_are_counted_give_no_notice() -> None:
+    """compile_kernels says how many are done."""
+    logger = logging.getLogger("dlm.jit")
+    stage_printer()
+    assert logger.isEnabledFor(logging.DEBUG)
+    with compiling_is_shown():
+        assert not logger.isEnabledFor(logging.DEBUG)
+    assert logger.isEnabledFor(logging.DEBUG)
+    stage_printer(quiet=True)
+    assert not [one for one in logger.handlers if isinstance(one, CompilingNotice)]
