@@ -17,6 +17,7 @@
     │   └── FamilyMismatch     a state of one model was given to another
     ├── UnavailableError       no answer in time (`retryable`: trying again may help)
     │   ├── ShardDown          ... the shard server is not there
+    │   │   └── ClientClosed   ... this client was closed
     │   ├── DeadlineExceeded   ... the deadline passed
     │   ├── Overloaded         ... refused for load, by the server or by this client
     │   ├── StaleShardSet      ... the servers hold another shard set now
@@ -129,6 +130,15 @@ class UnavailableError(DlmError):
 
 class ShardDown(UnavailableError):
     """The server of a shard cannot be reached or is going away."""
+
+
+class ClientClosed(ShardDown):
+    """The client was closed before this call, or while it was under way: open another client.
+
+    A ShardDown, so that whoever handles that handles the end of the client, too.
+    """
+
+    retryable = False
 
 
 class DeadlineExceeded(UnavailableError):

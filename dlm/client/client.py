@@ -29,7 +29,15 @@ from dlm.client.runtime import Stats
 from dlm.client.security import read_cluster_security
 from dlm.client.topology import ClusterFile, Endpoint, FixedEndpoints, read_cluster_small
 from dlm.client.transport import GrpcConnection
-from dlm.client.utterance import FINISH, FULL_KIND, SMALL_KIND, AsyncUtterance, Opened, Utterance
+from dlm.client.utterance import (
+    FINISH,
+    FULL_KIND,
+    SMALL_KIND,
+    AsyncUtterance,
+    Opened,
+    Utterance,
+    check_deadline,
+)
 from dlm.errors import ConfigError, UnavailableError
 from dlm.index.layout import Manifest
 from dlm.logs import EventLog
@@ -141,6 +149,8 @@ class _Face:
             wait_s  for the model that takes the place of one that servers do not hold any more
         """
         core, small = self._core, self._small
+        if deadline_s is not None:
+            check_deadline(deadline_s)
         core.check_open()
         self._connect_copy()
         if small is not None and core.mode() is Mode.SMALL:
@@ -244,7 +254,8 @@ class Client(_Face):
                         "finish" ends it on the low orders of the full one, without messages;
                         "rescore" has its next call raise `ModelSwitched`
         Raises
-            ShardDown  the client is closed
+            ClientClosed  the client is closed
+            QueryError    a deadline that is not a number of seconds above 0
         """
         return Utterance(*self._open(deadline_s, on_switch, self._core.config.connect_s))
 

@@ -80,6 +80,10 @@ class ClientConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "cache_dir", Path(self.cache_dir))
         if self.small is not None:
+            if not isinstance(self.small, (str, os.PathLike)):
+                raise ConfigError(
+                    f"client.small is {self.small!r}; the folder of a shard set is expected"
+                )
             object.__setattr__(self, "small", Path(self.small).absolute())
             object.__setattr__(self, "partial", True)
             if self.heartbeats is False:
@@ -89,14 +93,13 @@ class ClientConfig:
                 )
         _ = self.security  # which checks them
         for name in ("deadline_s", "connect_s"):
-            if not 0 < getattr(self, name) < 1e6:
-                raise ConfigError(
-                    f"client.{name} is {getattr(self, name)}; seconds above 0 are expected"
-                )
+            seconds = getattr(self, name)
+            if not isinstance(seconds, (int, float)) or not 0 < seconds < 1e6:
+                raise ConfigError(f"client.{name} is {seconds!r}; seconds above 0 are expected")
         for name in ("window", "connections", "max_queries"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ConfigError(
-                    f"client.{name} is {getattr(self, name)}; a whole number from 1 is expected"
+                    f"client.{name} is {getattr(self, name)!r}; a whole number from 1 is expected"
                 )
 
     @property

@@ -79,7 +79,7 @@ class Core:
         return self._links.runtime
 
     def check_open(self) -> None:
-        """Raises ShardDown where the client is closed."""
+        """Raises ClientClosed where the client is closed."""
         self._links.check_open()
 
     @property
@@ -220,7 +220,7 @@ class Core:
         self._sender.dispatch(snapshot, call, groups, everything, None, 0, let_in=True)
 
     def close(self) -> None:
-        """Lets go of every connection; calls under way fail with `ShardDown`."""
+        """Lets go of every connection; calls under way fail with `ClientClosed`."""
         self._links.close()
 
     def __getstate__(self) -> dict[str, Any]:

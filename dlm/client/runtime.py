@@ -22,13 +22,12 @@ from dlm.client.partial import Outage
 from dlm.client.replicas import RetryBudget
 from dlm.client.topology import Connect, Topology
 from dlm.client.transport import Connection
-from dlm.errors import ShardDown
+from dlm.errors import ClientClosed
 from dlm.logs import EventLog
 
 log = EventLog(__name__)
 
 LOOK_AGAIN_S = 1.0  # while a shard is down, the servers are looked for this often, in seconds
-CLOSED = "this client is closed"
 Place: TypeAlias = tuple[str, int]  # a shard set and one of its shards
 
 
@@ -84,11 +83,9 @@ class Snapshot:
         return any(len(addresses) > 1 for addresses in self.topology.addresses.values())
 
 
-def closed_error() -> ShardDown:
+def closed_error() -> ClientClosed:
     """What whoever uses a closed client gets."""
-    error = ShardDown(CLOSED)
-    error.retryable = False  # this client never comes back
-    return error
+    return ClientClosed("this client is closed; open another")
 
 
 class Runtime:
@@ -229,7 +226,7 @@ class Links:
             return replace(runtime.stats)
 
     def check_open(self) -> None:
-        """Raises ShardDown where the client is closed."""
+        """Raises ClientClosed where the client is closed."""
         if self.closed:
             raise closed_error()
 

@@ -242,6 +242,14 @@ def _typed() -> Iterator[None]:
         ) from exc
 
 
+def check_deadline(deadline_s: float) -> None:
+    """Raises `QueryError` unless it is a number of seconds that a call can have."""
+    if not isinstance(deadline_s, (int, float)) or not 0 < deadline_s < MAX_DEADLINE_S:
+        raise QueryError(
+            f"a deadline of {deadline_s!r}; seconds above 0, below {MAX_DEADLINE_S:g}, are expected"
+        )
+
+
 class _Asking:
     """One call on its way, in parts, and its time, which begins with this.
 
@@ -736,10 +744,7 @@ class _Handle:
         """Seconds that a call has."""
         limit = self._deadline_s if deadline_s is None else deadline_s
         limit = self._core.config.deadline_s if limit is None else limit
-        if not isinstance(limit, (int, float)) or not 0 < limit < MAX_DEADLINE_S:
-            raise QueryError(
-                f"a deadline of {limit!r}; seconds above 0, below {MAX_DEADLINE_S:g}, are expected"
-            )
+        check_deadline(limit)
         return limit
 
     def _submit(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
@@ -26,7 +27,9 @@ from client.scripted import Network, free
 from cluster import WAIT_S, Cluster, build, until
 from dlm.client import AsyncClient, Client, ClientConfig
 from dlm.client.core import SURELY_EVERYWHERE
+from dlm.client.runtime import closed_error
 from dlm.errors import (
+    ClientClosed,
     ConfigError,
     DlmError,
     FamilyMismatch,
@@ -468,25 +471,55 @@ def test_a_client_pickles_into_one_that_connects_by_itself(client, files) -> Non
 
 
 def test_a_closed_client_says_so(client) -> None:
-    """Every call: ShardDown. Closing twice, looking at it and copying it still work."""
+    """Every call: ClientClosed. Closing twice, looking at it and copying it still work."""
     utterance = client.utterance()
     client.close()
     client.close()
     assert "Client(" in repr(client)
     assert client.stats.queries == 0
-    with pytest.raises(ShardDown, match="closed"):
+    with pytest.raises(ClientClosed, match="open another"):
         utterance.score([[1, 2]], [3])
-    with pytest.raises(ShardDown, match="closed"):
+    with pytest.raises(ClientClosed, match="open another"):
         utterance.score([[]], [3])
-    with pytest.raises(ShardDown, match="closed"):
+    with pytest.raises(ClientClosed, match="open another"):
         client.utterance()
 
     async def ask() -> None:
         async_client = AsyncClient(client._core)
         await async_client.utterance().score([[1, 2]], [3])
 
-    with pytest.raises(ShardDown, match="closed"):
+    with pytest.raises(ClientClosed, match="open another"):
         asyncio.run(ask())
+
+
+def test_a_client_that_was_closed_is_no_reason_to_try_again() -> None:
+    """Code that handles a server that is down handles it, too."""
+    assert issubclass(ClientClosed, ShardDown)
+    assert not closed_error().retryable
+
+
+@pytest.mark.parametrize("deadline_s", [-1, 0, "x", float("nan")])
+def test_a_handle_with_a_deadline_that_is_none_is_refused_when_it_is_opened(
+    client, deadline_s
+) -> None:
+    """Not at its first call, elsewhere in the program."""
+    with pytest.raises(QueryError, match=f"a deadline of {deadline_s!r}; seconds above 0"):
+        client.utterance(deadline_s=deadline_s)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"deadline_s": "x"}, "client.deadline_s is 'x'; seconds above 0 are expected"),
+        ({"connect_s": None}, "client.connect_s is None; seconds above 0 are expected"),
+        ({"window": "4"}, "client.window is '4'; a whole number from 1 is expected"),
+        ({"small": 3}, "client.small is 3; the folder of a shard set is expected"),
+    ],
+)
+def test_settings_of_another_type_are_refused_by_name(settings, said: str) -> None:
+    """With what is expected, not as a TypeError of Python's own."""
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        ClientConfig(**settings)
 
 
 def test_a_look_that_closing_cuts_short_logs_nothing(client, caplog) -> None:
@@ -502,7 +535,7 @@ def test_a_client_that_was_never_connected_and_is_closed_says_so(cluster, connec
     """The first call finds the servers, unless the client was closed before."""
     client = connect(cluster.addresses, Network())
     client.close()
-    with pytest.raises(ShardDown, match="closed"):
+    with pytest.raises(ClientClosed, match="open another"):
         client.utterance()
 
 
