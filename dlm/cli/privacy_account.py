@@ -13,11 +13,14 @@ from dlm.cli.privacy_options import (
     Bands,
     Buffers,
     Delta,
+    Gap,
     Json,
     MadeFor,
+    MinSep,
     Rounds,
     Which,
     blt_made_for,
+    gap_of,
     only_of_some,
     print_json,
     progress_line,
@@ -31,15 +34,13 @@ def account(
     ],
     rounds: Rounds,
     delta: Delta,
-    min_sep: Annotated[
-        int | None,
-        typer.Option(help="Fewest rounds between two participations (MinS): the gap less 1."),
-    ] = None,
+    gap: Gap = None,
+    min_sep: MinSep = None,
     max_part: Annotated[int | None, typer.Option(help="Most participations of one user.")] = None,
     sampling_probability: Annotated[
         str | None,
         typer.Option(
-            help="Instead of these two: each user was drawn by itself in each round with this "
+            help="Instead of these: each user was drawn by itself in each round with this "
             "probability, as 0.01 or 5000/763430; gaussian only."
         ),
     ] = None,
@@ -73,17 +74,16 @@ def account(
     """  # noqa: E501
     from dlm.errors import ConfigError
     from dlm.federated.account.answers import guarantee_of, sampled_guarantee_of, sensitivity_of
-    from dlm.federated.noise.participation import gap_from_min_sep
 
     if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
         raise ConfigError(
             f"--noise-multiplier is {noise_multiplier}; it must be a finite number, 0 or more"
         )
     if sampling_probability is not None:
-        others = (min_sep, max_part, made_for, buffers, bands, column_norm)
+        others = (gap, min_sep, max_part, made_for, buffers, bands, column_norm)
         if any(given is not None for given in others):
             raise ConfigError(
-                "--sampling-probability is instead of --min-sep, --max-part, --made-for, "
+                "--sampling-probability is instead of --gap, --min-sep, --max-part, --made-for, "
                 "--buffers, --bands and --column-norm"
             )
         probability = _probability(sampling_probability)
@@ -96,17 +96,17 @@ def account(
         )
         _print_sampled(answer, as_json=as_json)
         return
-    if min_sep is None or max_part is None:
+    if (gap is None and min_sep is None) or max_part is None:
         raise ConfigError(
-            "give --min-sep and --max-part, what separates a user's participations and how many "
-            "they are; or --sampling-probability for Poisson-sampled cohorts"
+            "give --gap (or --min-sep) and --max-part, what separates a user's participations and "
+            "how many they are; or --sampling-probability for Poisson-sampled cohorts"
         )
     if mechanism.value == "blt" and buffers is not None and made_for is None:
         raise ConfigError(
             f"--buffers is {buffers} without --made-for: the BLT accounted for is then one of BLT "
             "Table 4, whose buffers are published; give both, or neither"
         )
-    gap = gap_from_min_sep(min_sep)
+    gap = gap_of(gap, min_sep)
     only_of_some(mechanism.value, rounds, made_for=made_for, buffers=buffers, bands=bands)
     found = sensitivity_of(
         mechanism.value,

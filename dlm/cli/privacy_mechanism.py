@@ -10,13 +10,16 @@ from dlm.cli.privacy_options import (
     DEFAULT_BUFFERS,
     Bands,
     Buffers,
+    Gap,
     Json,
     MadeFor,
     MaxPart,
+    MinSep,
     Plot,
     Rounds,
     Which,
     blt_made_for,
+    gap_of,
     only_of_some,
     print_json,
     progress_line,
@@ -30,10 +33,9 @@ if TYPE_CHECKING:
 def mechanism(
     mechanism: Which,
     rounds: Rounds,
-    gap: Annotated[
-        int, typer.Option(help="Least difference of rounds of two participations of a user.")
-    ],
     max_part: MaxPart,
+    gap: Gap = None,
+    min_sep: MinSep = None,
     buffers: Buffers = None,
     bands: Bands = None,
     error: Annotated[
@@ -54,6 +56,7 @@ def mechanism(
     from dlm.federated.noise.make import make_mechanism
 
     check_plot(plot)
+    gap = gap_of(gap, min_sep)
     only_of_some(
         mechanism.value, rounds, made_for=made_for, buffers=buffers, bands=bands, error=error
     )

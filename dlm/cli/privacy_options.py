@@ -32,6 +32,20 @@ SIMULATED = {Name.tree: 0.54, Name.blt: 7.379 * 500 / 6500}
 
 Delta = Annotated[float, typer.Option("--delta", help="Probability that epsilon does not hold.")]
 Rounds = Annotated[int, typer.Option("--rounds", help="Rounds that are run.")]
+Gap = Annotated[
+    int | None,
+    typer.Option(
+        "--gap",
+        help="Least difference between the rounds of two participations of a user; 1 is every "
+        "round.",
+    ),
+]
+MinSep = Annotated[
+    int | None,
+    typer.Option(
+        "--min-sep", help="Or the rounds between the two (MinS of the papers): the gap less 1."
+    ),
+]
 MaxPart = Annotated[int, typer.Option("--max-part", help="Most participations of one user.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Which = Annotated[Name, typer.Option("--mechanism", help="How noise is correlated over rounds.")]
@@ -53,6 +67,23 @@ AS_SIMULATED = "for exact Gaussian noise, as simulations report it (noise in flo
 
 BANDED = ("bandmf", "bandtoep", "bandfhu")
 DEFAULT_BUFFERS, MOST_BUFFERS = 4, 10
+
+
+def gap_of(gap: int | None, min_sep: int | None) -> int:
+    """The gap, given by itself or as the number of rounds between.
+
+    Raises  ConfigError  neither or both were given
+    """
+    from dlm.errors import ConfigError
+    from dlm.federated.noise.participation import gap_from_min_sep
+
+    if gap is not None and min_sep is not None:
+        raise ConfigError("--gap and --min-sep were both given; one is expected (gap = MinS + 1)")
+    if gap is not None:
+        return gap
+    if min_sep is None:
+        raise ConfigError("give --gap, or --min-sep, which is one less")
+    return gap_from_min_sep(min_sep)
 
 
 def only_of_some(

@@ -252,7 +252,7 @@ def test_sampled_cohorts_are_accounted_for_as_dp_fedavg_prints(
         ("gaussian", ["--sampling-probability", "1.5"], "probability is 1.5"),
         ("gaussian", ["--sampling-probability", "a tenth"], "5000/763430"),
         ("gaussian", ["--sampling-probability", "1/0"], "5000/763430"),
-        ("gaussian", ["--min-sep", "3"], "give --min-sep and --max-part"),
+        ("gaussian", ["--min-sep", "3"], "give --gap .or --min-sep. and --max-part"),
         ("tree", [], "or --sampling-probability"),
     ],
 )
@@ -263,6 +263,21 @@ def test_amplification_is_refused_where_it_does_not_hold(
     with pytest.raises(ConfigError, match=message):
         answer("account", "--mechanism", mechanism, "--noise-multiplier", 1, "--rounds", 10,
                "--delta", 1e-6, *more)  # fmt: skip
+
+
+def test_the_gap_is_given_by_itself_or_as_the_rounds_between() -> None:
+    """The gap is one more than MinS of the papers; for both commands that take it."""
+    for asked in (
+        ("account", "--noise-multiplier", 7, "--delta", 1e-10, "--mechanism", "tree"),
+        ("mechanism", "--mechanism", "tree"),
+    ):
+        asked += ("--rounds", 64, "--max-part", 4)
+        found = answer(*asked, "--gap", 16)
+        assert found == answer(*asked, "--min-sep", 15)
+        assert found["gap"] == 16
+        for more, message in (((), "give --gap"), (("--gap", 16, "--min-sep", 15), "MinS . 1")):
+            with pytest.raises(ConfigError, match=message):
+                answer(*asked, *more)
 
 
 def test_settings_that_cannot_be_are_told() -> None:
