@@ -18,6 +18,9 @@ from dlm.errors import ConfigError
 
 T = TypeVar("T")
 
+LIKE = 0.8  # difflib's ratio from which a name was perhaps meant: a letter or two are wrong
+_A = {int: "an integer", float: "a number", bool: "true or false", str: "a string", Path: "a path"}
+
 
 def resolve(
     kind: type[T],
@@ -67,8 +70,9 @@ def resolve(
     # A misspelt limit or path of a secret would be no limit and no secret, in silence.
     unknown = sorted(v for v in environ if v.startswith(prefix) and v not in variables)
     if unknown:
-        said = "; ".join(name + nearest(name, variables) for name in unknown)
-        raise ConfigError(f"the environment sets what is no setting: {said}")
+        said = "; ".join(v + _nearest_variable(v, prefix, fields) for v in unknown)
+        noun = "variable" if len(unknown) == 1 else "variables"
+        raise ConfigError(f"unknown environment {noun} {said}; unset it, or name a setting")
     values.update({variables[v]: environ[v] for v in variables if v in environ})
     values.update({k: v for k, v in (flags or {}).items() if v is not None})
     return kind(**{name: _coerce(section, name, fields[name], v) for name, v in values.items()})
@@ -95,9 +99,16 @@ def _misplaced(name: str, section: str, fields: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What was perhaps meant, for the end of a message; nothing where nothing is alike."""
-    found = difflib.get_close_matches(name, known, 1)
+    """What was perhaps meant, for the end of a message; nothing where nothing is much alike."""
+    found = difflib.get_close_matches(name, known, 1, LIKE)
     return f" (did you mean {found[0]}?)" if found else ""
+
+
+def _nearest_variable(variable: str, prefix: str, fields: Iterable[str]) -> str:
+    """As `nearest`; what all variables begin with makes none of them more alike."""
+    names = [name.upper() for name in fields]
+    found = difflib.get_close_matches(variable.removeprefix(prefix), names, 1, LIKE)
+    return f" (did you mean {prefix}{found[0]}?)" if found else ""
 
 
 def _coerce(section: str, name: str, kind: Any, value: Any) -> Any:
@@ -117,6 +128,6 @@ def _coerce(section: str, name: str, kind: Any, value: Any) -> Any:
             raise ValueError
     except (KeyError, ValueError) as exc:
         raise ConfigError(
-            f"{section}.{name} is {value!r}, which is no {getattr(kind, '__name__', kind)}"
+            f"{section}.{name} is {value!r}; it must be {_A.get(kind) or kind}"
         ) from exc
     return value

@@ -104,7 +104,7 @@ def test_devices_are_available_by_the_hour_where_that_is_said(tmp_path: Path) ->
         ("rounds = 20", "round = 20", ConfigError, "no setting named round"),
         ("rounds = 20\n", "", ConfigError, r"\[run\] lacks rounds"),
         ("rounds = 20", "rounds = 0", ConfigError, "rounds is 0"),
-        ("rounds = 20", 'rounds = "many"', ConfigError, "no int"),
+        ("rounds = 20", 'rounds = "many"', ConfigError, "must be an integer"),
         ("clip_norm = 0.5\n", "", ConfigError, r"\[privacy\] lacks clip_norm"),
         ('mechanism = "tree"\n', "", PrivacyError, "both, or neither"),
         ("noise_multiplier = 7\n", "", PrivacyError, "both, or neither"),
