@@ -64,13 +64,17 @@ def federate(
     # The time of a round would reveal how much its users wrote.
     tell = stage_printer(quiet=quiet, timed=settings.run.simulation)
 
+    done_now = 0
+
     def on_round(done: RoundReport) -> None:
+        nonlocal done_now
+        done_now += 1
         line = done.line()
         if as_json:
             print(json.dumps(finite(line)), flush=True)
         tell(_sentence(line, settings.run.rounds))
 
-    train_network(
+    trained = train_network(
         lambda store: UserDataset.open(
             users,
             user_column=user_column,
@@ -84,6 +88,11 @@ def federate(
         progress=tell,
         on_round=on_round,
     )
+    if not done_now and trained.rounds_done < settings.run.rounds:
+        tell(
+            f"nothing was done: {output} has {trained.rounds_done} rounds already, and the run is "
+            f"to stop after {settings.run.stop_after}; raise --stop-after, or leave it out"
+        )
 
 
 def _sentence(line: dict[str, object], rounds: int) -> str:

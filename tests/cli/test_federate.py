@@ -76,6 +76,13 @@ def test_rounds_are_told_kept_and_gone_on_with(place: Path) -> None:
     assert first.exit_code == 0, first.exception
     assert [json.loads(line)["round"] for line in first.stdout.splitlines()] == [0, 1]
     assert "not private" in first.stderr
+    assert "nothing was done" not in first.stderr
+    again = federate(place, "--stop-after", "1")
+    assert again.exit_code == 0
+    assert "nothing was done" in again.stderr
+    assert (
+        "has 2 rounds already, and the run is to stop after 1; raise --stop-after" in again.stderr
+    )
     assert re.search(r"round 1 of 3: \d+\.\d\d s, 4 users", first.stderr)
     rest = federate(place, "--json")
     assert rest.exit_code == 0, rest.exception
@@ -250,7 +257,7 @@ def test_a_network_of_wordpieces_inherits_what_they_are_worth(place: Path) -> No
 def test_wordpieces_that_cannot_be_used_are_refused_by_name(place: Path) -> None:
     """No file, no model, words asked for by number, no such tokenizer."""
     for more, message in (
-        ("", "pieces.model does not exist"),
+        ("", "data.vocabulary: no such file: "),
         ("\nvocabulary_size = 3", "build a smaller inventory with dlm pieces"),
         ('\ntokenizer = "letters"', "data.tokenizer is letters; it must be one of words, white"),
     ):
