@@ -86,6 +86,7 @@ def serve(
                           was ready
     """
     allow_connections()
+    credentials = Credentials(config)  # what is wrong with them is said before anything is opened
     compile_kernels()
     residence = Residence(config.preload, config.mlock, config.huge_pages)
     shards = [
@@ -94,8 +95,7 @@ def serve(
     ]
     notice = Notice(on_ready, ready_file)
     if config.workers == 1:
-        return _run(lambda: ShardServer(config, shards, notice=notice))
-    credentials = Credentials(config)
+        return _run(lambda: ShardServer(config, shards, notice=notice, credentials=credentials))
     # What is opened and compiled here is shared by all workers, since they are forked from here.
     files = [open_files(shard) for shard in shards]
 

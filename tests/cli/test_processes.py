@@ -12,6 +12,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from certificates import Authority
 from cli.conftest import Run
 from cluster import WAIT_S, CommandServer, children, command, gone, until
@@ -262,6 +264,18 @@ def test_a_servers_log_is_json_and_nothing_else(
     assert ready["address"] == f"127.0.0.1:{port}"
     told = datetime.fromisoformat(ready["time"])
     assert abs((datetime.now(UTC) - told).total_seconds()) < 600
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tokens_that_cannot_be_read_are_refused_before_a_shard_is_opened(
+    run: Run, folder: Path, tmp_path: Path, workers: int
+) -> None:
+    """The log has no event that reads as if the server listened already."""
+    line = ("serve", folder / "shards", "--shard", 0, "--port", 50063, "--workers", workers)
+    done = run(*line, "--tokens", tmp_path / "nowhere")
+    assert done.returncode == 1
+    assert b"nowhere does not exist; `dlm token NAME --tokens " in done.stderr
+    assert b"server.opened" not in done.stderr
 
 
 def test_events_keep_their_names_and_name_their_worker(
