@@ -93,10 +93,12 @@ def score(
     with quick_start():
         reader = open_text(texts, skip, column, BLOCK_BYTES if local is not None else SERVED_BYTES)
         if local is not None:
+            from dlm.index.layout import read_manifest
             from dlm.index.search.local import LocalModel
             from dlm.index.search.shard import OPENING
             from dlm.index.search.text.score import KERNELS
 
+            read_manifest(local)  # what is wrong with it is said before anything is compiled
             compile_kernels((*KERNELS, *OPENING))
             opened = LocalModel.open(local)
             _ = opened.word_table
@@ -106,8 +108,11 @@ def score(
             scored = scored_here(opened, reader.read(), threads)
         else:
             from dlm.client import Client, ClientConfig
+            from dlm.client.topology import read_cluster_file
             from dlm.client.warm import KERNELS as ASKING
 
+            cluster = cluster or Path("cluster.toml")
+            read_cluster_file(cluster)
             compile_kernels(ASKING)
             config = ClientConfig(
                 deadline_s=deadline,
@@ -119,7 +124,7 @@ def score(
                 insecure=insecure,
                 use_proxy=use_proxy,
             )
-            client = Client.connect(cluster or Path("cluster.toml"), config, model=model)
+            client = Client.connect(cluster, config, model=model)
             utterance = stack.enter_context(client).utterance()
             scored = scored_by_servers(utterance, reader.read())
         if not as_json and not words:
