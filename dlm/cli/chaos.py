@@ -41,7 +41,7 @@ def chaos(
 ) -> None:
     """Break a local cluster on purpose, by commands on standard input.
 
-    Give the clients that are to see it --through's file. Commands, a line each, where N is a
+    Give the clients that are to see it --through's file. Commands, one per line, where N is a
     server's place in cluster.toml: kill N, stop N, continue N; slow N MS, stall N P, drop N [P],
     partition N, blackhole N, half-open N, corrupt N P, heal N|all; list. Ends with the script or
     the minutes, else with standard input (or Ctrl-C), and takes everything back but a kill.
@@ -67,8 +67,8 @@ def chaos(
     endpoints = read_cluster_file(cluster)
     if not cluster.read_text(encoding="utf-8").startswith(WRITTEN_BY):
         raise ConfigError(
-            f"{cluster} was not written by dlm cluster; dlm chaos breaks nothing but clusters that "
-            "it started on this machine"
+            f"{cluster} was not written by dlm cluster; dlm chaos breaks only clusters that "
+            "`dlm cluster` started on this machine"
         )
     for endpoint in endpoints:
         server_pid(endpoint, cluster)
@@ -110,7 +110,7 @@ def chaos(
             if written is not None and through.exists() and through.read_text() == written:
                 through.unlink()
             signal.signal(signal.SIGTERM, previous)
-    print("stopped; what was held goes on", file=sys.stderr)
+    print("stopped; held traffic and stopped servers were released", file=sys.stderr)
 
 
 def _run(

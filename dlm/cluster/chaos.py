@@ -41,7 +41,8 @@ RANDOM: dict[str, tuple[float, ...]] = {
     "half-open": (),
     "corrupt": (0.01, 0.2),
 }
-HELP = "; ".join(f"{verb} N {more}".strip() for verb, more in VERBS.items()) + "; list"
+HELP = "; ".join(f"{verb} N {more}".strip() for verb, more in VERBS.items())
+HELP += "; heal all; list"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def parse(line: str, servers: int) -> Command:
     if verb == "list" and not rest:
         return Command(verb)
     if verb not in VERBS:
-        raise ConfigError(f"{line.strip()!r} is no command; there are: {HELP}")
+        raise ConfigError(f"{line.strip()!r} is not a command; there are: {HELP}")
     more = VERBS[verb]
     if not rest:
         whole = ", or heal all" if verb == "heal" else ""
@@ -214,7 +215,7 @@ class Chaos:
             state = "gone"
         return (
             f"  {at}  shard {endpoint.shard}  {self._proxies.addresses[at]} -> {endpoint.address}  "
-            f"{state}  {', '.join(wrong) or 'well'}"
+            f"{state}  {', '.join(wrong) or 'ok'}"
         )
 
     def close(self) -> None:
