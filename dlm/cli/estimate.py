@@ -24,13 +24,6 @@ class EngineName(StrEnum):
 
 
 def estimate(
-    text: Annotated[
-        list[str],
-        typer.Argument(
-            help="Text, a sentence a line: plain, .gz, .zst, .xz, .bz2 or parquet; - is standard "
-            "input. With Spark any path that it reads."
-        ),
-    ],
     output: Annotated[
         str,
         typer.Option(
@@ -39,11 +32,18 @@ def estimate(
             help="ARPA file: plain, .gz, .zst or .xz; - for a pipe. With Spark a folder of parts.",
         ),
     ],
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Text, one sentence per line: plain, .gz, .zst, .xz, .bz2 or parquet; - is "
+            "standard input. With Spark any path that it reads."
+        ),
+    ] = None,
     order: Annotated[int, typer.Option("--order", "-n", help="Words of an n-gram, 1 to 8.")] = 5,
     prune: Annotated[
         str,
         typer.Option(
-            help="Leave out n-grams that occur so often or less, by order, as 0,0,1; the last "
+            help="Leave out n-grams that occur at most this often, by order, as 0,0,1; the last "
             "number holds for the orders above."
         ),
     ] = "",
@@ -55,7 +55,7 @@ def estimate(
         bool,
         typer.Option(
             "--discount-fallback",
-            help="Where discounts cannot be had from small or repetitive text, use fixed ones.",
+            help="Use fixed discounts where small or repetitive text gives none.",
         ),
     ] = False,
     fallback_discounts: Annotated[
@@ -99,6 +99,8 @@ def estimate(
     from dlm.progress import ProgressReporter
     from dlm.resources import available_bytes, parse_size
 
+    if not text:
+        raise ConfigError("no text was given; name files, or - for standard input")
     tell = stage_printer(quiet=quiet)
 
     check_reads("--vocab", vocab)

@@ -135,7 +135,8 @@ def verify(
     for violation in report.violations:
         print(f"violation: {violation}")
     if report.violations:
-        print(f"{directory}: broken rules: {len(report.violations)}")
+        count = len(report.violations)
+        print(f"{directory}: {count:,} violation{'s' * (count != 1)}")
         raise typer.Exit(1)
     compared = "" if arpa is None else f", every n-gram as in {arpa}"
     print(f"{directory}: whole{compared}")

@@ -20,7 +20,7 @@ def check_reads(name: str, *paths: Path | str | None, folders: bool = False) -> 
             continue
         place = Path(path)
         if not place.exists():
-            raise ConfigError(f"{name}: {place} does not exist; give a file that does")
+            raise ConfigError(f"{name}: no such file{' or folder' * folders}: {place}")
         if place.is_dir() and not folders:
             raise ConfigError(f"{name}: {place} is a folder; a file is expected")
         if not os.access(place, os.R_OK):

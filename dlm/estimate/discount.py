@@ -54,7 +54,7 @@ def discounts(
         return found, False
     if fallback is None:
         raise EstimationError(
-            f"order {order}: {fault}, so Kneser-Ney discounts cannot be had from these counts "
+            f"order {order}: {fault}, so Kneser-Ney discounts cannot be computed from these counts "
             f"(n-grams with counts 1, 2, 3, 4: {', '.join(str(int(c)) for c in counts_of_counts)}; "
             "expected some of each, falling). The text is small or repeats itself: remove repeated "
             "lines, or pass --discount-fallback"

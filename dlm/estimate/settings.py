@@ -16,7 +16,7 @@ class EstimationSettings:
     """What model is made, and with what.
 
     order            1 to 8 words; suggested 5 for a full model
-    prune            n-grams that occur so often or less are left out, by order; the last number
+    prune            n-grams that occur at most this often are left out, by order; the last number
                      holds for the orders above; none: all are kept
     vocabulary       n-grams with other words are left out; None: all words stay
     fallback         discounts for orders whose own cannot be had; None: that is an error

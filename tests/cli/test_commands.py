@@ -117,6 +117,8 @@ def test_verify_passes_on_what_shard_made_and_names_what_was_damaged(
     bad = run("verify", tmp_path)
     assert bad.returncode == 1
     assert b"shard-0001.arrow" in bad.stdout + bad.stderr
+    damaged = bad.stdout.count(b"\nviolation: ") + bad.stdout.startswith(b"violation: ")
+    assert bad.stdout.endswith(b": %d violation%s\n" % (damaged, b"s" * (damaged > 1)))
 
 
 def test_export_gives_the_model_back(run: Run, folder: Path) -> None:

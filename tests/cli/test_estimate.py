@@ -112,6 +112,12 @@ def test_the_whole_process_stays_below_its_memory(tmp_path: Path) -> None:
     assert ngrams(tmp_path / "m.arpa")[0] > 10_000
 
 
+def test_no_text_is_refused_with_what_stands_for_a_pipe(tmp_path: Path) -> None:
+    """Other commands read standard input then; here a forgotten name would wait for a terminal."""
+    done = CliRunner().invoke(app, ["--output", str(tmp_path / "out")])
+    assert "name files, or - for standard input" in str(done.exception)
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

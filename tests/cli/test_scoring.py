@@ -164,7 +164,7 @@ def test_what_is_no_text_is_refused_by_every_command(
     for take in (
         lambda: said("score", text),
         lambda: said("perplexity", text),
-        lambda: estimate([str(text)], output=str(out), discount_fallback=True, quiet=True),
+        lambda: estimate(text=[str(text)], output=str(out), discount_fallback=True, quiet=True),
         lambda: merge([model, model], output=out, tune=text, quiet=True),
     ):
         with pytest.raises(TextError, match=f"(?s){text}.*{message}"):

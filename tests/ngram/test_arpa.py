@@ -1054,6 +1054,7 @@ def test_fault_in_a_late_block_is_raised_once_after_the_rows_before_it(
         assert list(batches) == []
     assert (caught.value.order, caught.value.line) == (order, first + 600 + 1)
     assert caught.value.byte_offset == sum(len(line) + 1 for line in lines[: first + 600])
+    assert "A row is a log10 probability, the words" in str(caught.value)
     assert 500 < rows <= 600
     assert reading_threads() == 0
 

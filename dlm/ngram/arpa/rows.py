@@ -247,7 +247,14 @@ def split_row(line: bytes, order: int, top: bool) -> tuple[float, list[bytes], f
             "Remove it (`tr -d '\\r'`); lines end in \\n or \\r\\n, and others split words at it",
         )
     fields = [field for field in line.replace(b"\t", b" ").split(b" ") if field]
-    prob = float32_of(fields[0], "log10 probability")
+    try:
+        prob = float32_of(fields[0], "log10 probability")
+    except RowFault as fault:
+        fault.advice = fault.advice or (
+            "A row is a log10 probability, the words, and perhaps a backoff weight, separated by "
+            "spaces or tabs; if this file was edited or damaged, make it again"
+        )
+        raise
     if prob > 0:
         raise RowFault(
             f"the log10 probability {shown(fields[0])} is positive",
