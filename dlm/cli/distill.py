@@ -136,7 +136,7 @@ def distill(
         print(json_text.dumps(figures))
         return
     print(
-        f"perplexity of text as the source says it: {figures['source_perplexity']:.4f} by the "
+        f"perplexity of text from the source: {figures['source_perplexity']:.4f} by the "
         f"source, {figures['perplexity']:.4f} by the new model "
         f"({made.relative_entropy:.4g} nats per word)"
     )
