@@ -71,8 +71,20 @@ def distill(
         typer.Option(help="Folder of a part's --work, once for each part: add up, count nothing."),
     ] = None,
     prior: Annotated[
-        float, typer.Option(help="Visits added to each context that samples visited.")
-    ] = 0.01,
+        float | None,
+        typer.Option(help="Visits added to each context that samples visited; 0.01 for words."),
+    ] = None,
+    capitalize: Annotated[
+        Path | None,
+        typer.Option(help="ARPA file of cased text, for a network of words in lower case."),
+    ] = None,
+    unigrams: Annotated[
+        Path | None,
+        typer.Option(help="Counts of words (dlm unigrams) that replace the model's unigrams."),
+    ] = None,
+    unigram_weight: Annotated[
+        float, typer.Option(help="Of these counts; the rest stays with the model's unigrams.")
+    ] = 1.0,
     public: Annotated[
         str, typer.Option(help="Who says that what has no privacy record is of no user's text.")
     ] = "",
@@ -87,11 +99,16 @@ def distill(
 
     Of all models with the n-grams of --topology, the new one is nearest to the source by relative
     entropy. The source's words are all in; n-grams with words that it does not know are left out.
+    A network of wordpieces knows the topology's words.
 
     An ARPA file gives its expected counts itself, without text or samples. Other sources are
     sampled, and so is an ARPA file with --samples: at each history that a sentence visits, the
     whole distribution counts. Where source or topology carries a privacy record, the records are
     composed; without one the new model has no guarantee, unless --public NAME vouches.
+
+    --capitalize splits what the network gives to a word over its cased spellings, as a model of
+    public cased text has them. --unigrams takes the frequencies of words, and words that the
+    network lacks, from counts; with --capitalize they are split as well.
 
     Example: dlm distill big.arpa.zst --topology pruned.arpa.zst --output small.arpa.zst
     """
@@ -104,7 +121,8 @@ def distill(
     request = DistillRequest(
         source=source, topology=topology, output=output, samples=samples, text=text, order=order,
         ngrams=ngrams, interpolated=interpolated, seed=seed, part=_part(part), work=work,
-        counts=tuple(counts or ()), prior=prior, public=public, threads=threads,
+        counts=tuple(counts or ()), prior=prior, capitalize=capitalize, unigrams=unigrams,
+        unigram_weight=unigram_weight, public=public, threads=threads,
         memory_bytes=None if memory is None else parse_size(memory),
     )  # fmt: skip
     if request.kind == "object":
@@ -112,6 +130,8 @@ def distill(
     else:
         check_reads("SOURCE", source, folders=True)
     check_reads("--topology", request.external, folders=True)
+    check_reads("--capitalize", capitalize, folders=True)
+    check_reads("--unigrams", unigrams)
     check_reads("--text", text)
     check_reads("--counts", *request.counts, folders=True)
     check_writes("--output", output)
@@ -122,11 +142,12 @@ def distill(
             print(f"counted; add with --counts {work}")
         return
     model = made.fit.model
+    known = not math.isnan(made.entropy)
     figures = {
         "ngrams": list(model.counts),
-        "source_perplexity": math.exp(made.entropy),
-        "perplexity": math.exp(made.entropy + made.relative_entropy),
-        "relative_entropy_nats": made.relative_entropy,
+        "source_perplexity": math.exp(made.entropy) if known else None,
+        "perplexity": made.fit.perplexity,
+        "relative_entropy_nats": made.relative_entropy if known else None,
         "steps": made.fit.steps,
         "residual": made.fit.residual,
         "unvisited_contexts": made.fit.unvisited,
@@ -135,11 +156,14 @@ def distill(
     if json:
         print(json_text.dumps(figures))
         return
-    print(
-        f"perplexity of text from the source: {figures['source_perplexity']:.4f} by the "
-        f"source, {figures['perplexity']:.4f} by the new model "
-        f"({made.relative_entropy:.4g} nats per word)"
-    )
+    said = f"perplexity of text from the source: {made.fit.perplexity:.4f} by the new model"
+    if known:
+        said = (
+            f"perplexity of text from the source: {figures['source_perplexity']:.4f} by the "
+            f"source, {made.fit.perplexity:.4f} by the new model "
+            f"({made.relative_entropy:.4g} nats per word)"
+        )
+    print(said)
     print(f"{sum(model.counts):,} n-grams, at most {made.fit.steps} steps per context")
 
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "filter": ("filter", "filter_"),
     "distill": ("distill", "distill"),
     "perplexity": ("perplexity", "perplexity"),
+    "evaluate": ("evaluate", "evaluate"),
     "shard": ("shard", "shard"),
     "verify": ("inspect", "verify"),
     "info": ("inspect", "info"),

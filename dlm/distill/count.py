@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.distill import kernels
+from dlm.distill import kernels, mass_kernels
 from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.units import LN_10
 
@@ -35,6 +36,44 @@ class Visit:
     places: NDArray[np.int64]
     given: NDArray[np.float32]
     entropy: NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class WordMass:
+    """What a source gives to some words, where it does not tell what it gives to every word.
+
+    Shapes, h histories, e words
+        histories  (h, m)  uint32   the last m words of each, `MISSING` where there are fewer
+        rows       (e,)    int64    the history after which a word is given something
+        words      (e,)    uint32
+        mass       (e,)    float64  over 0
+        entropy    (1,)    float64  nan: nobody knows that of the words
+    begun  sentences that are new
+    """
+
+    histories: NDArray[np.uint32]
+    rows: NDArray[np.int64]
+    words: NDArray[np.uint32]
+    mass: NDArray[np.float64]
+    entropy: NDArray[np.float64]
+    begun: int
+
+    @classmethod
+    def of(
+        cls,
+        histories: NDArray[np.uint32],
+        parts: Sequence[tuple[NDArray[Any], NDArray[Any] | int, NDArray[np.float64]]],
+        begun: int,
+    ) -> WordMass:
+        """Of (rows, words or one word, mass); what has no mass is left out."""
+        rows = np.concatenate([part for part, _, _ in parts]).astype(np.int64)
+        words = np.concatenate([np.broadcast_to(w, part.shape) for part, w, _ in parts])
+        mass = np.concatenate([part for _, _, part in parts])
+        there = mass > 0
+        return cls(
+            histories, rows[there], words[there].astype(np.uint32), mass[there],
+            np.full(1, np.nan), begun,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +184,7 @@ def ln_likelihood(
 
 def sampled_counts(
     topology: ModelColumns,
-    visits: Iterable[Visit],
+    visits: Iterable[Visit | WordMass],
     *,
     progress: Callable[[int, int], None] | None = None,
     counter: VisitCounter | None = None,
@@ -189,8 +228,14 @@ class VisitCounter:
         self.window = np.zeros((0, topology.order - 1), np.uint32)
         self._last_words = [np.ascontiguousarray(columns.ids[:, -1]) for columns in topology.orders]
 
-    def add(self, visit: Visit) -> int:
+    def add(self, visit: Visit | WordMass) -> int:
         """Counts the histories of a visit; returns how many sentences it begins."""
+        self.entropy += visit.entropy.sum(dtype=np.float64)
+        begun = self._add_mass(visit) if isinstance(visit, WordMass) else self._add(visit)
+        self.begun += begun
+        return begun
+
+    def _add(self, visit: Visit) -> int:
         topology, order = self._topology, self._topology.order
         ngrams, contexts = self.counts.ngrams, self.counts.contexts
         if visit.places[-1] >= len(self.window):
@@ -198,7 +243,6 @@ class VisitCounter:
             self.window = np.concatenate(
                 [self.window, np.full((more, order - 1), MISSING, np.uint32)]
             )
-        self.entropy += visit.entropy.sum(dtype=np.float64)
         contexts[0][0] += len(visit.words)
         ngrams[0] += visit.given.sum(axis=0, dtype=np.float64)
         begins = visit.words == topology.vocabulary.begin_id
@@ -219,6 +263,25 @@ class VisitCounter:
                     ngrams[k],
                     contexts[k],
                 )
-        begun = int(begins.sum())
-        self.begun += begun
-        return begun
+        return int(begins.sum())
+
+    def _add_mass(self, given: WordMass) -> int:
+        """A history is visited as often as words got something after it."""
+        topology = self._topology
+        ngrams, contexts = self.counts.ngrams, self.counts.contexts
+        contexts[0][0] += given.mass.sum()
+        ngrams[0] += np.bincount(given.words, given.mass, len(ngrams[0]))
+        length = given.histories.shape[1]
+        assert topology.order - 1 <= length, "histories are shorter than the topology's contexts"
+        for k in range(1, topology.order):
+            mass_kernels.add_mass(
+                topology.rows_of(np.ascontiguousarray(given.histories[:, length - k :])),
+                given.rows,
+                given.words,
+                given.mass,
+                topology.orders[k - 1].first_child,
+                self._last_words[k],
+                ngrams[k],
+                contexts[k],
+            )
+        return given.begun

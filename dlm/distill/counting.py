@@ -19,6 +19,7 @@ from dlm.distill import work
 from dlm.distill.backoff import BackoffSource, as_log10
 from dlm.distill.count import (
     NgramCounts,
+    Visit,
     VisitCounter,
     ln_likelihood,
     local_counts,
@@ -152,7 +153,8 @@ class VisitCounting:
         visit = None if self._stream is None else next(self._stream, None)
         if visit is None:
             return None
-        check_distributions(visit.given, self._name)
+        if isinstance(visit, Visit):
+            check_distributions(visit.given, self._name)
         before = self._counter.begun
         sampled_counts(self._topology, [visit], counter=self._counter)
         return self._counter.begun - before
@@ -197,7 +199,7 @@ def stream_of(reader: SourceReader, sampling: Sampling) -> VisitStream:
         if sampling.text is not None:
             raise ConfigError(f"{reader.name} makes its own sentences; give samples and no text")
         seed = int(np.random.SeedSequence(sampling.seeds).generate_state(1)[0])
-        return SourceVisits(iter(reader.source.visits(sampling.own_samples, seed)))  # type: ignore[attr-defined]
+        return SourceVisits(iter(reader.source.visits(sampling.own_samples, seed)))
     if sampling.text is not None:
         blocks = text_blocks(sampling.text, vocabulary, sampling.part)
         if not vocabulary.unk_in_model:

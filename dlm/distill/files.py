@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from dlm.distill.sampled import (
     distill_samples,
 )
 from dlm.distill.source import load_object
+from dlm.distill.unigrams import Unigrams, read_unigrams, with_unigrams
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
 from dlm.estimate.columns import memory_bytes as model_bytes
@@ -59,9 +60,13 @@ def distill_files(
         topology, inputs.topology = inputs.topology, None
         made = distill_backoff(inputs.source, topology, threads=request.threads, progress=progress)
     else:
+        if request.kind == "network":
+            inputs.source = _in_words(inputs, progress)
         source = SampledSource(inputs.source, request.source, _digest(request))
         text = None if request.text is None else _given(request.text)
-        about = {"method": "relative entropy, samples", **_about(request, text)}
+        about = {
+            "method": "relative entropy, samples", **_about(request, text), **inputs.about
+        }  # fmt: skip
         if "text" in about:
             what = "the text that was counted" if text is None else f"the text {text.name}"
             inputs.comments[what] = [_record(what, None, request.public).line]
@@ -75,6 +80,12 @@ def distill_files(
             f"{made.foreign_words:,} words that {request.source} does not know"
         )
     assert request.output is not None
+    if inputs.unigrams is not None:
+        model = with_unigrams(
+            made.fit.model, inputs.unigrams, request.unigram_weight, cased=inputs.cased,
+            progress=progress,
+        )  # fmt: skip
+        made = replace(made, fit=replace(made.fit, model=model))
     model = made.fit.model
     progress(f"writing {sum(model.counts):,} n-grams to {request.output}")
     lines = [
@@ -87,10 +98,13 @@ def distill_files(
 
 @dataclass
 class _Inputs:
-    """What was read: the source, the topology, and what is said of both in the header."""
+    """What was read, and what is said of it in the header."""
 
     source: Any = None
     topology: ModelColumns | None = None
+    cased: ModelColumns | None = None
+    unigrams: Unigrams | None = None
+    about: dict[str, object] = field(default_factory=dict)
     facts: list[dict[str, object]] = field(default_factory=list)
     comments: dict[str, list[str]] = field(default_factory=dict)
 
@@ -98,7 +112,7 @@ class _Inputs:
 def _check_memory(request: DistillRequest, limit: int) -> None:
     """Raises `ConfigError` where the models, their union and columns beside it do not fit."""
     paths = [Path(request.source)] if request.kind == "model" else []
-    paths += [] if request.external is None else [request.external]
+    paths += [path for path in (request.external, request.capitalize) if path is not None]
     counts = []
     for path in paths:
         with ArpaReader(path) as reader:
@@ -122,6 +136,13 @@ def _read(request: DistillRequest, tell: Tell) -> _Inputs:
 
         network = inputs.source = NetworkSource(Path(request.source))
         name = Path(request.source).name
+        if network.inventory is not None:
+            if request.external is None:
+                raise ConfigError(
+                    f"{request.source} says wordpieces, and its words are those of a topology: "
+                    "give --topology FILE"
+                )
+            inputs.about["pieces"] = network.inventory.size
         inputs.facts.append({"name": name, "as": "network", "rounds": network.rounds})
         inputs.comments[f"the network {name}"] = [network.record.line]
     elif request.kind == "object":
@@ -135,7 +156,27 @@ def _read(request: DistillRequest, tell: Tell) -> _Inputs:
     if request.external is not None:
         tell(f"reading {request.external}")
         inputs.topology = _model(inputs, "topology", request.external)
+    if request.capitalize is not None:
+        tell(f"reading {request.capitalize}")
+        inputs.cased = _model(inputs, "capitaliser", request.capitalize)
+    if request.unigrams is not None:
+        counted = inputs.unigrams = read_unigrams(request.unigrams, request.public)
+        name, weight = request.unigrams.name, request.unigram_weight
+        inputs.facts.append({"name": name, "as": "unigrams", "weight": weight})
+        inputs.comments[f"the unigrams {name}"] = (
+            [] if counted.record is None else [counted.record.line]
+        )
     return inputs
+
+
+def _in_words(inputs: _Inputs, tell: Tell) -> Any:
+    """A network, as a source of cased words, if they are to be, and of words in place of pieces."""
+    from dlm.distill.pieces_to_words import in_words  # needs jax
+
+    if inputs.source.inventory is None and inputs.cased is None:
+        return inputs.source
+    assert inputs.topology is not None
+    return in_words(inputs.source, inputs.topology, inputs.cased, tell)
 
 
 def _model(inputs: _Inputs, role: str, path: Path) -> ModelColumns:

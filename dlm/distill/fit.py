@@ -10,6 +10,7 @@ whose fixed points are the same and whose multiplier has a closed form).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from dlm.distill import kernels
 from dlm.distill.count import LocalCounts, NgramCounts, ln_likelihood, local_counts
+from dlm.distill.prior import Prior, as_seen, check_visits
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
 from dlm.estimate.merge.union import run_parts, split
@@ -41,6 +43,7 @@ class FitResult:
         steps          the most that a context took
         residual       the largest of moment matching, as a share of a context's counts
         unvisited      contexts without counts, which took over what they back off to
+        words          expected, ends of sentences included: what `ln_likelihood` is of
     """
 
     model: ModelColumns
@@ -48,6 +51,12 @@ class FitResult:
     steps: int
     residual: float
     unvisited: int
+    words: float
+
+    @property
+    def perplexity(self) -> float:
+        """Of text as the source says it, by the model."""
+        return math.exp(-self.ln_likelihood / self.words)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +65,8 @@ class DistilledModel:
 
     Fields
         fit               the model, and how well it is fitted
-        entropy           of the source, in nats per word
+        entropy           of the source, in nats per word; nan of a source that spells its words,
+                          which nobody knows, and so is the relative entropy
         relative_entropy  of the source against the model, in nats per word: e to this is how much
                           the perplexity grows on text that is as the source says
         foreign_words     words of the topology that the source does not know
@@ -74,7 +84,7 @@ def fit(
     topology: ModelColumns,
     counts: NgramCounts,
     *,
-    prior: float = 0.0,
+    prior: float | Prior = 0.0,
     tolerance: float = TOLERANCE,
     threads: int = 2,
     progress: Callable[[str], None] | None = None,
@@ -84,9 +94,9 @@ def fit(
     Args
         topology   closed under prefixes and suffixes (`topology.closed`)
         counts     for its n-grams
-        prior      visits that are added to each context which was visited, spread over its words
-                   as they were seen after it: words that only longer contexts saw keep some
-                   probability. 0 for exact counts; 1e-3 to 1 for samples
+        prior      visits that are added to each context which was visited; a number spreads them
+                   over its words as they were seen after it: words that only longer contexts saw
+                   keep some probability. 0 for exact counts; 1e-3 to 1 for samples
         tolerance  where a context's steps end: the most by which expected and given counts
                    differ, as a share of its counts
     Raises
@@ -94,10 +104,11 @@ def fit(
     """
     if not counts.words > 0:
         raise ConfigError("there are no counts: the source said nothing")
-    if not prior >= 0:
-        raise ConfigError(f"a prior of {prior}; give 0 or more visits")
+    if not isinstance(prior, Prior):
+        check_visits(prior)
     tell = progress or (lambda _: None)
     local = local_counts(topology, counts)
+    added = prior if isinstance(prior, Prior) else as_seen(topology, counts, local, prior)
     prob: list[NDArray[np.float64]] = []
     back: list[NDArray[np.float64]] = []
     steps, residual, unvisited = 0, 0.0, 0
@@ -105,7 +116,7 @@ def fit(
         for k in range(topology.order):
             tell(f"fitting what follows {k} words")
             here, here_back, done, off = _fit_length(
-                topology, counts, local, k, prior, tolerance, pool
+                topology, counts, local, k, added, tolerance, pool
             )
             prob.append(here)
             back.append(here_back)
@@ -147,6 +158,7 @@ def fit(
         steps,
         residual,
         unvisited,
+        counts.words,
     )
 
 
@@ -159,7 +171,7 @@ def evaluate_model(model: ModelColumns, counts: NgramCounts) -> FitResult:
     prob = [columns.log10_prob.astype(F64) for columns in model.orders]
     weight = [columns.log10_backoff.astype(F64) for columns in model.orders[:-1]]
     likelihood = ln_likelihood(local_counts(model, counts), prob, weight)
-    return FitResult(model, likelihood, 0, 0.0, 0)
+    return FitResult(model, likelihood, 0, 0.0, 0, counts.words)
 
 
 def _fit_length(
@@ -167,7 +179,7 @@ def _fit_length(
     counts: NgramCounts,
     local: LocalCounts,
     k: int,
-    prior: float,
+    prior: Prior,
     tolerance: float,
     pool: ThreadPoolExecutor,
 ) -> tuple[
@@ -200,9 +212,10 @@ def _fit_length(
         local.backed[k],
         local.direct[k],
         child_backed,
-        counts.ngrams[k],
         counts.contexts[k],
-        float(prior),
+        prior.visits[k],
+        prior.prob[k],
+        prior.unlisted[k],
         float(tolerance),
         MOST_STEPS,
         prob,

@@ -136,8 +136,8 @@ def left_over(prob, prob_back, suffix, begin, end, first):  # type: ignore[no-un
 
 @kernel(
     "int64, int64, uint32[:], int64[:], uint32[:], uint32[:], uint32[:], float64[:], float64[:], "
-    "float64[:], float64[:], float64[:], float64[:], float64, float64, int64, out float64[:], "
-    "out float64[:], out int64[:], out float64[:]"
+    "float64[:], float64[:], float64[:], float64[:], float64[:], float64[:], float64, int64, "
+    "out float64[:], out float64[:], out int64[:], out float64[:]"
 )
 def fit_contexts(  # type: ignore[no-untyped-def]
     begin,
@@ -151,9 +151,10 @@ def fit_contexts(  # type: ignore[no-untyped-def]
     backed,
     direct,
     child_backed,
-    seen,
     visited,
     prior,
+    prior_prob,
+    prior_back,
     tolerance,
     most,
     prob,
@@ -172,10 +173,12 @@ def fit_contexts(  # type: ignore[no-untyped-def]
         children        (n,)      uint32   contexts one longer, by what they back off to
         grandchild      (n + 1,)  uint32   of the children, among their n-grams
         suffix          (l,)      uint32   of those n-grams: an n-gram of order k + 1
-        found, seen     (n,)      float64  C(w, h), and counts of the n-grams in any context
+        found           (n,)      float64  C(w, h)
         backed, direct, visited  (m,) float64  C(phi, h), visits that begin here, all visits
         child_backed    (n,)      float64  C(phi, h) of the children
-        prior           float64   visits that are added, spread as `seen`
+        prior           (m,)      float64  visits that are added to a context that was visited
+        prior_prob      (n,)      float64  how each of these is spread over n-grams,
+        prior_back      (m,)      float64  and what of it goes to words not listed
         tolerance       float64   of moment matching, as a share of the context's counts
         most            int64     steps
         prob            (n,)      float64  filled; nan in contexts that were never visited
@@ -196,10 +199,9 @@ def fit_contexts(  # type: ignore[no-untyped-def]
         counts = np.empty(size)
         total = 0.0
         for i in range(size):
-            counts[i] = found[first + i] + prior * seen[first + i] / visited[q]
+            counts[i] = found[first + i] + prior[q] * prior_prob[first + i]
             total += counts[i]
-        # Of the visits that are added, as many back off as of those that were made.
-        back = backed[q] * (1.0 + prior / visited[q])
+        back = backed[q] + prior[q] * prior_back[q]
         total += back
         if total <= 0.0:
             prob[first:last] = np.nan
@@ -215,7 +217,7 @@ def fit_contexts(  # type: ignore[no-untyped-def]
         steps = 0
         while has_children:
             taken[:] = 0.0
-            least = direct[q] + prior  # offered to every word
+            least = direct[q] + prior[q]  # offered to every word
             weight = least
             for c in range(child_begin[q], child_begin[q + 1]):
                 child = children[c]

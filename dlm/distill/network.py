@@ -22,14 +22,18 @@ from dlm.federated import rnn
 from dlm.federated.tokens import BOS_ID, FIRST_WORD_ID
 from dlm.federated.train import load_model
 from dlm.federated.words import WordList
-from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, Vocabulary
+from dlm.ngram.vocab import MARKS, Vocabulary
 
 
 class NetworkSource:
     """The released network of a run of `dlm federate`.
 
+    Fields
+        vocabulary  of its words, or of its wordpieces
+        inventory   of wordpieces; None of a network of words. `pieces_to_words.PieceSource` makes
+                    words of what it says
     Raises
-        ConfigError   a run without a vocabulary, or with wordpieces
+        ConfigError   a run without a vocabulary
         FormatError, PrivacyError  as `federated.train.load_model`
     """
 
@@ -38,14 +42,11 @@ class NetworkSource:
         if model.vocabulary is None:
             raise ConfigError(f"{run} has no vocabulary: its ids cannot be made words")
         words = model.vocabulary.words
-        if not isinstance(words, WordList):
-            raise ConfigError(
-                f"{run} was trained on wordpieces, which are not distilled yet; train on words"
-            )
-        marks = [b"<unk>", BEGIN_SENTENCE, END_SENTENCE]
-        assert len(marks) == FIRST_WORD_ID
+        self.inventory = None if isinstance(words, WordList) else words
+        names = words.words if isinstance(words, WordList) else words.pieces()[FIRST_WORD_ID:]
+        assert len(MARKS) == FIRST_WORD_ID
         self.vocabulary = Vocabulary(
-            [*marks, *(word.encode() for word in words.words)], unk_in_model=True
+            [*MARKS, *(name.encode() for name in names)], unk_in_model=True
         )
         self.record = model.record
         self.rounds = model.rounds

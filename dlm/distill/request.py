@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlm.distill.source import is_object_name
+from dlm.distill.unigrams import check_weight
 from dlm.errors import ConfigError
 from dlm.federated.run_folder import CHECKPOINT
 
@@ -29,6 +30,9 @@ class DistillRequest:
         work          folder for counts, which the same request goes on with
         counts        folders of `work` of all parts: they are added up, and nothing is counted
         prior         as `sampled.distill_samples`
+        capitalize    ARPA file of cased text, for a network of words in lower case
+        unigrams      counts of words, which replace the model's unigrams or, with a weight below 1,
+                      are mixed with them
         public        who says that what has no privacy record is of no user's text
         memory_bytes  limit; what is free if None
     Raises
@@ -47,7 +51,10 @@ class DistillRequest:
     part: tuple[int, int] = (1, 1)
     work: Path | None = None
     counts: tuple[Path, ...] = ()
-    prior: float = 0.01
+    prior: float | None = None
+    capitalize: Path | None = None
+    unigrams: Path | None = None
+    unigram_weight: float = 1.0
     public: str = ""
     memory_bytes: int | None = None
     threads: int = 2
@@ -82,6 +89,11 @@ class DistillRequest:
         self._check_sentences()
         self._check_topology()
         self._check_output()
+        if self.capitalize is not None and self.kind != "network":
+            raise ConfigError("--capitalize is for a network; an ARPA file has its spellings")
+        if self.capitalize is not None and self.external is None:
+            raise ConfigError("--capitalize needs a --topology file, of cased words")
+        check_weight(self.unigram_weight)
 
     def _check_sentences(self) -> None:
         if sum((self.samples is not None, self.text is not None, bool(self.counts))) > 1:

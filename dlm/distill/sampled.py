@@ -21,8 +21,9 @@ from dlm.distill.counting import (
 )
 from dlm.distill.fit import DistilledModel, FitResult, evaluate_model, fit
 from dlm.distill.infer import infer_topology, interpolate
+from dlm.distill.prior import Prior, as_backed_off
 from dlm.distill.sentences import SentenceCollection, collect_from, collect_from_backoff
-from dlm.distill.source import Source, SourceReader
+from dlm.distill.source import Source, SourceReader, VisitSource
 from dlm.distill.topology import Restriction, closed, restricted, united
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
@@ -30,6 +31,7 @@ from dlm.ngram.vocab import Vocabulary
 from dlm.progress import ProgressReporter
 
 Tell = Callable[[str], None]
+WHOLE_PRIOR = 0.01  # visits, where a source tells what it gives to every word
 
 
 class SampledSource:
@@ -44,7 +46,10 @@ class SampledSource:
     """
 
     def __init__(
-        self, source: Source | ModelColumns, name: str = "the source", sha256: str | None = None
+        self,
+        source: Source | VisitSource | ModelColumns,
+        name: str = "the source",
+        sha256: str | None = None,
     ) -> None:
         self._model: ModelColumns | None = None
         self._reader: SourceReader | None = None
@@ -72,6 +77,15 @@ class SampledSource:
             return VisitCounting(self._reader, topology, sampling)
         assert self._model is not None
         return WalkCounting(self._model, topology, sampling)
+
+    def prior(
+        self, topology: ModelColumns, counts: NgramCounts, visits: float | None
+    ) -> float | Prior:
+        """What is added to counts of it; None takes what suits it."""
+        base = None if self._reader is None else getattr(self._reader.source, "base", None)
+        if base is not None:
+            return as_backed_off(topology, counts, base, visits)
+        return WHOLE_PRIOR if visits is None else visits
 
     def collection(self, sampling: Sampling) -> SentenceCollection:
         """SentenceCollection of what it says."""
@@ -175,13 +189,13 @@ def count_restricted(
 
 
 def distill_samples(
-    source: Source | ModelColumns | SampledSource,
+    source: Source | VisitSource | ModelColumns | SampledSource,
     topology: ModelColumns,
     *,
     samples: int = 0,
     seed: int = 0,
     sampling: Sampling | None = None,
-    prior: float = 0.01,
+    prior: float | None = None,
     threads: int = 2,
     folder: Path | None = None,
     added: Sequence[Path] = (),
@@ -193,7 +207,9 @@ def distill_samples(
         topology       as for `backoff.distill_backoff`
         samples, seed  sentences to draw; the same seed gives the same model
         sampling       in place of both: a part of the samples, or a text
-        prior          as for `fit.fit`
+        prior          visits that are added to each context which was visited; None for 0.01, and
+                       for a source that spells its words for as many as words were seen
+                       (`prior.as_backed_off`)
         folder, added  as for `count_source`
     Raises
         ConfigError  the topology has no n-gram in the source's words; no samples
@@ -207,7 +223,8 @@ def distill_samples(
     part, target, counts, entropy = count_restricted(
         source, topology, sampling, folder=folder, added=added, threads=threads, progress=progress
     )
-    found = fit(target, counts, prior=prior, threads=threads, progress=progress)
+    added_prior = source.prior(target, counts, prior)
+    found = fit(target, counts, prior=added_prior, threads=threads, progress=progress)
     return _distilled(found, counts, entropy, part.foreign_words, part.dropped)
 
 
@@ -220,12 +237,12 @@ def _distilled(
 
 
 def distill_inferred(
-    source: Source | ModelColumns | SampledSource,
+    source: Source | VisitSource | ModelColumns | SampledSource,
     inference: Inference,
     sampling: Sampling,
     *,
     external: ModelColumns | None = None,
-    prior: float = 0.01,
+    prior: float | None = None,
     threads: int = 2,
     folder: Path | None = None,
     scratch: Path | None = None,
@@ -261,7 +278,8 @@ def distill_inferred(
     del said
 
     def fitted(topology: ModelColumns, counts: NgramCounts) -> FitResult:
-        return fit(topology, counts, prior=prior, threads=threads, progress=progress)
+        added = source.prior(topology, counts, prior)
+        return fit(topology, counts, prior=added, threads=threads, progress=progress)
 
     if external is None:
         counts, entropy = count_source(source, own, sampling, folder=folder, progress=progress)

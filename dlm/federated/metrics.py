@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dlm.federated import rnn
 from dlm.federated.clip import Array
-from dlm.federated.tokens import EOS_ID, OOV_ID, PAD, Ids, sequence
+from dlm.federated.tokens import BOS_ID, EOS_ID, OOV_ID, PAD, Ids, sequence
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,14 @@ class Metrics:
 NOTHING = Metrics(0, 0, 0, 0, 0.0, 0.0, 0.0)
 
 
-@partial(jax.jit, static_argnums=1)
+@partial(jax.jit, static_argnums=(1, 4))
 def _counts(
-    params: rnn.Params, config: rnn.RnnConfig, rows: Array, oov: Array
+    params: rnn.Params, config: rnn.RnnConfig, rows: Array, oov: Array, says_begin: bool
 ) -> tuple[Array, ...]:
     inputs, targets = rows[:, :-1], rows[:, 1:]
     logits = rnn.apply(params, config, jnp.maximum(inputs, 0))
+    if not says_begin:
+        logits = logits.at[..., BOS_ID].set(-jnp.inf)
     chosen = jnp.maximum(targets, 0)[..., None]
     ln_prob = jnp.take_along_axis(rnn.ln_probabilities(logits), chosen, axis=-1)[..., 0]
     ends = targets == EOS_ID
@@ -100,9 +102,9 @@ def _counts(
     right = known & (logits.argmax(-1) == targets)
     # Sums of each row: the rows are added up in float64, outside.
     return (
-        words.sum(),
-        known.sum(),
-        right.sum(),
+        words.sum(1),
+        known.sum(1),
+        right.sum(1),
         (ln_prob * words).sum(1),
         (ln_prob * known).sum(1),
         (ln_prob * ends).sum(1),
@@ -118,21 +120,37 @@ def evaluate(
     batch_size: int = 64,
     max_tokens: int = 4096,
 ) -> Metrics:
-    """Metrics of the model on utterances, each read from its beginning.
+    """Metrics of the model on utterances, each read from its beginning: the sum of `each`."""
+    found = each(params, config, utterances, oov=oov, batch_size=batch_size, max_tokens=max_tokens)
+    return sum(found, NOTHING)
+
+
+def each(
+    params: rnn.Params,
+    config: rnn.RnnConfig,
+    utterances: Iterable[Ids],
+    *,
+    oov: Iterable[NDArray[np.bool_]] | None = None,
+    batch_size: int = 64,
+    max_tokens: int = 4096,
+    says_begin: bool = True,
+) -> Iterator[Metrics]:
+    """Metrics of the model on each utterance, in their order.
 
     Args
         utterances  ids without marks
         oov         for each id whether it counts as out of vocabulary: with pieces, those of a word
                     that the vocabulary lacks (FNG 7.1). By default the ids that are 0
         max_tokens  of an utterance; what is longer is cut
+        says_begin  whether what the model gives to `<s>`, which is never said, is lost; else the
+                    rest is scaled, as where it is sampled
     Cost   utterances are taken as they come, in batches as long as their longest (rounded up to a
            power of two); sort them by length to save time
     """
-    total = NOTHING
     marks = iter(oov) if oov is not None else None
     batch: list[tuple[Ids, NDArray[np.bool_]]] = []
 
-    def flush() -> Metrics:
+    def flush() -> Iterator[Metrics]:
         longest = max(len(ids) for ids, _ in batch) + 2
         width = 1 << (longest - 2).bit_length()
         rows = np.full((batch_size, width + 1), PAD, np.int32)
@@ -140,15 +158,16 @@ def evaluate(
         for row, (ids, mark) in enumerate(batch):
             rows[row, : len(ids) + 2] = sequence(ids)
             unknown[row, : len(ids)] = mark
-        words, known, right, *ln = _counts(params, config, rows, unknown)
-        sums = [float(np.asarray(part, np.float64).sum()) for part in ln]
+        sums = _counts(params, config, rows, unknown, says_begin)
+        found = [np.asarray(part).tolist() for part in sums]
+        for words, known, right, *ln in list(zip(*found, strict=True))[: len(batch)]:
+            yield Metrics(1, words, known, right, *ln)
         batch.clear()
-        return Metrics(0, int(words), int(known), int(right), *sums)
 
     for ids in utterances:
         mark = ids == OOV_ID if marks is None else next(marks)
         batch.append((ids[:max_tokens], mark[:max_tokens]))
-        total += Metrics(1, 0, 0, 0, 0.0, 0.0, 0.0)
         if len(batch) == batch_size:
-            total += flush()
-    return total + flush() if batch else total
+            yield from flush()
+    if batch:
+        yield from flush()

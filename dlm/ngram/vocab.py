@@ -16,6 +16,7 @@ UNK_ID = 0
 UNK_SPELLINGS = (b"<unk>", b"<UNK>")
 BEGIN_SENTENCE = b"<s>"
 END_SENTENCE = b"</s>"
+MARKS = (b"<unk>", BEGIN_SENTENCE, END_SENTENCE)  # ids 0, 1, 2 of vocabularies that are made here
 
 # log10 P of an unknown word where the model has no n-gram for it; KenLM's default.
 MISSING_UNK_LOG10_PROB = np.float32(-100.0)
@@ -24,6 +25,11 @@ MISSING_UNK_LOG10_PROB = np.float32(-100.0)
 def is_unk_spelling(word: bytes) -> bool:
     """Whether `word` is one of the two spellings that mean the unknown word."""
     return word in UNK_SPELLINGS
+
+
+def is_mark(word: bytes) -> bool:
+    """Whether `word` is the unknown word, or begins or ends sentences."""
+    return is_unk_spelling(word) or word in (BEGIN_SENTENCE, END_SENTENCE)
 
 
 def as_bytes(word: str | bytes) -> bytes:

@@ -105,6 +105,8 @@ def test_a_model_on_its_own_n_grams_loses_nothing(run: Run, home: Path) -> None:
         (["--memory", "1M"], "raise --memory"),
         (["--threads", "0"], "give 1 or more"),
         (["--topology", "none.arpa"], "none.arpa"),
+        (["--capitalize", "none.arpa"], "--capitalize"),
+        (["--unigrams", "none.tsv"], "none.tsv does not exist"),
         (["--samples", "9", "--text", "big.arpa"], "give one of --samples, --text and --counts"),
         (["--topology", "self"], "inferred from samples: give --samples"),
         (["--ngrams", "9"], "go with --topology self"),

@@ -19,7 +19,8 @@ from dlm.distill.network import NetworkSource  # noqa: E402
 from dlm.distill.source import MOST_WORDS  # noqa: E402
 from dlm.distill.visits import SampledVisits  # noqa: E402
 from dlm.errors import ConfigError  # noqa: E402
-from dlm.federated.provenance import LINE_PREFIX, Provenance  # noqa: E402
+from dlm.federated.counts_file import WordCounts, write_counts  # noqa: E402
+from dlm.federated.provenance import LINE_PREFIX, Guarantee, Provenance  # noqa: E402
 from dlm.ngram.arpa import ArpaReader  # noqa: E402
 from dlm.ngram.backoff import DictModel  # noqa: E402
 from estimate.merge_models import normalised_model, worst_sum  # noqa: E402
@@ -185,10 +186,119 @@ def test_a_topology_of_which_nothing_is_known_leaves_no_guarantee(home: Path) ->
     assert any("the topology" in reason for reason in record.reasons), record.reasons
 
 
+def test_a_network_is_judged_beside_its_model(home: Path) -> None:
+    """On the same words, by its distribution after each history."""
+    out = home / "judged.arpa"
+    args = ("distill", home / "run", "--topology", home / "top.arpa", "-o", out)
+    assert dlm(*args, "--samples", "500").exit_code == 0
+    rows = [f"u{i % 3}\t{text}" for i, text in enumerate(HELD_OUT)]
+    (home / "held.tsv").write_text("user_id\tutterance\n" + "\n".join(rows) + "\n")
+    done = dlm("evaluate", out, home / "run", "--users", home / "held.tsv", "--json")
+    assert done.exit_code == 0, done.exception
+    facts = json.loads(done.stdout)
+    network = NetworkSource(home / "run")
+    ln = {"words": 0.0, "known": 0.0, "ends": 0.0}
+    right = known = 0
+    for text in HELD_OUT:
+        ids = [*network.vocabulary.ids_of([w.encode() for w in text.split()]).tolist(), 2]
+        for place, target in enumerate(ids):
+            prefix = np.array([[1, *ids[:place]]], np.int32)
+            given = network.log_probs(prefix, np.array([place + 1], np.int32))[0]
+            part = "ends" if target == 2 else "words"
+            ln[part] += float(given[target])
+            if target > 2:
+                known += 1
+                ln["known"] += float(given[target])
+                right += int(given.argmax()) == target
+    words = sum(len(text.split()) for text in HELD_OUT)
+    assert (facts["words"], facts["known_words"]) == (words, known)
+    judged = {
+        name: figure["value"] for name, figure in facts["models"][1].items() if name != "model"
+    }
+    size = len(HELD_OUT)
+    assert judged["perplexity"] == pytest.approx(
+        np.exp(-(ln["words"] + ln["ends"]) / (words + size)), rel=1e-4
+    )
+    assert judged["sll_without_oovs"] == pytest.approx(ln["known"] / size, rel=1e-4)
+    assert judged["top1"] == pytest.approx(right / known)
+    # Its words are independent, nearly: the n-gram model is as good.
+    assert abs(judged["perplexity_difference"]) < 0.5
+
+
+HELD_OUT = ["alpha beta nowhere gamma", "delta", "beta beta alpha delta gamma beta", "nowhere"]
+CASED = ["alpha", "Alpha", "beta", "Beta", "gamma", "Delta"]
+
+
+def test_words_are_cased_and_their_frequencies_are_those_of_counts(home: Path) -> None:
+    """Spellings of a word share what the network gives to it; words of the counts are in, split
+    over theirs; and the records of all inputs are composed."""
+    for name, seed in (("cap", 5), ("cased", 6)):
+        path = normalised_model(seed, CASED, order=2, contexts=1.0).write(home / f"{name}.arpa")
+        path.write_text(f"# {Provenance.public(name, name).line}\n" + path.read_text())
+    counts = home / "counts.tsv"
+    given = Provenance(
+        Guarantee(2.12, 1e-6, 0.125),
+        stages=({"stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0,
+                 "rounds": 1, "gap": 1, "max_part": 1, "extras": {"ledger": "a" * 64}},),
+        ledgers=("a" * 64,),
+    )  # fmt: skip
+    words = ("beta", "rare", "alpha", "gamma", "delta")
+    write_counts(counts, WordCounts(words, np.array([8.0, 4.0, 2.0, 1.0, 1.0]), given))
+    args = ("distill", home / "run", "--topology", home / "cased.arpa", "--samples", "500")
+    cased = ("--capitalize", home / "cap.arpa")
+    bare, both = home / "cased_alone.arpa", home / "cased_both.arpa"
+    done = dlm(*args, *cased, "-o", bare)
+    assert done.exit_code == 0, done.exception
+    done = dlm(*args, *cased, "-o", both, "--unigrams", counts)
+    assert done.exit_code == 0, done.exception
+    assert "7 words have the frequencies of counts, 1 of them are new" in done.stderr
+    models = [DictModel.from_arpa(path) for path in (bare, both)]
+    plain = DictModel.from_arpa(home / "cap.arpa")
+    prob = [
+        {m.vocabulary.words[n[0]].decode(): 10.0 ** float(p) for n, (p, _) in m.ngrams.items()
+         if len(n) == 1}
+        for m in (*models, plain)
+    ]  # fmt: skip
+    assert prob[0].keys() == {*CASED, "<s>", "</s>", "<unk>"}
+    assert prob[1].keys() == {*prob[0], "rare"}
+    assert worst_sum(models[0]) < 3e-6
+    assert worst_sum(models[1]) < 3e-6
+    room = sum(prob[0][word] for word in CASED)
+    share = prob[2]["Beta"] / (prob[2]["Beta"] + prob[2]["beta"])
+    assert prob[1]["Beta"] == pytest.approx(room * share * 8 / 16, rel=1e-4)
+    assert prob[1]["rare"] == pytest.approx(room * 4 / 16, rel=1e-4)
+    with ArpaReader(both) as reader:
+        made, record = reader.comments
+    facts = json.loads(made.partition(": ")[2])
+    assert [part["as"] for part in facts["inputs"]] == [
+        "network", "topology", "capitaliser", "unigrams",
+    ]  # fmt: skip
+    carried = Provenance.from_json(record)
+    assert set(carried.ledgers) == {"a" * 64, *NetworkSource(home / "run").record.ledgers}
+
+
+def test_what_has_no_record_among_the_inputs_leaves_no_guarantee(home: Path) -> None:
+    """The cased model and the counts, each by its name."""
+    cap = normalised_model(5, CASED, order=2).write(home / "cap_bare.arpa")
+    (home / "bare.tsv").write_text("alpha\t1\n")
+    top = home / "vouched.arpa"
+    top.write_text(f"# {Provenance.public('ACME', 'top').line}\n" + cap.read_text())
+    args = ("distill", home / "run", "--topology", top, "--samples", 9, "-o", home / "bare2.arpa")
+    done = dlm(*args, "--capitalize", cap, "--unigrams", home / "bare.tsv")
+    assert done.exit_code == 0, done.exception
+    with ArpaReader(home / "bare2.arpa") as reader:
+        record = Provenance.from_json(reader.comments[1])
+    for what in ("the capitaliser", "the unigrams"):
+        assert any(what in reason for reason in record.reasons), record.reasons
+    assert not any("the topology" in reason for reason in record.reasons)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ([], "give --samples"),
+        (["--samples", "5", "--unigram-weight", "0"], "over 0 and at most 1"),
+        (["--samples", "5", "--capitalize", "none.arpa"], "none.arpa does not exist"),
         (["--samples", "0"], "take 1 or more"),
         (["--samples", "5", "--prior", "-1"], "0 or more"),
     ],

@@ -25,6 +25,7 @@ from dlm.distill.backoff import BackoffSource, as_log10, exact_counts
 from dlm.distill.count import LocalCounts, NgramCounts, ln_likelihood, local_counts
 from dlm.distill.counting import Sampling
 from dlm.distill.fit import fit
+from dlm.distill.prior import as_seen
 from dlm.distill.sampled import SampledSource, collect_sentences, count_source
 from dlm.distill.topology import closed, restricted, united
 from dlm.estimate.columns import MISSING, ModelColumns
@@ -40,12 +41,13 @@ class Solved:
     def __init__(self, topology: ModelColumns, counts: NgramCounts, **options: Any) -> None:
         options = {"prior": 0.0, "tolerance": 1e-14} | options
         local = local_counts(topology, counts)
+        added = as_seen(topology, counts, local, options["prior"])
         self.topology = topology
         self.prob, self.left, self.weight = [], [], []
         with ThreadPoolExecutor(1) as pool:
             for k in range(topology.order):
                 prob, left, _, self.residual = fit_module._fit_length(
-                    topology, counts, local, k, options["prior"], options["tolerance"], pool
+                    topology, counts, local, k, added, options["tolerance"], pool
                 )
                 self.prob.append(prob)
                 self.left.append(left)

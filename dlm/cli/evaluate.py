@@ -1,0 +1,145 @@
+"""`dlm evaluate`: n-gram models and networks, judged on the same held-out words."""
+
+from __future__ import annotations
+
+import json as json_text
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dlm.cli.progress import stage_printer
+
+if TYPE_CHECKING:
+    from dlm.distill.evaluate import Evaluation, Figure
+
+
+def evaluate(
+    models: Annotated[
+        list[Path],
+        typer.Argument(metavar="MODEL...", help="ARPA files, and runs of dlm federate."),
+    ],
+    users: Annotated[
+        Path | None,
+        typer.Option(help="Users' held-out text: .parquet or TSV, plain, .zst or .gz; by user_id."),
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="Held-out text of nobody in particular, a sentence a line.")
+    ] = None,
+    tokenizer: Annotated[
+        str, typer.Option(help="whitespace; or words: lower case, letters and apostrophes.")
+    ] = "whitespace",
+    user_column: Annotated[str, typer.Option(help="Name of the column of ids.")] = "user_id",
+    text_column: Annotated[str, typer.Option(help="Name of the column of text.")] = "utterance",
+    draws: Annotated[
+        int, typer.Option(help="Times that users are drawn again, for the intervals; 0 for none.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option(help="Of drawing users.")] = 0,
+    memory: Annotated[
+        str | None, typer.Option(help="Limit for ARPA files, as 4G; what is free if not given.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
+) -> None:
+    """Judge models and networks on the same text.
+
+    Perplexity per word, sentence ends included; sentence log-likelihood (SLL, natural logarithm,
+    mean per sentence); and how often the next word is the one that a model puts first (top1), of
+    the words that all models know. Without OOVs means without words that one of them lacks. With
+    --users each figure has an interval (95 %, bootstrap over users), and so has the difference of
+    each model to the first. Figures of users' text are covered by no privacy guarantee.
+
+    Example: dlm evaluate private.arpa runs/first --users heldout.tsv
+    """
+    from dlm.cli.paths import check_reads
+    from dlm.distill.evaluate import Judge, NetworkJudge, NgramJudge
+    from dlm.distill.evaluate import evaluate as judge
+    from dlm.errors import ConfigError
+    from dlm.estimate.columns import ModelColumns
+    from dlm.federated.run_folder import CHECKPOINT
+    from dlm.federated.users import TOKENIZERS
+    from dlm.resources import available_bytes, parse_size
+
+    if (users is None) == (text is None):
+        raise ConfigError("give --users, text with ids of users, or --text, text without")
+    if tokenizer not in TOKENIZERS:
+        raise ConfigError(f"--tokenizer is one of {', '.join(TOKENIZERS)}; found {tokenizer}")
+    if draws < 0:
+        raise ConfigError(f"--draws {draws}; give 0 or more")
+    check_reads("MODEL", *models, folders=True)
+    check_reads("--users", users, folders=True)
+    check_reads("--text", text)
+    tell = stage_printer(quiet=quiet)
+    limit = available_bytes() if memory is None else parse_size(memory)
+    judges: list[Judge] = []
+    for path in models:
+        tell(f"reading {path}")
+        if path.name == CHECKPOINT or (path / CHECKPOINT).exists():
+            judges.append(NetworkJudge(str(path), path))
+        else:
+            judges.append(NgramJudge(str(path), ModelColumns.read(path, memory_bytes=limit)))
+    split = TOKENIZERS[tokenizer]
+    if users is not None:
+        from dlm.federated.users import UserDataset
+
+        everyone = UserDataset.open(users, user_column=user_column, text_column=text_column)
+        tell(f"judging the text of {len(everyone):,} users")
+        spoken: Iterator[Iterable[list[str]]] = (
+            map(split, everyone.utterances(user)) for user in range(len(everyone))
+        )
+    else:
+        assert text is not None
+        tell(f"judging {text}")
+        spoken = iter([map(split, _lines(text))])
+    found = judge(judges, spoken)
+    figures = found.figures(draws if users is not None else 0, seed)
+    total = found.total(0)
+    if json:
+        print(json_text.dumps(_facts(found, figures, with_users=users is not None)))
+        return
+    of_users = f"{found.sums.shape[1]:,} users, " if users is not None else ""
+    print(
+        f"{of_users}{int(total.sentences):,} sentences, {int(total.words):,} words, "
+        f"{int(total.known):,} of them known to all models"
+    )
+    for model, told in zip(judges, figures, strict=True):
+        print(model.name)
+        for name, figure in told.items():
+            print(f"  {name.replace('_', ' '):<36}{_shown(figure)}")
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a text, compressed or not."""
+    from dlm.estimate.text import Reader
+
+    for block in Reader([str(path)], scored=True).read():
+        if block.size:
+            yield from block.lines.decode("utf-8", "surrogateescape").split("\n")
+
+
+def _facts(
+    found: Evaluation, figures: list[dict[str, Figure]], *, with_users: bool
+) -> dict[str, object]:
+    total = found.total(0)
+    return {
+        "users": found.sums.shape[1] if with_users else None,
+        "sentences": int(total.sentences),
+        "words": int(total.words),
+        "known_words": int(total.known),
+        "models": [
+            {
+                "model": judge.name,
+                **{name: vars(figure) for name, figure in told.items()},
+            }
+            for judge, told in zip(found.judges, figures, strict=True)
+        ],
+    }
+
+
+def _shown(figure: Figure) -> str:
+    if figure.value is None:
+        return "not known"
+    if figure.low is None:
+        return f"{figure.value:.6g}"
+    return f"{figure.value:.6g}  [{figure.low:.6g}, {figure.high:.6g}]"

@@ -1,0 +1,241 @@
+"""A source of uncased words, whose words are spelled as cased text has them (FNG 5).
+
+Users type "new york"; a network learns it. A model of cased text, which is of no user, says how
+likely each spelling of a word is after what was said, and what the network gives to a word is split
+over its spellings by that. Histories are cased as well: a spelling is drawn for each word that the
+network says, as likely as its share. FNG takes the best spelling of a whole sentence there; drawn
+ones make a source of cased words, whose nearest model is then found as any source's is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.distill import word_kernels as kernels
+from dlm.distill.count import Visit, WordMass
+from dlm.distill.next_words import NextWords
+from dlm.errors import ConfigError
+from dlm.estimate.columns import MISSING, ModelColumns
+from dlm.ngram.vocab import UNK_ID, Vocabulary, as_text, is_mark
+
+if TYPE_CHECKING:
+    from dlm.distill.source import VisitSource
+
+_ROWS = 16  # histories whose words are looked at together: float64 for each of them
+
+
+class Spellings:
+    """The cased spellings of a source's words, and how likely a model says that each is.
+
+    A spelling is a word of the model that is the source's in lower case. A word without one is
+    spelled as it is.
+
+    Args
+        uncased  words of the source, in lower case
+        model    of cased text
+    Fields
+        vocabulary  all spellings
+        history     words that the model looks back
+        uncased_of  (v,) uint32: the source's word of each spelling
+    Raises
+        ConfigError  a word of the source is not in lower case
+    """
+
+    def __init__(self, uncased: Vocabulary, model: ModelColumns) -> None:
+        found: list[list[bytes]] = [[] for _ in uncased.words]
+        ids = uncased.ids
+        for i, word in enumerate(uncased.words):
+            if not is_mark(word) and lower(word) != word:
+                raise ConfigError(
+                    f"the source has the word {as_text(word)!r}, which is not in lower case; "
+                    "spellings are for a source of words in lower case"
+                )
+            if is_mark(word):
+                found[i].append(word)
+        for word in model.vocabulary.words:
+            if not is_mark(word) and (i := ids.get(lower(word), UNK_ID)) != UNK_ID:
+                found[i].append(word)
+        # The source's ids, where each word has one spelling.
+        for i, word in enumerate(uncased.words):
+            found[i] = found[i] or [word]
+        self._begin = np.cumsum([0, *map(len, found)]).astype(np.int64)
+        self._spellings = np.arange(self._begin[-1], dtype=np.uint32)
+        self.uncased_of = np.repeat(np.arange(len(found), dtype=np.uint32), np.diff(self._begin))
+        self.vocabulary = Vocabulary(
+            [word for spellings in found for word in spellings], unk_in_model=uncased.unk_in_model
+        )
+        self._model = _in_words_of(self.vocabulary, model)
+        self.history = model.order - 1
+        self._next = NextWords(self._model)
+
+    def split(
+        self,
+        histories: NDArray[np.uint32],
+        given: NDArray[np.float32],
+        entropy: NDArray[np.float32],
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """What each spelling gets after some histories, and the entropy of that.
+
+        Shapes, b histories, u words of the source, v spellings
+            histories  (b, m)  uint32   cased, `MISSING` where they are shorter
+            given      (b, u)  float32; entropy (b,) float32: of the source
+            returns    (b, v)  float32; (b,) float32
+        Guarantees
+            what the spellings of a word get is what the word got; to the bit where there is one
+        """
+        out = np.zeros((len(given), len(self.vocabulary)), np.float32)
+        more = entropy.astype(np.float32)
+        given = np.ascontiguousarray(given)
+        for begin in range(0, len(given), _ROWS):
+            some = slice(begin, begin + _ROWS)
+            cased = self._next.after(histories[some])
+            kernels.split_over(
+                given[some], cased, self._begin, self._spellings, out[some], more[some]
+            )
+        return out, more
+
+    def split_words(
+        self, histories: NDArray[np.uint32], rows: NDArray[np.int64], words: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.float64]]:
+        """Some words' spellings: the place of each among the words, it, and its share.
+
+        Shapes, e words
+            rows  (e,)  int64  the history of each word; words (e,) uint32
+        """
+        count = np.diff(self._begin)[words]
+        places = np.repeat(np.arange(len(words)), count)
+        offset = np.arange(len(places)) - np.repeat(np.cumsum(count) - count, count)
+        spelled = self._spellings[self._begin[words][places] + offset]
+        share = np.ones(len(places))
+        # Where there is a choice, as likely as the model says.
+        among = count[places] > 1
+        asked = np.column_stack([self._tail(histories)[rows[places[among]]], spelled[among]])
+        share[among] = 10.0 ** self._model.log10_probs(asked.astype(np.uint32))
+        total = np.bincount(places, share, len(words))
+        even = ~(total[places] > 0)
+        share[even], total[total <= 0] = 1.0 / count[places[even]], 1.0
+        return places, spelled, share / total[places]
+
+    def split_mass(self, given: WordMass) -> WordMass:
+        """What words get after cased histories, as what their spellings get."""
+        places, spelled, share = self.split_words(given.histories, given.rows, given.words)
+        return replace(
+            given, rows=given.rows[places], words=spelled, mass=given.mass[places] * share
+        )
+
+    def spread(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What words have, spread over their spellings as the model says where nothing came before.
+
+        Shapes  values (u,) float64; returns (v,) float64 with the same sum
+        """
+        words = np.arange(len(values), dtype=np.uint32)
+        nothing = np.zeros((1, 0), np.uint32)
+        places, _, share = self.split_words(nothing, np.zeros(len(values), np.int64), words)
+        out: NDArray[np.float64] = values[places] * share
+        return out
+
+    def draw(
+        self, histories: NDArray[np.uint32], words: NDArray[np.uint32], random: np.random.Generator
+    ) -> NDArray[np.uint32]:
+        """A spelling of each word after its history, as likely as its share."""
+        at = random.random(len(words))
+        places, spelled, share = self.split_words(histories, np.arange(len(words)), words)
+        reached = np.cumsum(share)
+        before = reached - share
+        start = np.zeros(len(words))
+        first = np.searchsorted(places, np.arange(len(words)))
+        start[:] = before[first]
+        # The last spelling that begins at or below the drawn place.
+        under = before - start[places] <= at[places]
+        last: NDArray[np.int64] = first + np.bincount(places, under, len(words)).astype(int) - 1
+        out: NDArray[np.uint32] = spelled[last]
+        return out
+
+    def _tail(self, histories: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        return histories[:, max(histories.shape[1] - self.history, 0) :]
+
+
+class CasedVisits:
+    """Visits of uncased words, made visits of their spellings, a step for a step.
+
+    Args
+        seed  of the spellings that are drawn
+    """
+
+    def __init__(self, spellings: Spellings, seed: int) -> None:
+        self._spellings = spellings
+        self._random = spelling_generator(seed)
+        # The last words of each place, cased.
+        self._window = np.zeros((0, max(spellings.history, 1)), np.uint32)
+
+    def read(self, visit: Visit) -> Visit:
+        """The visit, with the spellings that are drawn for its words."""
+        begin = self._spellings.vocabulary.begin_id
+        more = int(visit.places[-1]) + 1 - len(self._window)
+        if more > 0:
+            fresh = np.full((more, self._window.shape[1]), MISSING, np.uint32)
+            self._window = np.concatenate([self._window, fresh])
+        here = self._window[visit.places]
+        words = self._spellings.draw(here, visit.words, self._random)
+        here[words == begin] = MISSING
+        here = np.concatenate([here[:, 1:], words[:, None]], axis=1)
+        self._window[visit.places] = here
+        given, entropy = self._spellings.split(here, visit.given, visit.entropy)
+        return Visit(words, visit.places, given, entropy)
+
+
+class CasedSource:
+    """A source of uncased words as one of their spellings.
+
+    Args
+        source  its words are in lower case
+        model   of cased text, of no user
+    Raises
+        ConfigError  as `Spellings`
+    """
+
+    def __init__(self, source: VisitSource, model: ModelColumns) -> None:
+        self._source = source
+        self.spellings = Spellings(source.vocabulary, model)
+        self.vocabulary = self.spellings.vocabulary
+        self.record = source.record
+
+    def visits(self, samples: int, seed: int) -> Iterator[Visit]:
+        """As `source.VisitSource` has it."""
+        reader = CasedVisits(self.spellings, seed)
+        for visit in self._source.visits(samples, seed):
+            assert isinstance(visit, Visit), "what is spelled in pieces is cased as it is spelled"
+            yield reader.read(visit)
+
+
+def spelling_generator(seed: int) -> np.random.Generator:
+    """Where spellings are drawn from: not what sentences are drawn from."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, 1))))
+
+
+def lower(word: bytes) -> bytes:
+    """The word in lower case; bytes that are not UTF-8 stay."""
+    try:
+        return word.decode().lower().encode()
+    except UnicodeDecodeError:
+        return word
+
+
+def _in_words_of(vocabulary: Vocabulary, model: ModelColumns) -> ModelColumns:
+    """The n-grams of a model whose words all are of a vocabulary, in its ids, with their values."""
+    known = np.fromiter((word in vocabulary.ids for word in model.vocabulary.words), np.bool_)
+    ids = vocabulary.ids_of(model.vocabulary.words)
+    sections = []
+    for columns in model.orders:
+        stays = np.asarray(known[columns.ids].all(axis=1))
+        if columns is model.orders[0] and not model.vocabulary.unk_in_model:
+            stays[UNK_ID] = False
+        sections.append(
+            (ids[columns.ids[stays]], columns.log10_prob[stays], columns.log10_backoff[stays])
+        )
+    return ModelColumns.of(vocabulary, sections)

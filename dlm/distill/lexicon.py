@@ -1,0 +1,140 @@
+"""Words as what pieces spell: the tree of their characters, and the pieces that lead through it.
+
+A node is what has been spelled of a word; all ways to cut it into pieces meet there. With the end
+of a word as a symbol of its own, this is the transducer M of FNG 6: deterministic, and a word is
+said at one node by one symbol, its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.distill import mass_kernels as kernels
+from dlm.errors import ConfigError
+from dlm.federated.pieces import BEGIN, END, SPACE, UNKNOWN, Inventory
+from dlm.ngram.vocab import MARKS, Vocabulary, is_mark
+
+
+@dataclass(frozen=True, eq=False)
+class Lexicon:
+    """The words that wordpieces are to spell.
+
+    Shapes, v pieces, n nodes (node 0 is the root, before a word), a arcs
+        kind       (v,)      uint8  what a piece is to a word: `mass_kernels.GOES_ON` and so on
+        enters     (v,)      int64  the node after a piece that begins a word; OUTSIDE
+        begin      (n + 1,)  int64  arcs of node i are begin[i]:begin[i + 1]
+        arc_piece  (a,)      int64  rising within a node
+        arc_node   (a,)      int64  where it leads
+        word_at    (n,)      int64  the word that ends at a node; 0, <unk>, where none does
+        base       (w,)      float64  of each word what its pieces' own probabilities say (Kudo
+                             2018, a unigram model); sums to 1 over words, marks have 0
+    """
+
+    vocabulary: Vocabulary
+    kind: NDArray[np.uint8]
+    enters: NDArray[np.int64]
+    begin: NDArray[np.int64]
+    arc_piece: NDArray[np.int64]
+    arc_node: NDArray[np.int64]
+    word_at: NDArray[np.int64]
+    base: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, inventory: Inventory, words: Iterable[bytes]) -> Lexicon:
+        """The words that an inventory can spell; those that it cannot are left out.
+
+        Raises
+            ConfigError  it can spell none
+        """
+        ln_piece = inventory.log_probabilities()
+        spelled: list[str] = []
+        ln_words: list[float] = []
+        for word in words:
+            text = _text(word)
+            if text is None or is_mark(word):
+                continue
+            cut = inventory.encode_word(text)
+            if cut and UNKNOWN not in cut and inventory.decode(cut) == [text]:
+                spelled.append(text)
+                ln_words.append(float(ln_piece[cut].sum()))
+        if not spelled:
+            raise ConfigError(
+                "the wordpieces spell no word of the topology: give one of words in the language, "
+                "spelling and case that they were made of"
+            )
+        vocabulary = Vocabulary([*MARKS, *(w.encode() for w in spelled)], unk_in_model=True)
+        likely = np.exp(np.array(ln_words) - max(ln_words))
+        base = np.concatenate([np.zeros(len(MARKS)), likely / likely.sum()])
+        return cls(vocabulary, *_tree(inventory.pieces(), spelled), base)
+
+    @property
+    def begins_word(self) -> NDArray[np.bool_]:
+        """(v,) bool: of the pieces, which begin a word."""
+        return np.isin(self.kind, (kernels.BEGINS, kernels.BEGINS_UNKNOWN))
+
+    def walk(self, nodes: NDArray[np.int64], pieces: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The node after each piece, from the node before it; `OUTSIDE` for what is no word."""
+        arcs = self.begin, self.arc_piece, self.arc_node
+        out: NDArray[np.int64] = kernels.walk(nodes, pieces, self.kind, self.enters, *arcs)
+        return out
+
+    def split(self, given: NDArray[np.floating], nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What the next piece is to the word: see `mass_kernels.split_mass`."""
+        out = np.empty((len(given), 4))
+        exact = np.ascontiguousarray(given, np.float64)
+        kernels.split_mass(exact, nodes, self.kind, self.begin, self.arc_piece, out)
+        return out
+
+
+def _text(word: bytes) -> str | None:
+    try:
+        return word.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _tree(
+    pieces: list[str], words: list[str]
+) -> tuple[
+    NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64],
+    NDArray[np.int64],
+]:  # fmt: skip
+    """`kind`, `enters`, `begin`, `arc_piece`, `arc_node` and `word_at` of words."""
+    nodes = {"": 0}
+    word_at = {}
+    for word, text in enumerate(words, len(MARKS)):
+        marked = SPACE + text
+        for end in range(1, len(marked) + 1):
+            nodes.setdefault(marked[:end], len(nodes))
+        word_at[nodes[marked]] = word
+    ids = {piece: i for i, piece in enumerate(pieces) if i not in (UNKNOWN, BEGIN, END)}
+    longest = max(map(len, ids), default=0)
+    enters = np.full(len(pieces), kernels.OUTSIDE, np.int64)
+    arcs: list[tuple[int, int, int]] = []
+    for text, node in nodes.items():
+        for start in range(max(0, len(text) - longest), len(text)):
+            piece = ids.get(text[start:])
+            if piece is None:
+                continue
+            if start == 0:
+                enters[piece] = node
+            else:
+                arcs.append((nodes[text[:start]], piece, node))
+    kind = np.full(len(pieces), kernels.GOES_ON, np.uint8)
+    for name, i in ids.items():
+        if name.startswith(SPACE):
+            known = enters[i] != kernels.OUTSIDE
+            kind[i] = kernels.BEGINS if known else kernels.BEGINS_UNKNOWN
+    kind[BEGIN], kind[END] = kernels.NEVER, kernels.ENDS
+    table = np.array(sorted(arcs), np.int64).reshape(-1, 3)
+    begin = np.searchsorted(table[:, 0], np.arange(len(nodes) + 1))
+    ends = np.zeros(len(nodes), np.int64)
+    ends[list(word_at)] = list(word_at.values())
+    return (
+        kind, enters, begin.astype(np.int64), np.ascontiguousarray(table[:, 1]),
+        np.ascontiguousarray(table[:, 2]), ends,
+    )  # fmt: skip

@@ -1,0 +1,110 @@
+"""Counting what a source that spells its words gives to them: arrays in, arrays out, no GIL."""
+
+# mypy: disable-error-code="assignment"
+from __future__ import annotations
+
+import numpy as np
+
+from dlm.jit import kernel
+
+# What a piece is to a word: it goes on with it, begins one that may be a word of the lexicon or
+# that cannot, ends the sentence, or is never said.
+GOES_ON, BEGINS, BEGINS_UNKNOWN, ENDS, NEVER = 0, 1, 2, 3, 4
+OUTSIDE = -1  # the node of a word that left the lexicon
+
+
+@kernel("uint32[:], int64[:], uint32[:], float64[:], uint32[:], uint32[:], out float64[:], "
+        "out float64[:]")  # fmt: skip
+def add_mass(  # type: ignore[no-untyped-def]
+    contexts, rows, words, mass, first_child, last_words, ngram_counts, context_counts
+):
+    """What a source gives to some words, added to the counts of contexts that end its histories.
+
+    Shapes, h histories, e words, contexts of length k
+        contexts        (h,)      uint32   the context of this length; NO_ROW without one
+        rows            (e,)      int64    the history of each word
+        words, mass     (e,)      uint32, float64
+        first_child     (m + 1,)  uint32   of the contexts, among the n-grams of order k + 1
+        last_words      (n,)      uint32   of those; rising within a context
+        ngram_counts    (n,)      float64  added to
+        context_counts  (m,)      float64  added to
+    Trusts              rows < h
+    """
+    for e in range(len(rows)):
+        row = np.int64(contexts[rows[e]])
+        if row >= len(context_counts):
+            continue
+        context_counts[row] += mass[e]
+        low, high = np.int64(first_child[row]), np.int64(first_child[row + 1])
+        while low < high:
+            middle = (low + high) // 2
+            if last_words[middle] < words[e]:
+                low = middle + 1
+            else:
+                high = middle
+        if low < np.int64(first_child[row + 1]) and last_words[low] == words[e]:
+            ngram_counts[low] += mass[e]
+
+
+@kernel("int64[:], int64[:], uint8[:], int64[:], int64[:], int64[:], int64[:]")
+def walk(nodes, pieces, kind, enters, begin, arc_piece, arc_node):  # type: ignore[no-untyped-def]
+    """The node after a piece, from the node before it.
+
+    Shapes, b words, v pieces, n nodes, a arcs
+        nodes      (b,)      int64  0, the root, after `<s>`; OUTSIDE
+        pieces     (b,)      int64
+        kind       (v,)      uint8
+        enters     (v,)      int64  the node after a piece that begins a word
+        begin      (n + 1,)  int64  arcs of node i are begin[i]:begin[i + 1]
+        arc_piece  (a,)      int64  rising within a node
+        arc_node   (a,)      int64
+        returns    (b,)      int64
+    """
+    out = np.empty(len(nodes), np.int64)
+    for i in range(len(nodes)):
+        piece, node = pieces[i], nodes[i]
+        if kind[piece] == BEGINS or kind[piece] == BEGINS_UNKNOWN:
+            out[i] = enters[piece]
+        elif node <= 0:
+            out[i] = OUTSIDE
+        else:
+            low, high = begin[node], begin[node + 1]
+            while low < high:
+                middle = (low + high) // 2
+                if arc_piece[middle] < piece:
+                    low = middle + 1
+                else:
+                    high = middle
+            found = low < begin[node + 1] and arc_piece[low] == piece
+            out[i] = arc_node[low] if found else OUTSIDE
+    return out
+
+
+@kernel("float64[:, :], int64[:], uint8[:], int64[:], int64[:], out float64[:, :]")
+def split_mass(given, nodes, kind, begin, arc_piece, out):  # type: ignore[no-untyped-def]
+    """What the next piece is to the word that is being spelled.
+
+    Shapes, b words, v pieces
+        given   (b, v)  float64
+        nodes   (b,)    int64    as `walk` has them
+        out     (b, 4)  float64  filled: it begins a word that may be of the lexicon, or one that is
+                                 not; it ends the sentence; it leads out of the lexicon inside of
+                                 a word
+    """
+    out[:] = 0.0
+    for i in range(len(given)):
+        on = 0.0
+        for piece in range(given.shape[1]):
+            if kind[piece] == GOES_ON:
+                on += given[i, piece]
+            elif kind[piece] == BEGINS:
+                out[i, 0] += given[i, piece]
+            elif kind[piece] == BEGINS_UNKNOWN:
+                out[i, 1] += given[i, piece]
+            elif kind[piece] == ENDS:
+                out[i, 2] += given[i, piece]
+        if nodes[i] > 0:
+            for arc in range(begin[nodes[i]], begin[nodes[i] + 1]):
+                on -= given[i, arc_piece[arc]]
+        if nodes[i] != OUTSIDE:
+            out[i, 3] = max(on, 0.0)

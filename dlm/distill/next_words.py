@@ -1,0 +1,42 @@
+"""What a backoff model gives to every word after a history: whole distributions."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.distill import word_kernels as kernels
+from dlm.estimate.columns import ModelColumns
+
+
+class NextWords:
+    """Distributions of a model's next word.
+
+    Cost   all words for each order and history, 8 bytes each: ask for some histories at a time
+    """
+
+    def __init__(self, model: ModelColumns) -> None:
+        self._model = model
+        self._prob = [10.0 ** c.log10_prob.astype(np.float64) for c in model.orders]
+        self._weight = [10.0 ** c.log10_backoff.astype(np.float64) for c in model.orders]
+        self._last = [np.ascontiguousarray(c.ids[:, -1]) for c in model.orders]
+
+    def after(self, histories: NDArray[np.uint32]) -> NDArray[np.float64]:
+        """P of each word after each history.
+
+        Shapes
+            histories  (b, m)  uint32   most recent last, `MISSING` where they are shorter
+            returns    (b, v)  float64
+        """
+        out = np.repeat(self._prob[0][None, :], len(histories), axis=0)
+        length = histories.shape[1]
+        for k in range(1, min(self._model.order - 1, length) + 1):
+            kernels.back_off_to(
+                self._model.rows_of(np.ascontiguousarray(histories[:, length - k :])),
+                self._model.orders[k - 1].first_child,
+                self._last[k],
+                self._prob[k],
+                self._weight[k - 1],
+                out,
+            )
+        return out

@@ -1,0 +1,171 @@
+"""A network of wordpieces as a source of words (FNG 6).
+
+FNG builds a topology of pieces, counts on it, and moves the counts to the topology of words. Here
+no such topology is built: wherever a sample stands inside a word, what the network gives to the end
+of that word counts for it, after the history at which the word began. Both give the same counts.
+
+A piece that begins with U+2581 begins a word, so that a word has ended only when the next piece
+does, or the sentence ends. Its end is taken as a symbol of its own, whose probability is theirs
+together: no word is then the beginning of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.distill.capitalize import CasedSource, Spellings, lower, spelling_generator
+from dlm.distill.count import Visit, WordMass
+from dlm.distill.lexicon import Lexicon
+from dlm.distill.network import NetworkSource
+from dlm.distill.source import VisitSource
+from dlm.estimate.columns import MISSING, ModelColumns
+from dlm.federated.tokens import BOS_ID
+from dlm.ngram.vocab import UNK_ID, Vocabulary
+
+_ROOT = 0  # the node of a sentence of which nothing has been said
+
+
+class PieceSource:
+    """What a network of wordpieces says, in words.
+
+    Args
+        network   of wordpieces
+        words     of the topology; those that the pieces cannot spell are left out
+        history   words that a context of the topology has at most
+        cased     a model of cased text: the words are spelled as it has them (`capitalize`), and
+                  what pieces spell is their lower case
+    Fields
+        vocabulary  marks, and the words that pieces can spell
+        base        (v,) float64: what words that no sample spells are taken to be worth
+    Raises
+        ConfigError  the pieces spell none of the words
+    """
+
+    def __init__(
+        self,
+        network: NetworkSource,
+        words: Iterable[bytes],
+        history: int,
+        cased: ModelColumns | None = None,
+    ) -> None:
+        assert network.inventory is not None, "the network is one of words"
+        if cased is not None:
+            words = dict.fromkeys(map(lower, words))
+        self.lexicon = Lexicon.of(network.inventory, words)
+        self.vocabulary: Vocabulary = self.lexicon.vocabulary
+        self.base = self.lexicon.base
+        self._spellings = None
+        if cased is not None:
+            self._spellings = Spellings(self.vocabulary, cased)
+            self.vocabulary = self._spellings.vocabulary
+            self.base = self._spellings.spread(self.base)
+            history = max(history, self._spellings.history)
+        self.record = network.record
+        self._network, self._history = network, history
+
+    def visits(self, samples: int, seed: int) -> Iterator[WordMass]:
+        """As `source.VisitSource` has it."""
+        reader = PieceReader(self.lexicon, self._history, self._spellings, seed)
+        return (reader.read(visit) for visit in self._network.visits(samples, seed))
+
+
+def in_words(
+    network: NetworkSource,
+    topology: ModelColumns,
+    cased: ModelColumns | None,
+    progress: Callable[[str], None],
+) -> VisitSource:
+    """The network as a source of words: of the topology's, if it says wordpieces.
+
+    Args
+        cased  a model of cased text, if the words are to be spelled as it has them
+    Raises
+        ConfigError  as `PieceSource`, `capitalize.Spellings`
+    """
+    if network.inventory is None:
+        return network if cased is None else CasedSource(network, cased)
+    words = topology.vocabulary.words
+    progress(f"spelling {len(words):,} words in {network.inventory.size:,} pieces")
+    return PieceSource(network, words, topology.order - 1, cased)
+
+
+class PieceReader:
+    """Reads words from visits of pieces, a step for a step.
+
+    At a place inside a word, spelled as far as a node: the word that ends there gets what the next
+    piece gives to its end; `<unk>` gets that where none does, and what leads out of the lexicon.
+    `</s>`, and words that begin outside of the lexicon, are said after the word has ended: they get
+    what the piece gives to them, after the history that the word would end.
+
+    Args
+        history    words of a history that are kept
+        spellings  of the words, if they are to be cased; what a word gets is then split over them,
+                   and histories have those that are drawn from `seed`
+    Guarantees
+        what words are expected to get is what the network gives to them, added up over all ways to
+        spell them; and a history is visited as often as words get something after it
+    """
+
+    def __init__(
+        self, lexicon: Lexicon, history: int, spellings: Spellings | None = None, seed: int = 0
+    ) -> None:
+        self._lexicon, self._length = lexicon, max(history, 1)
+        self._spellings = spellings
+        self._random = spelling_generator(seed)
+        # Of each place: the node of the word that is being spelled, what was said before it, and
+        # the word that has ended if the next piece begins one.
+        self._node = np.zeros(0, np.int64)
+        self._window = np.zeros((0, self._length), np.uint32)
+        self._ending = np.zeros(0, np.uint32)
+
+    def read(self, visit: Visit) -> WordMass:
+        """What words get where samples stand now."""
+        lexicon, vocabulary, places = self._lexicon, self._lexicon.vocabulary, visit.places
+        self._make_room(int(places[-1]) + 1)
+        pieces = visit.words.astype(np.int64)
+        at, here = self._node[places], self._window[places]
+        begins = visit.words == BOS_ID
+        at[begins] = _ROOT
+        here[begins] = MISSING
+        # Marks have the same ids in both vocabularies.
+        here[begins, -1] = vocabulary.begin_id
+        over = lexicon.begins_word[pieces] & (at != _ROOT)
+        here[over] = pushed(here[over], self._ending[places][over])
+        at = np.where(begins, _ROOT, lexicon.walk(at, pieces))
+        inside = at != _ROOT
+        said = np.where(at > _ROOT, lexicon.word_at[np.maximum(at, _ROOT)], UNK_ID)
+        ending = said.astype(np.uint32)
+        if self._spellings is not None:
+            ending = self._spellings.draw(here, ending, self._random)
+        after = np.where(inside[:, None], pushed(here, ending), here)
+        self._node[places], self._window[places], self._ending[places] = at, here, ending
+        entering, unknown, ends, out = lexicon.split(visit.given, at).T
+        rows = np.arange(len(at))
+        given = WordMass.of(
+            np.concatenate([here, after]),
+            [
+                (rows, said, np.where(at > _ROOT, entering + unknown + ends, 0.0)),
+                (rows, UNK_ID, np.where(inside, out, 0.0)),
+                (rows + len(at), vocabulary.end_id, ends),
+                # A sentence begins with a piece that begins a word, or with what is none.
+                (rows + len(at), UNK_ID, unknown + np.where(inside, 0.0, out)),
+            ],
+            int(begins.sum()),
+        )
+        return given if self._spellings is None else self._spellings.split_mass(given)
+
+    def _make_room(self, places: int) -> None:
+        more = places - len(self._node)
+        if more > 0:
+            self._node = np.concatenate([self._node, np.zeros(more, np.int64)])
+            fresh = np.full((more, self._length), MISSING, np.uint32)
+            self._window = np.concatenate([self._window, fresh])
+            self._ending = np.concatenate([self._ending, np.zeros(more, np.uint32)])
+
+
+def pushed(histories: NDArray[np.uint32], words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Each history with a word more; the oldest falls out."""
+    return np.concatenate([histories[:, 1:], words[:, None]], axis=1)

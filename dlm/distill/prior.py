@@ -1,0 +1,96 @@
+"""What is added to the counts of contexts, so that no word of a sample is lost or overrated.
+
+A prior is some visits to each context that was visited, and how they are spread over its words. It
+is added to a context's own problem alone: what longer contexts back off to it stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.distill.count import LocalCounts, NgramCounts
+from dlm.errors import ConfigError
+from dlm.estimate.columns import ModelColumns
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """Visits that are added to contexts.
+
+    Shapes, n_k n-grams of order k, k from 0 to N - 1
+        visits[k]    (n_k,)      float64  to each context of length k
+        prob[k]      (n_{k+1},)  float64  what one of them gives to an n-gram of order k + 1
+        unlisted[k]  (n_k,)      float64  what one of them gives to words that are not listed
+    """
+
+    visits: list[NDArray[np.float64]]
+    prob: list[NDArray[np.float64]]
+    unlisted: list[NDArray[np.float64]]
+
+
+def as_seen(
+    topology: ModelColumns, counts: NgramCounts, local: LocalCounts, visits: float
+) -> Prior:
+    """The same visits to each context, spread as the words were seen after it."""
+    found = Prior([], [], [])
+    for k, columns in enumerate(topology.orders):
+        visited = np.maximum(counts.contexts[k], np.finfo(float).tiny)
+        found.visits.append(np.full(len(visited), float(visits)))
+        found.prob.append(counts.ngrams[k] / visited[columns.prefix])
+        found.unlisted.append(local.backed[k] / visited)
+    return found
+
+
+def as_backed_off(
+    topology: ModelColumns,
+    counts: NgramCounts,
+    base: NDArray[np.float64],
+    visits: float | None = None,
+) -> Prior:
+    """Visits that are spread as the context one shorter says, for counts that lack words.
+
+    A source that spells its words gives nothing to those that no sample spelled, and their n-grams
+    would have probability 0. As many visits are added as different words were seen, 1 at the least.
+
+    Args
+        base    (v,) float64, sums to 1: what the visits to the empty context are spread as
+        visits  to each context; None for as many as words were seen
+    Guarantees
+        where base is over 0, so is every probability
+    Raises
+        ConfigError  below 0 visits
+    Paper
+        Witten and Bell 1991, method C, in counts that are no whole numbers: a word that has a count
+        below 1 is seen that much
+    """
+    if visits is not None:
+        check_visits(visits)
+    found = Prior([], [], [])
+    smoothed = np.zeros(0)
+    for k, columns in enumerate(topology.orders):
+        seen, visited = counts.ngrams[k], counts.contexts[k]
+        # Row 0 of the empty context is all there is of it.
+        prefix = columns.prefix if k else np.zeros(len(columns), np.intp)
+        below = smoothed[columns.suffix] if k else base
+        if visits is None:
+            kinds = np.bincount(prefix, np.minimum(seen, 1.0), len(visited))
+            rest = visited - np.bincount(prefix, seen, len(visited))
+            added = np.maximum(kinds + np.clip(rest, 0.0, 1.0), 1.0)
+        else:
+            added = np.full(len(visited), float(visits))
+        found.visits.append(added)
+        found.prob.append(below)
+        listed = np.bincount(prefix, below, len(visited))
+        found.unlisted.append(np.maximum(1.0 - listed, 0.0) if k else np.zeros(1))
+        total = np.maximum(visited + added, np.finfo(float).tiny)
+        smoothed = (seen + added[prefix] * below) / total[prefix]
+    return found
+
+
+def check_visits(visits: float) -> None:
+    """Raises `ConfigError` for fewer than 0."""
+    if not visits >= 0:
+        raise ConfigError(f"a prior of {visits}; give 0 or more visits")

@@ -1,0 +1,60 @@
+"""Splitting what uncased words get over their cased spellings: arrays in, arrays out, no GIL."""
+
+# mypy: disable-error-code="assignment"
+from __future__ import annotations
+
+import numpy as np
+
+from dlm.jit import kernel
+
+
+@kernel("uint32[:], uint32[:], uint32[:], float64[:], float64[:], out float64[:, :]")
+def back_off_to(rows, first_child, words, prob, weight, given):  # type: ignore[no-untyped-def]
+    """What a model gives to all words after some histories, from contexts one shorter.
+
+    Shapes, b histories, v words, m contexts of this length with n n-grams
+        rows         (b,)      uint32   the context that ends a history; NO_ROW without one
+        first_child  (m + 1,)  uint32   of the contexts, among their n-grams
+        words        (n,)      uint32   last words of those
+        prob         (n,)      float64  P
+        weight       (m,)      float64  backoff weights
+        given        (b, v)    float64  changed
+    """
+    for b in range(len(rows)):
+        row = np.int64(rows[b])
+        if row < len(weight):
+            for w in range(given.shape[1]):
+                given[b, w] *= weight[row]
+            for e in range(first_child[row], first_child[row + 1]):
+                given[b, words[e]] = prob[e]
+
+
+@kernel("float32[:, :], float64[:, :], int64[:], uint32[:], out float32[:, :], out float32[:]")
+def split_over(uncased, cased, begin, spellings, given, entropy):  # type: ignore[no-untyped-def]
+    """What uncased words get, split over their spellings as a cased model says.
+
+    Shapes, b histories, u uncased and v cased words
+        uncased    (b, u)    float32  a distribution after each history
+        cased      (b, v)    float64  what the cased model gives
+        begin      (u + 1,)  int64    spellings of word i are spellings[begin[i]:begin[i + 1]]
+        spellings  (v,)      uint32   one at the least for each uncased word
+        given      (b, v)    float32  filled
+        entropy    (b,)      float32  that of the choice among spellings is added, in nats
+    """
+    for b in range(len(uncased)):
+        more = 0.0
+        for word in range(uncased.shape[1]):
+            first, last = begin[word], begin[word + 1]
+            # The share of a single spelling is 1, to the bit.
+            if last - first == 1:
+                given[b, spellings[first]] = uncased[b, word]
+                continue
+            total = 0.0
+            for i in range(first, last):
+                total += cased[b, spellings[i]]
+            for i in range(first, last):
+                share = cased[b, spellings[i]] / total if total > 0.0 else 1.0 / (last - first)
+                given[b, spellings[i]] = uncased[b, word] * share
+                if share > 0.0:
+                    more -= uncased[b, word] * share * np.log(share)
+        entropy[b] += more

@@ -1,0 +1,91 @@
+"""`dlm evaluate`: what it prints, beside `dlm perplexity`, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax", reason="pip install -e '.[train]'")
+pytest.importorskip("optax", reason="pip install -e '.[train]'")
+
+from estimate.merge_models import normalised_model
+
+Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+WORDS = [f"w{i}" for i in range(9)]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Two models, and text with words that they lack, of users and of nobody."""
+    for name, seed, words in (("one", 1, WORDS), ("two", 2, WORDS)):
+        normalised_model(seed, words).write(tmp_path / f"{name}.arpa")
+    rng = np.random.default_rng(0)
+    lines = [" ".join(rng.choice([*WORDS, "x"], rng.integers(1, 7))) for _ in range(40)]
+    (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
+    rows = [f"user{i // 4}\t{line.upper()}" for i, line in enumerate(lines)]
+    (tmp_path / "users.tsv").write_text("user_id\tutterance\n" + "\n".join(rows) + "\n")
+    return tmp_path
+
+
+def test_perplexities_are_those_of_the_other_command(run: Run, home: Path) -> None:
+    """Of one model, for which its own words are the known ones."""
+    given = ("evaluate", home / "one.arpa", "--text", home / "text.txt", "--json", "-q")
+    done = run(*given)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    other = json.loads(run("perplexity", home / "one.arpa", home / "text.txt", "--json").stdout)
+    (model,) = figures["models"]
+    assert model["perplexity"]["value"] == pytest.approx(other["summary"]["perplexity"], rel=1e-5)
+    assert model["perplexity_without_oovs"]["value"] == pytest.approx(
+        other["summary"]["perplexity_without_oovs"], rel=1e-5
+    )
+    assert figures["words"] - figures["known_words"] == other["summary"]["oovs"] > 0
+    assert figures["sentences"] == 40
+    assert figures["users"] is None
+    assert model["top1"]["low"] is None
+
+
+def test_models_are_compared_on_users_text(run: Run, home: Path) -> None:
+    """With intervals, and the difference of the second to the first; the tokenizer's words."""
+    args = ("evaluate", home / "one.arpa", home / "two.arpa", "--users", home / "users.tsv")
+    figures = json.loads(run(*args, "--tokenizer", "words", "--json", "-q").stdout)
+    assert figures["users"] == 10
+    first, second = figures["models"]
+    assert first["perplexity"]["low"] < first["perplexity"]["value"] < first["perplexity"]["high"]
+    assert second["perplexity_difference"]["value"] == pytest.approx(
+        second["perplexity"]["value"] - first["perplexity"]["value"]
+    )
+    again = json.loads(run(*args, "--tokenizer", "words", "--json", "-q").stdout)
+    assert again == figures
+    said = run(*args, "--draws", "0").stdout.decode()
+    assert "10 users, 40 sentences" in said
+    assert "0 of them known to all models" in said  # in upper case, as they stand
+    assert "perplexity difference" in said
+    assert "top1" in said and "not known" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "give --users"),
+        (["--text", "text.txt", "--users", "users.tsv"], "give --users"),
+        (["--text", "none.txt"], "none.txt does not exist"),
+        (["--text", "text.txt", "--tokenizer", "none"], "--tokenizer is one of"),
+        (["--text", "text.txt", "--draws", "-1"], "give 0 or more"),
+        (["--text", "text.txt", "--memory", "1M"], "raise --memory"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(
+    run: Run, home: Path, options: list[str], message: str
+) -> None:
+    """In one line."""
+    paths = [str(home / o) if o.endswith((".txt", ".tsv")) else o for o in options]
+    done = run("evaluate", home / "one.arpa", *paths)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert message in done.stderr.decode()
