@@ -30,8 +30,9 @@ class Lexicon:
         arc_piece  (a,)      int64  rising within a node
         arc_node   (a,)      int64  where it leads
         word_at    (n,)      int64  the word that ends at a node; 0, <unk>, where none does
-        base       (w,)      float64  of each word what its pieces' own probabilities say (Kudo
-                             2018, a unigram model); sums to 1 over words, marks have 0
+        base       (w,)      float64  of each word half an equal share, half what its pieces'
+                             own probabilities say (Kudo 2018, a unigram model, to which rare words
+                             are next to impossible); sums to 1 over words, marks have 0
     """
 
     vocabulary: Vocabulary
@@ -68,7 +69,8 @@ class Lexicon:
             )
         vocabulary = Vocabulary([*MARKS, *(w.encode() for w in spelled)], unk_in_model=True)
         likely = np.exp(np.array(ln_words) - max(ln_words))
-        base = np.concatenate([np.zeros(len(MARKS)), likely / likely.sum()])
+        shares = (likely / likely.sum() + 1 / len(likely)) / 2
+        base = np.concatenate([np.zeros(len(MARKS)), shares])
         return cls(vocabulary, *_tree(inventory.pieces(), spelled), base)
 
     @property
