@@ -73,7 +73,7 @@ def _distill(settings: PipelineSettings, at: Places) -> Stage:
         made = distill_files(request, progress=progress.tell)
         assert made is not None
         progress.tell(
-            f"perplexity of text as the network says it: {math.exp(made.entropy):.4f} by the "
+            f"perplexity of text from the network: {math.exp(made.entropy):.4f} by the "
             f"network, {math.exp(made.entropy + made.relative_entropy):.4f} by the model"
         )
 
