@@ -335,7 +335,7 @@ class Core:
                 gone = ShardDown("no message is sent meanwhile")
             if gone is not None:
                 # An utterance that began on the full model ends on its low orders.
-                self._sender.count_partial(call.give_up(gone), gone, None)
+                self._sender.count_partial(model, call.give_up(gone), gone, None)
                 runtime.counts.call(OK, time.perf_counter() - begun)
                 return call.future
         planned = time.perf_counter()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dlm.client.lowgrams import LowGrams
-from dlm.errors import DlmError, QueryError
+from dlm.errors import DlmError, QueryError, StaleShardSet
 from dlm.ngram.query import Answers, QueryGroups
 
 QUIET_S = 10.0  # without a partial score, after which an answered message ends an outage
@@ -26,11 +26,13 @@ class Outage(NamedTuple):
 
     began, last  times of the first and of the latest
     queries      that the partial model answered
+    error        kind of the error that it is logged with
     """
 
     began: float
     last: float
     queries: int
+    error: str = ""
 
     @property
     def seconds(self) -> float:
@@ -40,6 +42,11 @@ class Outage(NamedTuple):
     def extended(self, queries: int, now: float) -> Outage:
         """The outage, with so many more queries."""
         return self._replace(last=now, queries=self.queries + queries)
+
+    def lasts(self, error: DlmError) -> bool:
+        """Whether this error makes of an outage one that does not end by itself: servers are back,
+        and none holds the model of the handle."""
+        return isinstance(error, StaleShardSet) and self.error != StaleShardSet.__name__
 
     def is_over(self, now: float) -> bool:
         """Whether an answered message ends it: while some are answered and some are not, it goes

@@ -207,7 +207,7 @@ class Sender:
             if piece.shard in refused:
                 # What the other shards answer is of use all the same.
                 refusal = refused[piece.shard]
-                self.count_partial(call.miss(piece, refusal), refusal, piece.shard)
+                self.count_partial(call.model, call.miss(piece, refusal), refusal, piece.shard)
                 continue
             if at is not None:
                 piece = router.Piece(piece.shard, piece.groups, at[piece.at])
@@ -624,7 +624,8 @@ class Sender:
     def _miss(self, item: Item, error: DlmError) -> None:
         """An item that is not answered: by the partial model where there is one, else its error."""
         try:
-            self.count_partial(item.call.miss(item.piece, error), error, item.piece.shard)
+            call, piece = item.call, item.piece
+            self.count_partial(call.model, call.miss(piece, error), error, piece.shard)
         except Exception as exc:  # noqa: BLE001 - a caller must never be left waiting
             error.add_note(f"and the partial model failed: {exc!r}")
             item.call.fail(error)
@@ -632,10 +633,12 @@ class Sender:
     def give_up(self, call: Call, error: DlmError) -> None:
         """A call's time is over: the partial model answers what is missing, or it fails."""
         shards = call.missing_shards() if self._links.runtime.outage is None else []
-        self.count_partial(call.give_up(error), error, shards[0] if shards else None)
+        shard = shards[0] if shards else None
+        self.count_partial(call.model, call.give_up(error), error, shard)
 
-    def count_partial(self, queries: int, error: DlmError, shard: int | None) -> None:
-        """So many were answered by the partial model; told once, when that begins.
+    def count_partial(self, model: str, queries: int, error: DlmError, shard: int | None) -> None:
+        """So many were answered by the partial model; told once, when that begins, and once more
+        where it turns out that it will not end.
 
         Args
             shard  that did not answer; None where none was asked
@@ -643,15 +646,25 @@ class Sender:
         if not queries:
             return
         runtime, now = self._links.runtime, self._clock()
+        if self._table.of(model) is None:
+            # Whatever became of the message: to ask again would not help.
+            error = other_model(self._table.snapshot().model, model)
+            self._table.note_gone(model, error)
+        kind = type(error).__name__
         with runtime.lock:
             runtime.stats.partial += queries
             known = runtime.outage
-            runtime.outage = (
-                Outage(now, now, queries) if known is None else known.extended(queries, now)
-            )
+            lasts = known is not None and known.lasts(error)
+            if known is None:
+                runtime.outage = Outage(now, now, queries, kind)
+            else:
+                extended = known.extended(queries, now)
+                runtime.outage = extended._replace(error=kind) if lasts else extended
         if known is None:
-            fields = {"shard": shard, "error": type(error).__name__}
-            log.warning("client.partial.began", extra=fields)
+            log.warning("client.partial.began", extra={"shard": shard, "error": kind})
+        elif lasts:
+            fields = {"shard": shard, "before": known.error, "error": kind}
+            log.warning("client.partial.changed", extra=fields)
 
 
 def _failed(message: _Message, error: DlmError) -> batcher.Done:

@@ -58,6 +58,7 @@ class Table:
         self.known: Snapshot | None = None
         self._others: Mapping[str, Snapshot] = {}  # by model; replaced whole
         self._gone = False  # no server holds what is known
+        self._missed: frozenset[str] = frozenset()  # models that handles ask for in vain
         self._unread = ""  # why the last look failed
         self._unserved: str | None = None  # the default that no servers hold all shards of
         self._stamp = endpoints.stamp()
@@ -224,6 +225,7 @@ class Table:
             runtime.stats.refreshes += stale is not None
             self._others = self._still_held(census, snapshot)
             self.known = snapshot
+            self._missed -= {snapshot.model, *self._others}
             self._links.forget_windows({s.shard_set for s in (snapshot, *self._others.values())})
         if known is not None and known.model != snapshot.model:
             fields = {"before": known.model, "after": snapshot.model}
@@ -248,6 +250,15 @@ class Table:
             fields = {"named": named, "model": manifest.model}
             log.warning("client.model.kept", extra=fields)
         self._unserved = None if is_it else named
+
+    def note_gone(self, model: str, error: DlmError) -> None:
+        """Logs, once per model, that a handle is open on one that no server holds: where its low
+        orders answer, no call fails, and nothing else says so."""
+        with self._links.runtime.lock:
+            if model in self._missed:
+                return
+            self._missed |= {model}
+        log.warning("client.model.gone", extra={"model": model, "error": str(error)})
 
     def _still_held(self, census: Census, now: Snapshot) -> dict[str, Snapshot]:
         """Of the models that were in use before, where those are that servers hold still."""

@@ -277,6 +277,41 @@ def test_a_new_handle_whose_model_was_taken_away_is_answered_by_the_next(
                     handle.score(asked, [last if handle is looked_up else word])
 
 
+def test_a_handle_whose_model_is_gone_is_logged_once_and_by_its_true_reason(
+    files, other_files, rolled, config, caplog
+) -> None:
+    """One server is stopped, then all come back without the model: the handle is answered by its
+    2-grams for good, no call fails, and the log says which model it is and what to do."""
+    old = files.again(2)
+    settings = replace(config, heartbeats=False, partial=True, deadline_s=2.0)
+    queries = [query for shard in (0, 1) for query in queries_to(old, shard)[:3]]
+    asked = [c for c, _ in queries], [w for _, w in queries]
+    addresses = rolled.addresses[:2]  # one server of each shard
+
+    def told(begin: str) -> list[dict[str, object]]:
+        found = (vars(r) for r in caplog.records)
+        return [one for one in found if one.get("event", "").startswith(begin)]
+
+    with Client.connect(addresses, settings) as client:
+        handle = client.utterance()
+        assert handle.score(*asked, deadline_s=WAIT_S).source is None
+        rolled.servers[0].end()
+        until(lambda: handle.score(*asked).source is not None)
+        (began,) = told("client.partial.")
+        assert (began["event"], began["error"]) == ("client.partial.began", "ShardDown")
+        assert not told("client.model.gone")
+        rolled.roll(other_files)
+        until(lambda: handle.score(*asked).source is not None and told("client.model.gone"))
+        for _ in range(20):
+            assert handle.score(*asked).source is not None
+        (gone,) = told("client.model.gone")
+        assert gone["model"] == old.manifest.model and gone["levelname"] == "WARNING"
+        assert "Open a new utterance" in str(gone["error"])
+        _, changed = told("client.partial.")
+        assert (changed["event"], changed["before"]) == ("client.partial.changed", "ShardDown")
+        assert changed["error"] == "StaleShardSet"
+
+
 def test_killed_workers_cost_answers_but_make_none_wrong(files, config) -> None:
     """kill -9, one worker after the other, while a client asks: an answer is the oracle's or a
     `DlmError`, and in the end all are there again."""
