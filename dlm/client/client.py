@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
+from dlm.client.address import check_address
 from dlm.client.cascade import CascadeStatus
 from dlm.client.config import ClientConfig
 from dlm.client.core import Core
@@ -89,11 +90,12 @@ def _check_addresses(cluster: Any) -> None:
             "of a cluster.toml"
         )
     for address in cluster:
-        if not isinstance(address, str) or ":" not in address:
+        try:
+            check_address(address)
+        except ConfigError as exc:
             raise ConfigError(
-                f'{address!r} is not a server address; expected "host:port", or the path '
-                "of a cluster.toml in place of the list"
-            )
+                f"{exc}; or give the path of a cluster.toml in place of the list"
+            ) from exc
 
 
 def _small_of(cluster: str | os.PathLike[str]) -> Path | None:

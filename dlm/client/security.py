@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import re
 import socket
 import threading
 import tomllib
@@ -22,6 +21,7 @@ from urllib.parse import unquote
 
 import grpc
 
+from dlm.client.address import HOST_PORT
 from dlm.config import nearest
 from dlm.errors import ConfigError
 from dlm.logs import EventLog
@@ -204,10 +204,6 @@ def read_cluster_security(path: str | os.PathLike[str]) -> ClientSecurity:
         raise
 
 
-# A bare "host:port" of any other form may be read by gRPC as a scheme that nobody meant.
-_HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
-
-
 def _local_target(address: str) -> str | None:
     """The gRPC target of the loopback addresses that `address` stands for, or None.
 
@@ -224,7 +220,7 @@ def _local_target(address: str) -> str | None:
             break
     found: dict[tuple[IPv4Address | IPv6Address, str], None] = {}
     for one in text.split(","):
-        match = _HOST_PORT.fullmatch(one)
+        match = HOST_PORT.fullmatch(one)
         resolved = _resolve(match["host"].strip("[]")) if match else ()
         if match is None or not resolved or not all(map(_is_loopback, resolved)):
             return None

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from dlm.client.address import check_address
 from dlm.client.security import PLAIN, TLS_KEYS, ClientSecurity
 from dlm.client.transport import Connection
 from dlm.config import nearest
@@ -174,15 +175,19 @@ def _endpoint(path: Path, server: Any) -> Endpoint:
             )
             raise ConfigError(f"{path}: [[server]] has no setting named {name}{advice}")
     address = server.get("address")
-    if not isinstance(address, str) or ":" not in address:
-        raise ConfigError(f'{path}: a [[server]] needs address = "host:port", found {address!r}')
+    if address is None:
+        raise ConfigError(f'{path}: a [[server]] needs address = "host:port", and has none')
+    try:
+        check_address(address)
+    except ConfigError as exc:
+        raise ConfigError(f"{path}: in [[server]], {exc}") from exc
     for name, low in (("shard", 0), ("pid", 1)):
         value = server.get(name)
         if value is not None and (
             not isinstance(value, int) or isinstance(value, bool) or value < low
         ):
             raise ConfigError(f"{path}: {name} must be a number from {low}, found {value!r}")
-    return Endpoint(address, server.get("shard"), server.get("pid"))
+    return Endpoint(str(address), server.get("shard"), server.get("pid"))
 
 
 class Servers(Protocol):

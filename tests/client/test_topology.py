@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from cluster import ModelFiles
+from dlm.client import Client
 from dlm.client.topology import (
     MAX_SHARD_SETS,
     NO_LIMIT,
@@ -90,6 +92,50 @@ def test_a_cluster_file_that_says_something_else_is_refused(tmp_path: Path, text
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ConfigError, match=r"cluster\.toml"):
         read_cluster_file(path)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1:99999", "127.0.0.1:-5", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:abc", "host"),
+        *("127.0.0.1:65536", "127.0.0.1:5,127.0.0.2:5", ":50060", "", "http://h:50060", "a b:1"),
+        *("::1:50060", "[::1]", "[::zz]:5", "[1::2::3]:5", "ipv4:1.2.3.4:0", "dns:///name", "h:1/"),
+        *("ipv4:1.2.3.4:5,1.2.3.5:70000", "unix:", "h:1\n", "h:\u0661", "h:+5", "h: 5"),
+    ],
+)
+def test_an_address_that_no_server_can_have_is_refused_where_it_is_given(
+    tmp_path: Path, address: str
+) -> None:
+    """gRPC would ask another port, or nobody; the message names the file and the value."""
+    path = tmp_path / "cluster.toml"
+    path.write_text(f"[[server]]\naddress = {json.dumps(address)}\n")
+    for refused in (lambda: read_cluster_file(path), lambda: Client.connect(path)):
+        with pytest.raises(ConfigError, match=re.escape(repr(address))) as caught:
+            refused()
+        assert str(path) in str(caught.value)
+    with pytest.raises(ConfigError, match=re.escape(repr(address))):
+        Client.connect(["127.0.0.1:50060", address])
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("localhost:1", "10.0.0.12:65535", "lm-dlm-0.space.svc:50060", "[::1]:50060", "a_b-1:7"),
+        *("ipv4:1.2.3.4:5,1.2.3.5:5", "ipv6:[::1]:5", "ipv6:%5B::1%5D:5", "dns:///name:5"),
+        *(
+            "[fe80::1%eth0]:5",
+            "dns:name:5",
+            "dns://10.0.0.1/name:5",
+            "unix:/run/dlm.sock",
+            "unix-abstract:dlm",
+        ),
+    ],
+)
+def test_what_grpc_can_connect_to_is_taken(tmp_path: Path, address: str) -> None:
+    """As it is written."""
+    path = tmp_path / "cluster.toml"
+    path.write_text(f"[[server]]\naddress = {json.dumps(address)}\n")
+    assert read_cluster_file(path) == [Endpoint(address)]
 
 
 @pytest.mark.parametrize(
