@@ -21,14 +21,14 @@ from typing import Any, TypeAlias
 
 from dlm.client.address import check_address
 from dlm.client.cascade import CascadeStatus
+from dlm.client.cluster_file import ClusterFile
 from dlm.client.config import ClientConfig
 from dlm.client.core import Core
 from dlm.client.local import open_local, open_small
 from dlm.client.metrics import ClientCollector
 from dlm.client.modes import Mode
 from dlm.client.runtime import Stats
-from dlm.client.security import read_cluster_security
-from dlm.client.topology import ClusterFile, Endpoint, FixedEndpoints, read_cluster_small
+from dlm.client.topology import Endpoint, FixedEndpoints
 from dlm.client.transport import GrpcConnection
 from dlm.client.utterance import (
     FINISH,
@@ -56,11 +56,9 @@ def _core(cluster: Cluster, config: ClientConfig | None, model: str | None) -> C
     endpoints: ClusterFile | FixedEndpoints
     if isinstance(cluster, (str, os.PathLike)):
         _check_path(cluster)
-        endpoints = ClusterFile(cluster)
-        endpoints()  # says what to do where there is no such file
-        security = security.over(read_cluster_security(cluster))
-        if config.partial and config.small is None and config.heartbeats is not False:
-            config = replace(config, small=_small_of(cluster))
+        endpoints = ClusterFile(cluster, config)
+        security = endpoints.started.security
+        config = replace(config, small=endpoints.started.small)
     else:
         _check_addresses(cluster)
         endpoints = FixedEndpoints([Endpoint(address) for address in cluster])
@@ -96,22 +94,6 @@ def _check_addresses(cluster: Any) -> None:
             raise ConfigError(
                 f"{exc}; or give the path of a cluster.toml in place of the list"
             ) from exc
-
-
-def _small_of(cluster: str | os.PathLike[str]) -> Path | None:
-    small = read_cluster_small(cluster)
-    if small is not None and not small.is_dir():
-        if small.exists():
-            raise ConfigError(
-                f"{os.fspath(cluster)} names the small model {small}, which is a file; the folder "
-                "of a shard set is expected, as `dlm shard` makes them"
-            )
-        raise ConfigError(
-            f"{os.fspath(cluster)} names the small model {small}, and there is no such folder on "
-            "this machine; copy it there, write where it is into the file, or give "
-            "ClientConfig(small=...)"
-        )
-    return small
 
 
 class _Face:

@@ -59,6 +59,7 @@ class Table:
         self._others: Mapping[str, Snapshot] = {}  # by model; replaced whole
         self._gone = False  # no server holds what is known
         self._missed: frozenset[str] = frozenset()  # models that handles ask for in vain
+        self._kept: frozenset[str] = frozenset()  # settings that changed without effect
         self._unread = ""  # why the last look failed
         self._unserved: str | None = None  # the default that no servers hold all shards of
         self._stamp = endpoints.stamp()
@@ -196,6 +197,8 @@ class Table:
         runtime, known = self._links.runtime, self.known
         stamp = self.endpoints.stamp()  # before what it stands for is read
         try:
+            if stamp != self._stamp:
+                self._note_settings(self.endpoints.kept())
             census = take_census(
                 self._endpoints_known(known),
                 self._links.connection,
@@ -239,6 +242,17 @@ class Table:
             },
         )
         return snapshot
+
+    def _note_settings(self, kept: list[str]) -> None:
+        """Logs, once each, that settings changed which this client goes on without."""
+        for name in kept:
+            if name not in self._kept:
+                fields = {
+                    "setting": name,
+                    "advice": "it takes effect when the client starts again",
+                }
+                log.warning("client.setting.kept", extra=fields)
+        self._kept = frozenset(kept)
 
     def _note_kept(self, named: str | None, manifest: Manifest) -> None:
         """Logs, once, that the model in use stays, since nobody serves all of the one that the
@@ -325,7 +339,7 @@ class Table:
             if snapshot is self.known or snapshot is None or self.of(snapshot.model) is snapshot:
                 self.refresh(snapshot, self._config.deadline_s)
         except Exception as exc:  # noqa: BLE001 - nobody waits for it
-            error = str(exc) or repr(exc)
+            error = " ".join([str(exc) or repr(exc), *getattr(exc, "__notes__", [])])
             # Once, not with each look; and a look that the client's end cut short is no fault.
             if error != self._unread and not self._links.closed:
                 self._unread = error

@@ -32,7 +32,6 @@ from dlm.errors import (
 from dlm.files import write_whole
 from dlm.index.layout import Manifest, parse_manifest
 from dlm.wire._pb import shard_pb2 as pb
-from dlm.wire.secret import signature
 from dlm.wire.status import plain
 
 Connect = Callable[[str], Connection]
@@ -202,23 +201,11 @@ class Servers(Protocol):
     def stamp(self) -> object:
         """Differs from the last one where the servers or the model may have changed."""
 
+    def kept(self) -> list[str]:
+        """Settings that are others by now, and that a running client keeps as they were.
 
-class ClusterFile:
-    """Reads the servers from a cluster.toml, anew each time; picklable."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).absolute()
-
-    def __call__(self) -> list[Endpoint]:
-        return read_cluster_file(self.path)
-
-    def model(self) -> str | None:
-        """See `Servers`."""
-        return read_cluster_model(self.path)
-
-    def stamp(self) -> object:
-        """See `Servers`."""
-        return signature(self.path)
+        Raises  ConfigError  a client that is started now would refuse what there is
+        """
 
 
 class FixedEndpoints:
@@ -237,6 +224,10 @@ class FixedEndpoints:
     def stamp(self) -> object:
         """See `Servers`."""
         return None
+
+    def kept(self) -> list[str]:
+        """See `Servers`."""
+        return []
 
 
 def write_cluster_file(

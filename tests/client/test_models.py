@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pickle
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from dataclasses import replace
 
 import pytest
 
+from certificates import Authority
 from client.questions import ask, assert_equal, queries_to, random_queries
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, ThreadServer, until
 from dlm.client import AsyncClient, Client, ClientConfig
@@ -232,6 +235,82 @@ def test_a_client_that_opens_no_new_handle_logs_a_wrong_default(
             return any(one.startswith("client.table.unread") and "NEW" in one for one in lines)
 
         until(logged)
+
+
+@pytest.mark.parametrize(
+    ("edited", "reason"),
+    [
+        ('{}[tls]\ncaa = "x"\n', "[tls] has no setting named caa (did you mean ca?)"),
+        ('{}[tls]\nca = "missing.crt"\n', "missing.crt cannot be read"),
+        ('{}[tls]\nserver_name = "n"\n', "server_name need TLS"),
+        ('token_file = "missing.token"\n{}', "missing.token cannot be read"),
+        ('small = "missing"\n{}', "there is no such folder"),
+        ('{}[[server]]\naddress = "127.0.0.1:99999"\n', "127.0.0.1:99999"),
+    ],
+)
+def test_a_running_client_refuses_what_a_new_one_refuses(
+    other_files, both, config, tmp_path, caplog, monkeypatch, edited: str, reason: str
+) -> None:
+    """It stays with what it has and logs why, and reads the file again once that is mended."""
+    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.05)
+    caplog.set_level(logging.INFO, "dlm.client")
+    path = tmp_path / "cluster.toml"
+    listed = "".join(f'[[server]]\naddress = "{address}"\n' for address in both)
+    path.write_text(listed)
+    settings = replace(config, partial=True)
+    with Client.connect(path, settings) as client:
+
+        def events() -> list[str]:
+            check(client, other_files)
+            return [str(r.getMessage()) for r in caplog.records]
+
+        def unread() -> list[str]:
+            return [one for one in events() if one.startswith("client.table.unread")]
+
+        caplog.clear()
+        path.write_text(edited.format(listed))
+        with pytest.raises(ConfigError, match=re.escape(reason)):
+            Client.connect(path, settings)
+        until(unread)
+        for _ in range(20):  # however often it looks again
+            (line,) = unread()
+        assert reason in line and str(path.parent) in line
+        assert not any(one.startswith("client.table.read ") for one in events())
+        path.write_text(listed + "\n")
+        until(lambda: any(one.startswith("client.table.read ") for one in events()))
+        assert not any(one.startswith("client.setting.kept") for one in events())
+
+
+def test_a_setting_that_a_running_client_does_not_follow_is_logged_once(
+    files, other_files, both, config, tmp_path, caplog, monkeypatch
+) -> None:
+    """By its name, never by its content; what the file says besides is followed."""
+    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.05)
+    path = tmp_path / "cluster.toml"
+    listed = "".join(f'[[server]]\naddress = "{address}"\n' for address in both)
+    path.write_text(listed)
+    token = tmp_path / "decoder.token"
+    token.write_text("t" * 43 + "\n")
+    token.chmod(0o600)
+    authority = Authority(tmp_path)
+    with Client.connect(path, replace(config, partial=True)) as client:
+
+        def kept() -> list[str]:
+            return [r.setting for r in caplog.records if "client.setting.kept" in r.getMessage()]
+
+        model = f'model = "{files.manifest.model[:12]}"\n'
+        small = f'small = "{other_files.directory}"\n'
+        names = f'token_file = "{token.name}"\n{small}{model}'
+        path.write_text(f'{names}{listed}[tls]\nca = "{authority.ca}"\n')
+        until(lambda: is_on(client, files))
+        check(client, files)
+        assert kept() == ["small", "token_file", "tls.ca"]
+        assert all(str(token) not in r.getMessage() for r in caplog.records)
+        path.write_text(f'{names}{listed}[tls]\nca = "{authority.ca}"\nserver_name = "n"\n')
+        until(lambda: len(kept()) > 3)
+        path.write_text(listed)  # and back: nothing differs
+        until(lambda: is_on(client, other_files))
+        assert kept() == ["small", "token_file", "tls.ca", "tls.server_name"]
 
 
 @pytest.mark.parametrize("partial", [False, True])

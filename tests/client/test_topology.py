@@ -14,11 +14,11 @@ import pytest
 
 from cluster import ModelFiles
 from dlm.client import Client
+from dlm.client.cluster_file import ClusterFile
 from dlm.client.topology import (
     MAX_SHARD_SETS,
     NO_LIMIT,
     Census,
-    ClusterFile,
     Endpoint,
     Topology,
     check_model,
