@@ -28,7 +28,7 @@ from dlm.index.search.shard import Shard
 from dlm.logs import EventLog
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
-from dlm.server.collector import Served, ServerCollector
+from dlm.server.collector import Served, ServerCollector, process_labels
 from dlm.server.compiling import compile_kernels
 from dlm.server.config import ServerConfig
 from dlm.server.exposition import worker_exposition
@@ -125,7 +125,8 @@ def serve(
         )
 
     look = credentials.reload_changed if credentials.watches else None
-    return Supervisor(config, warm=warm, work=work, notice=notice, look=look).run()
+    labels = process_labels(shards[0].manifest, index)
+    return Supervisor(config, warm=warm, work=work, notice=notice, look=look, labels=labels).run()
 
 
 def _run(make: Callable[[], ShardServer], *, worker: bool = False) -> int:

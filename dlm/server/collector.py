@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from dlm import __version__
+from dlm.index.layout import Manifest
 from dlm.server.health import ServingState
 from dlm.server.metrics import LABELS, ServerMetrics
 from dlm.server.process import Process
@@ -51,6 +52,16 @@ class Served:
             str(self.shard),
             str(worker),
         )
+
+
+def process_labels(manifest: Manifest, shard: int) -> dict[str, str]:
+    """Labels of what belongs to a whole process, but for the worker.
+
+    Args
+        manifest  of its default model
+    """
+    values = (manifest.model[:ID_DIGITS], manifest.shard_set[:ID_DIGITS], str(shard))
+    return dict(zip(LABELS, values, strict=False))
 
 
 class ServerCollector(Collector):

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from types import MappingProxyType
 
 from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -37,6 +38,7 @@ from dlm.server.trouble import Cause
 logger = EventLog(__name__)
 
 TROUBLE = "dlm_server_trouble"
+_NO_LABELS: Mapping[str, str] = MappingProxyType({})
 METRICS, HEALTHZ, READYZ = "/metrics", "/healthz", "/readyz"
 # Scrapes may not cost more than a few per cent of a core, however many come: text this fresh is
 # given again. Seconds.
@@ -108,24 +110,25 @@ def joined_exposition(
     listening: socket.socket,
     sockets: Mapping[int, Path],
     *,
+    labels: Mapping[str, str] = _NO_LABELS,
     trouble: Callable[[], str] = str,
     clock: Clock = time.monotonic,
 ) -> HttpServer:
     """Shows several worker processes as one; close what is returned.
 
     /metrics is 200 while a worker answers, or `trouble` says why none does: then it has
-    `dlm_server_trouble` for each, with the labels that it last showed. Else 503.
+    `dlm_server_trouble` for each, dead or not. Else 503.
 
     /readyz is 200 while at least one worker is ready: the port is answered then. /healthz is 200
     while at least one worker's is: a dead or stuck one is its supervisor's to replace.
 
     Args
         sockets  worker -> its unix socket (`worker_socket`), there or not
+        labels   of what belongs to a whole process, but for the worker
         trouble  why none of them is ready, or ""
     """
     rendered: tuple[float, bytes] | None = None
     one_at_a_time = asyncio.Lock()
-    labels: dict[int, dict[str, str]] = {}
 
     async def metrics() -> Response:
         nonlocal rendered
@@ -138,9 +141,8 @@ def joined_exposition(
                     if answer.status is HTTPStatus.OK
                 }
                 families = join(texts)
-                labels.update(_labels_of_trouble(families))
                 if trouble():
-                    families = _with_damage(families, {w: labels.get(w, {}) for w in sockets})
+                    families = _with_damage(families, sorted(sockets), labels)
                 if not families:
                     return text(HTTPStatus.SERVICE_UNAVAILABLE, "no worker answers")
                 body = generate_latest(_Families(families))
@@ -166,7 +168,10 @@ def joined_exposition(
 
 
 def serve_joined(
-    listening: socket.socket, sockets: Mapping[int, Path], trouble: Callable[[], str] = str
+    listening: socket.socket,
+    sockets: Mapping[int, Path],
+    trouble: Callable[[], str] = str,
+    labels: Mapping[str, str] = _NO_LABELS,
 ) -> None:
     """`joined_exposition` as a whole process, until SIGTERM or SIGINT.
 
@@ -175,7 +180,7 @@ def serve_joined(
     """
     ends = (signal.SIGTERM, signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # in the server's thread too
-    server = joined_exposition(listening, sockets, trouble=trouble)
+    server = joined_exposition(listening, sockets, labels=labels, trouble=trouble)
     signal.sigwait(ends)
     server.close()
 
@@ -207,27 +212,19 @@ def join(texts: Mapping[int, str]) -> list[Metric]:
     return list(families.values())
 
 
-def _labels_of_trouble(families: Iterable[Metric]) -> dict[int, dict[str, str]]:
-    """Worker -> labels of its `dlm_server_trouble`, but for the cause."""
-    return {
-        int(sample.labels["worker"]): {k: v for k, v in sample.labels.items() if k != "cause"}
-        for family in families
-        if family.name == TROUBLE
-        for sample in family.samples
-        if sample.labels["worker"].isdecimal()
-    }
-
-
-def _with_damage(families: list[Metric], labels: Mapping[int, Mapping[str, str]]) -> list[Metric]:
+def _with_damage(
+    families: list[Metric], workers: Iterable[int], labels: Mapping[str, str]
+) -> list[Metric]:
     """The families, and that a damaged file keeps each worker that shows nothing from its work."""
     others = [family for family in families if family.name != TROUBLE]
     found = next((family for family in families if family.name == TROUBLE), None)
-    shown = _labels_of_trouble(families)
+    shown = {sample.labels["worker"] for sample in found.samples} if found else set()
     joined = Metric(TROUBLE, found.documentation if found else "Causes.", "gauge")
     joined.samples = list(found.samples) if found else []
-    for worker in sorted(labels.keys() - shown.keys()):
-        cause = {"cause": Cause.DAMAGED_FILE.value}
-        joined.add_sample(TROUBLE, {"worker": str(worker), **labels[worker], **cause}, 1)
+    for worker in map(str, workers):
+        if worker not in shown:
+            cause = Cause.DAMAGED_FILE.value
+            joined.add_sample(TROUBLE, {**labels, "worker": worker, "cause": cause}, 1)
     return [*others, joined]
 
 

@@ -28,7 +28,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from types import FrameType
 from typing import Any, NoReturn
@@ -94,6 +94,7 @@ class Supervisor:
         work    what each worker does; gets the port, its own `Process`, and what to call when ready
         notice  published when all workers answer, withdrawn when they drain
         look    called all along, some times a second: takes up what workers are to begin with
+        labels  of the metrics that are shown for a worker that is dead
     """
 
     def __init__(
@@ -104,8 +105,10 @@ class Supervisor:
         work: WorkerMain,
         notice: Notice,
         look: Callable[[], None] | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         self._config = config
+        self._labels = dict(labels or {})
         self._warm, self._work, self._notice, self._look = warm, work, notice, look
         self._workers = [_Worker(index) for index in range(config.workers)]
         self._shows = _Worker(None) if config.metrics_port else None
@@ -345,7 +348,7 @@ class Supervisor:
             if worker.index is None:
                 assert metrics is not None
                 metrics.keep_own(None)
-                serve_joined(metrics.listening, metrics.ways, self._damage.read)
+                serve_joined(metrics.listening, metrics.ways, self._damage.read, self._labels)
                 status = 0
             else:
                 if metrics is not None:

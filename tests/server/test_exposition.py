@@ -548,6 +548,24 @@ def test_one_scrape_shows_every_worker_that_lives(workers, monkeypatch) -> None:
         server.close()
 
 
+def test_a_damaged_file_has_all_labels_though_no_worker_was_ever_asked(tmp_path) -> None:
+    """The alert names the shard, also where the first scrape finds every worker dead."""
+    known = {"model": "m", "shard_set": "s", "shard": "1"}
+    nobody = {worker: worker_socket(tmp_path, worker) for worker in (0, 1)}
+    server = joined_exposition(
+        tcp_socket("127.0.0.1", 0), nobody, labels=known, trouble=lambda: "cut off"
+    )
+    try:
+        status, body = fetch(server.port, "/metrics")
+    finally:
+        server.close()
+    (family,) = text_string_to_metric_families(body)
+    assert status == 200
+    assert [(s.labels, s.value) for s in family.samples] == [
+        ({**known, "worker": worker, "cause": "damaged_file"}, 1.0) for worker in "01"
+    ]
+
+
 def test_the_joining_process_ends_by_a_signal(workers) -> None:
     """It holds a socket that its parent bound; SIGTERM, and the port is free."""
     workers.start(0, 5)
