@@ -121,6 +121,37 @@ def test_verify_passes_on_what_shard_made_and_names_what_was_damaged(
     assert bad.stdout.endswith(b": %d violation%s\n" % (damaged, b"s" * (damaged > 1)))
 
 
+def test_verify_checks_the_files_of_some_shards_where_the_others_are_not(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    """As on a host that serves one of them: what is there is whole or named, the rest is not
+    missed."""
+    for path in (folder / "shards").iterdir():
+        if path.name != "shard-0000.arrow":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    good = run("verify", tmp_path, "--shard", 1)
+    assert good.returncode == 0, good.stdout
+    assert b"the files of shard 1 are whole" in good.stdout
+    assert run("verify", tmp_path).returncode == 1
+    lost = run("verify", tmp_path, "--shard", 1, "--shard", 0)
+    assert lost.returncode == 1
+    assert b"violation: " in lost.stdout and b"shard-0000.arrow" in lost.stdout
+    beyond = run("verify", tmp_path, "--shard", 2)
+    assert beyond.returncode == 1 and b"has shards 0 to 1, and no 2" in beyond.stderr
+    both = run("verify", tmp_path, "--shard", 1, "--arpa", folder / "model.arpa")
+    assert both.returncode == 1 and b"--shard and --arpa" in both.stderr
+    for name in ("low_orders.arrow", "vocabulary.arrow", "shard-0001.arrow", "manifest.json"):
+        path = tmp_path / name
+        whole = path.read_bytes()
+        data = bytearray(whole)
+        data[len(data) // 2] ^= 1
+        for damaged in (bytes(data), whole[: len(whole) // 2]):
+            path.write_bytes(damaged)
+            bad = run("verify", tmp_path, "--shard", 1)
+            assert bad.returncode == 1 and name.encode() in bad.stdout, bad
+        path.write_bytes(whole)
+
+
 def test_export_gives_the_model_back(run: Run, folder: Path) -> None:
     """To standard output or to a file; read again, it is the same model."""
     done = run("export", folder / "shards")

@@ -11,7 +11,7 @@ One file past 500 lines: the rules are read side by side.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.errors import ShardFormatError
+from dlm.errors import ConfigError, ShardFormatError
 from dlm.index import layout
 from dlm.index.build.builder import rebuild
 from dlm.index.build.files import pieces
@@ -121,6 +121,41 @@ def verify(
     return report
 
 
+def verify_files(
+    directory: str | os.PathLike[str],
+    shards: Collection[int],
+    *,
+    progress: Callable[[str], None] | None = None,
+) -> VerifyReport:
+    """Checks the files that a server of some shards reads, where the others need not be there.
+
+    Each byte against the manifest's checksums, the manifest itself, and what a kernel relies on.
+    The rules between n-grams need all shards: `verify`.
+
+    Returns       a report, whose `complete` says that each of these files was checked
+    Raises
+        ConfigError  the set has no shard of that number
+        OSError      a file that is there cannot be read
+    """
+    report = VerifyReport(Path(directory))
+    try:
+        report.manifest = read_manifest(report.directory)
+    except ShardFormatError as exc:
+        report.add("manifest", layout.MANIFEST, str(exc))
+        return report
+    for shard in sorted(shards):
+        if not 0 <= shard < report.manifest.shards:
+            raise ConfigError(
+                f"{report.directory} has shards 0 to {report.manifest.shards - 1}, and no {shard}"
+            )
+    _note_other_files(report, report.manifest)
+    if progress is not None:
+        progress(f"reading {2 + len(set(shards))} of {len(report.manifest.files)} files")
+    _open(report, report.manifest, shards)
+    report.complete = not report.violations
+    return report
+
+
 def _note_other_files(report: VerifyReport, manifest: Manifest) -> None:
     ours = {layout.MANIFEST, *(entry.name for entry in manifest.files)}
     for path in sorted(report.directory.iterdir()):
@@ -128,8 +163,14 @@ def _note_other_files(report: VerifyReport, manifest: Manifest) -> None:
             report.warnings.append(f"{path} is no file of this shard set; dlm does not read it")
 
 
-def _open(report: VerifyReport, manifest: Manifest) -> ShardSet | None:
-    """The files, or None where one cannot be used; the others are looked at all the same."""
+def _open(
+    report: VerifyReport, manifest: Manifest, only: Collection[int] | None = None
+) -> ShardSet | None:
+    """The files, or None where one cannot be used; the others are looked at all the same.
+
+    Args
+        only  shards that are looked at, and not all
+    """
     directory = report.directory
     vocabulary = low = None
     try:
@@ -142,6 +183,8 @@ def _open(report: VerifyReport, manifest: Manifest) -> ShardSet | None:
         report.add("file", layout.file_name("low_orders"), str(exc))
     shards = []
     for entry in manifest.files[2:]:
+        if only is not None and entry.index not in only:
+            continue
         try:
             if low is None:  # its keys cannot be checked then, but damage shows
                 layout.map_columns(directory / entry.name, entry)
