@@ -48,13 +48,18 @@ def summary(manifest: Manifest) -> None:
 
 
 def _told(value: object) -> str:
-    """A value of the provenance; of a privacy record what it says."""
+    """A value of the provenance; of a privacy record what it says.
+
+    A line that does not begin as a record is somebody's own words, and claims nothing.
+    """
     from dlm.errors import DlmError
     from dlm.federated.provenance import LINE_PREFIX, Provenance
 
     text = str(value)
     if not text.startswith(LINE_PREFIX):
         return text
+    if not text.removeprefix(LINE_PREFIX).lstrip().startswith("{"):
+        return f"{text} (not a record)"
     try:
         return LINE_PREFIX + Provenance.from_json(text).statement()
     except DlmError as exc:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cli.conftest import MODEL
 from dlm.cli.main import app
 from dlm.errors import ConfigError
+from dlm.index.build.shard_set import build_shard_set
 from dlm.index.describe import PROCESS_MIB
 from dlm.index.layout import read_manifest
 
@@ -37,6 +39,29 @@ def test_helm_values_count_files_once_and_every_process(
         "  limits:\n"
         f"    memory: {limit_mib}Mi\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("comment", "shown"),
+    [
+        ("privacy: none (public text)", "privacy: none (public text) (not a record)"),
+        ('privacy: {"format": "dlm privacy', "privacy: WRONG, nothing can be claimed: "),
+        ("privacy:  {}", "privacy: WRONG, nothing can be claimed: "),
+    ],
+)
+def test_a_privacy_comment_is_shown_as_words_unless_it_begins_as_a_record(
+    tmp_path: Path, comment: str, shown: str
+) -> None:
+    """Words claim nothing; a record that does not parse may have claimed something."""
+    arpa = tmp_path / "model.arpa"
+    MODEL.write(arpa)
+    arpa.write_bytes(f"# {comment}\n".encode() + arpa.read_bytes())
+    build_shard_set(arpa, tmp_path / "shards", shards=1)
+    done = CliRunner().invoke(app, ["info", str(tmp_path / "shards")])
+    assert done.exit_code == 0, done.output
+    (line,) = (line for line in done.output.splitlines() if "privacy: " in line)
+    assert shown in line
+    assert ("WRONG" in line) == ("WRONG" in shown)
 
 
 def test_one_form_is_printed_at_a_time() -> None:
