@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Iterable
@@ -58,6 +59,9 @@ def options(
     ] = False,
 ) -> None:
     """Serve n-gram language models too large for one machine, exactly, over gRPC."""
+    # gRPC reads it when a command imports it. Its own lines are no JSON and name places in its
+    # source; what they tell of a server that cannot be reached, the command says in its words.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def program(names: Iterable[str] = COMMANDS) -> typer.Typer:

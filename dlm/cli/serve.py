@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -106,9 +105,6 @@ def serve(
 
     Example: dlm serve shards/model --shard 0 --port 50060 --workers 4
     """
-    # gRPC reads it when it is imported. Its own lines are no JSON, and tell of strangers alone.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
     from dlm.cli.paths import check_reads, check_writes
     from dlm.config import resolve
     from dlm.errors import ConfigError
@@ -122,7 +118,7 @@ def serve(
             "--allow-remote is gone: give --tls-cert and --tls-key with --tls-client-ca or "
             "--tokens, or --insecure on a network where every machine may read the model"
         )
-    check_reads("DIR", *directories, folders=True)
+    check_reads("DIR", *directories, folders=True, what="folder")
     check_writes("--ready-file", ready_file)
     flags = {
         "port": port,

@@ -14,10 +14,12 @@ from dataclasses import fields
 import pytest
 from rich.console import Console
 
-from cluster import WAIT_S, command
+from certificates import Authority
+from cluster import WAIT_S, Cluster, build, command
 from connect_proxy import VARIABLES
 from dlm.cli.status import COLUMNS, cells_of, duration, problems, render, size
 from dlm.client.status import ClusterSnapshot, Row
+from models import random_model
 
 
 def dead_address() -> str:
@@ -114,6 +116,32 @@ def test_a_dead_server_is_a_row_and_status_1(run, cluster, tmp_path) -> None:
     assert done.returncode == 1
     facts = json.loads(done.stdout)
     assert (facts["missing"], facts["mode"]) == ([2], "small")
+
+
+def test_an_expired_certificate_is_told_in_our_words_alone(environ, tmp_path) -> None:
+    """Not by gRPC's lines of its own source, unless somebody asks for those."""
+    authority = Authority(tmp_path)
+    pair = authority.issue("late", expired=True)
+    files = build(random_model(5, order=3, words=10, per_order=20), tmp_path / "model", 1)
+    with Cluster(files, tls_cert=str(pair.cert), tls_key=str(pair.key)) as cluster:
+        listed = tmp_path / "cluster.toml"
+        listed.write_text(f'[[server]]\naddress = "{cluster.addresses[0]}"\n')
+
+        def status(**more: str) -> subprocess.CompletedProcess[bytes]:
+            arguments = ("--cluster", listed, "--interval", 0.05, "--ca", authority.ca)
+            return subprocess.run(
+                command("status", *arguments),
+                env={**environ, **more},
+                capture_output=True,
+                timeout=WAIT_S,
+            )
+
+        done = status()
+        asked = status(GRPC_VERBOSITY="info")
+    assert done.returncode == asked.returncode == 1
+    assert done.stderr == b""
+    assert b"certificate has expired" in done.stdout
+    assert b"ssl_transport_security" in asked.stderr
 
 
 def test_nobody_there_is_status_1_though_the_file_names_no_shard(run, tmp_path) -> None:
