@@ -8,19 +8,23 @@ from pathlib import Path
 from dlm.errors import ConfigError
 
 
-def check_reads(name: str, *paths: Path | str | None, folders: bool = False) -> None:
+def check_reads(
+    name: str, *paths: Path | str | None, folders: bool = False, what: str = "file"
+) -> None:
     """Raises `ConfigError` unless each path can be read; `-` and None stand for no file.
 
     Args
         name     of the option or argument
         folders  whether a folder will do, too
+        what     is looked for: "file" or "folder"
     """
     for path in paths:
         if path is None or str(path) == "-":
             continue
         place = Path(path)
         if not place.exists():
-            raise ConfigError(f"{name}: no such file{' or folder' * folders}: {place}")
+            kind = "file or folder" if folders and what == "file" else what
+            raise ConfigError(f"{name}: no such {kind}: {place}")
         if place.is_dir() and not folders:
             raise ConfigError(f"{name}: {place} is a folder; a file is expected")
         if not os.access(place, os.R_OK):

@@ -181,6 +181,7 @@ def test_a_full_disk_is_told_with_its_file_and_what_to_do(run: Run, folder: Path
         (["shard", "model.arpa", "--shards", "0", "-o", "out"], b"1 to 4096"),
         (["shard", "model.arpa", "--shards", "2", "-o", "shards"], b"not an empty folder"),
         (["info", "absent"], b"does not exist"),
+        (["serve", "absent", "--shard", "0"], b"DIR: no such folder: absent"),
         (["info", "model.arpa"], b"is a file"),
         (["verify", "."], b"manifest.json"),
         (["serve", "shards", "--shard", "7"], b"0 to 1"),
