@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -59,5 +60,10 @@ def _write(path: Path, content: bytes) -> None:
     """Puts a file of mode 600 in place, whole or not at all; owner, group and mode stay."""
     from dlm.files import write_whole
 
-    # Where a link stands, it stays.
-    write_whole(path.resolve(), content, mode=0o600, keep_owner=True)
+    try:
+        # Where a link stands, it stays.
+        write_whole(path.resolve(), content, mode=0o600, keep_owner=True)
+    except OSError as exc:
+        if exc.filename is None:  # a full disk: the system does not say which of two
+            exc.filename = os.fspath(path)
+        raise

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from cli.conftest import Run
 from cluster import CommandServer
+from dlm.cli.main import app
 from dlm.client.security import read_cluster_security
 from dlm.server.tokens import read_tokens
 from dlm.wire.secret import digest
@@ -46,6 +49,24 @@ def test_files_are_made_for_their_owner_alone_and_the_servers_grows(
     again = run("token", "bob", *mine)
     assert (again.returncode, b"exists" in again.stderr) == (1, True)
     assert read_tokens(tokens) == found
+
+
+def test_a_full_disk_is_told_with_the_file_that_was_not_written(tmp_path: Path) -> None:
+    """Of two: the client's fits below the limit, the servers' does not, and stays as it was."""
+    tokens, mine = tmp_path / "tokens", tmp_path / "mine"
+    mine_too = tmp_path / "mine-too"
+    arguments = ("token", "bob", "--tokens", str(tokens), "--token-file")
+    assert CliRunner().invoke(app, [*arguments, str(mine)]).exit_code == 0
+    before = tokens.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 1, hard))
+    try:
+        done = CliRunner().invoke(app, [*arguments, str(mine_too)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert isinstance(done.exception, OSError)
+    assert done.exception.filename == str(tokens)
+    assert (tokens.read_bytes(), mine_too.exists()) == (before, True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a file of root's is made by root alone")
