@@ -106,7 +106,7 @@ def test_a_model_on_its_own_n_grams_loses_nothing(run: Run, home: Path) -> None:
         (["--threads", "0"], "give 1 or more"),
         (["--topology", "none.arpa"], "none.arpa"),
         (["--capitalize", "none.arpa"], "--capitalize"),
-        (["--unigrams", "none.tsv"], "none.tsv does not exist"),
+        (["--unigrams", "none.tsv"], "no such file: none.tsv"),
         (["--samples", "9", "--text", "big.arpa"], "give one of --samples, --text and --counts"),
         (["--topology", "self"], "inferred from samples: give --samples"),
         (["--ngrams", "9"], "go with --topology self"),
@@ -116,7 +116,7 @@ def test_a_model_on_its_own_n_grams_loses_nothing(run: Run, home: Path) -> None:
         (["--samples", "9", "--part", "two"], "not I/N"),
         (["--samples", "0"], "take 1 or more"),
         (["--work", "here"], "leave it out"),
-        (["--text", "none.txt"], "none.txt does not exist"),
+        (["--text", "none.txt"], "no such file: none.txt"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_it_is_begun(
