@@ -130,9 +130,9 @@ def distill(
     else:
         check_reads("SOURCE", source, folders=True)
     check_reads("--topology", request.external, folders=True)
+    check_reads("--text", text)
     check_reads("--capitalize", capitalize, folders=True)
     check_reads("--unigrams", unigrams)
-    check_reads("--text", text)
     check_reads("--counts", *request.counts, folders=True)
     check_writes("--output", output)
     check_folder("--work", work, made=True)

@@ -24,7 +24,7 @@ from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.ngram.vocab import UNK_ID, Vocabulary, as_text, is_mark
 
 if TYPE_CHECKING:
-    from dlm.distill.source import VisitSource
+    from dlm.distill.network import NetworkSource
 
 _ROWS = 16  # histories whose words are looked at together: float64 for each of them
 
@@ -199,17 +199,16 @@ class CasedSource:
         ConfigError  as `Spellings`
     """
 
-    def __init__(self, source: VisitSource, model: ModelColumns) -> None:
+    def __init__(self, source: NetworkSource, model: ModelColumns) -> None:
         self._source = source
         self.spellings = Spellings(source.vocabulary, model)
         self.vocabulary = self.spellings.vocabulary
         self.record = source.record
 
     def visits(self, samples: int, seed: int) -> Iterator[Visit]:
-        """As `source.VisitSource` has it."""
+        """As `source.Source` has it."""
         reader = CasedVisits(self.spellings, seed)
         for visit in self._source.visits(samples, seed):
-            assert isinstance(visit, Visit), "what is spelled in pieces is cased as it is spelled"
             yield reader.read(visit)
 
 

@@ -230,19 +230,19 @@ class VisitCounter:
 
     def add(self, visit: Visit | WordMass) -> int:
         """Counts the histories of a visit; returns how many sentences it begins."""
-        self.entropy += visit.entropy.sum(dtype=np.float64)
-        begun = self._add_mass(visit) if isinstance(visit, WordMass) else self._add(visit)
-        self.begun += begun
-        return begun
-
-    def _add(self, visit: Visit) -> int:
         topology, order = self._topology, self._topology.order
         ngrams, contexts = self.counts.ngrams, self.counts.contexts
+        if isinstance(visit, WordMass):
+            self.entropy += visit.entropy
+            _add_mass(topology, self._last_words, visit, ngrams, contexts)
+            self.begun += visit.begun
+            return visit.begun
         if visit.places[-1] >= len(self.window):
             more = int(visit.places[-1]) + 1 - len(self.window)
             self.window = np.concatenate(
                 [self.window, np.full((more, order - 1), MISSING, np.uint32)]
             )
+        self.entropy += visit.entropy.sum(dtype=np.float64)
         contexts[0][0] += len(visit.words)
         ngrams[0] += visit.given.sum(axis=0, dtype=np.float64)
         begins = visit.words == topology.vocabulary.begin_id
@@ -263,25 +263,31 @@ class VisitCounter:
                     ngrams[k],
                     contexts[k],
                 )
-        return int(begins.sum())
+        begun = int(begins.sum())
+        self.begun += begun
+        return begun
 
-    def _add_mass(self, given: WordMass) -> int:
-        """A history is visited as often as words got something after it."""
-        topology = self._topology
-        ngrams, contexts = self.counts.ngrams, self.counts.contexts
-        contexts[0][0] += given.mass.sum()
-        ngrams[0] += np.bincount(given.words, given.mass, len(ngrams[0]))
-        length = given.histories.shape[1]
-        assert topology.order - 1 <= length, "histories are shorter than the topology's contexts"
-        for k in range(1, topology.order):
-            mass_kernels.add_mass(
-                topology.rows_of(np.ascontiguousarray(given.histories[:, length - k :])),
-                given.rows,
-                given.words,
-                given.mass,
-                topology.orders[k - 1].first_child,
-                self._last_words[k],
-                ngrams[k],
-                contexts[k],
-            )
-        return given.begun
+
+def _add_mass(
+    topology: ModelColumns,
+    last_words: Sequence[NDArray[np.uint32]],
+    given: WordMass,
+    ngrams: Sequence[NDArray[np.float64]],
+    contexts: Sequence[NDArray[np.float64]],
+) -> None:
+    """Adds to the counts; a history is visited as often as words got something after it."""
+    contexts[0][0] += given.mass.sum()
+    ngrams[0] += np.bincount(given.words, given.mass, len(ngrams[0]))
+    length = given.histories.shape[1]
+    assert topology.order - 1 <= length, "the histories are shorter than the topology's contexts"
+    for k in range(1, topology.order):
+        mass_kernels.add_mass(
+            topology.rows_of(np.ascontiguousarray(given.histories[:, length - k :])),
+            given.rows,
+            given.words,
+            given.mass,
+            topology.orders[k - 1].first_child,
+            last_words[k],
+            ngrams[k],
+            contexts[k],
+        )

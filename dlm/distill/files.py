@@ -60,13 +60,9 @@ def distill_files(
         topology, inputs.topology = inputs.topology, None
         made = distill_backoff(inputs.source, topology, threads=request.threads, progress=progress)
     else:
-        if request.kind == "network":
-            inputs.source = _in_words(inputs, progress)
         source = SampledSource(inputs.source, request.source, _digest(request))
         text = None if request.text is None else _given(request.text)
-        about = {
-            "method": "relative entropy, samples", **_about(request, text), **inputs.about
-        }  # fmt: skip
+        about = {"method": "relative entropy, samples", **_about(request, text)}
         if "text" in about:
             what = "the text that was counted" if text is None else f"the text {text.name}"
             inputs.comments[what] = [_record(what, None, request.public).line]
@@ -80,11 +76,14 @@ def distill_files(
             f"{made.foreign_words:,} words that {request.source} does not know"
         )
     assert request.output is not None
-    if inputs.unigrams is not None:
+    if inputs.counted is not None:
         model = with_unigrams(
-            made.fit.model, inputs.unigrams, request.unigram_weight, cased=inputs.cased,
+            made.fit.model,
+            inputs.counted,
+            request.unigram_weight,
+            cased=inputs.cased,
             progress=progress,
-        )  # fmt: skip
+        )
         made = replace(made, fit=replace(made.fit, model=model))
     model = made.fit.model
     progress(f"writing {sum(model.counts):,} n-grams to {request.output}")
@@ -98,13 +97,12 @@ def distill_files(
 
 @dataclass
 class _Inputs:
-    """What was read, and what is said of it in the header."""
+    """What was read: the source, the topology, and what is said of all in the header."""
 
     source: Any = None
     topology: ModelColumns | None = None
     cased: ModelColumns | None = None
-    unigrams: Unigrams | None = None
-    about: dict[str, object] = field(default_factory=dict)
+    counted: Unigrams | None = None
     facts: list[dict[str, object]] = field(default_factory=list)
     comments: dict[str, list[str]] = field(default_factory=dict)
 
@@ -136,14 +134,10 @@ def _read(request: DistillRequest, tell: Tell) -> _Inputs:
 
         network = inputs.source = NetworkSource(Path(request.source))
         name = Path(request.source).name
+        facts: dict[str, object] = {"name": name, "as": "network", "rounds": network.rounds}
         if network.inventory is not None:
-            if request.external is None:
-                raise ConfigError(
-                    f"{request.source} says wordpieces, and its words are those of a topology: "
-                    "give --topology FILE"
-                )
-            inputs.about["pieces"] = network.inventory.size
-        inputs.facts.append({"name": name, "as": "network", "rounds": network.rounds})
+            facts["pieces"] = network.inventory.size
+        inputs.facts.append(facts)
         inputs.comments[f"the network {name}"] = [network.record.line]
     elif request.kind == "object":
         inputs.source = load_object(request.source)
@@ -160,23 +154,20 @@ def _read(request: DistillRequest, tell: Tell) -> _Inputs:
         tell(f"reading {request.capitalize}")
         inputs.cased = _model(inputs, "capitaliser", request.capitalize)
     if request.unigrams is not None:
-        counted = inputs.unigrams = read_unigrams(request.unigrams, request.public)
-        name, weight = request.unigrams.name, request.unigram_weight
-        inputs.facts.append({"name": name, "as": "unigrams", "weight": weight})
-        inputs.comments[f"the unigrams {name}"] = (
-            [] if counted.record is None else [counted.record.line]
-        )
+        _read_unigrams(inputs, request, request.unigrams)
+    if request.kind == "network":
+        from dlm.distill.pieces_to_words import in_words
+
+        inputs.source = in_words(inputs.source, inputs.topology, inputs.cased, tell)
     return inputs
 
 
-def _in_words(inputs: _Inputs, tell: Tell) -> Any:
-    """A network, as a source of cased words, if they are to be, and of words in place of pieces."""
-    from dlm.distill.pieces_to_words import in_words  # needs jax
-
-    if inputs.source.inventory is None and inputs.cased is None:
-        return inputs.source
-    assert inputs.topology is not None
-    return in_words(inputs.source, inputs.topology, inputs.cased, tell)
+def _read_unigrams(inputs: _Inputs, request: DistillRequest, path: Path) -> None:
+    """Counts of words, which are told of in the header."""
+    inputs.counted = read_unigrams(path, request.public)
+    record = inputs.counted.record
+    inputs.comments[f"the unigrams {path.name}"] = [] if record is None else [record.line]
+    inputs.facts.append({"name": path.name, "as": "unigrams", "weight": request.unigram_weight})
 
 
 def _model(inputs: _Inputs, role: str, path: Path) -> ModelColumns:
@@ -204,11 +195,14 @@ def _record(what: str, record: Provenance | None, public: str) -> Provenance:
 
 
 def _digest(request: DistillRequest) -> str | None:
-    """SHA-256 of a network's checkpoint; other sources are told by what they say."""
+    """SHA-256 of a network's checkpoint, and of what cases it; others are told by what they say."""
     path = Path(request.source)
     if request.kind != "network":
         return None
-    return file_digest(path if path.is_file() else path / CHECKPOINT)
+    found = file_digest(path if path.is_file() else path / CHECKPOINT)
+    if request.capitalize is not None:
+        found += f"+{file_digest(request.capitalize)}"
+    return found
 
 
 def _given(path: Path) -> GivenText:

@@ -20,7 +20,7 @@ from dlm.distill.capitalize import CasedSource, Spellings, lower, spelling_gener
 from dlm.distill.count import Visit, WordMass
 from dlm.distill.lexicon import Lexicon
 from dlm.distill.network import NetworkSource
-from dlm.distill.source import VisitSource
+from dlm.errors import ConfigError
 from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.federated.tokens import BOS_ID
 from dlm.ngram.vocab import UNK_ID, Vocabulary
@@ -67,26 +67,30 @@ class PieceSource:
         self._network, self._history = network, history
 
     def visits(self, samples: int, seed: int) -> Iterator[WordMass]:
-        """As `source.VisitSource` has it."""
+        """As `source.Source` has it."""
         reader = PieceReader(self.lexicon, self._history, self._spellings, seed)
         return (reader.read(visit) for visit in self._network.visits(samples, seed))
 
 
 def in_words(
     network: NetworkSource,
-    topology: ModelColumns,
+    topology: ModelColumns | None,
     cased: ModelColumns | None,
     progress: Callable[[str], None],
-) -> VisitSource:
+) -> NetworkSource | CasedSource | PieceSource:
     """The network as a source of words: of the topology's, if it says wordpieces.
 
     Args
         cased  a model of cased text, if the words are to be spelled as it has them
     Raises
-        ConfigError  as `PieceSource`, `capitalize.Spellings`
+        ConfigError  as `PieceSource`, `capitalize.Spellings`; no topology for wordpieces
     """
     if network.inventory is None:
         return network if cased is None else CasedSource(network, cased)
+    if topology is None:
+        raise ConfigError(
+            "a network of wordpieces does not say which words it knows: give a topology of words"
+        )
     words = topology.vocabulary.words
     progress(f"spelling {len(words):,} words in {network.inventory.size:,} pieces")
     return PieceSource(network, words, topology.order - 1, cased)

@@ -86,14 +86,12 @@ class DistillRequest:
     def __post_init__(self) -> None:
         if self.threads < 1:
             raise ConfigError(f"--threads {self.threads}; give 1 or more")
+        if self.capitalize is not None and self.kind != "network":
+            raise ConfigError("--capitalize is for a network; an ARPA file has its spellings")
+        check_weight(self.unigram_weight)
         self._check_sentences()
         self._check_topology()
         self._check_output()
-        if self.capitalize is not None and self.kind != "network":
-            raise ConfigError("--capitalize is for a network; an ARPA file has its spellings")
-        if self.capitalize is not None and self.external is None:
-            raise ConfigError("--capitalize needs a --topology file, of cased words")
-        check_weight(self.unigram_weight)
 
     def _check_sentences(self) -> None:
         if sum((self.samples is not None, self.text is not None, bool(self.counts))) > 1:

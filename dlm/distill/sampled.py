@@ -23,7 +23,7 @@ from dlm.distill.fit import DistilledModel, FitResult, evaluate_model, fit
 from dlm.distill.infer import infer_topology, interpolate
 from dlm.distill.prior import Prior, as_backed_off
 from dlm.distill.sentences import SentenceCollection, collect_from, collect_from_backoff
-from dlm.distill.source import Source, SourceReader, VisitSource
+from dlm.distill.source import Source, SourceReader
 from dlm.distill.topology import Restriction, closed, restricted, united
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
@@ -31,6 +31,7 @@ from dlm.ngram.vocab import Vocabulary
 from dlm.progress import ProgressReporter
 
 Tell = Callable[[str], None]
+
 WHOLE_PRIOR = 0.01  # visits, where a source tells what it gives to every word
 
 
@@ -46,10 +47,7 @@ class SampledSource:
     """
 
     def __init__(
-        self,
-        source: Source | VisitSource | ModelColumns,
-        name: str = "the source",
-        sha256: str | None = None,
+        self, source: Source | ModelColumns, name: str = "the source", sha256: str | None = None
     ) -> None:
         self._model: ModelColumns | None = None
         self._reader: SourceReader | None = None
@@ -71,21 +69,21 @@ class SampledSource:
         assert self._model is not None
         return {"model": work.model_digest(self._model)}
 
+    def prior(
+        self, topology: ModelColumns, counts: NgramCounts, visits: float | None
+    ) -> float | Prior:
+        """What is added to its counts: `visits`, or what is usual for the source."""
+        base = None if self._reader is None else getattr(self._reader.source, "base", None)
+        if base is not None:
+            return as_backed_off(topology, counts, base, visits)
+        return WHOLE_PRIOR if visits is None else visits
+
     def counting(self, topology: ModelColumns, sampling: Sampling | None) -> NgramCounting:
         """Counting for a closed topology of its words; without `sampling`, of nothing yet."""
         if self._reader is not None:
             return VisitCounting(self._reader, topology, sampling)
         assert self._model is not None
         return WalkCounting(self._model, topology, sampling)
-
-    def prior(
-        self, topology: ModelColumns, counts: NgramCounts, visits: float | None
-    ) -> float | Prior:
-        """What is added to counts of it; None takes what suits it."""
-        base = None if self._reader is None else getattr(self._reader.source, "base", None)
-        if base is not None:
-            return as_backed_off(topology, counts, base, visits)
-        return WHOLE_PRIOR if visits is None else visits
 
     def collection(self, sampling: Sampling) -> SentenceCollection:
         """SentenceCollection of what it says."""
@@ -189,7 +187,7 @@ def count_restricted(
 
 
 def distill_samples(
-    source: Source | VisitSource | ModelColumns | SampledSource,
+    source: Source | ModelColumns | SampledSource,
     topology: ModelColumns,
     *,
     samples: int = 0,
@@ -223,8 +221,13 @@ def distill_samples(
     part, target, counts, entropy = count_restricted(
         source, topology, sampling, folder=folder, added=added, threads=threads, progress=progress
     )
-    added_prior = source.prior(target, counts, prior)
-    found = fit(target, counts, prior=added_prior, threads=threads, progress=progress)
+    found = fit(
+        target,
+        counts,
+        prior=source.prior(target, counts, prior),
+        threads=threads,
+        progress=progress,
+    )
     return _distilled(found, counts, entropy, part.foreign_words, part.dropped)
 
 
@@ -237,7 +240,7 @@ def _distilled(
 
 
 def distill_inferred(
-    source: Source | VisitSource | ModelColumns | SampledSource,
+    source: Source | ModelColumns | SampledSource,
     inference: Inference,
     sampling: Sampling,
     *,
@@ -278,8 +281,13 @@ def distill_inferred(
     del said
 
     def fitted(topology: ModelColumns, counts: NgramCounts) -> FitResult:
-        added = source.prior(topology, counts, prior)
-        return fit(topology, counts, prior=added, threads=threads, progress=progress)
+        return fit(
+            topology,
+            counts,
+            prior=source.prior(topology, counts, prior),
+            threads=threads,
+            progress=progress,
+        )
 
     if external is None:
         counts, entropy = count_source(source, own, sampling, folder=folder, progress=progress)

@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.distill.count import Visit, WordMass
 from dlm.errors import ConfigError, SourceError
-from dlm.federated.provenance import Provenance
 from dlm.ngram.vocab import (
     BEGIN_SENTENCE,
     END_SENTENCE,
@@ -52,6 +50,8 @@ class Source(Protocol):
         sample(seed, n)     n sentences, each a list of ids without begin and end; else words are
                             drawn from `log_probs`
         histories(places)   `Histories`: the same distributions word by word, in less time
+        visits(samples, seed)  the visits themselves (`count.Visit`), of a source that makes them
+                            of another; its counting begins anew after a kill
     """
 
     @property
@@ -69,21 +69,6 @@ class Source(Protocol):
                               allowed. What the begin of a sentence gets is left out, and the rest
                               scaled
         """
-
-
-class VisitSource(Protocol):
-    """What makes visits itself, of those of another source.
-
-    It is not asked about histories, so that its counting begins anew after a kill. Optional
-        base    (v,) float64: where visits leave words out (`count.WordMass`), what these are taken
-                to be worth (`prior.as_backed_off`)
-    """
-
-    vocabulary: Vocabulary
-    record: Provenance
-
-    def visits(self, samples: int, seed: int) -> Iterator[Visit | WordMass]:
-        """The histories of sampled sentences, in steps; the same for the same arguments."""
 
 
 class Histories(Protocol):
@@ -118,9 +103,8 @@ class SourceReader:
         SourceError  what it says of the begin of a sentence is no distribution of these words
     """
 
-    def __init__(self, source: Source | VisitSource, name: str) -> None:
-        self.source: Any = source
-        self.name = name
+    def __init__(self, source: Source, name: str) -> None:
+        self.source, self.name = source, name
         given = source.vocabulary
         words = list(given.words if isinstance(given, Vocabulary) else map(as_bytes, given))
         begin, end = (
@@ -310,9 +294,7 @@ def load_object(name: str) -> Source:
     return source
 
 
-def _mark(
-    source: Source | VisitSource, words: list[bytes], attribute: str, mark: bytes, name: str
-) -> int:
+def _mark(source: Source, words: list[bytes], attribute: str, mark: bytes, name: str) -> int:
     """The source's id of a mark of a sentence."""
     given = getattr(source, attribute, None)
     if given is not None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.distill import kernels
-from dlm.distill.count import Visit, WordMass
+from dlm.distill.count import Visit
 from dlm.distill.source import BATCH, MOST_WORDS, Histories, SourceReader
 from dlm.errors import SourceError
 from dlm.ngram.vocab import Vocabulary
@@ -26,9 +26,9 @@ BLOCK = 4 * BATCH
 class VisitStream(Protocol):
     """Visits that can be left and taken up."""
 
-    def __iter__(self) -> Iterator[Visit | WordMass]: ...
+    def __iter__(self) -> Iterator[Visit]: ...
 
-    def __next__(self) -> Visit | WordMass: ...
+    def __next__(self) -> Visit: ...
 
     @property
     def can_stop(self) -> bool:
@@ -105,13 +105,13 @@ class SourceVisits:
 
     can_stop = False
 
-    def __init__(self, visits: Iterator[Visit | WordMass]) -> None:
+    def __init__(self, visits: Iterator[Visit]) -> None:
         self._visits = visits
 
     def __iter__(self) -> SourceVisits:
         return self
 
-    def __next__(self) -> Visit | WordMass:
+    def __next__(self) -> Visit:
         return next(self._visits)
 
     def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
@@ -196,7 +196,7 @@ def source_sentences(
     for block, first in enumerate(range(0, samples, BLOCK)):
         wanted = min(BLOCK, samples - first)
         number = int(np.random.SeedSequence([*seed, block]).generate_state(1)[0])
-        said = list(reader.source.sample(number, wanted))
+        said = list(reader.source.sample(number, wanted))  # type: ignore[attr-defined]
         if len(said) != wanted:
             raise SourceError(
                 f"sample of {reader.name} returned {len(said)} sentences; {wanted} were asked for"

@@ -97,7 +97,7 @@ def test_a_network_of_wordpieces_becomes_a_model_of_words(home: Path) -> None:
     with ArpaReader(out) as reader:
         made, record = reader.comments
     facts = json.loads(made.partition(": ")[2])
-    assert facts["pieces"] == 12
+    assert facts["inputs"][0]["pieces"] == 12
     assert record.startswith(LINE_PREFIX)
     carried = Provenance.from_json(record)
     assert carried.ledgers == network.record.ledgers
@@ -173,6 +173,28 @@ def test_the_stages_and_the_figures_are_told(home: Path) -> None:
     assert "in 12 pieces" in done.stderr
     assert "by the new model" in done.stdout
     assert "nan" not in done.stdout
+
+
+def test_counts_of_one_spelling_are_not_taken_for_anothers(home: Path) -> None:
+    """--work is of a network, its topology and what cases it."""
+    cap = normalised_model(4, [*WORDS, "Ala"], order=2, contexts=1.0).write(home / "a.arpa")
+    other = normalised_model(5, [*WORDS, "Ala"], order=2, contexts=1.0).write(home / "b.arpa")
+    args = ("distill", home / "run", "--samples", 20, "--topology", cap, "--work", home / "work")
+    done = dlm(*args, "--capitalize", cap, "-o", home / "cased.arpa")
+    assert done.exit_code == 0, done.exception
+    first = DictModel.from_arpa(home / "cased.arpa").ngrams
+    done = dlm(*args, "--capitalize", cap, "-o", home / "cased.arpa")
+    assert done.exit_code == 0, done.exception
+    assert DictModel.from_arpa(home / "cased.arpa").ngrams == first
+    done = dlm(*args, "--capitalize", other, "-o", home / "cased.arpa")
+    assert isinstance(done.exception, ConfigError)
+
+
+def test_pieces_do_not_say_which_words_they_spell(home: Path) -> None:
+    """A topology has to; an inferred one has none."""
+    done = dlm("distill", home / "run", "--samples", 9, "--topology", "self", "-o", home / "no")
+    assert isinstance(done.exception, ConfigError)
+    assert "give a topology of words" in str(done.exception)
 
 
 def test_a_topology_of_other_letters_is_refused(home: Path) -> None:

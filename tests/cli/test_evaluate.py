@@ -75,7 +75,7 @@ def test_models_are_compared_on_users_text(run: Run, home: Path) -> None:
     [
         ([], "give --users"),
         (["--text", "text.txt", "--users", "users.tsv"], "give --users"),
-        (["--text", "none.txt"], "no such file: none.txt"),
+        (["--text", "none.txt"], "none.txt"),
         (["--text", "text.txt", "--tokenizer", "none"], "--tokenizer is one of"),
         (["--text", "text.txt", "--draws", "-1"], "give 0 or more"),
         (["--text", "text.txt", "--memory", "1M"], "raise --memory"),

@@ -11,7 +11,8 @@ import pytest
 
 from distill import oracle
 from distill.oracle import Ngram
-from distill.test_fit import Plain, a_source, ngrams_of, visits_of
+from distill.plain import Plain, a_source, ngrams_of
+from distill.test_fit import visits_of
 from dlm.distill.capitalize import CasedSource, CasedVisits, Spellings, lower
 from dlm.distill.count import Visit, local_counts, sampled_counts
 from dlm.distill.fit import fit

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("jax", reason="pip install -e '.[train]'")
 pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
 
-from distill.test_fit import Plain
+from distill.plain import Plain
 from dlm.distill import evaluate as judging
 from dlm.distill.evaluate import NgramJudge, Sentence, evaluate
 from dlm.errors import ConfigError

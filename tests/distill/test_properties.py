@@ -41,13 +41,13 @@ class Solved:
     def __init__(self, topology: ModelColumns, counts: NgramCounts, **options: Any) -> None:
         options = {"prior": 0.0, "tolerance": 1e-14} | options
         local = local_counts(topology, counts)
-        added = as_seen(topology, counts, local, options["prior"])
+        prior = as_seen(topology, counts, local, options["prior"])
         self.topology = topology
         self.prob, self.left, self.weight = [], [], []
         with ThreadPoolExecutor(1) as pool:
             for k in range(topology.order):
                 prob, left, _, self.residual = fit_module._fit_length(
-                    topology, counts, local, k, added, options["tolerance"], pool
+                    topology, counts, local, k, prior, options["tolerance"], pool
                 )
                 self.prob.append(prob)
                 self.left.append(left)

@@ -1,4 +1,4 @@
-"""NgramCounting unigrams in a model: by the definition, context for context."""
+"""Counted unigrams in a model: by the definition, context for context."""
 
 from __future__ import annotations
 
