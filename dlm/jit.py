@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import logging
 import os
 import pickle
 import re
@@ -37,6 +36,7 @@ from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
 from dlm.files import scratch_file, scratch_folder, try_lock, write_whole
+from dlm.logs import EventLog
 
 PACKAGE = Path(__file__).parent
 # The files whose text is in compiled code: kernels, and the modules whose constants they use.
@@ -54,7 +54,7 @@ KEPT = 3  # folders of other versions; a process may still run one
 _DIGEST_BYTES = 16
 # At DEBUG, of each kernel that is kept nowhere: `jit.compiling`, then `jit.compiled`; between them
 # the same of those that it takes in.
-logger = logging.getLogger(__name__)
+log = EventLog(__name__)
 _FOLDER = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
 
 
@@ -179,9 +179,7 @@ class _Kernels(NullCache):  # type: ignore[misc]
             write_whole(folders()[-1] / name, bytes.fromhex(_digest(content)) + content)
 
     def _log(self, event: str) -> None:
-        if logger.isEnabledFor(logging.DEBUG):
-            fields = {"event": event, "kernel": self._name}
-            logger.debug("%s kernel=%s", event, self._name, extra=fields)
+        log.debug(event, extra={"kernel": self._name})
 
 
 def _digest(data: bytes) -> str:

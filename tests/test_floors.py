@@ -17,9 +17,9 @@ FLOORS = {
     part: floor
     for floor, parts in enumerate(
         [
-            ["errors", "units", "histogram", "extras", "files", "progress"],
+            ["errors", "units", "histogram", "extras", "files", "logs", "progress"],
             ["jit"],
-            ["config", "logs", "resources", "tracing"],
+            ["config", "resources", "tracing"],
             ["spill"],
             ["ngram"],
             ["index", "wire", "estimate", "federated"],

@@ -646,9 +646,10 @@ class Sender:
         if not queries:
             return
         runtime, now = self._links.runtime, self._clock()
-        if self._table.of(model) is None:
+        now_known = self._table.known
+        if now_known is not None and self._table.of(model) is None:
             # Whatever became of the message: to ask again would not help.
-            error = other_model(self._table.snapshot().model, model)
+            error = other_model(now_known.model, model)
             self._table.note_gone(model, error)
         kind = type(error).__name__
         with runtime.lock:

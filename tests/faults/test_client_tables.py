@@ -15,6 +15,7 @@ from client.questions import ask, assert_equal, queries_to, random_queries, subm
 from client.scripted import Clients, Network, free
 from cluster import WAIT_S, Cluster, ModelFiles, build, until
 from dlm.client import Client, Utterance
+from dlm.client.runtime import Snapshot
 from dlm.client.sender import MAX_REROUTES
 from dlm.client.table import Table
 from dlm.client.topology import Endpoint, take_census, write_cluster_file
@@ -233,13 +234,13 @@ def test_low_orders_that_could_not_be_fetched_are_fetched_at_a_later_look(
 def test_those_who_wait_for_the_next_model_share_a_look(site: Site, foreign, monkeypatch) -> None:
     """Many new handles at once; each look asks every server."""
     lose_model(site, foreign, monkeypatch)
-    follow, came, goes_on = Table._follow, list[Table](), Event()
+    current, came, goes_on = Table.current, list[Table](), Event()
 
-    def count(table: Table) -> None:
+    def count(table: Table, timeout_s: float, unlike: str | None = None) -> Snapshot:
         came.append(table)
-        follow(table)
+        return current(table, timeout_s, unlike)
 
-    monkeypatch.setattr(Table, "_follow", count)
+    monkeypatch.setattr(Table, "current", count)
     site.client._core._runtime.helper.submit(goes_on.wait, 60)
     looks = site.client.stats.refreshes
     with ThreadPoolExecutor(20) as pool:
