@@ -24,6 +24,7 @@ from dlm.distill.unigrams import Unigrams, read_unigrams, with_unigrams
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
 from dlm.estimate.columns import memory_bytes as model_bytes
+from dlm.estimate.pipeline import resident_bytes
 from dlm.estimate.text import Reader
 from dlm.federated.model_record import merged_record
 from dlm.federated.provenance import Provenance, file_digest
@@ -261,7 +262,7 @@ def _sampled(
             threads=request.threads,
             folder=request.work,
             scratch=request.output.absolute().parent,
-            memory_bytes=limit // 2,
+            memory_bytes=(limit - resident_bytes()) // 2,
             progress=tell,
         )
     assert topology is not None

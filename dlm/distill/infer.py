@@ -19,7 +19,7 @@ from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
 from dlm.estimate.discount import DEFAULT_FALLBACK
 from dlm.estimate.merge import merge_models, unite
-from dlm.estimate.pipeline import estimate
+from dlm.estimate.pipeline import estimate, resident_bytes
 from dlm.estimate.prune import Goal, prune
 from dlm.estimate.settings import EstimationSettings
 from dlm.files import scratch_folder
@@ -27,6 +27,7 @@ from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, UNK_ID, Vocabulary
 
 U32 = np.uint32
 MOST_ORDER = 5
+LEAST_BYTES = 256 << 20
 _WORDS_AT_ONCE = 1 << 20
 Tell = Callable[[str], None]
 
@@ -51,6 +52,7 @@ def infer_topology(
         order         1 to 5
         ngrams        of all orders together, words included; None keeps all that were said
         scratch       folder for text and model while they are made
+        memory_bytes  of estimation, beside what the process takes already; 256 MiB or more
     Returns
         closed under prefixes and suffixes; `<unk>`, where the source says it, is a word like
         others
@@ -72,7 +74,11 @@ def infer_topology(
         _write_ids(said, vocabulary.end_id, text)
         tell(f"estimating a model of order {order} from what was said")
         settings = EstimationSettings(
-            order=order, fallback=DEFAULT_FALLBACK, memory_bytes=memory_bytes, threads=threads
+            order=order,
+            fallback=DEFAULT_FALLBACK,
+            # The source, such as a network and its compiler, stays in memory meanwhile.
+            memory_bytes=resident_bytes() + max(memory_bytes, LEAST_BYTES),
+            threads=threads,
         )
         estimate([str(text)], arpa, settings, tmp=folder)
         model = ModelColumns.read(arpa)

@@ -148,3 +148,13 @@ def test_an_interpolation_lies_between_its_models(tmp_path: Path) -> None:
         rows = columns.ids[:, -1] != one.vocabulary.begin_id
         np.testing.assert_allclose(10.0 ** columns.log10_prob[rows], mean[rows], rtol=1e-4)
     assert exact_counts(BackoffSource.of(mixed, closed(mixed))).words > 0
+
+
+def test_a_process_that_is_large_already_infers_as_well(tmp_path: Path) -> None:
+    """Memory is that of estimation: a network, and what compiled it, may take more."""
+    held = np.ones((320 << 20) // 8)
+    _, columns, _ = a_source(1, tmp_path)
+    said = collect_sentences(SampledSource(columns), Sampling(200, seed=1))
+    found = infer_topology(said, columns.vocabulary, 2, scratch=tmp_path, memory_bytes=1)
+    assert found.order == 2
+    assert held.sum() == len(held)
