@@ -59,8 +59,8 @@ def options(
     ] = False,
 ) -> None:
     """Serve n-gram language models too large for one machine, exactly, over gRPC."""
-    # gRPC reads it when a command imports it. Its own lines are no JSON and name places in its
-    # source; what they tell of a server that cannot be reached, the command says in its words.
+    # gRPC reads it when a command imports it. Its own lines are not JSON and name lines of its
+    # source. The command itself reports servers that cannot be reached.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 

@@ -40,7 +40,7 @@ class Visit:
 
 @dataclass(frozen=True, eq=False)
 class WordMass:
-    """What a source gives to some words, where it does not tell what it gives to every word.
+    """What a source gives to some words, where its whole distribution is not known.
 
     Shapes, h histories, e words
         histories  (h, m)  uint32   the last m words of each, `MISSING` where there are fewer

@@ -187,7 +187,7 @@ def _model(inputs: _Inputs, role: str, path: Path) -> ModelColumns:
 
 
 def _record(what: str, record: Provenance | None, public: str) -> Provenance:
-    """The record of what is no file that carries one."""
+    """The record of an input whose file does not carry one."""
     if record is not None:
         return record
     if public:

@@ -63,7 +63,7 @@ def as_backed_off(
     Raises
         ConfigError  below 0 visits
     Paper
-        Witten and Bell 1991, method C, in counts that are no whole numbers: a word that has a count
+        Witten and Bell 1991, method C, in fractional counts: a word that has a count
         below 1 is seen that much
     """
     if visits is not None:

@@ -32,7 +32,7 @@ from dlm.progress import ProgressReporter
 
 Tell = Callable[[str], None]
 
-WHOLE_PRIOR = 0.01  # visits, where a source tells what it gives to every word
+WHOLE_PRIOR = 0.01  # visits, for sources with whole distributions
 
 
 class SampledSource:

@@ -238,7 +238,7 @@ def check_distributions(given: NDArray[np.floating[Any]], name: str) -> None:
     """Passes where each row sums to 1.
 
     Raises
-        SourceError  the first that does not, or holds what is no number
+        SourceError  the first that does not, or holds NaN
     """
     total = given.sum(axis=1, dtype=np.float64)
     good = np.abs(total - 1) <= SUM_TOLERANCE

@@ -27,7 +27,7 @@ class Automaton:
         visits  (s,)  float64  how often each state was visited: contexts by length, the empty one
                                first
     Cost
-        24 bytes an n-gram
+        24 bytes per n-gram
     """
 
     def __init__(self, source: BackoffSource) -> None:

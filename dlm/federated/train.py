@@ -1,4 +1,7 @@
-"""A network trained in a run of rounds: what is released, from whom, and how well it does."""
+"""A network trained in a run of rounds: what is released, from whom, and how well it does.
+
+One file past 500 lines: what a round releases is read beside the checks that its record rests on.
+"""
 
 from __future__ import annotations
 
