@@ -24,7 +24,7 @@ FLOORS = {
             ["ngram"],
             ["index", "wire", "estimate", "federated"],
             ["server", "client", "distill"],
-            ["spark", "cluster", "scoring", "pipeline"],
+            ["spark", "cluster", "scoring", "pipeline", "asr"],
             ["cli"],
             ["__init__"],  # what `from dlm import` gives, lazily
         ]
@@ -78,6 +78,8 @@ def may_import(package: str, path: Path) -> bool:
         return path == Path("tracing.py")
     if package in ("pyspark", "py4j", "pandas"):
         return is_below(path, "spark")
+    if package in ("flashlight", "hama", "pocketsphinx", "pyctcdecode", "soundfile", "soxr"):
+        return is_below(path, "asr")
     if package in ("jax", "jaxlib", "flax", "optax"):
         return is_below(path, "federated", "distill")
     return True

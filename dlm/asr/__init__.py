@@ -1,0 +1,1 @@
+"""Decoders: n-gram language models behind the interfaces that speech recognisers already call."""
