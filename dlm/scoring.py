@@ -74,11 +74,11 @@ class ScoreSummary:
     def add_lines(self, lines: Lines) -> None:
         """Counts sentences in that were scored here."""
         self.sentences += len(lines.totals)
-        self.tokens += int(lines.tokens.sum())
-        self.oovs += int(lines.oovs.sum())
+        self.tokens += int(lines.counts.tokens.sum())
+        self.oovs += int(lines.counts.oovs.sum())
         self.log10_prob = _added(self.log10_prob, lines.totals)
-        self.log10_oovs = _added(self.log10_oovs, lines.log10_oovs)
-        self._add_hits(lines.hits)
+        self.log10_oovs = _added(self.log10_oovs, lines.counts.log10_oovs)
+        self._add_hits(lines.counts.hits)
 
     def _add_hits(self, found: NDArray[np.integer[Any]]) -> None:
         """By matched order from 0 up; every token has one of 1 or more."""
@@ -174,7 +174,7 @@ class _Here:
         end = 0
         for i, line in enumerate(block.lines.split(b"\n")):
             begin = end + 1  # after <s>
-            tokens = int(self.lines.tokens[i])
+            tokens = int(self.lines.counts.tokens[i])
             end = begin + tokens
             part = slice(begin, end)
             yield (
@@ -182,8 +182,8 @@ class _Here:
                 SentenceScore(
                     float(self.lines.totals[i]),
                     tokens,
-                    int(self.lines.oovs[i]),
-                    float(self.lines.log10_oovs[i]),
+                    int(self.lines.counts.oovs[i]),
+                    float(self.lines.counts.log10_oovs[i]),
                     self.lines.answers.log10_prob[part],
                     self.lines.answers.matched_order[part],
                     self.lines.words[part] == UNK_ID,

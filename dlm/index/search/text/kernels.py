@@ -510,40 +510,49 @@ def lay_out(ids, sentence_begin, begin_id, end_id, bos, eos, order, words, reach
             at_token += 1
 
 
-@kernel(
-    "uint32[:], float32[:], uint8[:], int64[:], int64, int64, out float64[:], out int64[:], out "
-    "float64[:], out int64[:]"
-)
-def sum_sentences(  # type: ignore[no-untyped-def]
-    words, log10_prob, matched_order, sentence_begin, bos, eos, totals, oovs, log10_oovs, hits
-):
+@kernel("float32[:], int64[:], int64, int64, out float64[:]")
+def sum_sentences(log10_prob, sentence_begin, bos, eos, totals):  # type: ignore[no-untyped-def]
     """What the tokens of each sentence come to: words and, with `eos`, the sentence end.
 
     Shapes
-        words, log10_prob, matched_order  (T,)  of the tokens, as `lay_out` lays them
-        sentence_begin     (S + 1,)    int64    where the words of each begin, marks not counted
-        totals, log10_oovs (S,)        float64  filled: sums of log10_prob, in double precision, of
-                                       all tokens and of those whose id is 0
-        oovs               (S,)        int64    filled: how many those are
-        hits               (order + 1,) int64   added to: tokens by matched order
+        log10_prob      (T,)      float32  of the tokens, as `lay_out` lays them
+        sentence_begin  (S + 1,)  int64    where the words of each begin, marks not counted
+        totals          (S,)      float64  filled: sums of log10_prob, in double precision
     """
-    at_token = np.int64(0)
     for s in range(len(totals)):
-        length = sentence_begin[s + 1] - sentence_begin[s] + bos + eos
+        first = sentence_begin[s] + s * (bos + eos) + bos
         total = 0.0
+        for i in range(first, first + sentence_begin[s + 1] - sentence_begin[s] + eos):
+            total += np.float64(log10_prob[i])
+        totals[s] = total
+
+
+@kernel(
+    "uint32[:], float32[:], uint8[:], int64[:], int64, int64, out int64[:], out float64[:], out "
+    "int64[:]"
+)
+def count_sentences(  # type: ignore[no-untyped-def]
+    words, log10_prob, matched_order, sentence_begin, bos, eos, oovs, log10_oovs, hits
+):
+    """Which tokens of each sentence are unknown, and how long the n-grams are that were found.
+
+    Shapes
+        words, log10_prob, matched_order, sentence_begin  as in `sum_sentences`
+        oovs        (S,)         int64    filled: tokens whose id is 0
+        log10_oovs  (S,)         float64  filled: the sum of their log10_prob
+        hits        (order + 1,) int64    added to: tokens by matched order
+    """
+    for s in range(len(oovs)):
+        first = sentence_begin[s] + s * (bos + eos) + bos
         of_oovs = 0.0
         unknown = np.int64(0)
-        for i in range(at_token + bos, at_token + length):
-            prob = np.float64(log10_prob[i])
-            total += prob
+        for i in range(first, first + sentence_begin[s + 1] - sentence_begin[s] + eos):
             hits[matched_order[i]] += 1
             if words[i] == 0:  # the unknown word
-                of_oovs += prob
+                of_oovs += np.float64(log10_prob[i])
                 unknown += 1
-        totals[s] = total
         oovs[s] = unknown
         log10_oovs[s] = of_oovs
-        at_token += length
 
 
 @kernel("float64[:], int64[:], int64[:], out uint8[:]")

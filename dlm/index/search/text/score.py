@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -54,8 +55,26 @@ KERNELS = (
     reading.enter_words,
     reading.find_words,
     kernels.sum_sentences,
+    kernels.count_sentences,
     kernels.lay_out,
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """What the tokens of S sentences are.
+
+    Shapes
+        tokens      (S,)          int64    what is scored: words, and sentence ends
+        oovs        (S,)          int64    tokens that the vocabulary lacks
+        log10_oovs  (S,)          float64  the share of the sum that falls on those
+        hits        (order + 1,)  int64    tokens of all sentences by the longest n-gram found
+    """
+
+    tokens: NDArray[np.int64]
+    oovs: NDArray[np.int64]
+    log10_oovs: NDArray[np.float64]
+    hits: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,28 +86,40 @@ class Lines:
         answers     (T,)                   that of `<s>` means nothing
         begin       (S + 1,)      int64    where the words of each begin, marks not counted
         totals      (S,)          float64  log10 P
-        tokens      (S,)          int64    what is scored: words, and sentence ends
-        oovs        (S,)          int64    tokens that the vocabulary lacks
-        log10_oovs  (S,)          float64  the share of `totals` that falls on those
-        hits        (order + 1,)  int64    tokens of all sentences by the longest n-gram found
+        counts                             of tokens, unknown words and matches, made when they are
+                                           asked for
     """
 
     words: NDArray[np.uint32]
     answers: Answers
     begin: NDArray[np.int64]
     totals: NDArray[np.float64]
-    tokens: NDArray[np.int64]
-    oovs: NDArray[np.int64]
-    log10_oovs: NDArray[np.float64]
-    hits: NDArray[np.int64]
+    order: int
+    bos: bool
+    eos: bool
+
+    @cached_property
+    def counts(self) -> Counts:
+        """What its tokens are."""
+        sentences = len(self.totals)
+        counts = Counts(
+            np.diff(self.begin) + int(self.eos), np.empty(sentences, np.int64),
+            np.empty(sentences), np.zeros(self.order + 1, np.int64),
+        )  # fmt: skip
+        kernels.count_sentences(
+            self.words, self.answers.log10_prob, self.answers.matched_order, self.begin,
+            int(self.bos), int(self.eos), counts.oovs, counts.log10_oovs, counts.hits,
+        )  # fmt: skip
+        return counts
 
     def rows(self) -> str:
         """A row for each sentence: log10 P with six decimals, tokens and OOVs, tabs between."""
+        counts = self.counts
         if not bool((np.abs(self.totals) < FIXED_LIMIT).all()):  # a probability of zero, say
-            columns = (self.totals.tolist(), self.tokens.tolist(), self.oovs.tolist())
+            columns = (self.totals.tolist(), counts.tokens.tolist(), counts.oovs.tolist())
             return "".join(f"{p:.6f}\t{n}\t{oov}\n" for p, n, oov in zip(*columns, strict=True))
         text = np.empty(kernels.ROW_BYTES * len(self.totals), np.uint8)
-        end = int(kernels.put_totals(self.totals, self.tokens, self.oovs, text))
+        end = int(kernels.put_totals(self.totals, counts.tokens, counts.oovs, text))
         return text[:end].tobytes().decode("ascii")
 
 
@@ -111,15 +142,9 @@ def score_lines(model: WholeModel, text: bytes, *, bos: bool = True, eos: bool =
         )  # fmt: skip
     else:
         answers = _one_by_one(model, words, reach)
-    lines = Lines(
-        words, answers, begin, np.empty(sentences), np.diff(begin) + int(eos),
-        np.empty(sentences, np.int64), np.empty(sentences), np.zeros(model.order + 1, np.int64),
-    )  # fmt: skip
-    kernels.sum_sentences(
-        words, answers.log10_prob, answers.matched_order, begin, int(bos), int(eos),
-        lines.totals, lines.oovs, lines.log10_oovs, lines.hits,
-    )  # fmt: skip
-    return lines
+    totals = np.empty(sentences)
+    kernels.sum_sentences(answers.log10_prob, begin, int(bos), int(eos), totals)
+    return Lines(words, answers, begin, totals, model.order, bos, eos)
 
 
 def _one_by_one(model: WholeModel, words: NDArray[np.uint32], reach: NDArray[np.uint8]) -> Answers:
