@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import dlm
+import dlm.asr.open
 import dlm.client
 from dlm.cli.main import COMMANDS
 
@@ -21,6 +22,8 @@ PACKAGE = ROOT / "dlm"
 ENTRIES = [
     "dlm",
     "dlm.__main__",
+    "dlm.asr",
+    "dlm.asr.open",
     "dlm.cli.main",
     *(f"dlm.cli.{module}" for module, _ in COMMANDS.values()),
     "dlm.cli.submit",  # what spark-submit is given
@@ -122,7 +125,7 @@ def described(found: Iterable[Piece], package: Path) -> list[str]:
 def exported() -> set[str]:
     """What users import, and the methods of it."""
     names = {"main", "app"}
-    for module in (dlm, dlm.client):
+    for module in (dlm, dlm.client, dlm.asr.open):
         for name in module.__all__:
             one = getattr(module, name)
             names |= {name} | {each for each in dir(one) if inspect.isclass(one)}

@@ -1,0 +1,278 @@
+"""What a user names becomes a client: servers, a shard set on disk, or an ARPA file.
+
+    client = open_model("cluster.toml")
+    client = open_model("shards/model")     # a shard set, in this process
+    client = open_model("model.arpa.zst")   # sharded once, into the cache; then as above
+    client = open_model("remote.bin")       # a pointer file
+
+A pointer file holds one line, `dlm://PLACE`, for programs that take a model only as a file. PLACE
+is `HOST:PORT[,HOST:PORT...]`, or a path of any of the above that begins with `/`, `./`, `../` or
+`~/`; `?model=e346a2` after it chooses among the models that the servers hold. Paths are relative to
+the folder of the pointer file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlm.client import Client, ClientConfig
+from dlm.client.address import check_address
+from dlm.client.config import default_cache_dir
+from dlm.errors import ArpaError, ConfigError
+from dlm.files import lock_file
+from dlm.index.build.journal import describe_input
+from dlm.index.build.shard_set import KERNELS, build_shard_set
+from dlm.index.layout import FORMAT_VERSION, MANIFEST
+from dlm.jit import compile_ahead
+from dlm.logs import EventLog
+from dlm.ngram.arpa import ArpaReader, is_parts_folder
+from dlm.progress import ProgressReporter, Tell
+
+__all__ = ["open_model"]
+
+log = EventLog(__name__)
+
+SCHEME = "dlm://"
+POINTER_BYTES = 4096  # at most
+FORMS = "cluster.toml, the folder of a shard set, an ARPA file, or dlm://HOST:PORT"
+_POINTER = re.compile(r"dlm://(?P<place>[^?]+)(?:\?model=(?P<model>[0-9a-f]{6,}))?")
+_IS_PATH = ("/", "./", "../", "~/")
+_POLL_S = 0.05
+
+SERVERS, CLUSTER, SHARD_SET, ARPA = "servers", "cluster", "shard set", "ARPA"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a model comes from.
+
+    kind       SERVERS, CLUSTER, SHARD_SET or ARPA
+    path       of the file or folder; of SERVERS none
+    addresses  of SERVERS, "host:port" each
+    model      of the models that servers hold, the one whose id begins so; None: their default
+    """
+
+    kind: str
+    path: Path | None = None
+    addresses: tuple[str, ...] = ()
+    model: str | None = None
+
+
+def open_model(
+    named: str | bytes | os.PathLike[str],
+    *,
+    config: ClientConfig | None = None,
+    model: str | None = None,
+    tell: Tell | None = None,
+) -> Client:
+    """A client of the model that `named` leads to.
+
+    Args
+        named   path of a cluster.toml, of a shard set's folder, of an ARPA file (plain, gzip, zstd,
+                xz, or a folder of parts) or of a pointer file; or "dlm://..." itself
+        config  of a client of servers; a shard set in this process needs none
+        model   which of the servers' models, see `Client.connect`; stands before the pointer's
+        tell    takes lines that say how far sharding is; None: nothing is said
+    Raises
+        ConfigError        nothing is there, it is empty or of another kind, or the cache cannot be
+                           written
+        ArpaError          a file that is not an ARPA file, or a damaged one
+        ShardFormatError   the shard set is damaged
+        UnavailableError, AuthenticationError, ProtocolError  see `Client.connect`
+    Guarantees
+        An ARPA file is sharded once. The shard set is kept in the cache folder ($DLM_CACHE_DIR, or
+        dlm below the user's), one for each path, until the file changes. Processes that open the
+        same file at the same time wait for one of them.
+    """
+    source = find_source(named)
+    if source.kind == SERVERS:
+        return Client.connect(list(source.addresses), config, model=model or source.model)
+    assert source.path is not None
+    if source.kind == CLUSTER:
+        return Client.connect(source.path, config, model=model or source.model)
+    if model or source.model:
+        raise ConfigError(
+            f"model {model or source.model!r} was chosen, but {source.path} holds one model; "
+            "choose among models of servers alone"
+        )
+    if source.kind == SHARD_SET:
+        return Client.local(source.path)
+    return Client.local(sharded(source.path, tell=tell), verify=False)  # built here, and whole
+
+
+def find_source(named: str | bytes | os.PathLike[str]) -> ModelSource:
+    """What `named` leads to; reads no more than the beginning of a file.
+
+    Raises  ConfigError  see `open_model`
+    """
+    if not isinstance(named, (str, bytes, os.PathLike)):
+        raise ConfigError(f"a model is named by {named!r}; expected a path of {FORMS}")
+    text = os.fsdecode(named)
+    if text.startswith(SCHEME):
+        return _pointed(text, Path(), "the name")
+    if not text:
+        raise ConfigError(f"a model is named by an empty string; expected {FORMS}")
+    path = Path(text)
+    if _is_pointer(path):
+        return _pointed(_read_pointer(path), path.parent, str(path))
+    return _of_path(path)
+
+
+def _of_path(path: Path) -> ModelSource:
+    """Of what is not a pointer."""
+    if path.is_dir():
+        if (path / MANIFEST).is_file():
+            return ModelSource(SHARD_SET, path)
+        if is_parts_folder(path):
+            return ModelSource(ARPA, path)
+        found = "is a folder without a manifest" if any(path.iterdir()) else "is an empty folder"
+        raise ConfigError(f"{path} {found}; expected {FORMS}. `dlm shard` makes shard sets")
+    if not path.exists():
+        raise ConfigError(f"no such file or folder: {path}; expected {FORMS}")
+    if not path.is_file():
+        raise ConfigError(f"{path} is not a regular file; expected {FORMS}")
+    if not os.access(path, os.R_OK):
+        raise ConfigError(f"{path} may not be read by this user")
+    if path.stat().st_size == 0:
+        raise ConfigError(f"{path} is empty; expected {FORMS}")
+    return ModelSource(CLUSTER if path.suffix == ".toml" else ARPA, path)
+
+
+def _is_pointer(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(len(SCHEME)) == SCHEME.encode()
+    return False
+
+
+def _read_pointer(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(POINTER_BYTES + 1)
+    lines = content.decode("utf-8", "replace").strip().splitlines()
+    if len(content) > POINTER_BYTES or len(lines) != 1:
+        raise ConfigError(
+            f"{path} is a pointer file of {len(lines)} lines; expected one, dlm://..."
+        )
+    return lines[0]
+
+
+def _pointed(text: str, folder: Path, where: str) -> ModelSource:
+    """What a pointer leads to; another pointer is refused, so that none leads in a circle."""
+    match = _POINTER.fullmatch(text)
+    if match is None:
+        raise ConfigError(
+            f"{where} says {text!r}; expected dlm://HOST:PORT[,HOST:PORT...] or dlm:///PATH, and "
+            "?model= with 6 hex digits or more after it to choose a model"
+        )
+    place, model = match["place"], match["model"]
+    if not place.startswith(_IS_PATH):
+        addresses = tuple(place.split(","))
+        for address in addresses:
+            try:
+                check_address(address)
+            except ConfigError as exc:
+                raise ConfigError(
+                    f"{where} says {text!r}: {exc}. A path begins with /, ./, ../ or ~/"
+                ) from exc
+        return ModelSource(SERVERS, addresses=addresses, model=model)
+    path = folder / Path(place).expanduser()
+    if _is_pointer(path):
+        raise ConfigError(
+            f"{where} leads to {path}, which is a pointer file, too; expected {FORMS}"
+        )
+    try:
+        found = _of_path(path)
+    except ConfigError as exc:
+        raise ConfigError(f"{where} says {text!r}: {exc}") from exc
+    return ModelSource(found.kind, found.path, model=model)
+
+
+def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = None) -> Path:
+    """The folder of the shard set of an ARPA file, in the cache; made where it is not there.
+
+    Raises  ArpaError, ConfigError
+    """
+    home = (default_cache_dir() if cache_dir is None else cache_dir) / "models"
+    key = _key(arpa)
+    folder = home / "-".join(key)
+    if _is_there(folder):
+        return folder
+    # What is wrong with the file is said before anything is compiled or written.
+    with ArpaReader(arpa):
+        pass
+    progress = ProgressReporter(tell or (lambda line: None))
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with _locked(home / f"{key[0]}-{key[1]}.lock", progress):
+            if _is_there(folder):  # another process made it meanwhile
+                return folder
+            progress.stage(f"sharding {arpa} into {folder}, once")
+            compile_ahead(KERNELS)
+            build_shard_set(arpa, folder, 1, progress=progress.tell)
+            if _key(arpa) != key:
+                shutil.rmtree(folder)
+                raise ConfigError(f"{arpa} changed while it was read; open it again")
+            _forget_others(home, key)
+    except OSError as exc:
+        raise ConfigError(
+            f"the shard set of {arpa} cannot be kept in {home}: {exc}. Make room there, or name "
+            "another folder in DLM_CACHE_DIR"
+        ) from exc
+    log.info("asr.model.sharded")
+    return folder
+
+
+def _key(arpa: Path) -> tuple[str, str, str]:
+    """Names an ARPA file: its name, a hash of its path, and one of what is in it."""
+    found: dict[str, Any] | None = describe_input(arpa.resolve())
+    if found is None:
+        raise ArpaError("not a regular file; the shards of a pipe cannot be kept", path=str(arpa))
+    path = found.pop("path")
+    content = json.dumps([found, FORMAT_VERSION], sort_keys=True)
+    name = re.sub(r"[^A-Za-z0-9._]", "_", arpa.name)[:60]
+    digests = (hashlib.blake2b(t.encode("utf-8", "surrogateescape")) for t in (path, content))
+    place, stamp = (digest.hexdigest()[:16] for digest in digests)
+    return name, place, stamp
+
+
+def _is_there(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file()
+
+
+def _forget_others(home: Path, key: tuple[str, str, str]) -> None:
+    """Removes the shard sets of the same path as it was before. Who uses one keeps it: mapped files
+    stay until they are unmapped."""
+    for other in home.glob(f"{key[0]}-{key[1]}-*"):
+        if (
+            other.is_dir()
+            and re.fullmatch(r"[0-9a-f]{16}", other.name[-16:])
+            and (other.name != "-".join(key))
+        ):
+            shutil.rmtree(other, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, progress: ProgressReporter) -> Iterator[None]:
+    """Waits until no other process has the lock."""
+    handle = lock_file(path)
+    if handle is None:
+        progress.stage("another process shards this file; waiting for it")
+    while handle is None:
+        time.sleep(_POLL_S)
+        handle = lock_file(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(handle)
