@@ -10,12 +10,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import dlm
-import dlm.asr.open
 import dlm.client
 from dlm.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dlm"
+
+
+def public_names(path: Path) -> set[str]:
+    """What a module lists in `__all__`, and the methods of its classes; the module is not run,
+    since what it imports may not be here."""
+    body = ast.parse(path.read_text()).body
+    names: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names |= set(ast.literal_eval(node.value))
+    for node in body:
+        if isinstance(node, ast.ClassDef) and node.name in names:
+            names |= {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+    return names
+
+
+# The modules that decoders import, each with an `__all__`.
+DECODERS = [path for path in sorted((PACKAGE / "asr").glob("*.py")) if public_names(path)]
 
 # Where the product begins: what users import, the command and what stands for each of its
 # subcommands, and what is run as a program of its own.
@@ -23,7 +40,7 @@ ENTRIES = [
     "dlm",
     "dlm.__main__",
     "dlm.asr",
-    "dlm.asr.open",
+    *(f"dlm.asr.{path.stem}" for path in DECODERS),
     "dlm.cli.main",
     *(f"dlm.cli.{module}" for module, _ in COMMANDS.values()),
     "dlm.cli.submit",  # what spark-submit is given
@@ -124,8 +141,8 @@ def described(found: Iterable[Piece], package: Path) -> list[str]:
 
 def exported() -> set[str]:
     """What users import, and the methods of it."""
-    names = {"main", "app"}
-    for module in (dlm, dlm.client, dlm.asr.open):
+    names = {"main", "app"}.union(*(public_names(path) for path in DECODERS))
+    for module in (dlm, dlm.client):
         for name in module.__all__:
             one = getattr(module, name)
             names |= {name} | {each for each in dir(one) if inspect.isclass(one)}

@@ -1,0 +1,83 @@
+"""flashlight-text decodes with dlm what it decodes with KenLM in its own process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flashlight.lib.text", reason="pip install -e '.[asr]'")
+
+from asr.decoding import decode, posteriors, spelled, spoken_model
+from cluster import ModelFiles, build
+from dlm.asr.flashlight import DlmLM
+from dlm.client import Client
+from dlm.errors import QueryError
+
+LEXICON = spelled(40)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """A 4-gram model of the lexicon in two shards."""
+    return build(spoken_model(LEXICON), tmp_path_factory.mktemp("spoken"), 2)
+
+
+@pytest.fixture(scope="module")
+def local(files: ModelFiles) -> Iterator[Client]:
+    """A client of it in this process."""
+    with Client.local(files.directory) as client:
+        yield client
+
+
+def kenlm_of(files: ModelFiles) -> Any:
+    """flashlight's own language model over the same ARPA file."""
+    kenlm = pytest.importorskip("flashlight.lib.text.decoder.kenlm")
+    from flashlight.lib.text.dictionary import Dictionary
+
+    dictionary = Dictionary()
+    for word in LEXICON:
+        dictionary.add_entry(word)
+    return kenlm.KenLM(str(files.directory.with_name("model.arpa")), dictionary)
+
+
+def sentences(count: int) -> list[list[str]]:
+    """Random words of the lexicon."""
+    rng = np.random.default_rng(1)
+    return [[LEXICON[i] for i in rng.integers(0, len(LEXICON), 6)] for _ in range(count)]
+
+
+def test_hypotheses_are_those_of_kenlm(files: ModelFiles, local: Client) -> None:
+    """The whole n-best list; scores but for KenLM's last bit, as it adds weights otherwise."""
+    theirs, ours = kenlm_of(files), DlmLM(local.utterance(), LEXICON)
+    for seed, said in enumerate(sentences(4)):
+        emissions = posteriors(said, seed, flat=2.0 + seed % 2)
+        found, expected = (decode(lm, LEXICON, emissions) for lm in (ours, theirs))
+        assert [one.words for one in found] == [one.words for one in expected]
+        assert [one.score for one in found] == pytest.approx([one.score for one in expected], 1e-6)
+        assert len(found) > 1
+
+
+def test_hypotheses_with_equal_contexts_become_one_where_asked(
+    files: ModelFiles, local: Client
+) -> None:
+    """The best one stays, and the list is shorter."""
+    alone, merged = (DlmLM(local.utterance(), LEXICON, recombine=r) for r in (False, True))
+    for seed, said in enumerate(sentences(2)):
+        emissions = posteriors(said, seed)
+        every, few = decode(alone, LEXICON, emissions), decode(merged, LEXICON, emissions)
+        assert few[0] == every[0]
+        assert len(few) < len(every)
+
+
+def test_a_state_of_the_sentence_before_is_refused(local: Client) -> None:
+    """Not taken for another."""
+    lm = DlmLM(local.utterance(), LEXICON)
+    before = lm.start(False)
+    lm.start(False)
+    with pytest.raises(QueryError, match="each decoder needs"):
+        lm.score(before, 0)
+    with pytest.raises(QueryError, match="word 40 of a lexicon of 40"):
+        lm.score(lm.start(True), 40)
