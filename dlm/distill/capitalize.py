@@ -9,9 +9,9 @@ ones make a source of cased words, whose nearest model is then found as any sour
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from dlm.distill import word_kernels as kernels
 from dlm.distill.count import Visit, WordMass
 from dlm.distill.next_words import NextWords
+from dlm.distill.visits import ReadVisits
 from dlm.errors import ConfigError
 from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.ngram.vocab import UNK_ID, Vocabulary, as_text, is_mark
@@ -188,6 +189,15 @@ class CasedVisits:
         given, entropy = self._spellings.split(here, visit.given, visit.entropy)
         return Visit(words, visit.places, given, entropy)
 
+    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+        """As `visits.VisitReader` has it."""
+        return [self._window], {"random": self._random.bit_generator.state}
+
+    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
+        """As `visits.VisitReader` has it."""
+        self._window = arrays[0].copy()
+        self._random.bit_generator.state = facts["random"]
+
 
 class CasedSource:
     """A source of uncased words as one of their spellings.
@@ -205,11 +215,10 @@ class CasedSource:
         self.vocabulary = self.spellings.vocabulary
         self.record = source.record
 
-    def visits(self, samples: int, seed: int) -> Iterator[Visit]:
+    def visits(self, samples: int, seed: int) -> ReadVisits:
         """As `source.Source` has it."""
         reader = CasedVisits(self.spellings, seed)
-        for visit in self._source.visits(samples, seed):
-            yield reader.read(visit)
+        return ReadVisits(self._source.visits(samples, seed), reader)
 
 
 def spelling_generator(seed: int) -> np.random.Generator:

@@ -31,7 +31,7 @@ from dlm.distill.visits import (
     BLOCK,
     FollowedVisits,
     SampledVisits,
-    SourceVisits,
+    UnstoppableVisits,
     VisitStream,
     source_sentences,
 )
@@ -199,7 +199,8 @@ def stream_of(reader: SourceReader, sampling: Sampling) -> VisitStream:
         if sampling.text is not None:
             raise ConfigError(f"{reader.name} makes its own sentences; give samples and no text")
         seed = int(np.random.SeedSequence(sampling.seeds).generate_state(1)[0])
-        return SourceVisits(iter(reader.source.visits(sampling.own_samples, seed)))  # type: ignore[attr-defined]
+        visits = reader.source.visits(sampling.own_samples, seed)  # type: ignore[attr-defined]
+        return visits if isinstance(visits, VisitStream) else UnstoppableVisits(iter(visits))
     if sampling.text is not None:
         blocks = text_blocks(sampling.text, vocabulary, sampling.part)
         if not vocabulary.unk_in_model:

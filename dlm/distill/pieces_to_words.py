@@ -11,7 +11,8 @@ together: no word is then the beginning of another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from dlm.distill.capitalize import CasedSource, Spellings, lower, spelling_gener
 from dlm.distill.count import Visit, WordMass
 from dlm.distill.lexicon import Lexicon
 from dlm.distill.network import NetworkSource
+from dlm.distill.visits import ReadVisits
 from dlm.errors import ConfigError
 from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.federated.tokens import BOS_ID
@@ -66,10 +68,10 @@ class PieceSource:
         self.record = network.record
         self._network, self._history = network, history
 
-    def visits(self, samples: int, seed: int) -> Iterator[WordMass]:
-        """As `source.Source` has it."""
+    def visits(self, samples: int, seed: int) -> ReadVisits:
+        """As `source.Source` has it: `WordMass`."""
         reader = PieceReader(self.lexicon, self._history, self._spellings, seed)
-        return (reader.read(visit) for visit in self._network.visits(samples, seed))
+        return ReadVisits(self._network.visits(samples, seed), reader)
 
 
 def in_words(
@@ -160,6 +162,16 @@ class PieceReader:
             int(begins.sum()),
         )
         return given if self._spellings is None else self._spellings.split_mass(given)
+
+    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+        """As `visits.VisitReader` has it."""
+        drawn = self._random.bit_generator.state
+        return [self._node, self._window, self._ending], {"random": drawn}
+
+    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
+        """As `visits.VisitReader` has it."""
+        self._node, self._window, self._ending = (array.copy() for array in arrays)
+        self._random.bit_generator.state = facts["random"]
 
     def _make_room(self, places: int) -> None:
         more = places - len(self._node)

@@ -51,7 +51,8 @@ class Source(Protocol):
                             drawn from `log_probs`
         histories(places)   `Histories`: the same distributions word by word, in less time
         visits(samples, seed)  the visits themselves (`count.Visit`), of a source that makes them
-                            of another; its counting begins anew after a kill
+                            of another. Counting goes on after a kill if they are a
+                            `visits.VisitStream`; of any other iterator it begins anew
     """
 
     @property

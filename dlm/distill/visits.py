@@ -8,13 +8,13 @@ distribution of the source is taken: what it gives to words that did not follow 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.distill import kernels
-from dlm.distill.count import Visit
+from dlm.distill.count import Visit, WordMass
 from dlm.distill.source import BATCH, MOST_WORDS, Histories, SourceReader
 from dlm.errors import SourceError
 from dlm.ngram.vocab import Vocabulary
@@ -23,12 +23,13 @@ from dlm.ngram.vocab import Vocabulary
 BLOCK = 4 * BATCH
 
 
+@runtime_checkable
 class VisitStream(Protocol):
     """Visits that can be left and taken up."""
 
-    def __iter__(self) -> Iterator[Visit]: ...
+    def __iter__(self) -> Iterator[Visit | WordMass]: ...
 
-    def __next__(self) -> Visit: ...
+    def __next__(self) -> Visit | WordMass: ...
 
     @property
     def can_stop(self) -> bool:
@@ -100,18 +101,63 @@ class SampledVisits:
         self._random.bit_generator.state = facts["random"]
 
 
-class SourceVisits:
-    """Those that a source makes itself: they cannot be left and taken up."""
+class VisitReader(Protocol):
+    """Makes other visits of a source's, one of each: words of pieces, spellings of words."""
+
+    def read(self, visit: Visit) -> Visit | WordMass:
+        """The next one."""
+
+    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+        """As `VisitStream` has it."""
+
+    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
+        """As `VisitStream` has it."""
+
+
+class ReadVisits:
+    """Those of a source as a reader has them; left and taken up with it."""
+
+    def __init__(self, visits: VisitStream, reader: VisitReader) -> None:
+        self._visits, self._reader = visits, reader
+
+    def __iter__(self) -> ReadVisits:
+        return self
+
+    def __next__(self) -> Visit | WordMass:
+        visit = next(self._visits)
+        assert isinstance(visit, Visit)
+        return self._reader.read(visit)
+
+    @property
+    def can_stop(self) -> bool:
+        """As `VisitStream` has it."""
+        return self._visits.can_stop
+
+    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+        """As `VisitStream` has it."""
+        own, reader = self._reader.state()
+        arrays, visits = self._visits.state()
+        return [*own, *arrays], {"reader": reader, "arrays": len(own), "visits": visits}
+
+    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
+        """As `VisitStream` has it."""
+        own = int(facts["arrays"])
+        self._reader.restore(arrays[:own], facts["reader"])
+        self._visits.restore(arrays[own:], facts["visits"])
+
+
+class UnstoppableVisits:
+    """Those of a source whose `visits` are an iterator: they cannot be left and taken up."""
 
     can_stop = False
 
-    def __init__(self, visits: Iterator[Visit]) -> None:
+    def __init__(self, visits: Iterator[Visit | WordMass]) -> None:
         self._visits = visits
 
-    def __iter__(self) -> SourceVisits:
+    def __iter__(self) -> UnstoppableVisits:
         return self
 
-    def __next__(self) -> Visit:
+    def __next__(self) -> Visit | WordMass:
         return next(self._visits)
 
     def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:

@@ -8,64 +8,34 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 pytest.importorskip("optax", reason="pip install -e '.[train]'")
 pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 
-from dlm.cli.main import app  # noqa: E402
+from cli.trained import check_taken_up, compiled_quickly, dlm, train  # noqa: E402
+from dlm.distill.capitalize import CasedSource  # noqa: E402
 from dlm.distill.network import NetworkSource  # noqa: E402
 from dlm.distill.source import MOST_WORDS  # noqa: E402
-from dlm.distill.visits import SampledVisits  # noqa: E402
 from dlm.errors import ConfigError  # noqa: E402
+from dlm.estimate.columns import ModelColumns  # noqa: E402
 from dlm.federated.counts_file import WordCounts, write_counts  # noqa: E402
 from dlm.federated.provenance import LINE_PREFIX, Guarantee, Provenance  # noqa: E402
 from dlm.ngram.arpa import ArpaReader  # noqa: E402
 from dlm.ngram.backoff import DictModel  # noqa: E402
 from estimate.merge_models import normalised_model, worst_sum  # noqa: E402
-from federated.compiling import kept_in, quickly  # noqa: E402
 
 WORDS = ["alpha", "beta", "gamma", "delta"]
-CONFIG = """
-[run]
-rounds = 2
-seed = 3
-[data]
-vocabulary = "words.txt"
-public = "the tests"
-[model]
-embedding_size = 4
-hidden_size = 5
-[privacy]
-clip_norm = 0.5
-mechanism = "tree"
-noise_multiplier = 0.5
-gap = 1
-max_part = 2
-[sampling]
-report_goal = 4
-"""
-
-
-def dlm(*arguments: object) -> Result:
-    """The command, in this process."""
-    return CliRunner().invoke(app, [str(each) for each in arguments])
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A run of two rounds, and a model for its n-grams, with a word of its own."""
     place = tmp_path_factory.mktemp("distill")
-    rng = np.random.default_rng(0)
-    rows = [f"user{u}\t{' '.join(rng.choice(WORDS, 5))}" for u in range(20) for _ in range(3)]
-    (place / "users.tsv").write_text("user_id\tutterance\n" + "\n".join(rows) + "\n")
     (place / "words.txt").write_text("\n".join(WORDS) + "\n")
-    (place / "run.toml").write_text(CONFIG)
     normalised_model(1, [*WORDS, "other"], order=3).write(place / "top.arpa")
-    with kept_in(tmp_path_factory.mktemp("compiled")), quickly():
-        done = dlm("federate", place / "users.tsv", "-c", place / "run.toml", "-o", place / "run")
-        assert done.exit_code == 0, done.exception
+    with compiled_quickly(place):
+        train(place, WORDS, 'vocabulary = "words.txt"\npublic = "the tests"')
         yield place
 
 
@@ -102,25 +72,13 @@ def test_visits_are_those_of_the_sampled_sentences(home: Path) -> None:
 
 
 def test_a_network_is_taken_up_where_it_was_left(home: Path) -> None:
-    """To the bit: the states of its layers, the words under way and the random numbers."""
+    """To the bit: the states of its layers, the words under way, the random numbers; and the
+    spellings, where its words are cased."""
     source = NetworkSource(home / "run", batch=3)
-
-    def stream() -> SampledVisits:
-        return source.visits(20, seed=5)
-
-    whole = [(visit.words.tolist(), visit.given) for visit in stream()]
-    left = stream()
-    for _ in range(7):
-        next(left)
-    arrays, facts = left.state()
-    kept = [np.array(array) for array in arrays], json.loads(json.dumps(facts))
-    list(left)
-    again = stream()
-    again.restore(*kept)
-    rest = [(visit.words.tolist(), visit.given) for visit in again]
-    assert [words for words, _ in rest] == [words for words, _ in whole[7:]]
-    for (_, a), (_, b) in zip(rest, whole[7:], strict=True):
-        np.testing.assert_array_equal(a, b)
+    check_taken_up(lambda: source.visits(20, seed=5), 7)
+    cap = ModelColumns.read(normalised_model(5, CASED, order=3).write(home / "spelled.arpa"))
+    cased = CasedSource(source, cap)
+    check_taken_up(lambda: cased.visits(20, seed=5), 7)
 
 
 def test_a_network_follows_a_text_and_finds_its_own_n_grams(home: Path) -> None:

@@ -3,70 +3,47 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
 jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 pytest.importorskip("optax", reason="pip install -e '.[train]'")
 pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
 
-from dlm.cli.main import app  # noqa: E402
+from cli.trained import check_taken_up, compiled_quickly, dlm, train  # noqa: E402
 from dlm.distill.network import NetworkSource  # noqa: E402
+from dlm.distill.pieces_to_words import PieceSource  # noqa: E402
 from dlm.errors import ConfigError  # noqa: E402
+from dlm.estimate.columns import ModelColumns  # noqa: E402
 from dlm.federated.provenance import LINE_PREFIX, Provenance  # noqa: E402
 from dlm.ngram.arpa import ArpaReader  # noqa: E402
 from dlm.ngram.backoff import DictModel  # noqa: E402
 from estimate.merge_models import normalised_model, worst_sum  # noqa: E402
-from federated.compiling import kept_in, quickly  # noqa: E402
+from pipeline.runs import DRIVER  # noqa: E402
 
 WORDS = ["ala", "alba", "bela", "lab"]
-CONFIG = """
-[run]
-rounds = 2
-seed = 3
-[data]
-vocabulary = "pieces.model"
-[model]
-embedding_size = 4
-hidden_size = 5
-[privacy]
-clip_norm = 0.5
-mechanism = "tree"
-noise_multiplier = 0.5
-gap = 1
-max_part = 2
-[sampling]
-report_goal = 4
-"""
-
-
-def dlm(*arguments: object) -> Result:
-    """The command, in this process."""
-    return CliRunner().invoke(app, [str(each) for each in arguments])
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A run of two rounds on pieces; a topology with words that they do not spell."""
     place = tmp_path_factory.mktemp("pieces")
-    rng = np.random.default_rng(0)
-    rows = [f"user{u}\t{' '.join(rng.choice(WORDS, 5))}" for u in range(20) for _ in range(3)]
-    (place / "users.tsv").write_text("user_id\tutterance\n" + "\n".join(rows) + "\n")
     counts = "".join(f"{word}\t{9 - i}\n" for i, word in enumerate(WORDS))
     (place / "counts.tsv").write_text(counts)
-    (place / "run.toml").write_text(CONFIG)
     normalised_model(3, [*WORDS, "other", "be"], order=3, contexts=1.0).write(place / "top.arpa")
-    with kept_in(tmp_path_factory.mktemp("compiled")), quickly():
+    with compiled_quickly(place):
         done = dlm("pieces", place / "counts.tsv", "--size", 12, "--public", "the tests",
                        "-o", place / "pieces.model")  # fmt: skip
         assert done.exit_code == 0, done.exception
-        done = dlm("federate", place / "users.tsv", "-c", place / "run.toml", "-o", place / "run")
-        assert done.exit_code == 0, done.exception
+        train(place, WORDS, 'vocabulary = "pieces.model"')
         yield place
 
 
@@ -188,6 +165,47 @@ def test_counts_of_one_spelling_are_not_taken_for_anothers(home: Path) -> None:
     assert DictModel.from_arpa(home / "cased.arpa").ngrams == first
     done = dlm(*args, "--capitalize", other, "-o", home / "cased.arpa")
     assert isinstance(done.exception, ConfigError)
+
+
+def test_words_of_pieces_are_taken_up_where_they_were_left(home: Path) -> None:
+    """To the bit: also words that are half spelled, and spellings that were drawn."""
+    network = NetworkSource(home / "run", batch=3)
+    top = ModelColumns.read(home / "top.arpa")
+    cap = ModelColumns.read(
+        normalised_model(4, [*WORDS, "Ala", "ALBA"], order=3).write(home / "spelled.arpa")
+    )
+    for cased in (None, cap):
+        source = PieceSource(network, top.vocabulary.words, 2, cased)
+        check_taken_up(lambda source=source: source.visits(12, seed=5), 9)  # type: ignore[misc]
+
+
+def test_counting_that_is_killed_goes_on_to_the_same_bytes(home: Path) -> None:
+    """SIGKILL, once after counts were kept and once before; of cased words of pieces."""
+    cap = normalised_model(4, [*WORDS, "Ala"], order=2, contexts=1.0).write(home / "k.arpa")
+    args = ("distill", home / "run", "--samples", 300, "--topology", cap, "--capitalize", cap)
+    whole, cut, work = home / "whole.arpa", home / "cut.arpa", home / "killed"
+    done = dlm(*args, "-o", whole)
+    assert done.exit_code == 0, done.exception
+    more = ("--work", work, "-o", cut)
+    environ = {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": str(home / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.02",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    }
+    for killed in (("dlm.distill.work:_save", 3, "after"), ("dlm.distill.work:_save", 2, "before")):
+        stopped = subprocess.run(
+            [sys.executable, "-c", DRIVER, *map(str, (*killed, *args, *more))],
+            env=environ,
+            capture_output=True,
+            text=True,
+        )
+        assert stopped.returncode == -signal.SIGKILL, stopped.stderr
+        assert not cut.exists()
+    done = dlm(*args, *more)
+    assert done.exit_code == 0, done.exception
+    assert "were counted before" in done.stderr
+    assert cut.read_bytes() == whole.read_bytes()
 
 
 def test_pieces_do_not_say_which_words_they_spell(home: Path) -> None:

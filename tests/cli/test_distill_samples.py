@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from dlm.cli.main import app
+from cli.trained import dlm
 from dlm.errors import ConfigError, SourceError
 from dlm.federated.provenance import LINE_PREFIX, Guarantee, Provenance
 from dlm.ngram.arpa import ArpaReader
@@ -31,11 +30,6 @@ class Model:
 def wrong():
     return Model(1.0)
 """
-
-
-def dlm(*arguments: object) -> Result:
-    """The command, in this process."""
-    return CliRunner().invoke(app, [str(each) for each in arguments])
 
 
 def figures(*arguments: object) -> dict[str, float]:

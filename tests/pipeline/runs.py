@@ -57,9 +57,12 @@ shards = 2
 """
 PUBLIC = 'public = "the tests"'
 
-# Ends the process as a power cut would, at the n-th call of a function: before it, or after.
+# Ends the process as a power cut would, at the n-th call of a function: before it, or after. Counts
+# of dlm distill are kept at each step.
 DRIVER = """
 import functools, importlib, os, signal, sys
+from dlm.distill import work
+work.count_all.__kwdefaults__["saved_every_s"] = 0.0
 where, count, when, *arguments = sys.argv[1:]
 module, _, path = where.partition(":")
 owner = importlib.import_module(module)

@@ -1,0 +1,77 @@
+"""A network that users trained, for tests of the commands that take one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from typer.testing import CliRunner, Result
+
+from dlm.cli.main import app
+from dlm.distill.visits import VisitStream
+from federated.compiling import kept_in, quickly
+
+CONFIG = """
+[run]
+rounds = 2
+seed = 3
+[data]
+{data}
+[model]
+embedding_size = 4
+hidden_size = 5
+[privacy]
+clip_norm = 0.5
+mechanism = "tree"
+noise_multiplier = 0.5
+gap = 1
+max_part = 2
+[sampling]
+report_goal = 4
+"""
+
+
+def dlm(*arguments: object) -> Result:
+    """The command, in this process."""
+    return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+@contextmanager
+def compiled_quickly(place: Path) -> Iterator[None]:
+    """What is compiled is kept, and little optimised."""
+    with kept_in(place / "compiled"), quickly():
+        yield
+
+
+def train(place: Path, words: Sequence[str], data: str) -> None:
+    """A run of two rounds, in place/run, of twenty users who say these words; `data` is what its
+    configuration has below [data]."""
+    rng = np.random.default_rng(0)
+    rows = [f"user{u}\t{' '.join(rng.choice(words, 5))}" for u in range(20) for _ in range(3)]
+    (place / "users.tsv").write_text("user_id\tutterance\n" + "\n".join(rows) + "\n")
+    (place / "run.toml").write_text(CONFIG.format(data=data))
+    done = dlm("federate", place / "users.tsv", "-c", place / "run.toml", "-o", place / "run")
+    assert done.exit_code == 0, done.exception
+
+
+def check_taken_up(stream: Callable[[], VisitStream], steps: int) -> None:
+    """Visits that are left after some steps go on from their state, to the bit."""
+    whole = [vars(visit) for visit in stream()]
+    assert len(whole) > steps
+    left = stream()
+    for _ in range(steps):
+        next(left)
+    assert left.can_stop
+    arrays, facts = left.state()
+    kept = [np.array(array) for array in arrays], json.loads(json.dumps(facts))
+    list(left)
+    again = stream()
+    again.restore(*kept)
+    rest = [vars(visit) for visit in again]
+    assert len(rest) == len(whole) - steps
+    for a, b in zip(rest, whole[steps:], strict=True):
+        for name, value in b.items():
+            np.testing.assert_array_equal(a[name], value)
