@@ -1,0 +1,86 @@
+"""Wordpieces made of a file of counts, with their record: what `dlm pieces` does."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlm.errors import ConfigError
+from dlm.federated.counts_file import read_counts, traces_of_users
+from dlm.federated.pieces import MAX_PIECE_LENGTH, Inventory, build_inventory
+from dlm.federated.provenance import Provenance, content_digest
+from dlm.federated.signature import require_signed
+from dlm.federated.words import PIECES_SUFFIX
+
+LONGEST = 512  # SentencePiece's bound on the characters of a piece
+
+
+@dataclass(frozen=True)
+class MadePieces:
+    """What `make_pieces` wrote; and pieces per word, each word as often as it is used."""
+
+    inventory: Inventory
+    per_word: float
+
+
+def make_pieces(
+    counts: Path,
+    size: int,
+    output: Path,
+    *,
+    max_length: int = MAX_PIECE_LENGTH,
+    public: str | None = None,
+    public_key: Path | None = None,
+) -> MadePieces:
+    """Builds an inventory of the words of `counts`, and writes it with its record.
+
+    Args
+        size        of the inventory, marks included
+        output      FILE.model
+        max_length  characters of a piece at most
+        public      who says that the counts are of public text
+        public_key  that must have signed the counts
+    Raises
+        ConfigError      a name that cannot be written; counts of users that are said to be public;
+                         both `public` and `public_key`
+        FormatError, PrivacyError  as `read_counts`, `require_signed`
+        EstimationError  as `build_inventory`
+    """
+    # Before the estimation, which takes long, and before anything of users is replaced.
+    if not 1 <= max_length <= LONGEST:
+        raise ConfigError(f"--max-length is {max_length}; it must be from 1 to {LONGEST}")
+    _check_output(output, counts)
+    if public is not None and (beside := traces_of_users(counts)):
+        raise ConfigError(
+            f"--public, but {beside[0]} says that {counts} is of users; leave --public out"
+        )
+    if public is not None and public_key is not None:
+        raise ConfigError("--public and --public-key were both given; public counts have no record")
+    content = counts.read_bytes()  # once: what is verified is what pieces are made of
+    found = read_counts(counts, content)
+    if public_key is not None:
+        signed = require_signed(counts, public_key, content)
+        found = dataclasses.replace(found, provenance=signed)
+    if public is not None:
+        said = Provenance.public(public, f"the counts {counts.name}", content_digest(content))
+        found = dataclasses.replace(found, provenance=said)
+    inventory = build_inventory(found, size, max_piece_length=max_length)
+    inventory.save(output)
+    return MadePieces(inventory, inventory.pieces_per_word(found))
+
+
+def _check_output(output: Path, counts: Path) -> None:
+    if output.suffix != PIECES_SUFFIX:
+        raise ConfigError(
+            f"--output is {output}; its name must end in {PIECES_SUFFIX}, by which dlm federate "
+            "knows wordpieces"
+        )
+    if not output.parent.is_dir():
+        raise ConfigError(f"--output is {output}; its folder must be there, and is not: make it")
+    if output.is_dir():
+        raise ConfigError(f"--output is {output}, which is a folder; name a file in it")
+    if output.exists() and counts.exists() and output.samefile(counts):
+        raise ConfigError(
+            f"--output is {output}, the counts themselves, which would be lost; give another name"
+        )
