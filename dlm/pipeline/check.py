@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dlm.errors import ConfigError
 from dlm.federated.count_unigrams import list_record
+from dlm.federated.counts_file import read_counts
 from dlm.federated.provenance import LINE_PREFIX
 from dlm.federated.unigrams import read_whitelist
 from dlm.federated.words import RunVocabulary
@@ -49,6 +50,11 @@ def check(settings: PipelineSettings) -> None:
         list_record(whitelist, whitelist.read_bytes(), settings.unigrams, begun=False)
     check_vouched(settings)
     _check_vocabulary(settings)
+    if settings.pieces is not None:
+        import sentencepiece  # noqa: F401
+
+        if settings.inputs.vocabulary is not None:
+            read_counts(settings.inputs.vocabulary)
     folder = settings.run.folder
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"run.folder: {folder} is a file; give a folder")
@@ -119,6 +125,8 @@ def _words(settings: PipelineSettings) -> int | None:
     size = settings.federate.data.vocabulary_size
     if size:
         return size
+    if settings.pieces is not None:
+        return settings.pieces.size
     if settings.inputs.whitelist is not None:
         return len(read_whitelist(settings.inputs.whitelist))
     if settings.inputs.vocabulary is not None:

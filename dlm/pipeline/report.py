@@ -194,7 +194,7 @@ def _wrote(stage: Stage, at: Places) -> str:
     if stage.name == "federate":
         record = _read(path.with_name(REPORTS[1])).get("provenance")
         return f"{name}: {Provenance.from_dict(record).statement()}"
-    if stage.name in ("unigrams", "distill", "prune"):
+    if stage.name in ("unigrams", "pieces", "distill", "prune"):
         found = _record_of(path)
         return f"{name}: {NOTHING if found is None else found.statement()}"
     return name

@@ -1,10 +1,11 @@
-"""The configuration of a pipeline: one frozen dataclass per table of the TOML file.
+"""The configuration of a pipeline: what the tables of its TOML file say together.
 
 ::
 
     [run]         folder, seed, memory, threads
     [inputs]      users, held_out, whitelist or vocabulary, text or topology, public
     [unigrams]    as `dlm unigrams`
+    [pieces]      as `dlm pieces`; without the table the network is one of words
     [federate.*]  as the tables of `dlm federate --config`
     [estimate]    as `dlm estimate`, for the topology
     [distill]     as `dlm distill`
@@ -24,16 +25,20 @@ from typing import Any, TypeVar
 
 from dlm import config
 from dlm.errors import ConfigError
-from dlm.estimate.discount import DEFAULT_FALLBACK
-from dlm.estimate.prune import Goal, read_goal
-from dlm.estimate.settings import EstimationSettings
 from dlm.federated.count_unigrams import CollectionSettings
+from dlm.federated.recorded import sidecar
 from dlm.federated.settings import TrainingSettings
-from dlm.federated.users import MISSING, TOKENIZERS
 from dlm.federated.words import PIECES_SUFFIX
-from dlm.index.coding import coding_of
-from dlm.ngram.partition import check_shards
-from dlm.resources import available_bytes, parse_size
+from dlm.pipeline.tables import (
+    DistillSettings,
+    FolderSettings,
+    InputSettings,
+    PieceSettings,
+    PruneSettings,
+    ShardSettings,
+    TopologySettings,
+    UnigramSettings,
+)
 
 T = TypeVar("T")
 # Names of options that are no names of fields.
@@ -49,204 +54,11 @@ SET_HERE = {
 }
 
 
-@dataclass(frozen=True)
-class FolderSettings:
-    """[run]
-
-    Fields (unit; bound; default; meaning)
-        folder   where everything is made; it is gone on with if it has a run
-        seed     >= 0; none; a seed makes users' stages a simulation, which is not private
-        memory   as 4G; what is free; limit of each stage that takes one
-        threads  >= 1; 2
-    """
-
-    folder: Path
-    seed: int | None = None
-    memory: str | None = None
-    threads: int = 2
-
-    def __post_init__(self) -> None:
-        if self.seed is not None and self.seed < 0:
-            raise ConfigError(f"run.seed is {self.seed}; it must be 0 or more")
-        if self.threads < 1:
-            raise ConfigError(f"run.threads is {self.threads}; it must be 1 or more")
-        _ = self.memory_bytes
-
-    @property
-    def memory_bytes(self) -> int | None:
-        """The limit; None for what is free."""
-        return None if self.memory is None else parse_size(self.memory)
-
-
-@dataclass(frozen=True)
-class InputSettings:
-    """[inputs]
-
-    Fields (default; meaning)
-        users         users' text: .parquet or TSV, plain, .zst or .gz
-        held_out      none; text of other users, who agreed to be measured without noise: the final
-                      model's perplexity on it is told
-        whitelist     list of words that users' words are counted of; or
-        vocabulary    the words of the network: a list, or counts with their record
-        text          public text, a sentence per line, whose n-grams the model has; or
-        topology      an ARPA file with these n-grams
-        public        ""; who says that no user's text is in whitelist, vocabulary, text, topology
-                      and [federate.pretrain] text, as far as they have no record
-        user_column, text_column   of users and held_out; "user_id", "utterance"
-        missing       "refuse"; rows without id, users without text; or "count"
-        tokenizer     "words"; or "whitespace"; what words of users' text are
-    """
-
-    users: Path
-    held_out: Path | None = None
-    whitelist: Path | None = None
-    vocabulary: Path | None = None
-    text: Path | None = None
-    topology: Path | None = None
-    public: str = ""
-    user_column: str = "user_id"
-    text_column: str = "utterance"
-    missing: str = "refuse"
-    tokenizer: str = "words"
-
-    def __post_init__(self) -> None:
-        for a, b in (("whitelist", "vocabulary"), ("text", "topology")):
-            if (getattr(self, a) is None) == (getattr(self, b) is None):
-                raise ConfigError(f"[inputs] has one of {a} and {b}; give exactly one")
-        for name, found, known in (
-            ("missing", self.missing, MISSING),
-            ("tokenizer", self.tokenizer, TOKENIZERS),
-        ):
-            if found not in known:
-                raise ConfigError(f"inputs.{name} is {found!r}; it must be {' or '.join(known)}")
-        if self.vocabulary is not None and self.vocabulary.suffix == PIECES_SUFFIX:
-            raise ConfigError(
-                f"inputs.vocabulary is {self.vocabulary}: a network of wordpieces is not distilled "
-                "yet; give a list of words"
-            )
-
-    def files(self) -> dict[str, Path]:
-        """The files, by the name of the setting."""
-        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: path for name, path in found.items() if isinstance(path, Path)}
-
-
-@dataclass(frozen=True)
-class UnigramSettings:
-    """[unigrams]: the options of `dlm unigrams`, which say what they mean there; `clip` is lambda.
-
-    Without noise_multiplier nothing is guaranteed, neither here nor of the final model.
-    """
-
-    clip: float = 100.0
-    rounds: int = 20
-    report_goal: int | None = None
-    noise_multiplier: float | None = None
-    delta: float | None = None
-    max_part: int | None = None
-    min_sep: int | None = None
-    poisson: float | None = None
-    cap_words: int | None = None
-    test_fraction: float = 0.0
-    capacity: int = 64_000
-
-
-@dataclass(frozen=True)
-class TopologySettings:
-    """[estimate]: the options of `dlm estimate`, which say what they mean there.
-
-    Fields (default)
-        order 3, prune "", discount_fallback false, skip false, column "text"
-    """
-
-    order: int = 3
-    prune: str = ""
-    discount_fallback: bool = False
-    skip: bool = False
-    column: str = "text"
-
-    def __post_init__(self) -> None:
-        _ = EstimationSettings(order=self.order, prune=self.thresholds)
-
-    @property
-    def thresholds(self) -> tuple[int, ...]:
-        """What `prune` says."""
-        try:
-            return tuple(int(part) for part in self.prune.replace(",", " ").split())
-        except ValueError as exc:
-            raise ConfigError(f"estimate.prune is {self.prune!r}; it must be as 0,0,1") from exc
-
-    def of(self, run: FolderSettings) -> EstimationSettings:
-        """With the limits of the run."""
-        return EstimationSettings(
-            order=self.order,
-            prune=self.thresholds,
-            fallback=DEFAULT_FALLBACK if self.discount_fallback else None,
-            skip=self.skip,
-            column=self.column,
-            memory_bytes=available_bytes() // 2 if run.memory_bytes is None else run.memory_bytes,
-            threads=run.threads,
-        )
-
-
-@dataclass(frozen=True)
-class DistillSettings:
-    """[distill]: the options of `dlm distill`.
-
-    Fields (bound; default)
-        samples  >= 1; 100,000 sentences;  seed  0;  prior  >= 0; 0.01
-    """
-
-    samples: float = 1e5
-    seed: int = 0
-    prior: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not self.samples >= 1:
-            raise ConfigError(f"distill.samples is {self.samples}; it must be 1 or more")
-        if not self.prior >= 0:
-            raise ConfigError(f"distill.prior is {self.prior}; it must be 0 or more")
-
-
-@dataclass(frozen=True)
-class PruneSettings:
-    """[prune]: the options of `dlm prune`; `size` is bytes. One of the first three is given."""
-
-    threshold: float | None = None
-    ngrams: str | None = None
-    size: str | None = None
-    keep_suffixes: bool = False
-
-    def __post_init__(self) -> None:
-        _ = self.goal
-
-    @property
-    def goal(self) -> Goal:
-        """How much goes."""
-        return read_goal(self.threshold, self.ngrams, self.size)
-
-
-@dataclass(frozen=True)
-class ShardSettings:
-    """[shard]: the options of `dlm shard`.
-
-    Fields (default)
-        shards 1, encoding "exact", bits none
-    """
-
-    shards: int = 1
-    encoding: str = "exact"
-    bits: int | None = None
-
-    def __post_init__(self) -> None:
-        check_shards(self.shards)
-        coding_of(self.encoding, self.bits)
-
-
 _TABLES: dict[str, type] = {
     "run": FolderSettings,
     "inputs": InputSettings,
     "unigrams": UnigramSettings,
+    "pieces": PieceSettings,
     "estimate": TopologySettings,
     "distill": DistillSettings,
     "prune": PruneSettings,
@@ -256,7 +68,8 @@ _TABLES: dict[str, type] = {
 
 @dataclass(frozen=True)
 class PipelineSettings:
-    """All tables; `unigrams`, `estimate` and `prune` are None where the stage is left out.
+    """All tables; `unigrams`, `pieces`, `estimate` and `prune` are None where the stage is left
+    out.
 
     `federate` names the vocabulary that the stage before it makes, or the one given.
     """
@@ -264,6 +77,7 @@ class PipelineSettings:
     run: FolderSettings
     inputs: InputSettings
     unigrams: CollectionSettings | None
+    pieces: PieceSettings | None
     federate: TrainingSettings
     estimate: TopologySettings | None
     distill: DistillSettings
@@ -287,7 +101,7 @@ class PipelineSettings:
         values: dict[str, Any] = {
             name: _table(kind, name, found.get(name, {}), file)
             for name, kind in _TABLES.items()
-            if name in found or name not in ("prune",)
+            if name in found or name not in ("pieces", "prune")
         }
         run = dataclasses.replace(values["run"], folder=file.parent / values["run"].folder)
         given: InputSettings = values["inputs"]
@@ -307,6 +121,11 @@ class PipelineSettings:
                     else "it estimates the topology from inputs.text"
                 )
             )
+        if "pieces" in values and words_of(run, inputs).suffix == PIECES_SUFFIX:
+            raise ConfigError(
+                f"{file}: [pieces] is given, and inputs.vocabulary has wordpieces already; leave "
+                "one of them out"
+            )
         unigrams = None
         if inputs.whitelist is not None:
             counted = {
@@ -324,7 +143,8 @@ class PipelineSettings:
             run,
             inputs,
             unigrams,
-            _training(found.get("federate", {}), file, run, inputs),
+            values.get("pieces"),
+            _training(found.get("federate", {}), file, run, inputs, pieces="pieces" in values),
             values["estimate"] if inputs.text is not None else None,
             values["distill"],
             values.get("prune"),
@@ -337,8 +157,29 @@ def counts_of(run: FolderSettings) -> Path:
     return run.folder / "counts.tsv"
 
 
+def pieces_of(run: FolderSettings) -> Path:
+    """Where the wordpieces stand that are made of counts."""
+    return run.folder / f"pieces{PIECES_SUFFIX}"
+
+
+def words_of(run: FolderSettings, inputs: InputSettings) -> Path:
+    """The words of the network, or what its wordpieces are made of."""
+    return counts_of(run) if inputs.vocabulary is None else inputs.vocabulary
+
+
+def vouched(inputs: InputSettings) -> str:
+    """Who says that the given vocabulary is public; "" where it has a record, which says it."""
+    given = inputs.vocabulary
+    return inputs.public if given is not None and not sidecar(given).exists() else ""
+
+
 def _training(
-    tables: Mapping[str, Any], file: Path, run: FolderSettings, inputs: InputSettings
+    tables: Mapping[str, Any],
+    file: Path,
+    run: FolderSettings,
+    inputs: InputSettings,
+    *,
+    pieces: bool,
 ) -> TrainingSettings:
     """The tables below [federate], with what the pipeline says itself."""
     for table, names in SET_HERE.items():
@@ -346,14 +187,14 @@ def _training(
             if name in tables.get(table, {}):
                 said = f"the pipeline takes it from {where}" if where else "a pipeline has no such"
                 raise ConfigError(f"{file}: [federate.{table}] {name}: {said}; leave it out")
-    words = counts_of(run) if inputs.vocabulary is None else inputs.vocabulary
+    words = pieces_of(run) if pieces else words_of(run, inputs)
     text = tables.get("pretrain", {}).get("text", "")
     flags: dict[str, dict[str, Any]] = {
         "run": {"seed": run.seed},
         "data": {
             "vocabulary": words.absolute(),
-            # Counts have a record of their own.
-            "public": inputs.public if inputs.vocabulary is not None else "",
+            # What was made here has a record of its own.
+            "public": "" if pieces else vouched(inputs),
             "tokenizer": inputs.tokenizer,
         },
     }

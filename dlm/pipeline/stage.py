@@ -52,6 +52,11 @@ class Places:
         return self.folder / "distilled.arpa.zst"
 
     @property
+    def counting(self) -> Path:
+        """Counts of the network's sentences, until the model is made of them."""
+        return self.folder / "distilled.work"
+
+    @property
     def model(self) -> Path:
         """The final model."""
         return self.folder / "model.arpa.zst"

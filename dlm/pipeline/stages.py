@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
+from dlm.distill.work import COUNTS
 from dlm.federated.run_folder import CHECKPOINT
 from dlm.federated.users import TOKENIZERS, UserDataset
 from dlm.files import write_whole
 from dlm.pipeline.settings import PipelineSettings
 from dlm.pipeline.stage import Places, Stage, stage_plan
-from dlm.pipeline.user_stages import federate_stage, unigrams_stage
+from dlm.pipeline.user_stages import federate_stage, pieces_stage, unigrams_stage
 from dlm.progress import ProgressReporter
 
 BLOCK_BYTES = 1 << 20
@@ -27,9 +28,10 @@ def stages_of(settings: PipelineSettings) -> list[Stage]:
     """The stages that these settings ask for, in order. What touches no user and may fail comes
     first: a mistake there costs nobody's privacy."""
     at = Places(settings.run.folder)
-    made = [_estimate(settings, at), unigrams_stage(settings, at), federate_stage(settings, at)]
-    made += [_distill(settings, at), _prune(settings, at), _measure(settings, at)]
-    return [stage for stage in (*made, _shard(settings, at)) if stage is not None]
+    made = [_estimate(settings, at), unigrams_stage(settings, at), pieces_stage(settings, at)]
+    made += [federate_stage(settings, at), _distill(settings, at), _prune(settings, at)]
+    made += [_measure(settings, at), _shard(settings, at)]
+    return [stage for stage in made if stage is not None]
 
 
 def _estimate(settings: PipelineSettings, at: Places) -> Stage | None:
@@ -66,6 +68,7 @@ def _distill(settings: PipelineSettings, at: Places) -> Stage:
             samples=given.samples,
             seed=given.seed,
             prior=given.prior,
+            work=at.counting,
             public=public,
             memory_bytes=settings.run.memory_bytes,
             threads=settings.run.threads,
@@ -84,9 +87,13 @@ def _distill(settings: PipelineSettings, at: Places) -> Stage:
             {**asdict(given), "samples": int(given.samples), "public": public},
             {"the network": at.network / CHECKPOINT, "the topology": topology},
             output,
+            goes_on=True,
         ),
         f"{given.samples:,.0f} sentences of the network become a model of the topology's n-grams",
         run,
+        at.counting / COUNTS,
+        (at.counting,),
+        at.counting,
     )
 
 

@@ -1,4 +1,5 @@
-"""The stages of a pipeline that users take part in: words are counted, a network is trained."""
+"""The stages of a pipeline that users take part in: words are counted, a network is trained; and
+between them words become wordpieces."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from dlm.federated.run_folder import CHECKPOINT, REPORTS
 from dlm.federated.sampling import check_population
 from dlm.federated.settings import TrainingSettings
 from dlm.federated.users import UserDataset
-from dlm.pipeline.settings import PipelineSettings, counts_of
+from dlm.pipeline.settings import PipelineSettings, counts_of, pieces_of, vouched, words_of
 from dlm.pipeline.stage import Places, Stage, recorded, stage_plan
 from dlm.progress import ProgressReporter
 
@@ -97,6 +98,36 @@ def unigrams_stage(settings: PipelineSettings, at: Places) -> Stage | None:
     )
 
 
+def pieces_stage(settings: PipelineSettings, at: Places) -> Stage | None:
+    """Words become wordpieces; None for a network of words."""
+    given = settings.pieces
+    if given is None:
+        return None
+    counts, output = words_of(settings.run, settings.inputs), pieces_of(settings.run)
+    public = vouched(settings.inputs)
+
+    def run(progress: ProgressReporter) -> None:
+        from dlm.federated.make_pieces import make_pieces
+
+        made = make_pieces(
+            counts, given.size, output, max_length=given.max_length, public=public or None
+        )
+        progress.tell(f"{made.inventory.size:,} pieces, {made.per_word:.2f} per word")
+
+    return Stage(
+        stage_plan(
+            at,
+            "pieces",
+            {**asdict(given), "public": public},
+            recorded("the counts", counts),
+            output,
+            sidecar(output),
+        ),
+        f"the words of {counts.name} are made of {given.size:,} wordpieces",
+        run,
+    )
+
+
 def federate_stage(settings: PipelineSettings, at: Places) -> Stage:
     """A network is trained."""
     given = settings.federate
@@ -136,8 +167,8 @@ def federate_stage(settings: PipelineSettings, at: Places) -> Stage:
             releases=promises(given),
             goes_on=True,
         ),
-        f"{_rounds(given.run.rounds)} of users: a network is trained on the words of {words.name}, "
-        f"{how}",
+        f"{_rounds(given.run.rounds)} of users: a network is trained on the "
+        f"{'wordpieces' if given.data.has_pieces else 'words'} of {words.name}, {how}",
         run,
         checkpoint,
         (at.network,),

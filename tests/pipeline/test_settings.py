@@ -71,6 +71,33 @@ def test_stages_are_those_that_are_asked_for(tmp_path: Path) -> None:
     assert names == ["federate", "distill", "prune", "measure", "shard"]
 
 
+def test_wordpieces_stand_between_words_and_the_network(tmp_path: Path) -> None:
+    """Made of counts that were made here or given; a given inventory needs no stage. What has a
+    record is not vouched for, although other inputs are."""
+    pieces = "[pieces]\nsize = 40\n[federate.run]"
+    found = read(tmp_path, CONFIG.replace("[federate.run]", pieces))
+    stages = Pipeline(found).stages
+    assert [s.name for s in stages][:4] == ["estimate", "unigrams", "pieces", "federate"]
+    assert stages[2].plan.reads["the counts"] == stages[1].plan.writes[0]
+    assert stages[3].plan.reads["the vocabulary"] == stages[2].plan.writes[0]
+    assert found.federate.data.vocabulary == tmp_path / "out/pieces.model"
+    assert found.federate.data.public == ""
+    given = CONFIG.replace("[unigrams]\nnoise_multiplier = 1\n", "")
+    counts = given.replace('whitelist = "words.txt"', 'vocabulary = "counts.tsv"')
+    assert read(tmp_path, counts).federate.data.public == "the tests"
+    with_pieces = read(tmp_path, counts.replace("[federate.run]", pieces))
+    assert Pipeline(with_pieces).stages[1].plan.settings["public"] == "the tests"
+    (tmp_path / "counts.tsv.provenance.json").write_text("{}")
+    assert read(tmp_path, counts).federate.data.public == ""
+    with_pieces = read(tmp_path, counts.replace("[federate.run]", pieces))
+    assert Pipeline(with_pieces).stages[1].plan.settings["public"] == ""
+    given = given.replace('whitelist = "words.txt"', 'vocabulary = "mine.model"')
+    names = [stage.name for stage in Pipeline(read(tmp_path, given)).stages]
+    assert names == ["estimate", "federate", "distill", "shard"]
+    with pytest.raises(ConfigError, match="has wordpieces already"):
+        read(tmp_path, given.replace("[federate.run]", pieces))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -84,7 +111,14 @@ def test_stages_are_those_that_are_asked_for(tmp_path: Path) -> None:
         ("text =", "txt =", "did you mean text"),
         ('text = "public.txt"', "", "one of text and topology"),
         ('text = "', 'topology = "t"\ntext = "', "one of text and topology"),
-        ('whitelist = "words.txt"', 'vocabulary = "p.model"', "wordpieces is not distilled"),
+        ("[federate.run]", "[pieces]\n[federate.run]", r"\[pieces\] lacks size"),
+        ("[federate.run]", "[pieces]\nsize = 3\n[federate.run]", "pieces.size is 3"),
+        ("[federate.run]", "[pieces]\nsize = 9\nmax_length = 0\n[federate.run]", "max_length is 0"),
+        (
+            "[federate.run]",
+            "[pieces]\nsize = 9\n[federate.data]\nvocabulary_size = 5\n[federate.run]",
+            "wordpieces, all of which are taken",
+        ),
         ("[federate.run]", '[federate.data]\nvocabulary = "x"\n[federate.run]', "whitelist; leave"),
         ("rounds = 4", "rounds = 4\nseed = 3", r"\[run\] seed; leave it out"),
         ("rounds = 4\n", "", r"\[federate.run\] lacks rounds"),
