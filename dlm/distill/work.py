@@ -104,15 +104,22 @@ def _save(
     sums = counting.sums()
     arrays, facts = ([], {}) if is_whole else counting.state()
     about = {"sums": len(sums), "sentences": done, "whole": is_whole, "at": facts}
-    checkpoint.save(file, [*sums, *arrays], settings, facts=about)
+    # For its owner alone: it may be of a text, and hold words of the sentences under way.
+    checkpoint.save(file, [*sums, *arrays], settings, facts=about, mode=0o600)
 
 
 def _resume(counting: Counting, settings: Mapping[str, Any], file: Path) -> tuple[int, bool]:
     found = _read(file)
     found.refuse_other_settings(settings)
-    size = int(found.facts["sums"])
-    counting.restore(found.arrays[:size], found.arrays[size:], found.facts["at"])
-    return int(found.facts["sentences"]), bool(found.facts["whole"])
+    try:
+        size = int(found.facts["sums"])
+        counting.restore(found.arrays[:size], found.arrays[size:], found.facts["at"])
+        return int(found.facts["sentences"]), bool(found.facts["whole"])
+    except (ArithmeticError, IndexError, KeyError, StopIteration, TypeError, ValueError) as exc:
+        raise FormatError(
+            f"{file} does not hold where this counting was ({exc!r}): it was changed, or written "
+            "by another version of dlm. Remove it to count anew"
+        ) from exc
 
 
 def add_parts(
@@ -124,17 +131,19 @@ def add_parts(
         files     of `count_all`, or the folders of `--work` that hold them
         settings  what all must have in common, without `SHARE`
     Raises
-        ConfigError  counts of another source, topology or text; the same sentences twice; counting
-                     that has not ended
-        FormatError  a damaged file
+        ConfigError  counts of another source, topology or text; samples and a text; the same
+                     sentences or the same counts twice; counting that has not ended
+        FormatError  a damaged file, or one of numbers that are no counts
     """
-    common: dict[str, Any] = dict(settings)
+    common: dict[str, Any] = {}
     shares: list[dict[str, Any]] = []
+    digests: list[str] = []
     for given in files:
         found = _read(_file(given))
         own = {name: value for name, value in found.settings.items() if name != SHARE}
-        common = own | common  # a text, which the first file names, is that of all
-        if differing := checkpoint.differences(own, checkpoint.canonical(common)):
+        # A text, which the first file names, is that of all; if it names none, none may.
+        common = common or own | checkpoint.canonical(settings)
+        if differing := checkpoint.differences(own, common):
             raise ConfigError(
                 f"{given} holds counts of something else: {'; '.join(differing)}. Only counts of "
                 "one source on one topology add up"
@@ -151,8 +160,33 @@ def add_parts(
                 "--seed or --part to each worker"
             )
         shares.append(share)
+        _check_counts(found, sums)
+        digest = checkpoint.digest(found.arrays)
+        if digest in digests and any(array.any() for array in found.arrays):
+            raise ConfigError(
+                f"{given} and {files[digests.index(digest)]} hold the same counts to the last bit, "
+                "which a copy does, or a source that samples the same sentences for each seed; "
+                "give one of them"
+            )
+        digests.append(digest)
         for total, more in zip(sums, found.arrays, strict=True):
             total += more
+
+
+def _check_counts(found: checkpoint.Checkpoint, sums: Sequence[NDArray[np.float64]]) -> None:
+    """Passes where a file has numbers that can be added to `sums`.
+
+    Raises
+        FormatError  other shapes, or what no counting gives
+    """
+    checkpoint.check_shapes(found.arrays, sums, found.path)
+    for array in found.arrays:
+        # One number may be unknown: the entropy in words of a network of wordpieces.
+        if (array < 0).any() or np.isinf(array).any() or (np.isnan(array).any() and len(array) > 1):
+            raise FormatError(
+                f"{found.path} holds counts that are negative, infinite or NaN; expected finite "
+                "ones of 0 or more. Count that part again"
+            )
 
 
 def settings_of(given: Path) -> Mapping[str, Any]:
@@ -216,6 +250,6 @@ def _read(file: Path) -> checkpoint.Checkpoint:
         raise ConfigError(f"{file} does not exist; --counts takes what --work wrote")
     found = checkpoint.read(file)
     is_ours = {"sums", "sentences", "whole", "at"} <= found.facts.keys()
-    if not is_ours or SHARE not in found.settings:
+    if not is_ours or not isinstance(found.settings.get(SHARE), dict):
         raise FormatError(f"{file} holds no counts of dlm distill")
     return found

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from dlm.distill.sampled import SampledSource, collect_sentences, count_source
 from dlm.distill.topology import closed, restricted
 from dlm.errors import ConfigError, FormatError
 from dlm.estimate.columns import ModelColumns
+from dlm.federated import checkpoint
 
 ROOT = Path(__file__).parents[2]
 LINES = [f"{'a ' * (i % 5)}b {'c ' * (i % 7)}" for i in range(5000)]
@@ -178,8 +180,10 @@ def test_the_counts_of_parts_add_up(tmp_path: Path, kind: str) -> None:
     with pytest.raises(ConfigError, match="counts of something else"):
         count_source(source, topology, None, added=[*folders, foreign])
     count_source(source, topology, Sampling(text=TEXT), folder=foreign / "text")
-    with pytest.raises(ConfigError, match="text was"):
-        count_source(source, topology, None, added=[foreign / "text", folders[0]])
+    # A text is never added to samples unseen: the record of the model depends on it.
+    for added in ([foreign / "text", folders[0]], [folders[0], foreign / "text"]):
+        with pytest.raises(ConfigError, match="text was"):
+            count_source(source, topology, None, added=added)
     unfinished = tmp_path / "unfinished" / work.COUNTS
     with pytest.raises(Killed):
         counted(
@@ -187,6 +191,60 @@ def test_the_counts_of_parts_add_up(tmp_path: Path, kind: str) -> None:
         )
     with pytest.raises(ConfigError, match="is not done"):
         count_source(source, topology, None, added=[unfinished])
+
+
+def edited(
+    folder: Path, to: Path, change: Callable[[dict[str, Any], dict[str, Any], list[Any]], None]
+) -> Path:
+    """Counts that somebody changed, with a checksum of what they are now."""
+    found = checkpoint.read(folder / work.COUNTS)
+    settings, facts = checkpoint.canonical(found.settings), checkpoint.canonical(found.facts)
+    arrays = [array.copy() for array in found.arrays]
+    change(settings, facts, arrays)
+    to.mkdir()
+    checkpoint.save(to / work.COUNTS, arrays, settings, facts=facts)
+    return to
+
+
+def test_counts_that_were_edited_are_refused(tmp_path: Path) -> None:
+    """What is no number of visits, another shape, a part copied under another seed; and nothing of
+    it is taken up."""
+    source, topology = a_pair(7, tmp_path, "protocol")
+    part = Sampling(30, part=(1, 2))
+    count_source(source, topology, part, folder=tmp_path / "part")
+
+    def filled(value: float) -> Callable[..., None]:
+        return lambda settings, facts, arrays: arrays[1].fill(value)
+
+    def other_seed(settings: dict[str, Any], facts: object, arrays: object) -> None:
+        settings["share"]["seed"] = 99
+
+    wrong: dict[str, Callable[..., None]] = {
+        "nan": filled(np.nan),
+        "negative": filled(-1.0),
+        "infinite": filled(np.inf),
+        "array less": lambda settings, facts, arrays: arrays.pop(),
+        "short array": lambda settings, facts, arrays: arrays.append(arrays.pop(0)[:1]),
+        "text": lambda settings, facts, arrays: arrays.append(arrays.pop().astype("S8")),
+        "share": lambda settings, facts, arrays: settings.update(share=5),
+    }
+    for name, change in wrong.items():
+        with pytest.raises(FormatError):
+            count_source(
+                source, topology, None, added=[edited(tmp_path / "part", tmp_path / name, change)]
+            )
+    copy = edited(tmp_path / "part", tmp_path / "copy", other_seed)
+    with pytest.raises(ConfigError, match="hold the same counts"):
+        count_source(source, topology, None, added=[tmp_path / "part", copy])
+    with pytest.raises(FormatError, match="Remove it to count anew"):
+        count_source(source, topology, part, folder=tmp_path / "array less")
+
+
+def test_counts_are_for_their_owner_alone(tmp_path: Path) -> None:
+    """They may be of a text, and hold words of it."""
+    source, topology = a_pair(7, tmp_path, "protocol")
+    count_source(source, topology, Sampling(3), folder=tmp_path / "part")
+    assert (tmp_path / "part" / work.COUNTS).stat().st_mode & 0o777 == 0o600
 
 
 WORKER = """
