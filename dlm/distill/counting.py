@@ -52,11 +52,13 @@ class GivenText:
         name    as it is told
         sha256  of its content
         blocks  lines, a sentence each, joined by line feeds; the same again at each call
+        record  the line of its privacy record, which counts of it keep; "" without one
     """
 
     name: str
     sha256: str
     blocks: Callable[[], Iterable[bytes]]
+    record: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,9 @@ class Sampling:
         """As `work` keeps them: what parts have in common, and their share."""
         place, parts = self.part
         if self.text is not None:
-            return {"text": self.text.sha256, "parts": parts, work.SHARE: {"part": place}}
+            record = {"text_record": self.text.record} if self.text.record else {}
+            own = {"text": self.text.sha256, "parts": parts, work.SHARE: {"part": place}}
+            return own | record
         share = {"seed": self.seed, "part": f"{place}/{parts}", "samples": self.own_samples}
         return {work.SHARE: share}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,12 @@ from dlm.estimate.columns import ModelColumns
 from dlm.estimate.columns import memory_bytes as model_bytes
 from dlm.estimate.pipeline import resident_bytes
 from dlm.estimate.text import Reader
+from dlm.federated.counts_file import traces_of_users
 from dlm.federated.model_record import merged_record
 from dlm.federated.provenance import Provenance, file_digest
+from dlm.federated.recorded import read_beside, sidecar
 from dlm.federated.run_folder import CHECKPOINT
+from dlm.federated.words import check_public
 from dlm.ngram.arpa import ArpaReader, provenance_line
 from dlm.resources import available_bytes
 
@@ -62,11 +65,13 @@ def distill_files(
         made = distill_backoff(inputs.source, topology, threads=request.threads, progress=progress)
     else:
         source = SampledSource(inputs.source, request.source, _digest(request))
-        text = None if request.text is None else _given(request.text)
+        text = None if request.text is None else _given(request.text, request.public)
         about = {"method": "relative entropy, samples", **_about(request, text)}
         if "text" in about:
-            what = "the text that was counted" if text is None else f"the text {text.name}"
-            inputs.comments[what] = [_record(what, None, request.public).line]
+            what, line = "the text that was counted", _text_record_in(request.counts)
+            if text is not None:
+                what, line = f"the text {text.name}", text.record
+            inputs.comments[what] = [line or _record(what, None, request.public).line]
         sampled = _sampled(request, inputs, source, text, limit, progress)
         if sampled is None:
             return None
@@ -206,13 +211,29 @@ def _digest(request: DistillRequest) -> str | None:
     return found
 
 
-def _given(path: Path) -> GivenText:
-    """A text whose contexts are counted."""
+def _given(path: Path, public: str) -> GivenText:
+    """A text whose contexts are counted.
+
+    Raises  PrivacyError  it is said to be public, and files beside it are of users
+    """
 
     def blocks() -> Iterator[bytes]:
         return (b.lines for b in Reader([str(path)], scored=True).read() if b.size)
 
-    return GivenText(path.name, file_digest(path), blocks)
+    sha256, what = file_digest(path), f"the text {path.name}"
+    record: Provenance | None = None
+    if sidecar(path).exists():
+        record = read_beside(path, sha256)
+    elif public:
+        check_public(path, public, "--public")
+    elif beside := traces_of_users(path):
+        record = Provenance.none(f"{beside[0].name} says that {what} is of users")
+    return GivenText(path.name, sha256, blocks, "" if record is None else record.line)
+
+
+def _text_record_in(counts: Sequence[Path]) -> str:
+    """The record of the text that parts were counted of; "" where they know of none."""
+    return str(work.settings_of(counts[0]).get("text_record", "")) if counts else ""
 
 
 def _about(request: DistillRequest, text: GivenText | None) -> dict[str, Any]:

@@ -206,11 +206,7 @@ def record_or_word(
                       or its record promises nothing, where a guarantee is to come of it
     """
     if by and not (record is not None and record.is_public):
-        if beside := traces_of_users(path):
-            raise PrivacyError(
-                f"{setting} is {by!r}, but {beside[0]} says that {path} is of users; leave "
-                f"{setting} out"
-            )
+        check_public(path, by, setting)
         return Provenance.public(by, what, sha256)
     if record is None and promises:
         raise PrivacyError(
@@ -223,6 +219,18 @@ def record_or_word(
     if record is None and simulated:
         return Provenance.public(ASSUMED, what, sha256)
     return record
+
+
+def check_public(path: Path, by: str, setting: str) -> None:
+    """Passes where no file beside an input that is said to be public is one of users.
+
+    Raises  PrivacyError  one is
+    """
+    if beside := traces_of_users(path):
+        raise PrivacyError(
+            f"{setting} is {by!r}, but {beside[0]} says that {path} is of users; leave {setting} "
+            "out"
+        )
 
 
 def refuse_without_guarantee(what: str, record: Provenance) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from cli.trained import dlm
-from dlm.errors import ConfigError, SourceError
+from dlm.errors import ConfigError, PrivacyError, SourceError
 from dlm.federated.provenance import LINE_PREFIX, Guarantee, Provenance
+from dlm.federated.recorded import sidecar, write_recorded
 from dlm.ngram.arpa import ArpaReader
 from dlm.ngram.backoff import DictModel
 from estimate.merge_models import normalised_model, worst_sum
@@ -163,3 +164,31 @@ def test_a_topology_of_the_sources_own_n_grams(home: Path) -> None:
     assert (facts["topology"], facts["interpolated"]) == ("self+topology", True)
     of_object = figures("distill", "my_source:Model", "--topology", "self", "--order", 2, *samples)
     assert len(of_object["ngrams"]) == 2
+
+
+def test_a_text_keeps_its_own_record_whoever_vouches(home: Path) -> None:
+    """--public speaks for what has none; counts bring the text's record to whoever adds them up;
+    what stands beside it says that it is of users, though its record was removed."""
+    topology = Provenance.public("ACME", "it").line
+    (home / "pub.arpa").write_text(f"# {topology}\n" + (home / "big.arpa").read_text())
+    said = Provenance.none("users' text, without noise")
+    write_recorded("of_users.txt", b"w1 w2\nw3 w4\n" * 9, said, digest_name="text_sha256")
+    args = ("distill", "pub.arpa", "--topology", "pub.arpa", "--text", "of_users.txt")
+    public = ("--public", "ACME")
+    figures(*args, *public, "-o", "out.arpa")
+    assert record_of(home / "out.arpa").reasons == said.reasons
+    assert dlm(*args, "--work", "work").exit_code == 0
+    counts = ("distill", "pub.arpa", "--topology", "pub.arpa", "--counts", "work")
+    figures(*counts, *public, "-o", "out.arpa")
+    assert record_of(home / "out.arpa").reasons == said.reasons
+    (home / "of_users.txt").write_text("w1\n")
+    done = dlm(*args, "-o", "out.arpa")
+    assert isinstance(done.exception, PrivacyError)  # the record is of another file
+    sidecar("of_users.txt").unlink()
+    (home / "of_users.txt.ledger.json").write_text("{}")
+    done = dlm(*args, *public, "-o", "out.arpa")
+    assert isinstance(done.exception, PrivacyError)
+    assert "of_users.txt.ledger.json says" in str(done.exception)
+    assert dlm(*args, "--work", "again").exit_code == 0
+    figures(*counts[:-1], "again", *public, "-o", "out.arpa")
+    assert "ledger.json says" in record_of(home / "out.arpa").statement()
