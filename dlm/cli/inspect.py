@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Directory = Annotated[Path, typer.Argument(help="Folder of a shard set.")]
 
 
-def summary(manifest: Manifest) -> None:
+def summary(manifest: Manifest, directory: Path) -> None:
     """Prints a shard set for a person."""
     from dlm.index.describe import describe
 
@@ -39,12 +39,46 @@ def summary(manifest: Manifest) -> None:
         (f"  {entry['name']}", f"{entry['bytes']:,} bytes, {entry['ngrams']:,} n-grams")
         for entry in facts["files"]
     ]
-    rows.append(("provenance", ""))
+    rows += [("privacy", privacy(manifest, directory)), ("provenance", "")]
     for key, value in facts["provenance"].items():
         rows += [(f"  {key}", _told(v)) for v in (value if isinstance(value, list) else [value])]
     width = max(len(name) for name, _ in rows) + 2
     for name, value in rows:
         print(f"{name:{width}}{value}".rstrip())
+
+
+NO_RECORD = "no record, and so no guarantee for those whose text the model was made of"
+WRONG = "WRONG, nothing can be claimed: "
+
+
+def privacy(manifest: Manifest, directory: Path) -> str:
+    """What protects those whose text a shard set was made of: what its one record says.
+
+    Two records, one that was changed, and one whose epsilon does not follow from its noise say
+    nothing. The latter is found where the extra `train` is installed.
+    """
+    from dlm.errors import DlmError
+    from dlm.federated.lookup import FileSnapshot, record_of_file
+    from dlm.federated.provenance import LINE_PREFIX
+    from dlm.federated.recorded import sidecar
+    from dlm.index.layout import MANIFEST
+
+    place = directory / MANIFEST
+    said = [str(line) for line in manifest.provenance.get("comments", [])]
+    claims = (line for line in said if line.startswith(LINE_PREFIX) and "{" in line)
+    if not any(claims) and not sidecar(place).exists():
+        return NO_RECORD
+    try:
+        record = record_of_file(FileSnapshot.read(place))
+    except DlmError as exc:
+        return f"{WRONG}{exc}"
+    if record.guarantee is not None and record.stages:
+        from dlm.federated.account.recheck import recheck
+
+        found = recheck(record)
+        if found.follows is False:
+            return f"{WRONG}{found.text}"
+    return record.statement()
 
 
 def _told(value: object) -> str:
@@ -63,7 +97,7 @@ def _told(value: object) -> str:
     try:
         return LINE_PREFIX + Provenance.from_json(text).statement()
     except DlmError as exc:
-        return f"{LINE_PREFIX}WRONG, nothing can be claimed: {exc}"
+        return f"{LINE_PREFIX}{WRONG}{exc}"
 
 
 def helm_values(manifest: Manifest, workers: int) -> str:
@@ -99,6 +133,8 @@ def info(
 ) -> None:
     """Tell what a shard set holds, from its manifest alone.
 
+    The line "privacy" says what the model's privacy record promises, or that it has none.
+
     Example: dlm info shards/model
     """
     from dlm.errors import ConfigError
@@ -111,9 +147,10 @@ def info(
     if helm:
         print(helm_values(manifest, workers), end="")
     elif as_json:
-        print(json.dumps(describe(manifest), indent=1))
+        facts = {**describe(manifest), "privacy": privacy(manifest, directory)}
+        print(json.dumps(facts, indent=1))
     else:
-        summary(manifest)
+        summary(manifest, directory)
 
 
 def verify(

@@ -77,7 +77,7 @@ def shard(
     )
     tell(f"done: {output}")
     if not quiet:
-        summary(manifest)
+        summary(manifest, output)
 
 
 def _estimate(model: Path, shards: int, bits: int | None) -> None:

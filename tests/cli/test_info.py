@@ -1,7 +1,9 @@
-"""`dlm info --helm`: what a pod of each shard needs, from the manifest."""
+"""`dlm info`: what a model promises, and what a pod of each shard needs, from the manifest."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from typer.testing import CliRunner
 from cli.conftest import MODEL
 from dlm.cli.main import app
 from dlm.errors import ConfigError
+from dlm.federated.provenance import Guarantee, Provenance
 from dlm.index.build.shard_set import build_shard_set
 from dlm.index.describe import PROCESS_MIB
 from dlm.index.layout import read_manifest
@@ -62,6 +65,48 @@ def test_a_privacy_comment_is_shown_as_words_unless_it_begins_as_a_record(
     (line,) = (line for line in done.output.splitlines() if "privacy: " in line)
     assert shown in line
     assert ("WRONG" in line) == ("WRONG" in shown)
+
+
+STAGE = {
+    "stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1,
+    "gap": 1, "max_part": 1, "extras": {"ledger": "a" * 64},
+}  # fmt: skip
+GOOD = Provenance(Guarantee(2.116, 1e-6, 0.125), stages=(STAGE,), ledgers=("a" * 64,))
+
+
+def _forged(record: Provenance) -> str:
+    """Its line with another epsilon, and a digest of what it says now."""
+    return dataclasses.replace(record, guarantee=Guarantee(0.01, 1e-6, 0.125)).line
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        ([], "no record, and so no guarantee"),
+        (["Privacy: {}"], "no record, and so no guarantee"),
+        (["privacy: none (public text)"], "no record, and so no guarantee"),
+        ([Provenance.none("no noise").line], "NO GUARANTEE: no noise."),
+        ([GOOD.line.replace("2.116", "0.01")], "WRONG, nothing can be claimed: comment 1 of"),
+        ([GOOD.line, Provenance.none("no noise").line], "WRONG, nothing can be claimed: "),
+        ([_forged(GOOD)], "WRONG, nothing can be claimed: the stated epsilon does not follow"),
+    ],
+)
+def test_a_served_model_claims_what_its_one_record_bears_out(
+    tmp_path: Path, lines: list[str], shown: str
+) -> None:
+    """Without a record, with an edited one or with two, info says that nothing is guaranteed."""
+    if "does not follow" in shown:
+        pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
+    arpa = tmp_path / "model.arpa"
+    MODEL.write(arpa)
+    head = "".join(f"# {line}\n" for line in lines)
+    arpa.write_bytes(head.encode() + arpa.read_bytes())
+    build_shard_set(arpa, tmp_path / "shards", shards=1)
+    told = CliRunner().invoke(app, ["info", str(tmp_path / "shards")])
+    (line,) = (line for line in told.output.splitlines() if line.startswith("privacy "))
+    assert line.removeprefix("privacy ").lstrip().startswith(shown)
+    asked = CliRunner().invoke(app, ["info", str(tmp_path / "shards"), "--json"])
+    assert json.loads(asked.output)["privacy"].startswith(shown)
 
 
 def test_one_form_is_printed_at_a_time() -> None:
