@@ -60,3 +60,23 @@ class Answers:
             np.empty(queries, np.uint8),
             np.empty(queries, np.uint8),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWords:
+    """What is stored after each of C contexts of two words or more, or a part of that.
+
+    Shapes
+        totals          (C,) uint32   words stored after the last two words of each context
+        counts          (C,) uint32   of these, how many stand here
+        log10_backoffs  (sum(context_lengths - 2),) float32  of each context, the weights of its
+                        last three words, four, ..., all
+        words           (sum(counts),) uint32  rising in each context
+        answers         to these, each after its whole context
+    """
+
+    totals: NDArray[np.uint32]
+    counts: NDArray[np.uint32]
+    log10_backoffs: NDArray[np.float32]
+    words: NDArray[np.uint32]
+    answers: Answers

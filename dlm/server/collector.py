@@ -163,6 +163,9 @@ def _requests(labelled: Labelled) -> Iterator[Metric]:
         labels=(*LABELS, "result"),
     )
     queries = CounterMetricFamily("dlm_server_queries", "Queries answered.", labels=LABELS)
+    blocks = CounterMetricFamily(
+        "dlm_server_context_blocks", "Contexts whose stored words were sent.", labels=LABELS
+    )
     orders = CounterMetricFamily(
         "dlm_server_matched_order",
         "Queries answered, by the order of the longest n-gram found.",
@@ -177,10 +180,12 @@ def _requests(labelled: Labelled) -> Iterator[Metric]:
         for reason in Reason:
             requests.add_metric((*labels, reason.value), counts.refused_for(reason))
         queries.add_metric(labels, counts.queries)
+        blocks.add_metric(labels, counts.blocks)
         for order in range(1, s.order + 1):
             orders.add_metric((*labels, str(order)), int(counts.matched_orders[order]))
     yield requests
     yield queries
+    yield blocks
     yield orders
 
 

@@ -23,6 +23,7 @@ LABELS = ("model", "shard_set", "shard", "worker")
 FAMILIES: dict[str, tuple[str, ...]] = {
     "dlm_server_requests_total": (*LABELS, "result"),
     "dlm_server_queries_total": LABELS,
+    "dlm_server_context_blocks_total": LABELS,
     "dlm_server_matched_order_total": (*LABELS, "order"),
     "dlm_server_batch_queries": (*LABELS, "le"),
     "dlm_server_stage_seconds": (*LABELS, "stage", "le"),
@@ -51,13 +52,14 @@ class ServerMetrics:
     Changed on the event loop only, so there is no lock; any thread may read, and sees numbers that
     are whole one by one and at most one message apart.
 
-    messages   Score requests answered
+    messages   Score requests answered, and ContextBlocks, which count as Scores of their words
     queries    queries answered in them
-    refusals   Score requests refused, by reason; the labels are the closed set `Reason`
-    in_flight  Score requests being worked on now
+    blocks     contexts answered in ContextBlocks
+    refusals   of these requests, those refused, by reason; the labels are the closed set `Reason`
+    in_flight  those being worked on now
     streams    Exchange streams open now
     downloads  Download streams open now
-    abandoned  Score requests whose client went away before the answer
+    abandoned  those whose client went away before the answer
     unauthenticated  calls of any method refused for want of a good token
     client_limits    calls of any method refused since their client had too much open
     clients    calls let in, by the name of their token; as many as the tokens file names
@@ -72,6 +74,7 @@ class ServerMetrics:
 
     messages: int = 0
     queries: int = 0
+    blocks: int = 0
     refusals: Counter[Reason] = field(default_factory=Counter)
     in_flight: int = 0
     streams: int = 0

@@ -20,8 +20,8 @@ from dlm.wire._pb import shard_pb2 as pb
 
 M = TypeVar("M", pb.ScoreRequest, pb.DescribeRequest, pb.DownloadRequest, pb.HeartbeatRequest)
 
-# How a ScoreRequest begins that was written in the order of its fields, as all known writers do:
-# field 1, 16 bytes.
+# How a ScoreRequest or ContextBlockRequest begins that was written in the order of its fields, as
+# all known writers do: field 1, 16 bytes.
 _FIRST_FIELD = b"\x0a" + bytes([codec.SHARD_SET_BYTES])
 _FIRST_END = len(_FIRST_FIELD) + codec.SHARD_SET_BYTES
 
@@ -111,7 +111,7 @@ class Models:
         return self._by_set.get(shard_set, self.default)
 
     def find_for(self, data: bytes) -> ShardService:
-        """`find` for a serialized ScoreRequest, before anything in it is checked."""
+        """`find` for a serialized ScoreRequest or ContextBlockRequest, before it is checked."""
         if data.startswith(_FIRST_FIELD):
             named = data[len(_FIRST_FIELD) : _FIRST_END]
         else:
@@ -133,6 +133,10 @@ class Models:
     async def score(self, data: bytes, context: Any) -> bytes:
         """dlm.v1.Shard/Score."""
         return await self.find_for(data).score(data, context)
+
+    async def context_block(self, data: bytes, context: Any) -> bytes:
+        """dlm.v1.Shard/ContextBlock."""
+        return await self.find_for(data).context_block(data, context)
 
     async def exchange(self, messages: Any, context: Any) -> None:
         """dlm.v1.Shard/Exchange; each message of the stream goes to the service that it names."""
@@ -160,6 +164,7 @@ class Models:
             SHARD_SERVICE,
             {
                 "Score": grpc.unary_unary_rpc_method_handler(calls.score),
+                "ContextBlock": grpc.unary_unary_rpc_method_handler(calls.context_block),
                 "Exchange": grpc.stream_stream_rpc_method_handler(calls.exchange),
                 "Describe": grpc.unary_unary_rpc_method_handler(calls.describe),
                 "Download": grpc.unary_stream_rpc_method_handler(calls.download),

@@ -1,4 +1,4 @@
-"""The five calls of dlm.v1.Shard, from the bytes received to the bytes sent (proto/README.md).
+"""The six calls of dlm.v1.Shard, from the bytes received to the bytes sent (proto/README.md).
 
 Handlers take and give raw bytes: what is no protobuf is refused like any other bad message, and
 what goes wrong inside is told apart from it. Handlers run on the event loop; `_answer` runs there
@@ -24,7 +24,7 @@ from dlm import __version__
 from dlm.errors import ProtocolError
 from dlm.index.layout import FileEntry, Manifest
 from dlm.logs import EventLog
-from dlm.ngram.query import Answers, QueryGroups
+from dlm.ngram.query import Answers, QueryGroups, StoredWords
 from dlm.server import kernels
 from dlm.server import metrics as counting
 from dlm.server.config import ServerConfig
@@ -50,6 +50,8 @@ RETRY_AFTER_MS = 50
 LOAD_REASONS = frozenset({Reason.OVERLOADED, Reason.CLIENT_LIMIT})
 Clock = Callable[[], float]
 R = TypeVar("R")
+# Answers the bytes of a message, given the seconds until its deadline.
+Work = Callable[[bytes, float | None], Awaitable[bytes]]
 
 
 class OpenShard(Protocol):
@@ -66,6 +68,15 @@ class OpenShard(Protocol):
 
     def score(self, groups: QueryGroups) -> Answers:
         """Answers to queries that passed `ShardService.check`."""
+
+    def stored_words(
+        self,
+        context_lengths: NDArray[np.uint8],
+        context_words: NDArray[np.uint32],
+        skips: NDArray[np.uint32],
+        most: int,
+    ) -> StoredWords:
+        """What follows contexts that passed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +203,19 @@ class ShardService:
 
     async def score(self, data: bytes, context: Any) -> bytes:
         """dlm.v1.Shard/Score."""
-        if self._tracer is not None:
-            return await self._traced_score(data, context, self._tracer)
-        return await self._score(data, context)
+        return await self._take("score", data, context, self._read_and_answer)
 
-    async def _score(self, data: bytes, context: Any) -> bytes:
+    async def context_block(self, data: bytes, context: Any) -> bytes:
+        """dlm.v1.Shard/ContextBlock."""
+        return await self._take("context_block", data, context, self._read_and_list)
+
+    async def _take(self, call: str, data: bytes, context: Any, work: Work) -> bytes:
+        """What `work` gives for a message, in a span where calls are traced."""
+        if self._tracer is not None:
+            return await self._take_traced(call, data, context, work, self._tracer)
+        return await self._take_counted(call, data, context, work)
+
+    async def _take_counted(self, call: str, data: bytes, context: Any, work: Work) -> bytes:
         metrics = self.metrics
         overload = self._overload()
         if overload is not None:
@@ -204,7 +223,7 @@ class ShardService:
             return await self._abort(context, overload)
         self._enter()
         try:
-            return await self._read_and_answer(data, context.time_remaining())
+            return await work(data, context.time_remaining())
         except Refusal as refusal:
             metrics.refused(refusal.reason)
             failure = refusal
@@ -213,21 +232,23 @@ class ShardService:
             raise
         except Exception as exc:  # noqa: BLE001 - whatever it is, the next message must be answered
             metrics.refused(Reason.INTERNAL)
-            failure = self._internal("score", exc)
+            failure = self._internal(call, exc)
         finally:
             self._leave()
         return await self._abort(context, failure)
 
-    async def _traced_score(self, data: bytes, context: Any, tracer: Tracer) -> bytes:
-        """Score in a span, where the caller sent the context of one that is sampled."""
+    async def _take_traced(
+        self, call: str, data: bytes, context: Any, work: Work, tracer: Tracer
+    ) -> bytes:
+        """In a span, where the caller sent the context of one that is sampled."""
         span = tracer.proceed(
-            "dlm.score", context.invocation_metadata() or (), shard=self.shard.index
+            f"dlm.{call}", context.invocation_metadata() or (), shard=self.shard.index
         )
         if span is None:
-            return await self._score(data, context)
+            return await self._take_counted(call, data, context, work)
         result = "abandoned"
         try:
-            reply = await self._score(data, context)
+            reply = await self._take_counted(call, data, context, work)
             result = "ok"
             return reply
         except asyncio.CancelledError:
@@ -263,6 +284,39 @@ class ShardService:
             answered.search_s,
             answered.encode_s,
         )
+
+    # ----------------------------------------------------------- ContextBlock
+
+    async def _read_and_list(self, data: bytes, remaining_s: float | None) -> bytes:
+        self._require_ready()
+        late = None if remaining_s is None else self._clock() + remaining_s
+        arrived = time.perf_counter()
+        try:
+            request = codec.decode_block_request(data, max_queries=self.config.max_queries)
+        except ProtocolError as exc:
+            raise Refusal(reason_of_fault(exc), str(exc)) from exc
+        self._require_same(request.shard_set, request.shard)
+        decoded = time.perf_counter()
+        # In a thread, always: how much is stored after a context is known once it is found.
+        loop = asyncio.get_running_loop()
+        answered = await loop.run_in_executor(self._threads, self._list, request, late)
+        self.metrics.blocks += len(request.context_lengths)
+        self._count(answered, arrived, decoded)
+        return answered.data
+
+    def _list(self, request: codec.BlockRequest, late: float | None) -> Answered:
+        """As `_answer`."""
+        begun = time.perf_counter()
+        if late is not None and self._clock() >= late:
+            raise _too_late()
+        lengths, words = request.context_lengths, request.context_words
+        none = np.zeros(0, np.uint32)
+        self.check(QueryGroups(lengths, words, none, none))
+        stored = self.shard.stored_words(lengths, words, request.skips, self.config.max_queries)
+        searched = time.perf_counter()
+        data = codec.encode_block_reply(request, stored)
+        encode_s = time.perf_counter() - searched
+        return Answered(data, stored.answers.matched_order, begun, searched - begun, encode_s)
 
     # --------------------------------------------------------------- Exchange
 
@@ -494,8 +548,11 @@ class ShardService:
         except Refusal as refusal:
             if refusal.reason is not Reason.SLOT_NOT_OWNED:
                 raise
-        answers = self.shard.score(request.groups)
+        groups = request.groups
+        answers = self.shard.score(groups)
         codec.encode_score_reply(request, answers)
+        skips = np.zeros(len(groups.context_lengths), np.uint32)
+        self.shard.stored_words(groups.context_lengths, groups.context_words, skips, 1)
         counting.warm_up(answers.matched_order)
 
     # ------------------------------------------------- Describe and Heartbeat

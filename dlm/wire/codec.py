@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
 from dlm.errors import ProtocolError
-from dlm.ngram.query import Answers, QueryGroups
+from dlm.ngram.query import Answers, QueryGroups, StoredWords
 from dlm.wire import kernels
 from dlm.wire._pb import shard_pb2 as pb
 
@@ -199,6 +199,205 @@ def encode_score_reply(request: ScoreRequest, answers: Answers) -> bytes:
         sequence=request.sequence,
     )
     return bytes(reply.SerializeToString())
+
+
+class BlockRequest(NamedTuple):
+    """A decoded `dlm.v1.ContextBlockRequest`: lengths agree, checksum right, nothing else checked.
+
+    Shapes  context_lengths, skips (C,); context_words (sum(context_lengths),)
+    """
+
+    shard_set: bytes
+    shard: int
+    context_lengths: NDArray[np.uint8]
+    context_words: NDArray[np.uint32]
+    skips: NDArray[np.uint32]
+    checksum: int
+
+
+def encode_block_request(
+    shard_set: bytes,
+    shard: int,
+    context_lengths: NDArray[np.uint8],
+    context_words: NDArray[np.uint32],
+    skips: NDArray[np.uint32],
+) -> tuple[bytes, int]:
+    """The bytes of a ContextBlockRequest, and its checksum, which the reply must answer to."""
+    parts = (
+        context_lengths.astype(np.uint8, copy=False).tobytes(),
+        context_words.astype(_U32, copy=False).tobytes(),
+        skips.astype(_U32, copy=False).tobytes(),
+    )
+    total = checksum(shard_set, _SHARD.pack(shard), *parts)
+    message = pb.ContextBlockRequest(
+        shard_set=shard_set,
+        shard=shard,
+        context_lengths=parts[0],
+        context_words=parts[1],
+        skips=parts[2],
+        checksum=total,
+    )
+    return message.SerializeToString(), total
+
+
+def decode_block_request(data: bytes, *, max_queries: int) -> BlockRequest:
+    """A ContextBlockRequest whose arrays fit together.
+
+    Raises
+        DamagedMessage    the checksum is wrong
+        OversizedMessage  there are more than `max_queries` contexts
+        ProtocolError     the bytes are no message, an array has a broken length, or the lengths do
+                          not add up
+    """
+    m = parse(pb.ContextBlockRequest(), data)
+    shard_set, shard = m.shard_set, m.shard
+    if len(shard_set) != SHARD_SET_BYTES:
+        raise ProtocolError(f"shard_set has {len(shard_set)} bytes, {SHARD_SET_BYTES} expected")
+    parts = m.context_lengths, m.context_words, m.skips
+    expected = checksum(shard_set, _SHARD.pack(shard), *parts)
+    if m.checksum != expected:
+        raise DamagedMessage(
+            f"the request's checksum is {m.checksum:016x}, its content gives {expected:016x}; "
+            "it was damaged on the way"
+        )
+    lengths = _array("context_lengths", parts[0], _U8)
+    words, skips = _array("context_words", parts[1], _U32), _array("skips", parts[2], _U32)
+    if len(lengths) > max_queries:
+        raise OversizedMessage(
+            f"{len(lengths)} contexts in one message, {max_queries} at most are taken; "
+            "send them in several"
+        )
+    if len(skips) != len(lengths):
+        raise ProtocolError(
+            f"{len(lengths)} context lengths but {len(skips)} skips were sent; one of each a "
+            "context is expected"
+        )
+    if (total := int(lengths.sum(dtype=np.int64))) != len(words):
+        raise ProtocolError(
+            f"the context lengths add up to {total}, {len(words)} context words were sent"
+        )
+    return BlockRequest(shard_set, shard, lengths, words, skips, expected)
+
+
+def encode_block_reply(request: BlockRequest, stored: StoredWords) -> bytes:
+    """The bytes of the ContextBlockReply to `request`."""
+    parts = (
+        stored.totals.astype(_U32, copy=False).tobytes(),
+        stored.counts.astype(_U32, copy=False).tobytes(),
+        stored.log10_backoffs.astype(_F32, copy=False).tobytes(),
+        stored.words.astype(_U32, copy=False).tobytes(),
+        stored.answers.log10_prob.astype(_F32, copy=False).tobytes(),
+        stored.answers.matched_order.tobytes(),
+        stored.answers.ngram_length.tobytes(),
+        stored.answers.state_length.tobytes(),
+    )
+    place = request.shard_set, _SHARD.pack(request.shard)
+    reply = pb.ContextBlockReply(
+        shard_set=request.shard_set,
+        shard=request.shard,
+        totals=parts[0],
+        word_counts=parts[1],
+        log10_backoffs=parts[2],
+        words=parts[3],
+        log10_probs=parts[4],
+        matched_orders=parts[5],
+        ngram_lengths=parts[6],
+        state_lengths=parts[7],
+        checksum=checksum(*place, *parts, head=request.checksum),
+    )
+    return bytes(reply.SerializeToString())
+
+
+def decode_block_reply(
+    data: bytes,
+    *,
+    shard_set: bytes,
+    shard: int,
+    context_lengths: NDArray[np.uint8],
+    skips: NDArray[np.uint32],
+    request_checksum: int,
+    order: int,
+    vocabulary_size: int,
+) -> StoredWords:
+    """What the server stores after the contexts of the request that had `request_checksum`.
+
+    Args
+        skips  of the request, below the vocabulary's size
+    Raises
+        ProtocolError  the bytes are no message, answer another request, shard or shard set, were
+                       damaged on the way, or break a rule of proto/README.md, "ContextBlock"
+    """
+    m = parse(pb.ContextBlockReply(), data)
+    if m.shard_set != shard_set or m.shard != shard:
+        raise ProtocolError(
+            f"shard {m.shard} of shard set {m.shard_set.hex()} answered, "
+            f"shard {shard} of {shard_set.hex()} was asked"
+        )
+    parts = (
+        *(m.totals, m.word_counts, m.log10_backoffs, m.words),
+        *(m.log10_probs, m.matched_orders, m.ngram_lengths, m.state_lengths),
+    )
+    expected = checksum(shard_set, _SHARD.pack(shard), *parts, head=request_checksum)
+    if m.checksum != expected:
+        raise DamagedMessage(
+            f"the reply's checksum is {m.checksum:016x}, its content gives {expected:016x}; "
+            "it was damaged on the way or answers another request"
+        )
+    totals, counts = _array("totals", parts[0], _U32), _array("word_counts", parts[1], _U32)
+    log10_backoffs, words = (
+        _array("log10_backoffs", parts[2], _F32),
+        _array("words", parts[3], _U32),
+    )
+    answers = Answers(
+        _array("log10_probs", parts[4], _F32),
+        _array("matched_orders", parts[5], _U8),
+        _array("ngram_lengths", parts[6], _U8),
+        _array("state_lengths", parts[7], _U8),
+    )
+    contexts, longer = len(context_lengths), int((context_lengths.astype(np.int64) - 2).sum())
+    given = int(counts.sum(dtype=np.int64))
+    for name, array, wanted in (
+        ("totals", totals, contexts),
+        ("word_counts", counts, contexts),
+        ("log10_backoffs", log10_backoffs, longer),
+        ("words", words, given),
+        ("log10_probs", answers.log10_prob, given),
+        ("matched_orders", answers.matched_order, given),
+        ("ngram_lengths", answers.ngram_length, given),
+        ("state_lengths", answers.state_length, given),
+    ):
+        if len(array) != wanted:
+            raise ProtocolError(f"{len(array)} values of {name} were received, {wanted} expected")
+    stored = StoredWords(totals, counts, log10_backoffs, words, answers)
+    fault = _fault_of_block(stored, skips, vocabulary_size)
+    if fault:
+        raise ProtocolError(f"{fault}. The server is faulty; ask another")
+    check_answers(answers, QueryGroups(context_lengths, words, counts, words), order)
+    return stored
+
+
+def _fault_of_block(stored: StoredWords, skips: NDArray[np.uint32], vocabulary_size: int) -> str:
+    """What of a block cannot be, its answers left out; empty where nothing is wrong."""
+    totals, counts, words = stored.totals, stored.counts, stored.words
+    left = np.maximum(totals.astype(np.int64) - skips, 0)
+    if (totals > vocabulary_size).any():
+        return f"{totals.max()} words follow a context, of {vocabulary_size}"
+    if (counts > left).any():
+        return "more words were received after a context than are stored there"
+    if left.any() and not len(words):
+        return "no word was received of those that are stored"
+    if len(words) and words.max() >= vocabulary_size:
+        return f"word id {words.max()} was received; ids are below {vocabulary_size}"
+    rises = np.ones(len(words) + 1, np.bool_)
+    np.greater(words[1:], words[:-1], out=rises[1 : len(words)])
+    rises[np.cumsum(counts, dtype=np.int64)] = True  # another context begins
+    if not rises[: len(words)].all():
+        return "words after a context that do not rise were received"
+    if not np.isfinite(stored.log10_backoffs).all():
+        return "a weight that is not finite was received"
+    if (stored.answers.ngram_length < 3).any():
+        return "a word was received that is stored after fewer than two words"
+    return ""
 
 
 def encode_refusal(sequence: int, reason: str, message: str, retry_after_ms: int = 0) -> bytes:

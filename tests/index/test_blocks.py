@@ -11,7 +11,7 @@ import pytest
 
 from dlm.errors import QueryError
 from dlm.index.check.decode import export_arpa
-from dlm.index.search.blocks import Block, stored_words
+from dlm.index.search.blocks import Block
 from dlm.index.search.local import LocalModel
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.query import PARTIAL, Answers
@@ -117,13 +117,13 @@ def test_what_is_stored_can_be_read_in_parts(tmp_path: Path) -> None:
     lengths = np.array([len(c) for c in contexts], np.uint8)
     flat = np.array([w for c in contexts for w in c], np.uint32)
     nothing = np.zeros(len(contexts), np.uint32)
-    whole = stored_words(local.shards[0], lengths, flat, nothing, 1 << 30)
+    whole = local.shards[0].stored_words(lengths, flat, nothing, 1 << 30)
     assert whole.counts.tolist() == whole.totals.tolist()
     assert len(whole.words) > 100
     for most in (1, 7, 64):
         skips, parts = nothing.copy(), [list[tuple[int, float]]() for _ in contexts]
         while (skips < whole.totals).any():
-            part = stored_words(local.shards[0], lengths, flat, skips, most)
+            part = local.shards[0].stored_words(lengths, flat, skips, most)
             assert 0 < len(part.words) <= most
             assert part.totals.tolist() == whole.totals.tolist()
             assert part.log10_backoffs.tobytes() == whole.log10_backoffs.tobytes()

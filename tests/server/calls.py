@@ -14,7 +14,7 @@ import numpy as np
 from cluster import WAIT_S
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.partition import slots_of
-from dlm.ngram.query import Answers, QueryGroups
+from dlm.ngram.query import Answers, QueryGroups, StoredWords
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason, reason_of
@@ -36,12 +36,20 @@ class GatedShard:
 
     def score(self, groups: QueryGroups) -> Answers:
         """As the real one, after the gate; raises `fault` where one is set."""
+        self._pass()
+        return self._shard.score(groups)
+
+    def stored_words(self, *asked: Any) -> StoredWords:
+        """Likewise."""
+        self._pass()
+        return self._shard.stored_words(*asked)
+
+    def _pass(self) -> None:
         self.calls += 1
         self.entered.release()
         assert self.gate.wait(WAIT_S)
         if self.fault is not None:
             raise self.fault
-        return self._shard.score(groups)
 
 
 @dataclass
@@ -63,6 +71,7 @@ class Caller:
         self.channel = grpc.insecure_channel(address, options=options)
         name = "/dlm.v1.Shard/"
         self.score = self.channel.unary_unary(name + "Score")
+        self.context_block = self.channel.unary_unary(name + "ContextBlock")
         self.describe = self.channel.unary_unary(name + "Describe")
         self.heartbeat = self.channel.unary_unary(name + "Heartbeat")
         self.download = self.channel.unary_stream(name + "Download")

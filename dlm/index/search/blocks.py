@@ -12,67 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.index.search import block_kernels as kernels
-from dlm.index.search.shard import LowOrders, Shard
-from dlm.ngram.query import FULL, PARTIAL, Answers, QueryGroups
+from dlm.index.search.shard import LowOrders
+from dlm.ngram.query import FULL, PARTIAL, Answers
 
-# What serving blocks runs, and what scoring with them does; see jit.compile_ahead.
-SERVING = (kernels.find_blocks, kernels.words_after)
-SCORING = (kernels.sum_backoffs, kernels.score_after, kernels.score_all_after)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredWords:
-    """What a shard stores after each of C contexts, or a part of that.
-
-    Shapes
-        totals          (C,) uint32   words stored after the last two words of each context
-        counts          (C,) uint32   of these, how many stand here
-        log10_backoffs  (sum(context_lengths - 2),) float32  of each context, the weights of its
-                        last three words, four, ..., all
-        words           (sum(counts),) uint32  rising in each context
-        answers         to these, each after its whole context
-    """
-
-    totals: NDArray[np.uint32]
-    counts: NDArray[np.uint32]
-    log10_backoffs: NDArray[np.float32]
-    words: NDArray[np.uint32]
-    answers: Answers
-
-
-def stored_words(
-    shard: Shard,
-    context_lengths: NDArray[np.uint8],
-    context_words: NDArray[np.uint32],
-    skips: NDArray[np.uint32],
-    most: int,
-) -> StoredWords:
-    """What the shard stores after each context, but the first `skips` words, `most` in all.
-
-    Shapes
-        context_lengths (C,) two or more words each; context_words (sum,); skips (C,)
-    Trusts  ids below the vocabulary's size, lengths below the order, contexts owned by this shard
-    Cost    the words and their search; of a context that does not fit whole, all its words
-    """
-    lengths = context_lengths.astype(np.int64)
-    nodes = np.empty(len(lengths), np.int64)
-    totals = np.empty(len(lengths), np.uint32)
-    log10_backoffs = np.empty(int(np.maximum(lengths - 2, 0).sum()), np.float32)
-    kernels.find_blocks(shard.view, context_lengths, context_words, nodes, totals, log10_backoffs)
-    wanted = np.maximum(totals.astype(np.int64) - skips, 0)
-    before = np.cumsum(wanted) - wanted
-    counts = np.clip(most - before, 0, wanted)
-    last = context_words[np.cumsum(lengths) - 1].tolist()
-    found = [np.zeros(0, np.uint32)]
-    for c in np.flatnonzero(counts).tolist():
-        words = np.empty(int(totals[c]), np.uint32)
-        kernels.words_after(shard.view, last[c], int(nodes[c]), words)
-        words.sort()
-        found.append(words[int(skips[c]) : int(skips[c]) + int(counts[c])])
-    words = np.concatenate(found)
-    counts = counts.astype(np.uint32)
-    answers = shard.score(QueryGroups(context_lengths, context_words, counts, words))
-    return StoredWords(totals, counts, log10_backoffs, words, answers)
+# What scoring with blocks runs; see jit.compile_ahead.
+KERNELS = (kernels.sum_backoffs, kernels.score_after, kernels.score_all_after)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.errors import QueryError
-from dlm.index.search.blocks import Block, stored_words
+from dlm.index.search.blocks import Block
 from dlm.index.search.shard import ShardSet, check_types, run_kernel
 from dlm.index.search.text.score import score_lines
 from dlm.index.search.view import WORDS
@@ -117,7 +117,9 @@ class LocalModel(ShardSet):
         owner = int(self.manifest.slots[slots_of(context[-2:-1], context[-1:])[0]])
         length = np.array([len(context)], np.uint8)
         skip = np.zeros(1, np.uint32)
-        found = stored_words(self.shards[owner], length, context, skip, self.manifest.counts[0] + 1)
+        found = self.shards[owner].stored_words(
+            length, context, skip, self.manifest.vocabulary_size
+        )
         return Block.make(self.low, context, found.log10_backoffs, found.words, found.answers)
 
     def score_text(

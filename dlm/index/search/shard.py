@@ -24,9 +24,9 @@ from dlm.index.packed.check import check_low, check_tree
 from dlm.index.packed.low import LowPlain, sizes_after, unpack_low
 from dlm.index.packed.tree import LevelPlain, unpack_tree
 from dlm.index.residence import MAPPED, Residence
-from dlm.index.search import kernels
+from dlm.index.search import block_kernels, kernels
 from dlm.index.search.view import WORDS, low_view, tree_view
-from dlm.ngram.query import Answers, QueryGroups
+from dlm.ngram.query import Answers, QueryGroups, StoredWords
 from dlm.ngram.vocab import Vocabulary
 from dlm.ngram.wordtable import WordTable
 
@@ -40,7 +40,7 @@ OPENING = (
     packed.check_ids,
     packed.get_offsets,
 )
-KERNELS = (kernels.score_lengths, *OPENING)
+KERNELS = (kernels.score_lengths, block_kernels.find_blocks, block_kernels.words_after, *OPENING)
 
 _U8, _U32 = np.dtype(np.uint8), np.dtype(np.uint32)
 
@@ -209,6 +209,42 @@ class Shard:
                 slots; and the contexts are owned by this shard
         """
         return run_kernel(self.view, self.order, groups, check_ids=False)[0]
+
+    def stored_words(
+        self,
+        context_lengths: NDArray[np.uint8],
+        context_words: NDArray[np.uint32],
+        skips: NDArray[np.uint32],
+        most: int,
+    ) -> StoredWords:
+        """What is stored after each context, but the first `skips` words of each; `most` in all.
+
+        Shapes
+            context_lengths (C,), two or more each; context_words (sum(context_lengths),), most
+            recent last; skips (C,) uint32
+        Trusts  as `score`
+        Cost    the words and their search; of a context that does not fit whole, all its words
+        """
+        lengths = context_lengths.astype(np.int64)
+        nodes = np.empty(len(lengths), np.int64)
+        totals = np.empty(len(lengths), np.uint32)
+        log10_backoffs = np.empty(int((lengths - 2).sum()), np.float32)
+        block_kernels.find_blocks(
+            self.view, context_lengths, context_words, nodes, totals, log10_backoffs
+        )
+        wanted = np.maximum(totals.astype(np.int64) - skips, 0)
+        before = np.cumsum(wanted) - wanted
+        taken = np.clip(most - before, 0, wanted)
+        last = context_words[np.cumsum(lengths) - 1].tolist()
+        found = [np.zeros(0, np.uint32)]
+        for c in np.flatnonzero(taken).tolist():
+            after = np.empty(int(totals[c]), np.uint32)
+            block_kernels.words_after(self.view, last[c], int(nodes[c]), after)
+            after.sort()
+            found.append(after[int(skips[c]) : int(skips[c]) + int(taken[c])])
+        words, counts = np.concatenate(found), taken.astype(np.uint32)
+        answers = self.score(QueryGroups(context_lengths, context_words, counts, words))
+        return StoredWords(totals, counts, log10_backoffs, words, answers)
 
 
 @dataclass(frozen=True, eq=False)

@@ -86,6 +86,48 @@ class ScoreReply(_message.Message):
     retry_after_ms: int
     def __init__(self, shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., log10_probs: _Optional[bytes] = ..., matched_orders: _Optional[bytes] = ..., ngram_lengths: _Optional[bytes] = ..., state_lengths: _Optional[bytes] = ..., checksum: _Optional[int] = ..., sequence: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
+class ContextBlockRequest(_message.Message):
+    __slots__ = ("shard_set", "shard", "context_lengths", "context_words", "skips", "checksum")
+    SHARD_SET_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_WORDS_FIELD_NUMBER: _ClassVar[int]
+    SKIPS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    shard_set: bytes
+    shard: int
+    context_lengths: bytes
+    context_words: bytes
+    skips: bytes
+    checksum: int
+    def __init__(self, shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., context_lengths: _Optional[bytes] = ..., context_words: _Optional[bytes] = ..., skips: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class ContextBlockReply(_message.Message):
+    __slots__ = ("shard_set", "shard", "totals", "word_counts", "log10_backoffs", "words", "log10_probs", "matched_orders", "ngram_lengths", "state_lengths", "checksum")
+    SHARD_SET_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    TOTALS_FIELD_NUMBER: _ClassVar[int]
+    WORD_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    LOG10_BACKOFFS_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    LOG10_PROBS_FIELD_NUMBER: _ClassVar[int]
+    MATCHED_ORDERS_FIELD_NUMBER: _ClassVar[int]
+    NGRAM_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    STATE_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    shard_set: bytes
+    shard: int
+    totals: bytes
+    word_counts: bytes
+    log10_backoffs: bytes
+    words: bytes
+    log10_probs: bytes
+    matched_orders: bytes
+    ngram_lengths: bytes
+    state_lengths: bytes
+    checksum: int
+    def __init__(self, shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., totals: _Optional[bytes] = ..., word_counts: _Optional[bytes] = ..., log10_backoffs: _Optional[bytes] = ..., words: _Optional[bytes] = ..., log10_probs: _Optional[bytes] = ..., matched_orders: _Optional[bytes] = ..., ngram_lengths: _Optional[bytes] = ..., state_lengths: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+
 class DescribeRequest(_message.Message):
     __slots__ = ("shard_set",)
     SHARD_SET_FIELD_NUMBER: _ClassVar[int]
