@@ -24,6 +24,7 @@
     │   └── ModelSwitched      ... the client went over to its small model meanwhile
     ├── AuthenticationError    the server does not let this client in; trying again is in vain
     └── ProtocolError          a peer broke the contract of proto/README.md
+        └── UnknownCall        ... or keeps to an older one, without this call
 
 A message says what was found, what was expected, where, and what to do.
 """
@@ -171,6 +172,10 @@ class ModelSwitched(UnavailableError):
 
 class ProtocolError(DlmError):
     """A peer broke the contract of proto/README.md."""
+
+
+class UnknownCall(ProtocolError):
+    """The server is older than this client and does not know a call."""
 
 
 class AuthenticationError(DlmError):

@@ -133,11 +133,11 @@ class ModelFiles:
         return ModelFiles(directory, self.oracle)
 
 
-def build(model: PlainModel, folder: Path, shards: int) -> ModelFiles:
-    """Shards `model` in `folder`."""
+def build(model: PlainModel, folder: Path, shards: int, **options: Any) -> ModelFiles:
+    """Shards `model` in `folder`; `options` as `build_shard_set` has them."""
     folder.mkdir(parents=True, exist_ok=True)
     arpa = model.write(folder / "model.arpa")
-    build_shard_set(arpa, folder / f"{shards}-None", shards)
+    build_shard_set(arpa, folder / f"{shards}-None", shards, **options)
     return ModelFiles(folder / f"{shards}-None", DictModel.from_arpa(arpa))
 
 

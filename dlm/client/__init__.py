@@ -9,6 +9,7 @@ from dlm.client.client import AsyncClient, Client
 from dlm.client.config import ClientConfig
 from dlm.client.utterance import (
     AsyncUtterance,
+    ContextBlocks,
     Extension,
     Family,
     SentenceScore,
@@ -22,6 +23,7 @@ __all__ = [
     "AsyncUtterance",
     "Client",
     "ClientConfig",
+    "ContextBlocks",
     "Extension",
     "Family",
     "SentenceScore",

@@ -10,18 +10,22 @@ import copy
 import threading
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import kernels, partial, router
+from dlm.client.asks import BLOCKS, SCORES, Asks, BlockPart
 from dlm.client.lowgrams import LowGrams
-from dlm.errors import DlmError, StaleShardSet
+from dlm.errors import DlmError, StaleShardSet, UnknownCall
 from dlm.ngram.query import FULL, PARTIAL, Answers, QueryGroups
 from dlm.tracing import Span
 
+UNKNOWN = 255  # as a source: no server that was asked knows the call
 
-class Pending(Future[Answers]):
+
+class Pending(Future[Any]):
     """The future of a call; `call` until it has ended, so that whoever waits can give it up."""
 
     call: Call | None = None
@@ -44,6 +48,7 @@ class Call:
         moves_on  its handle can go over to another model, so that its own being gone is an error
     """
 
+    asks: ClassVar[Asks] = SCORES
     __slots__ = (
         *(
             "_closed",
@@ -93,7 +98,7 @@ class Call:
         """Lets the partial model answer what no shard does in time."""
         self._grams = grams
 
-    def fill(self, at: NDArray[np.int64], of: NDArray[np.int64], answers: Answers) -> None:
+    def fill(self, at: NDArray[np.int64], of: NDArray[np.int64], answers: Any) -> None:
         """Writes answers `of` to the distinct queries `at`; the last part completes the call."""
         self._fill(at, of, answers, FULL)
 
@@ -106,7 +111,7 @@ class Call:
         if self._grams is None or moves_on or not partial.allows_fallback(error):
             self.fail(error)
             return 0
-        answers = partial.score(self._grams, piece.groups)
+        answers = self._partial(self._grams, piece.groups)
         return self._fill(piece.at, np.arange(len(piece.at)), answers, PARTIAL)
 
     def missing_shards(self) -> list[int]:
@@ -133,22 +138,20 @@ class Call:
         filled = 0
         if missing.any():
             at = np.flatnonzero(missing)
-            answers = partial.score(self._grams, router.select(self._groups, missing))
+            answers = self._partial(self._grams, router.select(self._groups, missing))
             filled = self._fill(at, np.arange(len(at)), answers, PARTIAL)
         if not self.future.done():
             self.succeed()  # whoever brought the last answer meanwhile has not come to it yet
         return filled
 
-    def _fill(
-        self, at: NDArray[np.int64], of: NDArray[np.int64], answers: Answers, source: int
-    ) -> int:
+    def _fill(self, at: NDArray[np.int64], of: NDArray[np.int64], answers: Any, source: int) -> int:
         with self.lock:
             if self._closed:
                 return 0  # what came too late
             awaited = self._missing[at]
             if not awaited.all():
                 at, of = at[awaited], of[awaited]
-            _copy(at, of, answers, self.answers)
+            self._store(at, of, answers)
             self._missing[at] = False
             if source != FULL:
                 if self._source is None:
@@ -163,10 +166,7 @@ class Call:
     def succeed(self) -> None:
         """Ends the call with its answers."""
         try:
-            result = Answers.empty(len(self.place))
-            _copy(np.arange(len(self.place)), self.place, self.answers, result)
-            if self._source is not None:
-                result = replace(result, source=self._source[self.place])
+            result = self._result(self._source)
         except Exception as exc:  # noqa: BLE001 - a caller must never be left waiting
             error = DlmError(f"the answers to a call could not be put together: {exc!r}")
             error.__cause__ = exc
@@ -176,11 +176,57 @@ class Call:
             self.future.set_result(result)
         self.future.call = None
 
+    def _partial(self, grams: LowGrams, groups: QueryGroups) -> Any:
+        """What the partial model answers."""
+        return partial.score(grams, groups)
+
+    def _store(self, at: NDArray[np.int64], of: NDArray[np.int64], answers: Any) -> None:
+        _copy(at, of, answers, self.answers)
+
+    def _result(self, source: NDArray[np.uint8] | None) -> Any:
+        result = Answers.empty(len(self.place))
+        _copy(np.arange(len(self.place)), self.place, self.answers, result)
+        return result if source is None else replace(result, source=source[self.place])
+
     def fail(self, error: DlmError) -> None:
         """Ends the call with an error of its own."""
         with contextlib.suppress(InvalidStateError):
             self.future.set_exception(own_copy(error))
         self.future.call = None
+
+
+class BlockCall(Call):
+    """A call for what is stored after contexts.
+
+    Its answer is a `BlockPart` for each context, in order; None where nothing is stored that the
+    low orders do not say (`FULL`), where no shard told in time (`PARTIAL`), or where none knows
+    this call (`UNKNOWN`); and which of these each is of, as an array of uint8.
+    """
+
+    asks: ClassVar[Asks] = BLOCKS
+    __slots__ = ("_parts",)
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._parts: list[BlockPart | None] = [None] * len(self.answers)
+
+    def miss(self, piece: router.Piece, error: DlmError) -> int:
+        """As `Call.miss`; servers that do not know this call are no failure."""
+        if not isinstance(error, UnknownCall):
+            return super().miss(piece, error)
+        self._fill(piece.at, np.arange(len(piece.at)), [None] * len(piece.at), UNKNOWN)
+        return 0
+
+    def _partial(self, grams: LowGrams, groups: QueryGroups) -> Any:
+        return [None] * len(groups.words)
+
+    def _store(self, at: NDArray[np.int64], of: NDArray[np.int64], answers: Any) -> None:
+        for to, place in zip(at.tolist(), of.tolist(), strict=True):
+            self._parts[to] = answers[place]
+
+    def _result(self, source: NDArray[np.uint8] | None) -> Any:
+        sources = np.zeros(len(self.answers), np.uint8) if source is None else source
+        return [self._parts[place] for place in self.place.tolist()], sources[self.place]
 
 
 def _copy(to: NDArray[np.int64], of: NDArray[np.int64], part: Answers, whole: Answers) -> None:
@@ -224,7 +270,7 @@ class Item:
     queued: float
 
 
-def deliver(items: list[Item], merged: router.Grouped, answers: Answers) -> None:
+def deliver(items: list[Item], merged: router.Grouped, answers: Any) -> None:
     """Hands each call its part of one message's answers."""
     begin = 0
     for item in items:

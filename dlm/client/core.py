@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from dlm import __version__
 from dlm.client import router
-from dlm.client.call import Call, Pending
+from dlm.client.asks import SCORES, Asks
+from dlm.client.call import BlockCall, Call, Pending
 from dlm.client.cascade import CascadeMonitor, CascadeStatus
 from dlm.client.config import ClientConfig
 from dlm.client.lowgrams import check_queries
@@ -97,7 +98,7 @@ class Core:
         runtime = self._runtime
         with runtime.lock:
             found: dict[int, tuple[int, int]] = {}
-            for (_, shard), window in runtime.windows.items():  # of every model that is in use
+            for (_, shard, _), window in runtime.windows.items():  # of every model that is in use
                 in_flight, waiting = found.get(shard, (0, 0))
                 found[shard] = in_flight + window.in_flight, waiting + len(window.waiting)
             return found
@@ -255,7 +256,8 @@ class Core:
         moves_on: bool = False,
         more: bool = False,
         ahead: int = 0,
-    ) -> Future[Answers]:
+        asks: Asks = SCORES,
+    ) -> Future[Any]:
         """Starts a call; its future has the answers, in the order of the queries.
 
         Args
@@ -265,6 +267,8 @@ class Core:
             moves_on  whether the handle can go over to the next model instead
             more   these belong to a call of which a part was let in, and are not refused
             ahead  queries that this call will ask after these
+            asks   with BLOCKS, `words` are how many words are there already of what is stored
+                   after each context, and the future has what `BlockCall` says
         Shapes
             contexts (K, order - 1) uint32 most recent last, right-aligned; lengths (K,) uint8;
             counts (K,) uint32, words asked of each context; words (Q,) uint32, Q = sum(counts)
@@ -291,7 +295,7 @@ class Core:
         if len(counts) >= SURELY_EVERYWHERE * manifest.shards and not more:
             each = -(-(len(words) + ahead) // manifest.shards)
             refusal = self._sender.overload(
-                snapshot, dict.fromkeys(range(manifest.shards), each), deadline
+                snapshot, dict.fromkeys(range(manifest.shards), each), deadline, asks
             )
             if refusal is not None and not self.config.partial:
                 refused: Future[Answers] = Future()
@@ -306,7 +310,8 @@ class Core:
             np.require(words, requirements=["C", "W"]),
         )
         answers, remote = snapshot.grams.score(grouped.groups)
-        call = Call(model, answers, grouped.groups, remote, grouped.place, deadline)
+        kind = Call if asks is SCORES else BlockCall
+        call = kind(model, answers, grouped.groups, remote, grouped.place, deadline)
         call.moves_on = moves_on
         if self._tracer is not None:
             call.span = self._tracer.begin("dlm.call", queries=len(words))

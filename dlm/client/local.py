@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.client.asks import SCORES, Asks, BlockPart
 from dlm.client.cascade import CascadeStatus
 from dlm.client.config import ClientConfig
 from dlm.client.core import Core
@@ -23,7 +24,7 @@ from dlm.client.topology import FixedEndpoints, Topology
 from dlm.client.utterance import Utterance
 from dlm.errors import ConfigError, DlmError
 from dlm.index.search.local import LocalModel
-from dlm.ngram.query import FULL, SMALL, Answers, QueryGroups
+from dlm.ngram.query import FULL, SMALL, QueryGroups
 
 
 class _LocalCore(Core):
@@ -68,7 +69,8 @@ class _LocalCore(Core):
         moves_on: bool = False,
         more: bool = False,
         ahead: int = 0,
-    ) -> Future[Answers]:
+        asks: Asks = SCORES,
+    ) -> Future[Any]:
         """See `Core.submit`; the future is done."""
         self.check_open()
         manifest = self.model.manifest
@@ -76,7 +78,10 @@ class _LocalCore(Core):
         runtime = self._runtime
         with runtime.lock:
             runtime.stats.queries += len(words)
-        future: Future[Answers] = Future()
+        future: Future[Any] = Future()
+        if asks is not SCORES:
+            future.set_result(self._stored(contexts, lengths))
+            return future
         width = contexts.shape[1]
         reached = np.arange(width) >= width - lengths[:, None].astype(np.int64)
         try:
@@ -95,6 +100,22 @@ class _LocalCore(Core):
         except DlmError as exc:
             future.set_exception(exc)
         return future
+
+    def _stored(
+        self, contexts: NDArray[np.uint32], lengths: NDArray[np.uint8]
+    ) -> tuple[list[BlockPart | None], NDArray[np.uint8]]:
+        """See `BlockCall`; all that is stored comes at once."""
+        parts: list[BlockPart | None] = []
+        width = contexts.shape[1]
+        for row, length in enumerate(lengths.tolist()):
+            if length < 2:
+                parts.append(None)
+                continue
+            context = np.ascontiguousarray(contexts[row, width - length :])
+            found = self.model.stored_words(context)
+            total = int(found.totals[0])
+            parts.append(BlockPart(total, found.log10_backoffs, found.words, found.answers))
+        return parts, np.full(len(parts), self.source, np.uint8)
 
     def cascade(self) -> CascadeStatus:
         """See `Core.cascade`; there is none."""

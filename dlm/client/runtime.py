@@ -11,9 +11,10 @@ from collections.abc import Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple
 
 from dlm.client import batcher, loop
+from dlm.client.asks import SCORES
 from dlm.client.call import Item
 from dlm.client.cascade import CascadeMonitor
 from dlm.client.lowgrams import LowGrams
@@ -28,14 +29,21 @@ from dlm.logs import EventLog
 log = EventLog(__name__)
 
 LOOK_AGAIN_S = 1.0  # while a shard is down, the servers are looked for this often, in seconds
-Place: TypeAlias = tuple[str, int]  # a shard set and one of its shards
+
+
+class Place(NamedTuple):
+    """A shard set, one of its shards, and what is asked of it: each has a window."""
+
+    shard_set: str
+    shard: int
+    asks: str = SCORES.name
 
 
 @dataclass
 class Stats:
     """What a client has counted since it was made (or since the fork).
 
-    queries        queries asked by callers
+    queries        queries asked by callers; a context whose stored words are asked is one
     zero_message   of these, answered from the low orders, without any message
     duplicates     of these, asked more than once within a call or a message, and sent once
     sent_queries   distinct queries sent to servers
@@ -272,7 +280,7 @@ class Links:
         runtime.windows = {
             place: window
             for place, window in runtime.windows.items()
-            if place[0] in shard_sets or window.in_flight or window.waiting
+            if place.shard_set in shard_sets or window.in_flight or window.waiting
         }
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import batcher, router
+from dlm.client.asks import SCORES, Asks
 from dlm.client.call import Call, Item, deliver
 from dlm.client.cascade import MOVING_S
 from dlm.client.config import ClientConfig
@@ -43,7 +44,6 @@ from dlm.errors import (
 from dlm.logs import EventLog
 from dlm.ngram.query import QueryGroups
 from dlm.tracing import Tracer
-from dlm.wire import codec
 from dlm.wire.status import MOVING_REASONS
 
 log = EventLog(__name__)
@@ -77,7 +77,12 @@ class _Message:
     @property
     def place(self) -> Place:
         """The window that it has a place of."""
-        return self.snapshot.shard_set, self.shard
+        return Place(self.snapshot.shard_set, self.shard, self.asks.name)
+
+    @property
+    def asks(self) -> Asks:
+        """What its items ask, all the same."""
+        return self.items[0].call.asks
 
 
 _Event: TypeAlias = "batcher.Submit[Item] | batcher.Done"
@@ -124,7 +129,7 @@ class Sender:
         self._tracer = tracer
 
     def overload(
-        self, snapshot: Snapshot, asked: Mapping[int, int], deadline: float
+        self, snapshot: Snapshot, asked: Mapping[int, int], deadline: float, asks: Asks = SCORES
     ) -> Overloaded | None:
         """What a call is told at once where a shard that it asks has too much to do already.
 
@@ -138,7 +143,7 @@ class Sender:
         now = self._clock()
         with runtime.lock:
             for shard, queries in asked.items():
-                window = runtime.windows.get((snapshot.shard_set, shard))
+                window = runtime.windows.get(Place(snapshot.shard_set, shard, asks.name))
                 if (
                     window is not None
                     and window.refuses(queries, deadline, now)
@@ -196,7 +201,7 @@ class Sender:
         let_in = let_in or at is not None
         if not let_in:
             for shard, queries in asked.items():
-                refusal = self.overload(snapshot, {shard: queries}, call.deadline)
+                refusal = self.overload(snapshot, {shard: queries}, call.deadline, call.asks)
                 if refusal is not None and not self._config.partial:
                     call.fail(refusal)
                     return
@@ -215,7 +220,8 @@ class Sender:
             more = let_in or piece.shard in begun
             begun.add(piece.shard)
             work = batcher.QueuedItem(item, len(piece.groups.words), call.deadline, more)
-            self._step((snapshot.shard_set, piece.shard), batcher.Submit(work))
+            place = Place(snapshot.shard_set, piece.shard, call.asks.name)
+            self._step(place, batcher.Submit(work))
 
     def _dispatch_again(self, snapshot: Snapshot, item: Item, reroutes: int) -> None:
         """Queues an item where it belongs by the table of `snapshot`."""
@@ -242,7 +248,7 @@ class Sender:
                 try:
                     sender._step_one(place, event)
                 except Exception as exc:  # noqa: BLE001 - the other events must not be lost
-                    sender._step_failed(place, event, _as_dlm_error(exc, place[1]))
+                    sender._step_failed(place, event, _as_dlm_error(exc, place.shard))
         finally:
             _turn.events = None
 
@@ -263,8 +269,8 @@ class Sender:
             self._miss(work.item, error)
 
     def _step_one(self, place: Place, event: _Event) -> None:
-        runtime, shard = self._links.runtime, place[1]
-        snapshot = self._table.of_set(place[0]) or self._table.snapshot()
+        runtime, shard = self._links.runtime, place.shard
+        snapshot = self._table.of_set(place.shard_set) or self._table.snapshot()
         with runtime.lock:
             limit = self._max_queries(snapshot)
             window = runtime.windows.get(place) or batcher.Window(self._config.window, 0)
@@ -292,7 +298,7 @@ class Sender:
     def _act(
         self, place: Place, window: batcher.Window[Item], action: batcher.Action[Item]
     ) -> None:
-        shard = place[1]
+        shard = place.shard
         if isinstance(action, batcher.Expire):
             self._count_failed(DeadlineExceeded(), [action.work.item])
             self._miss(
@@ -315,7 +321,7 @@ class Sender:
     def _send(self, place: Place, items: list[Item], number: int) -> None:
         """One message for all of `items` that still want it; all of one shard set, so of one
         model."""
-        shard_set, shard = place
+        shard_set, shard, _ = place
         snapshot = self._table.of(items[0].call.model)
         wanted = []
         for item in items:
@@ -386,9 +392,8 @@ class Sender:
         timeout_s = max(deadline - now, 0.0) * (FIRST_TRY if again else 1.0)
         connection = self._links.connection(address)
         begun = time.perf_counter()
-        request, checksum = codec.encode_score_request(
-            manifest.shard_set_bytes, shard, merged.groups
-        )
+        asks = message.asks
+        request, checksum = asks.encode(manifest, shard, merged.groups)
         with runtime.lock:
             runtime.stats.messages += 1
             runtime.stats.sent_queries += queries
@@ -413,14 +418,7 @@ class Sender:
             came = time.perf_counter()
             try:
                 if error is None:
-                    answers = codec.decode_score_reply(
-                        data or b"",
-                        shard_set=manifest.shard_set_bytes,
-                        shard=shard,
-                        queries=queries,
-                        request_checksum=checksum,
-                    )
-                    codec.check_answers(answers, merged.groups, manifest.order)
+                    answers = asks.decode(data or b"", manifest, shard, merged.groups, checksum)
                     deliver(message.items, message.merged, answers)
             except Exception as exc:  # noqa: BLE001 - a place in the window must never be lost
                 error = _as_dlm_error(exc, shard)
@@ -465,7 +463,7 @@ class Sender:
         try:
             traced = () if self._tracer is None else (self._trace(message),)
             sent_at = time.perf_counter()
-            connection.score(request, timeout_s, reply, *traced)
+            asks.post(connection)(request, timeout_s, reply, *traced)
         except Exception as exc:  # noqa: BLE001 - as a reply, which ends what was counted above
             reply(None, _as_dlm_error(exc, shard))
 

@@ -63,6 +63,7 @@ OPTIONS = (
 )
 
 Chunks = Generator[pb.DownloadChunk, None, None]
+Post = Callable[..., None]  # `Connection.score` or `Connection.context_block`
 BeatReply = Callable[[pb.HeartbeatReply | None, DlmError | None], None]
 
 
@@ -83,6 +84,11 @@ class Connection(Protocol):
         Args
             metadata  what a server needs to see of a trace; mostly nothing
         """
+
+    def context_block(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> None:
+        """Sends a ContextBlockRequest, likewise."""
 
     def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
         """What the server holds, its checksum verified; of `shard_set`, or of its default."""
@@ -156,6 +162,7 @@ class GrpcConnection:
                 # As futures: gRPC's blocking form would wait inside gRPC.
                 self._methods = {
                     "Score": channel.unary_unary(f"{at}/Score").future,
+                    "ContextBlock": channel.unary_unary(f"{at}/ContextBlock").future,
                     "Describe": channel.unary_unary(f"{at}/Describe", describe).future,
                     "Download": channel.unary_stream(f"{at}/Download", download),
                     "Heartbeat": channel.unary_unary(f"{at}/Heartbeat", beat).future,
@@ -227,6 +234,25 @@ class GrpcConnection:
             reply(None, self._unsent(exc))
         else:
             reply(data, None)
+
+    def context_block(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> None:
+        """See `Connection.context_block`."""
+
+        def done(call: Any) -> None:
+            try:
+                data = self._bytes(call.result())
+            except grpc.RpcError as exc:
+                tell(reply, None, self._error(exc))
+            except grpc.FutureCancelledError:
+                tell(reply, None, self._closed_error())
+            except DlmError as exc:
+                tell(reply, None, exc)
+            else:
+                tell(reply, data, None)
+
+        self._start("ContextBlock", request, timeout_s, metadata).add_done_callback(done)
 
     def _stream(self) -> Exchange | None:
         """The stream with the least load; where that is to be a new one, None unless this is the

@@ -28,6 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import kernels
+from dlm.client.asks import BLOCKS, SCORES, Asks
+from dlm.client.blocks import UNKNOWN_S, BlockFetch, joined
 from dlm.client.core import Core
 from dlm.client.modes import Mode
 from dlm.client.runtime import Snapshot
@@ -40,6 +42,7 @@ from dlm.errors import (
     QueryError,
     StaleShardSet,
 )
+from dlm.index.search.blocks import Block
 from dlm.ngram.query import Answers
 from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes
 
@@ -183,6 +186,79 @@ class SentenceScore:
     token_source: NDArray[np.uint8]
 
 
+@dataclass(frozen=True, eq=False)
+class ContextBlocks:
+    """K states with all that the model stores after them: any word is scored without a message.
+
+    Made by `Utterance.context_blocks`; any thread may use it. The answers are those of
+    `Utterance.extend`, bit for bit.
+
+    Shapes  states (K,)
+    """
+
+    states: States
+    _handle: _Handle
+    _blocks: tuple[Block, ...]
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def extend(self, words: Any = None) -> Extension:
+        """As `Utterance.extend` of these states.
+
+        Args
+            words  W words for all states, or K rows of W words; the whole vocabulary, in the order
+                   of ids, where not given
+        Raises  QueryError
+        """
+        handle = self._handle
+        if words is None:
+            width, asked = handle.vocabulary_size, None
+        else:
+            _, width, nested = handle._extend_shape(self.states, words)
+            rows = words if nested else [words]
+            asked = [handle._ids(row, f"words[{at}]") for at, row in enumerate(rows)]
+        each, after = [], []
+        for row, block in enumerate(self._blocks):
+            if asked is None:
+                ids, answers = np.arange(width, dtype=np.uint32), block.score_all()
+            else:
+                ids = asked[row % len(asked)]
+                answers = block.score(ids)
+            here, count = slice(row, row + 1), np.array([width], np.uint32)
+            queries = _Queries(self.states._contexts[here], self.states._lengths[here], count, ids)
+            each.append(answers)
+            after.append(handle._after(queries, answers))
+        shape = (len(self), width)
+        some = joined(each) if each else Answers.empty(0)
+        contexts = [self.states._contexts[:0], *(one._contexts for one in after)]
+        lengths = [self.states._lengths[:0], *(one._lengths for one in after)]
+        flat = States(self.states.family, np.concatenate(contexts), np.concatenate(lengths))
+        sources = np.array([[block.source] for block in self._blocks], np.uint8)
+        return Extension(
+            some.log10_prob.reshape(shape),
+            some.matched_order.reshape(shape),
+            some.ngram_length.reshape(shape),
+            flat.reshape(*shape),
+            np.broadcast_to(sources.reshape(-1, 1), shape).copy(),
+        )
+
+    def score(self, row: int, word: Word) -> tuple[float, State]:
+        """log10 P of one word after one of the states, and the state after it."""
+        block = self._blocks[row]
+        number = self._handle._id(word)
+        log10_prob, length = block.score_word(number)
+        words = (*block.words_before, number)
+        return log10_prob, State(self.states.family, words[len(words) - length :])
+
+    def distribution(self) -> NDArray[np.float32]:
+        """(K, V) log10 P of every word of the vocabulary, by id."""
+        out = np.empty((len(self), self._handle.vocabulary_size), np.float32)
+        for row, block in enumerate(self._blocks):
+            out[row] = block.score_all().log10_prob
+        return out
+
+
 @dataclass(frozen=True, slots=True)
 class _Queries:
     """Contexts, right-aligned, and the words asked of each, one context after the other.
@@ -242,6 +318,12 @@ def _typed() -> Iterator[None]:
         ) from exc
 
 
+def check_count(k: int) -> None:
+    """Raises `QueryError` unless so many next words can be asked for."""
+    if not isinstance(k, (int, np.integer)) or k < 1:
+        raise QueryError(f"{k!r} next words were asked for; a number from 1 is expected")
+
+
 def check_deadline(deadline_s: float) -> None:
     """Raises `QueryError` unless it is a number of seconds that a call can have."""
     if not isinstance(deadline_s, (int, float)) or not 0 < deadline_s < MAX_DEADLINE_S:
@@ -263,7 +345,7 @@ class _Asking:
         self._handle = handle
         limit_s = handle._limit(deadline_s)
         self._limit_s = limit_s if handle._core.timed else MAX_DEADLINE_S
-        self._parts: list[tuple[_Queries, Future[Answers]]] = []
+        self._parts: list[tuple[_Queries, Future[Any]]] = []
         self._planned_s = 0.0
 
     @property
@@ -271,11 +353,12 @@ class _Asking:
         """Seconds until the deadline."""
         return max(self._limit_s - (time.monotonic() - self._begun), 0.0)
 
-    def submit(self, queries: _Queries, ahead: int = 0) -> None:
+    def submit(self, queries: _Queries, ahead: int = 0, asks: Asks = SCORES) -> None:
         """Plans and sends a part.
 
         Args
             ahead  queries that the parts after it will have, as far as that is known
+            asks   see `Core.submit`
         Raises
             DeadlineExceeded  the time is over; the first part is planned in any case, since low
                               orders may answer all of it
@@ -286,7 +369,8 @@ class _Asking:
             last = self._parts[-1][1]
             if last.done():
                 last.result()  # the rest of a failed call is not sent
-        future = self._handle._submit(queries, self.left_s, more=bool(self._parts), ahead=ahead)
+        more = bool(self._parts)
+        future = self._handle._submit(queries, self.left_s, more=more, ahead=ahead, asks=asks)
         self._parts.append((queries, future))
         self._planned_s = time.monotonic() - self._begun
 
@@ -320,7 +404,7 @@ class _Asking:
         """Begins anew, in the time that is left: what was planned was for another model."""
         self._parts = []
 
-    def answers(self) -> list[tuple[_Queries, Answers]]:
+    def answers(self) -> list[tuple[_Queries, Any]]:
         """Of each part, once all have been waited for."""
         return [(queries, future.result()) for queries, future in self._parts]
 
@@ -349,6 +433,7 @@ class _Handle:
         self._lock = threading.Lock()
         self._calls = 0  # under way
         self._settled = kind == SMALL_KIND  # on its model, for good
+        self._blocks_unknown_until = 0.0  # on `monotonic`: servers that do not know ContextBlock
         self._before: tuple[Family, int] | None = None  # which it left, and that one's <s>
         self._pin(snapshot, kind)
         self.partial = core.config.partial
@@ -713,32 +798,95 @@ class _Handle:
                 asking.check()
         return out
 
-    def _next_words_parts(self, asking: _Asking, state: State, k: int) -> Iterator[None]:
-        """As `_score_parts`."""
-        if not isinstance(k, (int, np.integer)) or k < 1:
-            raise QueryError(f"{k!r} next words were asked for; a number from 1 is expected")
-        flat = self._gather([state])
-        words = np.arange(self.vocabulary_size, dtype=np.uint32)
+    # -- all that is stored after states ------------------------------------------------------
+
+    def _block_rounds(
+        self, asking: _Asking, states: States | Sequence[State], found: list[ContextBlocks]
+    ) -> Iterator[Callable[[], Iterator[None]]]:
+        """What is to be asked, one after the other: each is asked once its predecessor has been
+        answered. At the end `found` has the blocks."""
+        flat: list[States] = []
+        yield lambda: self._first_round(asking, states, flat)
+        fetch = BlockFetch(flat[-1]._contexts, flat[-1]._lengths)
+        answers = asking.answers()
+        if not self._asks_blocks():
+            fetch.skip_all()
+        while len(fetch.wanted):
+            parts = [part for _, (some, _) in answers for part in some]
+            sources = [sources for _, (_, sources) in answers]
+            fetch.take((parts, np.concatenate(sources) if sources else np.zeros(0, np.uint8)))
+            if not len(fetch.wanted):
+                break
+            asking.restart()
+            yield lambda: self._block_parts(asking, flat[-1], fetch.wanted, fetch.skips)
+            answers = asking.answers()
+        instead: dict[int, Answers] = {}
+        if rows := fetch.unknown():
+            self._blocks_unknown_until = time.monotonic() + UNKNOWN_S
+            asking.restart()
+            yield lambda: self._whole_parts(asking, flat[-1], rows)
+            every = asking.answers()
+            each = len(every) // len(rows)
+            for place, row in enumerate(rows):
+                instead[row] = _joined(every[place * each : (place + 1) * each])
+        blocks = fetch.blocks(self._snapshot.grams.low, instead)
+        found.append(ContextBlocks(flat[-1], self, tuple(blocks)))
+
+    def _first_round(
+        self, asking: _Asking, states: States | Sequence[State], flat: list[States]
+    ) -> Iterator[None]:
+        # Here, since a new handle may go over to another model with its first call.
+        flat.append(self._gather(states))
+        rows = np.arange(len(flat[-1]))
+        if self._asks_blocks():
+            yield from self._block_parts(asking, flat[-1], rows, np.zeros(len(rows), np.uint32))
+
+    def _asks_blocks(self) -> bool:
+        """Whether servers may know this call."""
+        return time.monotonic() >= self._blocks_unknown_until
+
+    def _block_parts(
+        self,
+        asking: _Asking,
+        flat: States,
+        rows: NDArray[np.int64],
+        skips: NDArray[np.uint32],
+    ) -> Iterator[None]:
+        """As `_score_parts`: what is stored after `rows` of the states, but the first `skips`."""
+        for first in range(0, len(rows), PART):
+            some = rows[first : first + PART]
+            ones = np.ones(len(some), np.uint32)
+            queries = _Queries(
+                flat._contexts[some], flat._lengths[some], ones, skips[first : first + PART]
+            )
+            asking.submit(queries, asks=BLOCKS)
+            yield
+
+    def _whole_parts(self, asking: _Asking, flat: States, rows: list[int]) -> Iterator[None]:
+        """As `_score_parts`: every word of the vocabulary after `rows` of the states."""
+        for place, row in enumerate(rows):
+            for first in range(0, self.vocabulary_size, PART):
+                last = min(first + PART, self.vocabulary_size)
+                words = np.arange(first, last, dtype=np.uint32)
+                count = np.array([len(words)], np.uint32)
+                here = slice(row, row + 1)
+                ahead = (len(rows) - place) * self.vocabulary_size - last
+                asking.submit(
+                    _Queries(flat._contexts[here], flat._lengths[here], count, words), ahead
+                )
+                yield
+
+    def _top(self, log10_prob: NDArray[np.float32], k: int) -> list[tuple[int, np.float32]]:
+        """The best words of all; among equals the first."""
+        words = np.arange(len(log10_prob))
         begin = self._words.begin_id
         if begin != UNK_ID:  # <s> follows nothing, whatever probability the file gives it
             words = np.delete(words, begin)
-        for first in range(0, len(words) or 1, PART):
-            some = words[first : first + PART]
-            count = np.array([len(some)], np.uint32)
-            ahead = len(words) - first - len(some)
-            asking.submit(_Queries(flat._contexts, flat._lengths, count, some), ahead)
-            yield
-
-    @staticmethod
-    def _top(asking: _Asking, k: int) -> list[tuple[int, np.float32]]:
-        """The best of each part, and of these the best; among equals the first."""
-        words, probs = [], []
-        for queries, answers in asking.answers():
-            best = np.argsort(-answers.log10_prob, kind="stable")[:k]
-            words.append(queries.words[best])
-            probs.append(answers.log10_prob[best])
-        found, prob = np.concatenate(words), np.concatenate(probs)
-        return [(int(found[i]), prob[i]) for i in np.argsort(-prob, kind="stable")[:k]]
+        if k < len(words):
+            found = log10_prob[words]
+            words = words[found >= np.partition(found, len(found) - k)[len(found) - k]]
+        best = words[np.argsort(-log10_prob[words], kind="stable")[:k]]
+        return [(word, log10_prob[word]) for word in best.tolist()]
 
     def _limit(self, deadline_s: float | None) -> float:
         """Seconds that a call has."""
@@ -748,8 +896,14 @@ class _Handle:
         return limit
 
     def _submit(
-        self, queries: _Queries, limit_s: float, *, more: bool = False, ahead: int = 0
-    ) -> Future[Answers]:
+        self,
+        queries: _Queries,
+        limit_s: float,
+        *,
+        more: bool = False,
+        ahead: int = 0,
+        asks: Asks = SCORES,
+    ) -> Future[Any]:
         """See `Core.submit`."""
         if self._rescores and self._core.mode() is Mode.SMALL:
             raise ModelSwitched(
@@ -767,6 +921,7 @@ class _Handle:
             moves_on=not self._settled,
             more=more,
             ahead=ahead,
+            asks=asks,
         )
 
     def _end_late(self, future: Future[Answers], limit_s: float) -> None:
@@ -793,17 +948,9 @@ def _mismatch(found: Family, expected: Family) -> FamilyMismatch:
 def _joined(parts: list[tuple[_Queries, Answers]]) -> Answers:
     """The answers to all parts, one after another."""
     every = [answers for _, answers in parts]
-    if len(every) == 1:
-        return every[0]
-    joined = Answers(
-        np.concatenate([a.log10_prob for a in every]),
-        np.concatenate([a.matched_order for a in every]),
-        np.concatenate([a.ngram_length for a in every]),
-        np.concatenate([a.state_length for a in every]),
-    )
-    if all(a.source is None for a in every):
-        return joined
-    return replace(joined, source=np.concatenate([_source(a) for a in every]))
+    if len(every) == 1 or all(a.source is None for a in every):
+        return joined(every)
+    return replace(joined(every), source=np.concatenate([_source(a) for a in every]))
 
 
 def _source(answers: Answers) -> NDArray[np.uint8]:
@@ -909,12 +1056,45 @@ class Utterance(_Handle):
         the vocabulary lacks; <s> is none, since it follows nothing. `vocabulary.words[id]` is the
         word of an id, in bytes.
 
-        Cost  a query for every word of the vocabulary, in one message per `max_queries`
+        Cost  that of `next_distribution`
         """
         with _typed():
             asking = _Asking(self, deadline_s)
-            self._ask(asking, lambda: self._next_words_parts(asking, state, k))
-            return self._top(asking, k)
+            check_count(k)
+            return self._top(self._blocks(asking, [state]).distribution()[0], k)
+
+    def next_distribution(
+        self, state: State, *, deadline_s: float | None = None
+    ) -> NDArray[np.float32]:
+        """(V,) float32: log10 P of every word of the vocabulary after `state`, by id; <s> has the
+        probability that the model gives it, which is that of nothing that can follow.
+
+        Cost  one message at most, and a pass over the vocabulary here
+        """
+        with _typed():
+            asking = _Asking(self, deadline_s)
+            found: NDArray[np.float32] = self._blocks(asking, [state]).distribution()[0]
+            return found
+
+    def context_blocks(
+        self, states: States | Sequence[State], *, deadline_s: float | None = None
+    ) -> ContextBlocks:
+        """All that is stored after each of K states, so that any word is scored without a message.
+
+        For decoders that ask many words of few states. In one message per shard, or several where
+        much is stored; of servers that do not know the call, every word of the vocabulary is asked.
+
+        Raises
+            FamilyMismatch (a TypeError), QueryError, UnavailableError, ProtocolError
+        """
+        with _typed():
+            return self._blocks(_Asking(self, deadline_s), states)
+
+    def _blocks(self, asking: _Asking, states: States | Sequence[State]) -> ContextBlocks:
+        found: list[ContextBlocks] = []
+        for make in self._block_rounds(asking, states, found):
+            self._ask(asking, make)
+        return found[0]
 
 
 class AsyncUtterance(_Handle):
@@ -1045,5 +1225,29 @@ class AsyncUtterance(_Handle):
         """See `Utterance.next_words`."""
         with _typed():
             asking = _Asking(self, deadline_s)
-            await self._ask(asking, lambda: self._next_words_parts(asking, state, k))
-            return self._top(asking, k)
+            check_count(k)
+            blocks = await self._blocks(asking, [state])
+            return self._top(blocks.distribution()[0], k)
+
+    async def next_distribution(
+        self, state: State, *, deadline_s: float | None = None
+    ) -> NDArray[np.float32]:
+        """See `Utterance.next_distribution`."""
+        with _typed():
+            blocks = await self._blocks(_Asking(self, deadline_s), [state])
+            found: NDArray[np.float32] = blocks.distribution()[0]
+            return found
+
+    async def context_blocks(
+        self, states: States | Sequence[State], *, deadline_s: float | None = None
+    ) -> ContextBlocks:
+        """See `Utterance.context_blocks`."""
+        with _typed():
+            return await self._blocks(_Asking(self, deadline_s), states)
+
+    async def _blocks(self, asking: _Asking, states: States | Sequence[State]) -> ContextBlocks:
+        await self._connected(asking)
+        found: list[ContextBlocks] = []
+        for make in self._block_rounds(asking, states, found):
+            await self._ask(asking, make)
+        return found[0]

@@ -15,7 +15,7 @@ from dlm.client import kernels, router
 from dlm.client.call import Call, Item, deliver
 from dlm.client.lowgrams import LowGrams
 from dlm.index.layout import Manifest
-from dlm.index.search import shard
+from dlm.index.search import blocks, shard
 from dlm.ngram import kernels as text
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import Answers, QueryGroups
@@ -27,6 +27,7 @@ CONTEXTS = 3
 # What a client runs, with servers or without; see jit.compile_ahead.
 KERNELS = (
     *shard.KERNELS,
+    *blocks.KERNELS,
     kernels.group_queries,
     kernels.route_groups,
     kernels.next_states,
@@ -78,6 +79,9 @@ def warm_up(grams: LowGrams) -> None:
         call.succeed()
     result = call.future.result(0)
     kernels.next_states(contexts, counts, words, result.state_length)
+    block = blocks.Block.low_only(grams.low, contexts[0])
+    block.score(words)
+    block.score_all()
 
 
 # Of a canary: contexts a shard, words a context. An utterance's worth at one position.

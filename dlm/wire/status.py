@@ -15,6 +15,7 @@ from dlm.errors import (
     ShardDown,
     StaleShardSet,
     UnavailableError,
+    UnknownCall,
 )
 
 REASON_KEY = "dlm-reason"  # DO NOT CHANGE: trailing metadata of a refusal, on the wire
@@ -80,7 +81,7 @@ ERROR_OF: dict[grpc.StatusCode, type[DlmError]] = {
     grpc.StatusCode.ABORTED: ShardDown,
     grpc.StatusCode.INTERNAL: ProtocolError,
     grpc.StatusCode.UNKNOWN: ProtocolError,
-    grpc.StatusCode.UNIMPLEMENTED: ProtocolError,
+    grpc.StatusCode.UNIMPLEMENTED: UnknownCall,
     grpc.StatusCode.OUT_OF_RANGE: ProtocolError,
     grpc.StatusCode.DATA_LOSS: ProtocolError,
 }

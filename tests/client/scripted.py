@@ -32,6 +32,7 @@ class Network:
     """Makes the connections of a client; `connect` is what `Core` takes.
 
     requests   address and decoded queries of each Score sent
+    blocks     address and decoded contexts of each ContextBlock sent
     described  Describe calls so far
     change     applied to every reply, where set
     instant    given to the caller instead of sending, within the call itself, where set
@@ -40,6 +41,7 @@ class Network:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, codec.ScoreRequest]] = []
+        self.blocks: list[tuple[str, codec.BlockRequest]] = []
         self.described = 0
         self.change: Change | None = None
         self.instant: Exception | None = None
@@ -114,6 +116,21 @@ class Scripted:
             raise self.network.instant
         else:
             self.network.take(self.address, request, send)
+
+    def context_block(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> None:
+        """See `Connection.context_block`."""
+
+        def changed(data: bytes | None, error: DlmError | None) -> None:
+            if data is not None and self.network.change is not None:
+                new = self.network.change(data)
+                data, error = (None, new) if isinstance(new, DlmError) else (new, None)
+            reply(data, error)
+
+        decoded = codec.decode_block_request(request, max_queries=1 << 31)
+        self.network.blocks.append((self.address, decoded))
+        self._target().context_block(request, timeout_s, changed, metadata)
 
     def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
         """See `Connection.describe`."""

@@ -27,7 +27,7 @@ from client.scripted import Network, free
 from cluster import WAIT_S, Cluster, build, until
 from dlm.client import AsyncClient, Client, ClientConfig
 from dlm.client.core import SURELY_EVERYWHERE
-from dlm.client.runtime import closed_error
+from dlm.client.runtime import Place, closed_error
 from dlm.errors import (
     ClientClosed,
     ConfigError,
@@ -390,7 +390,7 @@ def test_what_gathers_behind_a_full_window_leaves_in_one_message(cluster, connec
         futures += [submit(u, rest[:5]) for u in utterances[1:5]]
         futures.append(submit(utterances[5], [*rest, first]))
         assert len(network.requests) == 1
-        window = client._core._runtime.windows[files.manifest.shard_set, 0]
+        window = client._core._runtime.windows[Place(files.manifest.shard_set, 0)]
         assert (window.in_flight, len(window.waiting)) == (1, 5)
     asked = [[first]] + [rest[:5]] * 4 + [[*rest, first]]
     for future, queries in zip(futures, asked, strict=True):

@@ -13,6 +13,7 @@ from client.scripted import Network
 from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient, partial
 from dlm.client.core import Core
+from dlm.client.runtime import Place
 from dlm.client.topology import Endpoint, FixedEndpoints
 from dlm.errors import (
     AuthenticationError,
@@ -178,7 +179,7 @@ def test_a_shard_that_has_too_much_to_do_makes_only_its_own_queries_partial(
     with network.held():
         futures = []
         utterance = client.utterance()
-        while not client._core._runtime.windows[files.manifest.shard_set, 1].refuses(
+        while not client._core._runtime.windows[Place(files.manifest.shard_set, 1)].refuses(
             1, WAIT_S, 0.0
         ):
             futures.append(submit(utterance, each[1] * 64, WAIT_S))

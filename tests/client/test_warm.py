@@ -40,6 +40,7 @@ with Client.connect(sys.argv[2:], config) as client:
             states = utterance.extend(states[:, 1], words[0:3]).states.reshape(-1)
         utterance.extend(states, np.arange(20)[::2])
         utterance.next_words(states[1], 5)
+        utterance.context_blocks(states).extend(words)
     after = compiled()
 print(json.dumps([len(before), sorted(after - before)]))
 """

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlm.errors import QueryError
 from dlm.index.check.decode import export_arpa
 from dlm.index.search.blocks import Block
 from dlm.index.search.local import LocalModel
@@ -42,6 +41,15 @@ def assert_oracles(
         assert getattr(answers, name).tolist() == [getattr(e, name) for e in expected], context
 
 
+def block_after(local: LocalModel, context: tuple[int, ...]) -> Block:
+    """All that is stored after a context."""
+    ids = np.array(context, np.uint32)
+    if len(ids) < 2:
+        return Block.low_only(local.low, ids)
+    found = local.stored_words(ids)
+    return Block.make(local.low, ids, found.log10_backoffs, found.words, found.answers)
+
+
 def compare(model: PlainModel, folder: Path, shards: int, count: int, **options: Any) -> int:
     """Every word after `count` contexts; returns the words that shards store after them."""
     local = LocalModel.open(build(model, folder, shards, **options))
@@ -53,7 +61,7 @@ def compare(model: PlainModel, folder: Path, shards: int, count: int, **options:
     every = list(range(len(oracle.vocabulary)))
     stored = 0
     for context in contexts_of(oracle, count):
-        block = local.block(np.array(context, np.uint32))
+        block = block_after(local, context)
         stored += len(block.words)
         assert_oracles(block.score_all(), oracle, context, every)
         some = every[::3][::-1]
@@ -147,11 +155,3 @@ def test_without_a_shard_a_block_is_the_model_of_order_2(tmp_path: Path) -> None
         bits = np.array([one.log10_prob for one in expected], np.float32)
         assert answers.log10_prob.tobytes() == bits.tobytes()
         assert set(answers.state_length.tolist()) == {min(len(context) + 1, 3)}
-
-
-def test_a_context_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    """Before any address is made of it."""
-    local = LocalModel.open(build(HAND_MADE["missing_suffixes"], tmp_path, 1))
-    for context in ([0] * 4, [99]):
-        with pytest.raises(QueryError, match="are expected"):
-            local.block(np.array(context, np.uint32))

@@ -74,6 +74,11 @@ class Block:
         )  # fmt: skip
         return self._with_source(out)
 
+    def score_word(self, word: int) -> tuple[float, int]:
+        """log10 P of one word, and its state length."""
+        out = self.score(np.array([word], np.uint32))
+        return float(out.log10_prob[0]), int(out.state_length[0])
+
     def score_all(self) -> Answers:
         """Answers to all words of the vocabulary, by id."""
         out = Answers.empty(self.low.manifest.vocabulary_size)
@@ -84,6 +89,11 @@ class Block:
             out.log10_prob, out.matched_order, out.ngram_length, out.state_length,
         )  # fmt: skip
         return self._with_source(out)
+
+    @property
+    def words_before(self) -> tuple[int, ...]:
+        """The context, most recent word last."""
+        return tuple(self.context.tolist())
 
     @property
     def _last(self) -> int:

@@ -15,12 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.errors import QueryError
-from dlm.index.search.blocks import Block
 from dlm.index.search.shard import ShardSet, check_types, run_kernel
 from dlm.index.search.text.score import score_lines
-from dlm.index.search.view import WORDS
 from dlm.ngram.partition import slots_of
-from dlm.ngram.query import Answers, QueryGroups
+from dlm.ngram.query import Answers, QueryGroups, StoredWords
 from dlm.ngram.vocab import as_bytes
 from dlm.ngram.wordtable import WordTable
 
@@ -101,26 +99,16 @@ class LocalModel(ShardSet):
                 getattr(answers, column)[queries] = getattr(found, column)
         return answers
 
-    def block(self, context: NDArray[np.uint32]) -> Block:
-        """All that is stored after a context: with it any word is answered at once.
+    def stored_words(self, context: NDArray[np.uint32]) -> StoredWords:
+        """All that is stored after one context, with which `Block` answers any word.
 
-        Shapes  context (L,) uint32, most recent word last, L at most N - 1
-        Raises  QueryError  a context too long, an id out of range
+        Shapes  context (L,) uint32, most recent word last, L from 2 to N - 1
+        Trusts  ids below the vocabulary's size
         """
-        if len(context) >= self.order or (len(context) and context.max() >= self.low.view[WORDS]):
-            raise QueryError(
-                f"a context of {len(context)} words with ids up to {context.max(initial=0)}; "
-                f"{self.order - 1} words at most, ids below {self.low.view[WORDS]} are expected"
-            )
-        if len(context) < 2:
-            return Block.low_only(self.low, context)
         owner = int(self.manifest.slots[slots_of(context[-2:-1], context[-1:])[0]])
-        length = np.array([len(context)], np.uint8)
-        skip = np.zeros(1, np.uint32)
-        found = self.shards[owner].stored_words(
-            length, context, skip, self.manifest.vocabulary_size
-        )
-        return Block.make(self.low, context, found.log10_backoffs, found.words, found.answers)
+        length, skip = np.array([len(context)], np.uint8), np.zeros(1, np.uint32)
+        every = self.manifest.vocabulary_size
+        return self.shards[owner].stored_words(length, context, skip, every)
 
     def score_text(
         self, text: str | bytes, *, bos: bool = True, eos: bool = True
