@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dlm.client.asks import BlockPart
 from dlm.client.call import UNKNOWN
 from dlm.errors import ProtocolError
-from dlm.index.search.blocks import Block
+from dlm.index.search.blocks import ContextBlock
 from dlm.index.search.shard import LowOrders
 from dlm.ngram.query import FULL, Answers
 
@@ -108,7 +108,7 @@ class BlockFetch:
         """Rows whose servers do not know the call."""
         return [row for row, f in enumerate(self._fetched) if f.source == UNKNOWN]
 
-    def blocks(self, low: LowOrders, instead: dict[int, Answers]) -> list[Block]:
+    def blocks(self, low: LowOrders, instead: dict[int, Answers]) -> list[ContextBlock]:
         """The block of each row.
 
         Args
@@ -120,10 +120,10 @@ class BlockFetch:
             context = np.ascontiguousarray(self.contexts[row, width - int(self.lengths[row]) :])
             if row in instead:
                 every = np.arange(low.manifest.vocabulary_size, dtype=np.uint32)
-                block = Block.low_only(low, context)
-                block = Block(low, context, block.sums, every, instead[row])
+                block = ContextBlock.low_only(low, context)
+                block = ContextBlock(low, context, block.sums, every, instead[row])
             elif not fetched.parts:
-                block = Block.low_only(low, context, fetched.source)
+                block = ContextBlock.low_only(low, context, fetched.source)
             else:
                 parts = fetched.parts
                 words = (
@@ -132,8 +132,8 @@ class BlockFetch:
                     else np.concatenate([part.words for part in parts])
                 )
                 answers = joined([part.answers for part in parts])
-                block = Block.make(low, context, parts[0].log10_backoffs, words, answers)
+                block = ContextBlock.make(low, context, parts[0].log10_backoffs, words, answers)
                 if fetched.source != FULL:
-                    block = Block(low, context, block.sums, words, answers, fetched.source)
+                    block = ContextBlock(low, context, block.sums, words, answers, fetched.source)
             made.append(block)
         return made

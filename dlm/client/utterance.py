@@ -42,7 +42,7 @@ from dlm.errors import (
     QueryError,
     StaleShardSet,
 )
-from dlm.index.search.blocks import Block
+from dlm.index.search.blocks import ContextBlock
 from dlm.ngram.query import Answers
 from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes
 
@@ -198,7 +198,7 @@ class ContextBlocks:
 
     states: States
     _handle: _Handle
-    _blocks: tuple[Block, ...]
+    _blocks: tuple[ContextBlock, ...]
 
     def __len__(self) -> int:
         return len(self._blocks)

@@ -79,7 +79,7 @@ def warm_up(grams: LowGrams) -> None:
         call.succeed()
     result = call.future.result(0)
     kernels.next_states(contexts, counts, words, result.state_length)
-    block = blocks.Block.low_only(grams.low, contexts[0])
+    block = blocks.ContextBlock.low_only(grams.low, contexts[0])
     block.score(words)
     block.score_all()
 

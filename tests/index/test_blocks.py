@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dlm.index.check.decode import export_arpa
-from dlm.index.search.blocks import Block
+from dlm.index.search.blocks import ContextBlock
 from dlm.index.search.local import LocalModel
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.query import PARTIAL, Answers
@@ -41,13 +41,13 @@ def assert_oracles(
         assert getattr(answers, name).tolist() == [getattr(e, name) for e in expected], context
 
 
-def block_after(local: LocalModel, context: tuple[int, ...]) -> Block:
+def block_after(local: LocalModel, context: tuple[int, ...]) -> ContextBlock:
     """All that is stored after a context."""
     ids = np.array(context, np.uint32)
     if len(ids) < 2:
-        return Block.low_only(local.low, ids)
+        return ContextBlock.low_only(local.low, ids)
     found = local.stored_words(ids)
-    return Block.make(local.low, ids, found.log10_backoffs, found.words, found.answers)
+    return ContextBlock.make(local.low, ids, found.log10_backoffs, found.words, found.answers)
 
 
 def compare(model: PlainModel, folder: Path, shards: int, count: int, **options: Any) -> int:
@@ -149,7 +149,7 @@ def test_without_a_shard_a_block_is_the_model_of_order_2(tmp_path: Path) -> None
     local = LocalModel.open(build(model, tmp_path, 2))
     oracle = DictModel.from_arpa(tmp_path / "model.arpa")
     for context in contexts_of(oracle, 30):
-        block = Block.low_only(local.low, np.array(context, np.uint32), PARTIAL)
+        block = ContextBlock.low_only(local.low, np.array(context, np.uint32), PARTIAL)
         answers = block.score_all()
         expected = [oracle.score(context[-1:], w) for w in range(len(oracle.vocabulary))]
         bits = np.array([one.log10_prob for one in expected], np.float32)

@@ -20,7 +20,7 @@ KERNELS = (kernels.sum_backoffs, kernels.score_after, kernels.score_all_after)
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ContextBlock:
     """One context with all that is stored after it: any word's answer without a shard.
 
     Shapes
@@ -46,7 +46,7 @@ class Block:
         log10_backoffs: NDArray[np.float32],
         words: NDArray[np.uint32],
         answers: Answers,
-    ) -> Block:
+    ) -> ContextBlock:
         """From what a shard stores."""
         sums = np.empty((1, 2), np.float32)
         lengths = np.array([len(context)], np.uint8)
@@ -54,7 +54,9 @@ class Block:
         return cls(low, context, sums[0], words, answers)
 
     @classmethod
-    def low_only(cls, low: LowOrders, context: NDArray[np.uint32], source: int = FULL) -> Block:
+    def low_only(
+        cls, low: LowOrders, context: NDArray[np.uint32], source: int = FULL
+    ) -> ContextBlock:
         """Of a context after which nothing is stored, or (PARTIAL) nothing is known to be."""
         known = context[-1:] if source == PARTIAL else context
         more = np.zeros(max(len(known) - 2, 0), np.float32)

@@ -100,7 +100,7 @@ class LocalModel(ShardSet):
         return answers
 
     def stored_words(self, context: NDArray[np.uint32]) -> StoredWords:
-        """All that is stored after one context, with which `Block` answers any word.
+        """All that is stored after one context, with which `ContextBlock` answers any word.
 
         Shapes  context (L,) uint32, most recent word last, L from 2 to N - 1
         Trusts  ids below the vocabulary's size
