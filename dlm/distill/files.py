@@ -148,7 +148,13 @@ def _read(request: DistillRequest, tell: Tell) -> _Inputs:
     elif request.kind == "object":
         inputs.source = load_object(request.source)
         what = f"the source {request.source}"
-        record = _record(what, getattr(inputs.source, "record", None), request.public)
+        own = getattr(inputs.source, "record", None)
+        if not isinstance(own, Provenance | None):
+            raise ConfigError(
+                f"the record of {request.source} is a {type(own).__name__}; expected a Provenance "
+                "(dlm.federated.provenance), or None"
+            )
+        record = _record(what, own, request.public)
         inputs.facts.append({"name": request.source, "as": "object"})
         inputs.comments[what] = [record.line]
     else:

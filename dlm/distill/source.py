@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.distill.user_code import UserSource, user_code
 from dlm.errors import ConfigError, SourceError
 from dlm.ngram.vocab import (
     BEGIN_SENTENCE,
@@ -100,14 +102,14 @@ class SourceReader:
         source  its ids are its own; `ids` and `own_ids` map
         name    for errors
     Raises
-        ConfigError  words that are none, or stand twice; no begin, no end
+        ConfigError  words that are none, or stand twice, or have no order; no begin, no end
         SourceError  what it says of the begin of a sentence is no distribution of these words
     """
 
     def __init__(self, source: Source, name: str) -> None:
         self.source, self.name = source, name
         given = source.vocabulary
-        words = list(given.words if isinstance(given, Vocabulary) else map(as_bytes, given))
+        words = list(given.words) if isinstance(given, Vocabulary) else _words(given, name)
         begin, end = (
             _mark(source, words, attribute, mark, name)
             for attribute, mark in (("begin_id", BEGIN_SENTENCE), ("end_id", END_SENTENCE))
@@ -157,7 +159,7 @@ class SourceReader:
     def histories(self, places: int) -> Histories:
         """The source's own, or those that ask `log_probs` for each history anew."""
         own = getattr(self.source, "histories", None)
-        return PrefixHistories(self, places) if own is None else own(places)
+        return PrefixHistories(self, places) if own is None else OwnHistories(self, own(places))
 
     def distributions(
         self, prefixes: NDArray[np.uint32], lengths: NDArray[np.int32]
@@ -173,7 +175,13 @@ class SourceReader:
                 f"prefixes; expected {(len(prefixes), self._size)}, a column for each word of its "
                 "vocabulary"
             )
-        probs = np.exp(given.astype(np.float32, copy=False))
+        if given.dtype.kind not in "fiu":
+            raise SourceError(
+                f"log_probs of {self.name} returned {given.dtype}; expected natural logarithms in "
+                "float32"
+            )
+        with np.errstate(over="ignore"):  # +inf, which is refused below
+            probs = np.exp(given.astype(np.float32, copy=False))
         check_distributions(probs, self.name)
         found: NDArray[np.float32] = probs[:, self._columns] * self._predicted
         total = found.sum(axis=1, dtype=np.float64)
@@ -201,6 +209,45 @@ class SourceReader:
             given, _ = self.histories(1).advance(begin, np.zeros(1, np.int64))
             check_distributions(given, self.name)
         return given.reshape(-1)
+
+
+class OwnHistories:
+    """Those that a source makes itself, whose answers are checked.
+
+    Raises
+        SourceError  other shapes or types; something is given to `<s>`
+    """
+
+    def __init__(self, reader: SourceReader, own: Histories) -> None:
+        self._own, self._name = own, reader.name
+        self._words, self._begin = len(reader.vocabulary), reader.vocabulary.begin_id
+
+    def advance(
+        self, words: NDArray[np.uint32], places: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """As `Histories` has it."""
+        given, entropy = self._own.advance(words, places)
+        found = f"{given.dtype} {given.shape} and {entropy.dtype} {entropy.shape}"
+        wanted = f"float32 {(len(places), self._words)} and float32 {(len(places),)}"
+        if found != wanted:
+            raise SourceError(
+                f"histories of {self._name} gave {found}; expected {wanted}: of each place what "
+                "every word gets, by the ids of a model (SourceReader.vocabulary), and its entropy"
+            )
+        if given[:, self._begin].any():
+            raise SourceError(
+                f"histories of {self._name} give a probability to <s>, which never follows "
+                "anything; expected 0"
+            )
+        return given, entropy
+
+    def arrays(self) -> list[NDArray[Any]]:
+        """As `Histories` has it."""
+        return self._own.arrays()
+
+    def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
+        """As `Histories` has it."""
+        self._own.restore(arrays)
 
 
 class PrefixHistories:
@@ -236,11 +283,15 @@ class PrefixHistories:
 
 
 def check_distributions(given: NDArray[np.floating[Any]], name: str) -> None:
-    """Passes where each row sums to 1.
+    """Passes where each row sums to 1, and nothing in it is below 0.
 
     Raises
         SourceError  the first that does not, or holds NaN
     """
+    if given.size and given.min() < 0:  # not so of NaN, which the sum has
+        raise SourceError(
+            f"{name} gives a probability of {given.min():.6g}; expected 0 to 1, and no logarithms"
+        )
     total = given.sum(axis=1, dtype=np.float64)
     good = np.abs(total - 1) <= SUM_TOLERANCE
     if good.all():
@@ -270,28 +321,32 @@ def load_object(name: str) -> Source:
 
     Raises
         ConfigError  there is no such module or object, or it has no `log_probs`
+        SourceError  its code raises, here or when it is asked later
     """
     module, _, attribute = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as exc:
-        raise ConfigError(
-            f"{name}: there is no module {exc.name}; run the command in its folder, or set "
-            "PYTHONPATH"
-        ) from exc
+    with user_code(f"import of {module}"):
+        try:
+            found: Any = importlib.import_module(module)
+        except ModuleNotFoundError as exc:
+            raise ConfigError(
+                f"{name}: there is no module {exc.name}; run the command in its folder, or set "
+                "PYTHONPATH"
+            ) from exc
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise ConfigError(f"{name}: {found.__name__} has no {part}")
+            kind = getattr(found, "__name__", type(found).__name__)
+            raise ConfigError(f"{name}: {kind} has no {part}")
         found = getattr(found, part)
     if isinstance(found, type) or (callable(found) and not hasattr(found, "log_probs")):
-        found = found()
+        with user_code(name):
+            found = found()
     for wanted in ("vocabulary", "log_probs"):
         if not hasattr(found, wanted):
             raise ConfigError(
                 f"{name} is {type(found).__name__}, which has no {wanted}; dlm.distill.source."
                 "Source says what a source needs"
             )
-    source: Source = found
+    source: Source = UserSource(found, name)
     return source
 
 
@@ -299,17 +354,35 @@ def _mark(source: Source, words: list[bytes], attribute: str, mark: bytes, name:
     """The source's id of a mark of a sentence."""
     given = getattr(source, attribute, None)
     if given is not None:
-        if not 0 <= int(given) < len(words):
+        try:
+            place = operator.index(given)
+        except TypeError:
+            place = -1
+        if not 0 <= place < len(words):
             raise ConfigError(
-                f"{attribute} of {name} is {given}; its vocabulary has {len(words):,} words"
+                f"{attribute} of {name} is {given!r}; expected an id, 0 to {len(words) - 1:,}: its "
+                f"vocabulary has {len(words):,} words"
             )
-        return int(given)
+        return place
     if mark not in words:
         raise ConfigError(
             f"the vocabulary of {name} has no {as_text(mark)}, without which sentences do not "
             f"{'begin' if attribute == 'begin_id' else 'end'}; add it, or set {attribute}"
         )
     return words.index(mark)
+
+
+def _words(given: Any, name: str) -> list[bytes]:
+    """The word of each id; not of what has another order than ids, such as a tokenizer's dict."""
+    is_listed = hasattr(given, "__iter__") and not isinstance(given, Mapping | Set | str | bytes)
+    words = list(given) if is_listed else []
+    if not words or not all(isinstance(word, str | bytes) for word in words):
+        what = f"{type(given).__name__} of {type(words[0]).__name__}" if words else repr(given)
+        raise ConfigError(
+            f"the vocabulary of {name} is {what[:60]}; expected a list of str or bytes, the word "
+            "of each column of log_probs (of a dict of ids: sorted(ids, key=ids.get))"
+        )
+    return list(map(as_bytes, words))
 
 
 def _check_words(words: list[bytes], name: str) -> None:

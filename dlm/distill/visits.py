@@ -242,16 +242,23 @@ def source_sentences(
     for block, first in enumerate(range(0, samples, BLOCK)):
         wanted = min(BLOCK, samples - first)
         number = int(np.random.SeedSequence([*seed, block]).generate_state(1)[0])
-        said = list(reader.source.sample(number, wanted))  # type: ignore[attr-defined]
+        given = reader.source.sample(number, wanted)  # type: ignore[attr-defined]
+        said = list(given) if hasattr(given, "__iter__") else []
         if len(said) != wanted:
             raise SourceError(
                 f"sample of {reader.name} returned {len(said)} sentences; {wanted} were asked for"
             )
-        yield [_own(reader, np.asarray(line, np.int64)) for line in said]
+        yield [_own(reader, np.asarray(line)) for line in said]
 
 
-def _own(reader: SourceReader, line: NDArray[np.int64]) -> NDArray[np.uint32]:
+def _own(reader: SourceReader, line: NDArray[Any]) -> NDArray[np.uint32]:
     """The ids of a sentence, as ours."""
+    if line.ndim != 1 or (len(line) and line.dtype.kind not in "iu"):
+        raise SourceError(
+            f"sample of {reader.name} returned a sentence of {line.dtype} {line.shape}; expected "
+            "a list of ids"
+        )
+    line = line.astype(np.int64)
     if len(line) and not (line.min() >= 0 and line.max() < len(reader.ids)):
         raise SourceError(f"sample of {reader.name} returned ids outside of its vocabulary")
     ids: NDArray[np.uint32] = reader.ids[line]

@@ -30,6 +30,10 @@ class Model:
         return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)) + self.shift
 def wrong():
     return Model(1.0)
+def claiming():
+    model = Model()
+    model.record = "public"
+    return model
 """
 
 
@@ -85,6 +89,11 @@ def test_what_is_no_distribution_is_refused_before_the_topology_is_counted(home:
     done = dlm("distill", "my_source:Model", "--topology", "top.arpa", "-o", "out.arpa")
     assert isinstance(done.exception, ConfigError)
     assert "a Python object, which is sampled" in str(done.exception)
+    done = dlm(
+        "distill", "my_source:claiming", "--topology", "top.arpa", "-o", "out.arpa", "--samples", 9
+    )
+    assert isinstance(done.exception, ConfigError)
+    assert "the record of my_source:claiming is a str" in str(done.exception)
     assert not (home / "out.arpa").exists()
 
 

@@ -17,6 +17,7 @@ from dlm.distill.source import (
     is_object_name,
     load_object,
 )
+from dlm.distill.user_code import UserSource
 from dlm.errors import ConfigError, SourceError
 from dlm.ngram.vocab import Vocabulary
 
@@ -62,7 +63,16 @@ def test_words_are_numbered_as_those_of_models() -> None:
         (Fixed(["<s>", "</s>"], [0.0, -np.inf]), SourceError, "all probability to the word that"),
         (Fixed(["x", "a", "b"]), ConfigError, "no </s>.*set end_id"),
         (Fixed(["x", "a", "</s>"], begin_id=None), ConfigError, "no <s>.*set begin_id"),
-        (Fixed(end_id=3), ConfigError, "end_id of it is 3; its vocabulary has 3"),
+        (Fixed(end_id=3), ConfigError, "end_id of it is 3; expected an id, 0 to 2"),
+        (Fixed(begin_id="<s>"), ConfigError, "begin_id of it is '<s>'; expected an id"),
+        (Fixed(end_id=0.5), ConfigError, "end_id of it is 0.5; expected an id"),
+        (Fixed({"</s>": 0, "a": 2, "b": 1}), ConfigError, r"expected a list.*sorted\(ids, key"),
+        (Fixed("ab"), ConfigError, "is 'ab'; expected a list"),
+        (Fixed(None), ConfigError, "is None; expected a list"),
+        (Fixed([]), ConfigError, r"is \[\]; expected a list"),
+        (Fixed([0, 1, 2]), ConfigError, "is list of int; expected a list"),
+        (Fixed(ln=LN.astype(complex)), SourceError, "returned complex128"),
+        (Fixed(ln=["x", "y", "z"]), SourceError, "returned <U1"),
         (Fixed(["</s>", "a", "a"]), ConfigError, "twice"),
         (Fixed(["</s>", "a", "b c"]), ConfigError, "'b c', which is not a word"),
         (Fixed(["</s>", "a", ""]), ConfigError, "'', which is not a word"),
@@ -88,6 +98,73 @@ def test_a_row_that_goes_wrong_later_ends_the_run(tmp_path: Path) -> None:
     _, topology, _ = a_source(1, tmp_path, words="ab")
     with pytest.raises(SourceError, match="NaN"):
         distill_samples(Later(), topology, samples=50)
+
+
+class Told:
+    """Histories that say the same of all."""
+
+    def __init__(self, given: Any, entropy: Any = 0.0, kind: Any = np.float32) -> None:
+        self.given, self.entropy, self.kind = given, entropy, kind
+
+    def __call__(self, places: int) -> Told:
+        return self
+
+    def advance(self, words: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `Histories` has it."""
+        given = np.tile(np.array(self.given, self.kind), (len(places), 1))
+        return given, np.full(len(places), self.entropy, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"histories": Told([0.5, 0.5])}, r"gave float32 \(1, 2\).*expected float32 \(1, 5\)"),
+        ({"histories": Told([0, 0.5, 0.5, 0, 0], kind=np.float64)}, "gave float64"),
+        ({"histories": Told([0, 0.5, 0, 0, 0.5])}, "give a probability to <s>"),
+        ({"histories": Told([0, 2, -1, 0, 0])}, "gives a probability of -1"),
+        ({"sample": lambda seed, n: None}, "returned 0 sentences"),
+        ({"sample": lambda seed, n: ["ab"] * n}, r"a sentence of <U2 \(\)"),
+        ({"sample": lambda seed, n: [[1.5]] * n}, "a sentence of float64"),
+        ({"visits": lambda samples, seed: [1, 2]}, "visits of it gave a int"),
+    ],
+)
+def test_what_a_source_says_in_its_own_way_is_checked(
+    tmp_path: Path, more: dict[str, Any], said: str
+) -> None:
+    """Shapes, types and bounds: compiled code takes them as they are."""
+    _, topology, _ = a_source(1, tmp_path, words="ab")
+    with pytest.raises(SourceError, match=said):
+        distill_samples(UserSource(Fixed(**more), "it"), topology, samples=1)
+
+
+def test_what_a_users_code_raises_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At import, when it is made, and when it is asked; an exit is no end in silence."""
+    monkeypatch.syspath_prepend(tmp_path)
+    lines = [
+        "class Model:",
+        "    vocabulary, begin_id, end_id = ['</s>', 'a'], 0, 0",
+        "    def log_probs(self, prefixes, lengths): raise RuntimeError('out of memory')",
+        "def make(): raise KeyError('weights')",
+    ]
+    (tmp_path / "raising.py").write_text("\n".join(lines))
+    (tmp_path / "ending.py").write_text("raise SystemExit(0)")
+    (tmp_path / "broken.py").write_text("def f(:")
+    for name, said, place in (
+        ("raising:make", "raising:make raised KeyError: 'weights'", "raising.py, line 4, make"),
+        ("ending:f", "import of ending raised SystemExit", "ending.py, line 1"),
+        ("broken:f", "import of broken raised SyntaxError.*broken.py, line 1", ""),
+    ):
+        with pytest.raises(SourceError, match=said) as raised:
+            load_object(name)
+        notes = "".join(getattr(raised.value, "__notes__", []))
+        assert place in notes
+    source = load_object("raising:Model")
+    assert not hasattr(source, "sample")
+    with pytest.raises(SourceError, match="log_probs of raising:Model raised RuntimeError") as met:
+        SourceReader(source, "it")
+    assert "raising.py, line 3, log_probs" in met.value.__notes__[0]
 
 
 def test_prefixes_are_those_of_each_place(tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""A user's own model is called here: what its code raises is told with the place.
+
+source = UserSource(my_model, "my_model:MyModel")      # a `source.Source` as it is one
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.distill.count import Visit, WordMass
+from dlm.errors import DlmError, SourceError
+
+
+@contextmanager
+def user_code(what: str) -> Iterator[None]:
+    """Makes what a user's code raises, or an end of the interpreter there, a `SourceError`.
+
+    Args
+        what  is called, as "log_probs of my_model:MyModel"
+    """
+    try:
+        yield
+    except DlmError:
+        raise
+    except (Exception, SystemExit) as exc:
+        error = SourceError(f"{what} raised {type(exc).__name__}: {exc}")
+        for frame in _places(exc)[-1:]:
+            error.add_note(f"in {frame.filename}, line {frame.lineno}, {frame.name}")
+        raise error from exc
+
+
+def _places(exc: BaseException) -> list[traceback.FrameSummary]:
+    """Where it was raised, innermost last: in code of no installed package, if in any such."""
+    ours = str(Path(__file__).parents[1])
+    libraries = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    frames = [f for f in traceback.extract_tb(exc.__traceback__) if f.filename[:1] != "<"]
+    theirs = [f for f in frames if not f.filename.startswith(ours)]
+    return [f for f in theirs if not f.filename.startswith(libraries)] or theirs
+
+
+class UserSource:
+    """A user's object, with those attributes that it has.
+
+    Args
+        source  of the protocol `source.Source`
+        name    for errors
+    Raises
+        SourceError  its code raises when it is called
+    """
+
+    def __init__(self, source: Any, name: str) -> None:
+        self._source, self._name = source, name
+
+    def __getattr__(self, attribute: str) -> Any:
+        what = f"{attribute} of {self._name}"
+        with user_code(what):
+            is_there = not attribute.startswith("_") and hasattr(self._source, attribute)
+            found = getattr(self._source, attribute) if is_there else None
+        if not is_there:
+            raise AttributeError(f"{self._name} has no {attribute}")
+        if attribute not in ("log_probs", "sample", "histories", "visits"):
+            return found
+
+        def call(*arguments: Any) -> Any:
+            with user_code(what):
+                given = found(*arguments)
+                # Of a tensor, whose package may refuse to be asked for an array.
+                return np.asarray(given) if attribute == "log_probs" else given
+
+        if attribute == "histories":
+            return lambda places: UserHistories(call(places), what)
+        return _visits(call, what) if attribute == "visits" else call
+
+
+def _visits(call: Callable[..., Any], what: str) -> Callable[..., Iterator[Visit | WordMass]]:
+    def visits(samples: int, seed: int) -> Iterator[Visit | WordMass]:
+        given = call(samples, seed)
+        with user_code(what):
+            each = iter(given)
+        while True:
+            with user_code(what):
+                visit = next(each, None)
+            if visit is None:
+                return
+            if not isinstance(visit, Visit | WordMass):
+                raise SourceError(
+                    f"{what} gave a {type(visit).__name__}; expected dlm.distill.count.Visit"
+                )
+            yield visit
+
+    return visits
+
+
+class UserHistories:
+    """The `source.Histories` of a user's object."""
+
+    def __init__(self, histories: Any, what: str) -> None:
+        self._histories, self._what = histories, what
+
+    def advance(
+        self, words: NDArray[np.uint32], places: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """As `Histories` has it."""
+        with user_code(self._what):
+            given, entropy = self._histories.advance(words, places)
+            return np.asarray(given), np.asarray(entropy)
+
+    def arrays(self) -> list[NDArray[Any]]:
+        """As `Histories` has it."""
+        with user_code(self._what):
+            return [np.asarray(array) for array in self._histories.arrays()]
+
+    def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
+        """As `Histories` has it."""
+        with user_code(self._what):
+            self._histories.restore(arrays)
