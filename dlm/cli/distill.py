@@ -134,7 +134,7 @@ def distill(
     check_reads("--capitalize", capitalize, folders=True)
     check_reads("--unigrams", unigrams)
     check_reads("--counts", *request.counts, folders=True)
-    check_writes("--output", output)
+    check_writes("--output", output, arpa=True)
     check_folder("--work", work, made=True)
     made = distill_files(request, progress=stage_printer(quiet=quiet))
     if made is None:

@@ -107,7 +107,7 @@ def estimate(
     check_folder("--tmp", tmp)
     if engine is EngineName.LOCAL:
         check_reads("TEXT", *text)
-        check_writes("--output", output, stdout=True)
+        check_writes("--output", output, stdout=True, arpa=True)
     else:  # a path without a scheme may be of Spark's own file system
         check_reads("TEXT", *(one for one in text if one.startswith(("/", "./", "../"))))
     settings = EstimationSettings(

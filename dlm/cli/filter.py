@@ -77,7 +77,7 @@ def filter_(
         )
     check_reads("MODEL", model, folders=True)
     check_reads("--vocab", vocab)
-    check_writes("--output", output)
+    check_writes("--output", output, arpa=True)
     check_folder("--tmp", tmp)
     words = read_words(vocab)
     if not renormalise:

@@ -223,7 +223,5 @@ def export(
         output = None
     if output is not None and output.exists() and not force:
         raise ConfigError(f"{output} exists; give another --output, or --force to replace it")
-    if output is not None and output.suffix in (".bz2", ".lz4", ".lzma", ".zip", ".7z", ".Z"):
-        raise ConfigError(f"{output}: .gz, .zst and .xz can be written, not {output.suffix}")
-    check_writes("--output", output)
+    check_writes("--output", output, arpa=True)
     export_arpa(directory, sys.stdout.buffer if output is None else output)

@@ -87,7 +87,7 @@ def merge(
         raise ConfigError(f"--threads {threads}: give 1 or more")
     check_reads("MODEL", *models, folders=True)
     check_reads("--tune", tune)
-    check_writes("--output", output)
+    check_writes("--output", output, arpa=True)
     counts = []
     for model in models:
         with ArpaReader(model) as reader:

@@ -31,8 +31,17 @@ def check_reads(
             raise ConfigError(f"{name}: {place} may not be read by this user")
 
 
+# Compressed files of kinds that are read here, or elsewhere, and that no ARPA file is written as.
+NOT_WRITTEN = (".bz2", ".lz4", ".lzma", ".zip", ".7z", ".Z")
+
+
 def check_writes(
-    name: str, path: Path | str | None, *, folder: bool = False, stdout: bool = False
+    name: str,
+    path: Path | str | None,
+    *,
+    folder: bool = False,
+    stdout: bool = False,
+    arpa: bool = False,
 ) -> None:
     """Raises `ConfigError` unless a file can be put at `path`; None stands for no file.
 
@@ -40,6 +49,7 @@ def check_writes(
         folder  whether it will be a folder, whose parents are made
         stdout  whether `-` stands for standard output; else it is refused, since nobody wants a
                 file of that name
+        arpa    whether it will be an ARPA file, whose name says how it is compressed
     """
     if path is None or (stdout and str(path) == "-"):
         return
@@ -49,6 +59,10 @@ def check_writes(
             f"a {'folder' if folder else 'file'}"
         )
     place = Path(path)
+    if arpa and place.suffix in NOT_WRITTEN:
+        raise ConfigError(
+            f"{name}: {place}: .gz, .zst and .xz can be written, and plain text, not {place.suffix}"
+        )
     if place.is_dir() and not folder:
         raise ConfigError(f"{name}: {place} is a folder; name a file in it")
     check_folder(name, place.absolute().parent, made=folder)

@@ -73,7 +73,7 @@ def prune(
 
     check_reads("MODEL", model, folders=True)
     check_reads("--history", history, folders=True)
-    check_writes("--output", output)
+    check_writes("--output", output, arpa=True)
     check_folder("--tmp", tmp)
     reader = None if text is None else open_text([text], skip, column)
     done = prune_file(

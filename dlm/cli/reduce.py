@@ -32,7 +32,7 @@ def reduce(
     from dlm.resources import available_bytes, parse_size
 
     check_reads("MODEL", model, folders=True)
-    check_writes("--output", output)
+    check_writes("--output", output, arpa=True)
     about = {
         "method": "lower orders as they are",
         "order": order,

@@ -82,7 +82,8 @@ class Sampling:
     def __post_init__(self) -> None:
         place, parts = self.part
         if not 1 <= place <= parts:
-            raise ConfigError(f"part {place} of {parts}; give one of 1/{parts} to {parts}/{parts}")
+            most = max(parts, 1)
+            raise ConfigError(f"part {place} of {parts}; give one of 1/{most} to {most}/{most}")
         if self.text is not None:
             if self.samples:
                 raise ConfigError("both samples and a text were given; give one of them")

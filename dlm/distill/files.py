@@ -125,7 +125,7 @@ def _check_memory(request: DistillRequest, limit: int) -> None:
     needed = sum(2 * model_bytes(count) + 130 * sum(count) for count in counts)
     if needed > limit:
         raise ConfigError(
-            f"{' and '.join(map(str, paths))} have {sum(map(sum, counts)):,} n-grams, which take "
+            f"{' and '.join(map(str, paths))}: {sum(map(sum, counts)):,} n-grams, which take "
             f"about {needed:,} bytes to distill, and the limit is {limit:,}; raise --memory, or "
             "prune them first"
         )

@@ -60,14 +60,7 @@ def infer_topology(
         ConfigError   an order that is none; fewer n-grams than words
     """
     tell = progress or (lambda _: None)
-    if not 1 <= order <= MOST_ORDER:
-        raise ConfigError(f"order {order} of an inferred topology; give 1 to {MOST_ORDER}")
-    words = len(vocabulary) - (not vocabulary.unk_in_model)
-    if ngrams is not None and ngrams < words:
-        raise ConfigError(
-            f"a topology of {ngrams:,} n-grams: the {words:,} words of the source alone are more; "
-            "give a larger number"
-        )
+    words = check_inferred(vocabulary, order, ngrams)
     with scratch_folder(scratch, "inferred") as folder:
         text, arpa = folder / "sentences", folder / "model.arpa"
         # Words are written as their ids: any bytes may be in a word, and <unk> is one like others.
@@ -98,6 +91,23 @@ def infer_topology(
     )
     sections = [own[columns.ids] for columns in model.orders[1:]]
     return closed(_topology(vocabulary, sections), threads)
+
+
+def check_inferred(vocabulary: Vocabulary, order: int, ngrams: int | None) -> int:
+    """Passes where a topology can be inferred so; returns the words that it will have.
+
+    Raises
+        ConfigError  as `infer_topology`
+    """
+    if not 1 <= order <= MOST_ORDER:
+        raise ConfigError(f"order {order} of an inferred topology; give 1 to {MOST_ORDER}")
+    words = len(vocabulary) - (not vocabulary.unk_in_model)
+    if ngrams is not None and ngrams < words:
+        raise ConfigError(
+            f"a topology of {ngrams:,} n-grams: the {words:,} words of the source alone are more; "
+            "give a larger number"
+        )
+    return words
 
 
 def _topology(vocabulary: Vocabulary, sections: list[NDArray[np.uint32]]) -> ModelColumns:

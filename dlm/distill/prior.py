@@ -6,6 +6,7 @@ is added to a context's own problem alone: what longer contexts back off to it s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,6 +92,6 @@ def as_backed_off(
 
 
 def check_visits(visits: float) -> None:
-    """Raises `ConfigError` for fewer than 0."""
-    if not visits >= 0:
+    """Raises `ConfigError` for fewer than 0, and for what is no number."""
+    if not 0 <= visits < math.inf:
         raise ConfigError(f"a prior of {visits}; give 0 or more visits")

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlm.distill.infer import MOST_ORDER
+from dlm.distill.prior import check_visits
 from dlm.distill.source import is_object_name
 from dlm.distill.unigrams import check_weight
 from dlm.errors import ConfigError
 from dlm.federated.run_folder import CHECKPOINT
 
 SELF = "self"
+MOST_SAMPLES = 1e15
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,15 @@ class DistillRequest:
             raise ConfigError(f"--threads {self.threads}; give 1 or more")
         if self.capitalize is not None and self.kind != "network":
             raise ConfigError("--capitalize is for a network; an ARPA file has its spellings")
+        if not self.source:
+            raise ConfigError(
+                "SOURCE is empty; give an ARPA file, a run of dlm federate, or module:factory"
+            )
         check_weight(self.unigram_weight)
+        if self.prior is not None:
+            check_visits(self.prior)
+        if self.seed < 0:
+            raise ConfigError(f"--seed {self.seed}; give 0 or more")
         self._check_sentences()
         self._check_topology()
         self._check_output()
@@ -96,8 +107,10 @@ class DistillRequest:
     def _check_sentences(self) -> None:
         if sum((self.samples is not None, self.text is not None, bool(self.counts))) > 1:
             raise ConfigError("give one of --samples, --text and --counts")
-        if self.samples is not None and self.samples < 1:
-            raise ConfigError(f"--samples {self.samples:g}; take 1 or more")
+        if self.samples is not None and not 1 <= self.samples <= MOST_SAMPLES:
+            raise ConfigError(
+                f"--samples {self.samples:g}; give a number of sentences, 1 to {MOST_SAMPLES:g}"
+            )
         if self.kind != "model" and self.samples is None and not (self.text or self.counts):
             what = "a network" if self.kind == "network" else "a Python object"
             raise ConfigError(
@@ -105,6 +118,13 @@ class DistillRequest:
             )
 
     def _check_topology(self) -> None:
+        if not self.topology or self.topology == f"{SELF}+":
+            raise ConfigError(
+                f"--topology {self.topology or 'is empty'}: no file is named; give an ARPA file, "
+                f"{SELF}, or {SELF}+FILE"
+            )
+        if self.infers and not 1 <= self.order <= MOST_ORDER:
+            raise ConfigError(f"--order {self.order} of --topology self; give 1 to {MOST_ORDER}")
         if not self.infers and (self.ngrams is not None or self.interpolated):
             raise ConfigError(
                 "--ngrams and --interpolated go with --topology self; dlm prune makes a given "

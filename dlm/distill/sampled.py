@@ -20,7 +20,7 @@ from dlm.distill.counting import (
     check_backoff_source,
 )
 from dlm.distill.fit import DistilledModel, FitResult, evaluate_model, fit
-from dlm.distill.infer import infer_topology, interpolate
+from dlm.distill.infer import check_inferred, infer_topology, interpolate
 from dlm.distill.prior import Prior, as_backed_off
 from dlm.distill.sentences import SentenceCollection, collect_from, collect_from_backoff
 from dlm.distill.source import Source, SourceReader
@@ -273,6 +273,9 @@ def distill_inferred(
             "a topology is inferred from all samples in one place: distill once without parts or "
             "text, and give the n-grams of that model as the topology of what follows"
         )
+    # What is wrong is found before anything is sampled.
+    check_inferred(source.vocabulary, inference.order, inference.ngrams)
+    part = None if external is None else restricted(external, source.vocabulary)
     said = collect_sentences(source, sampling, folder=folder, progress=progress)
     own = infer_topology(
         said, source.vocabulary, inference.order, ngrams=inference.ngrams, scratch=scratch,
@@ -289,10 +292,9 @@ def distill_inferred(
             progress=progress,
         )
 
-    if external is None:
+    if part is None:
         counts, entropy = count_source(source, own, sampling, folder=folder, progress=progress)
         return _distilled(fitted(own, counts), counts, entropy)
-    part = restricted(external, source.vocabulary)
     theirs = closed(part.model, threads)
     whole = united([own, theirs], threads)
     counts, entropy = count_source(source, whole, sampling, folder=folder, progress=progress)

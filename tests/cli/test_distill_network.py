@@ -257,7 +257,7 @@ def test_what_has_no_record_among_the_inputs_leaves_no_guarantee(home: Path) -> 
         ([], "give --samples"),
         (["--samples", "5", "--unigram-weight", "0"], "over 0 and at most 1"),
         (["--samples", "5", "--capitalize", "none.arpa"], "none.arpa"),
-        (["--samples", "0"], "take 1 or more"),
+        (["--samples", "0"], "1 to 1e+15"),
         (["--samples", "5", "--prior", "-1"], "0 or more"),
     ],
 )

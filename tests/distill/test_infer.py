@@ -134,6 +134,23 @@ def test_another_models_n_grams_supplement_them(tmp_path: Path) -> None:
             distill_inferred(source, Inference(), wrong)
 
 
+def test_what_cannot_be_inferred_is_refused_before_anything_is_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sampling takes hours; a wrong order, size or topology is known at once."""
+    _, columns, _ = a_source(4, tmp_path)
+    _, foreign, _ = a_source(5, tmp_path, words="xyz")
+    source = SampledSource(columns)
+    monkeypatch.setattr(source, "collection", lambda sampling: pytest.fail("sampled"))
+    for inference, external, said in (
+        (Inference(6), None, "order 6"),
+        (Inference(3, 2), None, "give a larger number"),
+        (Inference(3), foreign, "none of the 3 words of the topology"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            distill_inferred(source, inference, Sampling(9), external=external)
+
+
 def test_an_interpolation_lies_between_its_models(tmp_path: Path) -> None:
     """Each n-gram of either has the mean of both probabilities."""
     _, one, _ = a_source(6, tmp_path, missing_suffixes=False)
