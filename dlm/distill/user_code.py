@@ -80,14 +80,17 @@ class UserSource:
         return _visits(call, what) if attribute == "visits" else call
 
 
-def _visits(call: Callable[..., Any], what: str) -> Callable[..., Iterator[Visit | WordMass]]:
-    def visits(samples: int, seed: int) -> Iterator[Visit | WordMass]:
+def _visits(call: Callable[..., Any], what: str) -> Callable[..., Any]:
+    def visits(samples: int, seed: int) -> Any:
         given = call(samples, seed)
+        return given if hasattr(given, "restore") else each(given)
+
+    def each(given: Any) -> Iterator[Visit | WordMass]:
         with user_code(what):
-            each = iter(given)
+            rest = iter(given)
         while True:
             with user_code(what):
-                visit = next(each, None)
+                visit = next(rest, None)
             if visit is None:
                 return
             if not isinstance(visit, Visit | WordMass):
