@@ -7,6 +7,7 @@
     ├── FormatError            a file is not what it should be
     │   ├── ArpaError          ... an ARPA file
     │   ├── ShardFormatError   ... a shard set, its manifest or one of its files
+    │   ├── LatticeError       ... a lattice, or an n-best list
     │   ├── TextError          ... text: a faulty line, or a stream that does not decompress
     │   └── SpillError         ... a sorted run, which a sort writes where memory is short
     ├── EstimationError        a model cannot be estimated from these counts, or from this text
@@ -88,6 +89,19 @@ class ShardFormatError(FormatError):
 
 class SpillError(FormatError):
     """A sorted run on disk is damaged or incomplete: the working folder, not a model, is lost."""
+
+
+class LatticeError(FormatError):
+    """A lattice or an n-best list is malformed.
+
+    `line` is 1-based; `path` and `line` are None where they do not apply.
+    """
+
+    def __init__(self, message: str, *, path: str | None = None, line: int | None = None) -> None:
+        self.path = path
+        self.line = line
+        place = [*([] if path is None else [path]), *([] if line is None else [f"line {line}"])]
+        super().__init__(f"{', '.join(place)}: {message}" if place else message)
 
 
 class EstimationError(DlmError):

@@ -1,0 +1,341 @@
+"""A word lattice: what a decoder still held likely, as a graph whose paths are sentences.
+
+    lattice = read_slf("a.slf")
+    lattice.oracle(["the", "man"]).errors      # word errors of the path nearest to a reference
+
+Readers make lattices with `LatticeDraft`, which checks them and brings them into one form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import LatticeError
+
+# Labels that are not words: what stands for nothing, and the marks of a sentence and of silence.
+NON_WORDS = frozenset(
+    {"", "<eps>", "<s>", "</s>", "<sil>", "!NULL", "!SENT_START", "!SENT_END", "!SIL"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """How the scores of a path add up, in natural logarithms.
+
+    total = acoustic * (acoustic scores) + lm * (language model scores) + word_penalty * (words)
+    """
+
+    acoustic: float = 1.0
+    lm: float = 1.0
+    word_penalty: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OraclePath:
+    """The path of a lattice that is nearest to a reference.
+
+    errors  substitutions, insertions and deletions between the two; the fewest of any path
+    words   of the path
+    """
+
+    errors: int
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Lattice:
+    """Words between points in time, with their scores.
+
+    Shapes
+        sources   (A,)  int32    node that an arc leaves; ascending
+        targets   (A,)  int32    node that it reaches; above its source
+        labels    A     str      what stands on the arc; "" where nothing does
+        is_word   (A,)  bool     whether the label is a word, and not a mark or silence
+        acoustic  (A,)  float64  log-likelihood of the sound, natural logarithm, not scaled
+        lm        (A,)  float64  the same of the language model; all zero where it is not known
+        times     (N,)  float64  seconds from the start of the utterance; nan where not known
+        details   A     str      what else the file says of an arc, kept for writing; mostly ""
+    Guarantees
+        nodes are in topological order; node 0 begins every path, the last one ends it, and every
+        node lies on a path. No arc into the last node carries a word: such arcs are the ends of
+        sentences, and a rescored lattice has log P(</s>) in their `lm`.
+    """
+
+    id: str
+    sources: NDArray[np.int32]
+    targets: NDArray[np.int32]
+    labels: tuple[str, ...]
+    is_word: NDArray[np.bool_]
+    acoustic: NDArray[np.float64]
+    lm: NDArray[np.float64]
+    times: NDArray[np.float64]
+    details: tuple[str, ...]
+    scales: Scales = field(default_factory=Scales)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return len(self.times)
+
+    @property
+    def arcs(self) -> int:
+        """How many arcs there are."""
+        return len(self.sources)
+
+    @property
+    def end(self) -> int:
+        """The node that ends every path."""
+        return len(self.times) - 1
+
+    def __repr__(self) -> str:
+        return f"Lattice(id={self.id!r}, nodes={self.nodes}, arcs={self.arcs})"  # no words
+
+    @cached_property
+    def out_begin(self) -> NDArray[np.int64]:
+        """Shape (N + 1,): the arcs out of node n are `out_begin[n]` to `out_begin[n + 1]`."""
+        return np.searchsorted(self.sources, np.arange(self.nodes + 1))
+
+    @cached_property
+    def _into(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Arcs by the node that they reach, and where those of each node begin."""
+        order = np.argsort(self.targets, kind="stable")
+        return order, np.searchsorted(self.targets[order], np.arange(self.nodes + 1))
+
+    def totals(self, scales: Scales | None = None) -> NDArray[np.float64]:
+        """What each arc adds to the score of a path, shape (A,).
+
+        Args
+            scales  the lattice's own where not given
+        """
+        by = self.scales if scales is None else scales
+        return by.acoustic * self.acoustic + by.lm * self.lm + by.word_penalty * self.is_word
+
+    def best_to_end(self, arc_scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Of each node the best score of a path from it to the end, shape (N,).
+
+        Shapes  arc_scores  (A,)  what each arc adds
+        """
+        best = np.full(self.nodes, -math.inf)
+        best[self.end] = 0.0
+        begin, targets = self.out_begin.tolist(), self.targets
+        for node in range(self.end - 1, -1, -1):
+            part = slice(begin[node], begin[node + 1])
+            best[node] = (arc_scores[part] + best[targets[part]]).max()
+        return best
+
+    def oracle(self, reference: Sequence[str]) -> OraclePath:
+        """The path with the fewest word errors against `reference`, and how many these are.
+
+        Cost  O(arcs * words of the reference) time, O(nodes * words of the reference) memory
+        """
+        if isinstance(reference, (str, bytes)):
+            raise TypeError("a reference is a sequence of words, not one string; split it")
+        count = len(reference)
+        place = np.arange(count + 1, dtype=np.int32)
+        distance = np.zeros((self.nodes, count + 1), np.int32)
+        distance[0] = place  # all of the reference so far is deleted
+        order, begin = self._into
+        wrong = self._wrong(reference)
+        for node in range(1, self.nodes):
+            arcs = order[begin[node] : begin[node + 1]]
+            before = distance[self.sources[arcs]]
+            words = self.is_word[arcs]
+            # Without a word nothing changes; a word is inserted, or stands for one of the reference
+            reached = before + words[:, None]
+            instead = before[words, :-1] + wrong[arcs[words]]
+            reached[words, 1:] = np.minimum(reached[words, 1:], instead)
+            row = reached.min(axis=0)
+            distance[node] = np.minimum.accumulate(row - place) + place  # words left out
+        return OraclePath(int(distance[-1, -1]), self._nearest(distance, wrong))
+
+    def _wrong(self, reference: Sequence[str]) -> NDArray[np.int32]:
+        """(A, words of the reference): 0 where the label is that word, else 1."""
+        number = {word: i for i, word in enumerate(dict.fromkeys(reference))}
+        labels = np.array([number.get(label, -1) for label in self.labels], np.int64)
+        wanted = np.array([number[word] for word in reference], np.int64)
+        return (labels[:, None] != wanted[None, :]).astype(np.int32)
+
+    def _nearest(self, distance: NDArray[np.int32], wrong: NDArray[np.int32]) -> tuple[str, ...]:
+        """The words of a path with the distance of the end, found backwards."""
+        order, begin = self._into
+        node, at = self.end, distance.shape[1] - 1
+        words: list[str] = []
+        while node:
+            here = distance[node, at]
+            for arc in order[begin[node] : begin[node + 1]].tolist():
+                source, is_word = int(self.sources[arc]), bool(self.is_word[arc])
+                if is_word and at and distance[source, at - 1] + wrong[arc, at - 1] == here:
+                    at -= 1
+                elif distance[source, at] + is_word != here:
+                    continue
+                if is_word:
+                    words.append(self.labels[arc])
+                node = source
+                break
+            else:
+                at -= 1  # a word of the reference that no path has here
+        return tuple(reversed(words))
+
+
+@dataclass
+class LatticeDraft:
+    """A lattice as a file has it, arc by arc; `finish` checks it.
+
+    Args
+        id         of the utterance
+        path       of the file, for errors
+        non_words  labels that are not words
+    """
+
+    id: str
+    path: str | None = None
+    non_words: Collection[str] = NON_WORDS
+    _arcs: list[tuple[int, int, str, float, float, str]] = field(default_factory=list)
+    _lines: list[int] = field(default_factory=list)
+    _times: dict[int, float] = field(default_factory=dict)
+
+    def error(self, message: str, line: int | None = None) -> LatticeError:
+        """What is wrong, with the file, the line and the utterance."""
+        return LatticeError(f"{message} (utterance {self.id!r})", path=self.path, line=line)
+
+    def time(self, node: int, time_s: float) -> None:
+        """Says when a node is, in seconds."""
+        self._times[node] = time_s
+
+    def arc(
+        self,
+        source: int,
+        target: int,
+        label: str,
+        acoustic: float = 0.0,
+        lm: float = 0.0,
+        *,
+        detail: str = "",
+        line: int | None = None,
+    ) -> None:
+        """Adds an arc; nodes are numbers of the file's own.
+
+        Raises  LatticeError  a score is not a finite number, or the arc ends where it begins
+        """
+        if not (math.isfinite(acoustic) and math.isfinite(lm)):
+            raise self.error(
+                f"the scores of an arc are {acoustic:g} and {lm:g}; finite numbers are expected. "
+                "Leave impossible arcs out",
+                line,
+            )
+        if source == target:
+            raise self.error(
+                f"an arc leads from node {source} to itself; a lattice has no cycle", line
+            )
+        self._arcs.append((source, target, label, acoustic, lm, detail))
+        self._lines.append(line or 0)
+
+    def finish(
+        self, start: int | None = None, end: int | None = None, scales: Scales | None = None
+    ) -> Lattice:
+        """The lattice, without nodes that are on no path.
+
+        Args
+            start, end  nodes; not given, the one that no arc reaches, and the one that none leaves
+        Raises
+            LatticeError  there are no arcs, a cycle, no single start or end, or no path
+        """
+        if not self._arcs:
+            raise self.error("the lattice has no arcs; expected a path from a start to an end")
+        order = self._topological()
+        start, end = self._ends(start, end)
+        onward = self._linked({start}, order, 0, 1)
+        back = self._linked({end}, order[::-1], 1, 0)
+        kept = [node for node in order if node in onward and node in back]
+        if not kept:
+            raise self.error(f"no path leads from node {start}, the start, to node {end}, the end")
+        arcs = [arc for arc in self._arcs if arc[0] in onward and arc[1] in back]
+        times = [self._times.get(node, math.nan) for node in kept]
+        if any(arc[1] == end and arc[2] not in self.non_words for arc in arcs):
+            # The last words lead to a node before the end, so that the end can be scored.
+            last = max(order) + 1
+            arcs.append((end, last, "", 0.0, 0.0, ""))
+            kept.append(last)
+            times.append(times[-1])
+        number = {node: i for i, node in enumerate(kept)}
+        arcs.sort(key=lambda arc: number[arc[0]])
+        return Lattice(
+            self.id,
+            np.array([number[arc[0]] for arc in arcs], np.int32),
+            np.array([number[arc[1]] for arc in arcs], np.int32),
+            tuple(arc[2] for arc in arcs),
+            np.array([arc[2] not in self.non_words for arc in arcs], np.bool_),
+            np.array([arc[3] for arc in arcs], np.float64),
+            np.array([arc[4] for arc in arcs], np.float64),
+            np.array(times, np.float64),
+            tuple(arc[5] for arc in arcs),
+            Scales() if scales is None else scales,
+        )
+
+    def _ends(self, start: int | None, end: int | None) -> tuple[int, int]:
+        """The start and the end, both on arcs."""
+        leaves, reached = ({arc[i] for arc in self._arcs} for i in (0, 1))
+        found = []
+        for name, given, some, others in (
+            ("start", start, leaves, reached),
+            ("end", end, reached, leaves),
+        ):
+            ends = some - others if given is None else {given}
+            if len(ends) != 1:
+                raise self.error(
+                    f"the lattice has {len(ends)} nodes that could be the {name}; expected one, or "
+                    f"a line that names it ({name}=NODE)"
+                )
+            (node,) = ends
+            if node not in some:
+                raise self.error(f"node {node} is the {name}, but no arc {_JOINS[name]} it")
+            found.append(node)
+        return found[0], found[1]
+
+    def _topological(self) -> list[int]:
+        """All nodes, each before those that its arcs lead to."""
+        waiting: Counter[int] = Counter()
+        out: dict[int, list[int]] = {}
+        for source, target, *_ in self._arcs:
+            out.setdefault(source, []).append(target)
+            out.setdefault(target, [])
+            waiting[target] += 1
+        order = [node for node in sorted(out) if not waiting[node]]
+        for node in order:  # which grows
+            for target in out[node]:
+                waiting[target] -= 1
+                if not waiting[target]:
+                    order.append(target)
+        if len(order) < len(out):
+            done = set(order)
+            line, (source, target, *_) = next(
+                (line, arc)
+                for line, arc in zip(self._lines, self._arcs, strict=True)
+                if arc[0] not in done and arc[1] not in done
+            )
+            raise self.error(
+                f"the arc from node {source} to node {target} is on a cycle, or behind one; a "
+                "lattice has none",
+                line or None,
+            )
+        return order
+
+    def _linked(self, found: set[int], order: list[int], tail: int, head: int) -> set[int]:
+        """The nodes that `found` lead to, where arcs lead from their `tail` to their `head`."""
+        out: dict[int, list[int]] = {}
+        for arc in self._arcs:
+            out.setdefault(arc[tail], []).append(arc[head])
+        for node in order:
+            if node in found:
+                found.update(out.get(node, ()))
+        return found
+
+
+_JOINS = {"start": "leaves", "end": "reaches"}

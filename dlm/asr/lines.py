@@ -1,0 +1,64 @@
+"""Numbered lines of a file of text, plain or compressed; and what is wrong with one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from dlm.errors import LatticeError
+from dlm.ngram.arpa.source import TEXT_COMPRESSIONS, DamagedStream, TextSource
+
+MAX_LINE_BYTES = 64 << 20
+_STEP_BYTES = 1 << 20
+
+
+def read_lines(path: Path | str) -> Iterator[tuple[int, str]]:
+    """Each line of a file with its number, from 1; without its end.
+
+    Bytes that are not UTF-8 become surrogate escapes, as in words everywhere.
+
+    Args
+        path  a file: plain, gzip, zstd, xz or bzip2; or `-`, standard input
+    Raises
+        OSError       it cannot be read
+        LatticeError  it does not decompress, or a line is longer than 64 MiB
+    """
+    name = str(path)
+    number, rest = 0, b""
+    try:
+        source = TextSource(name, TEXT_COMPRESSIONS)
+        try:
+            while some := source.read(_STEP_BYTES):
+                *whole, rest = (rest + some).split(b"\n")
+                for line in whole:
+                    number += 1
+                    yield number, line.decode("utf-8", "surrogateescape").rstrip("\r")
+                if len(rest) > MAX_LINE_BYTES:
+                    raise LatticeError(
+                        f"the line is longer than {MAX_LINE_BYTES >> 20} MiB; expected text",
+                        path=name,
+                        line=number + 1,
+                    )
+        finally:
+            source.close()
+    except DamagedStream as exc:
+        raise LatticeError(
+            f"does not decompress ({exc}); copy the file again", path=name, line=number + 1
+        ) from exc
+    if rest:
+        yield number + 1, rest.decode("utf-8", "surrogateescape").rstrip("\r")
+
+
+def as_bytes(text: str) -> bytes:
+    """Text for a file; the inverse of what `read_lines` does."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def finite(text: str) -> float | None:
+    """The finite number that `text` is; None where it is none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

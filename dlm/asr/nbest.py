@@ -1,0 +1,191 @@
+"""N-best lists: the likeliest sentences of an utterance, with their scores; JSON lines or text.
+
+JSON, an utterance per line; a score that is missing is 0:
+
+    {"id": "a1", "hyps": [{"words": "the man", "acoustic": -12.5, "lm": -7.25}]}
+
+Text, a hypothesis per line; those of an utterance follow one another:
+
+    a1 -12.5 -7.25 the man
+
+Scores are natural logarithms, not scaled; higher is better.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from dlm.asr.lattice import Lattice, LatticeDraft, OraclePath, Scales
+from dlm.asr.lines import finite, read_lines
+from dlm.errors import LatticeError
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A sentence that an utterance may be.
+
+    words     of the sentence
+    acoustic  log-likelihood of the sound, natural logarithm, not scaled
+    lm        the same of the language model
+    """
+
+    words: tuple[str, ...] = field(repr=False)  # what was said is not for logs
+    acoustic: float = 0.0
+    lm: float = 0.0
+
+    def total(self, scales: Scales) -> float:
+        """The score that hypotheses are compared by."""
+        return (
+            scales.acoustic * self.acoustic
+            + scales.lm * self.lm
+            + scales.word_penalty * len(self.words)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NbestList:
+    """The hypotheses of an utterance, best first.
+
+    partial  scores that no shard answered in time: they come from shorter n-grams
+    """
+
+    id: str
+    hypotheses: tuple[Hypothesis, ...]
+    partial: int = 0
+
+    def lattice(self) -> Lattice:
+        """The same as a lattice: a path for each hypothesis."""
+        draft, node = LatticeDraft(self.id, non_words=("",)), 1
+        for one in self.hypotheses:
+            at = 0
+            for word in one.words:
+                node += 1
+                draft.arc(at, node, word)
+                at = node
+            draft.arc(at, 1, "", one.acoustic, one.lm)
+        return draft.finish(0, 1)
+
+    def oracle(self, reference: Sequence[str]) -> OraclePath:
+        """The hypothesis with the fewest word errors against `reference`."""
+        return self.lattice().oracle(reference)
+
+
+def read_nbest(path: Path | str) -> Iterator[NbestList]:
+    """The lists in a file: JSON lines where its first line begins with `{`, else text.
+
+    Args
+        path  plain or compressed; `-` is standard input
+    Raises
+        OSError       the file cannot be read
+        LatticeError  it is malformed: which line, and why
+    """
+    lines = ((number, text) for number, text in read_lines(path) if text.strip())
+    for first in lines:
+        both = _chain(first, lines)
+        yield from (
+            _json_lists(both, str(path))
+            if first[1].lstrip()[0] == "{"
+            else _text_lists(both, str(path))
+        )
+
+
+def _chain(first: tuple[int, str], rest: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    yield first
+    yield from rest
+
+
+def _json_lists(lines: Iterable[tuple[int, str]], path: str) -> Iterator[NbestList]:
+    for number, text in lines:
+        try:
+            found = json.loads(text)
+        except ValueError as exc:
+            raise LatticeError(f"not JSON ({exc})", path=path, line=number) from exc
+        try:
+            yield _list_of(found)
+        except LatticeError as exc:
+            raise LatticeError(str(exc), path=path, line=number) from None
+
+
+def _list_of(found: Any) -> NbestList:
+    if not isinstance(found, dict) or not isinstance(found.get("id"), str) or not found["id"]:
+        raise LatticeError('expected an object {"id": "...", "hyps": [...]}')
+    name, hyps = found["id"], found.get("hyps")
+    if not isinstance(hyps, list) or not hyps:
+        raise LatticeError(f"utterance {name!r} has no list of hypotheses; expected hyps: [...]")
+    return NbestList(
+        name, tuple(_hypothesis(one, f"hyps[{at}] of {name!r}") for at, one in enumerate(hyps))
+    )
+
+
+def _hypothesis(found: Any, where: str) -> Hypothesis:
+    if not isinstance(found, dict) or not isinstance(found.get("words"), str):
+        raise LatticeError(
+            f'{where} is not a hypothesis; expected {{"words": "...", "acoustic": 0}}'
+        )
+    scores = []
+    for name in ("acoustic", "lm"):
+        value = found.get(name, 0.0)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or finite(str(value)) is None
+        ):
+            raise LatticeError(f"{name} of {where} is not a finite number")
+        scores.append(float(value))
+    return Hypothesis(tuple(found["words"].split()), *scores)
+
+
+def _text_lists(lines: Iterable[tuple[int, str]], path: str) -> Iterator[NbestList]:
+    seen: set[str] = set()
+    for name, some in groupby(_text_rows(lines, path), key=lambda row: row[1]):
+        hypotheses = []
+        for number, _, one in some:
+            if not hypotheses and name in seen:
+                raise LatticeError(
+                    f"utterance {name!r} comes again; expected all of its lines together",
+                    path=path,
+                    line=number,
+                )
+            hypotheses.append(one)
+        seen.add(name)
+        yield NbestList(name, tuple(hypotheses))
+
+
+def _text_rows(
+    lines: Iterable[tuple[int, str]], path: str
+) -> Iterator[tuple[int, str, Hypothesis]]:
+    for number, text in lines:
+        name, *fields = text.split()
+        scores = [finite(one) for one in fields[:2]]
+        if len(scores) < 2 or scores[0] is None or scores[1] is None:
+            raise LatticeError(
+                "the id is not followed by two finite scores; expected ID ACOUSTIC LM WORDS...",
+                path=path,
+                line=number,
+            )
+        yield number, name, Hypothesis(tuple(fields[2:]), scores[0], scores[1])
+
+
+def nbest_json(found: NbestList) -> str:
+    """The list as a line of JSON."""
+    facts: dict[str, Any] = {"id": found.id}
+    if found.partial:
+        facts["partial"] = found.partial
+    facts["hyps"] = [
+        {"words": " ".join(one.words), "acoustic": one.acoustic, "lm": one.lm}
+        for one in found.hypotheses
+    ]
+    return json.dumps(facts) + "\n"
+
+
+def nbest_text(found: NbestList) -> str:
+    """The list as lines of text."""
+    return "".join(
+        " ".join([found.id, repr(one.acoustic), repr(one.lm), *one.words]) + "\n"
+        for one in found.hypotheses
+    )
