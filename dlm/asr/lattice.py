@@ -160,7 +160,8 @@ class Lattice:
         number = {word: i for i, word in enumerate(dict.fromkeys(reference))}
         labels = np.array([number.get(label, -1) for label in self.labels], np.int64)
         wanted = np.array([number[word] for word in reference], np.int64)
-        return (labels[:, None] != wanted[None, :]).astype(np.int32)
+        wrong: NDArray[np.int32] = (labels[:, None] != wanted[None, :]).astype(np.int32)
+        return wrong
 
     def _nearest(self, distance: NDArray[np.int32], wrong: NDArray[np.int32]) -> tuple[str, ...]:
         """The words of a path with the distance of the end, found backwards."""
@@ -251,8 +252,9 @@ class LatticeDraft:
             raise self.error("the lattice has no arcs; expected a path from a start to an end")
         order = self._topological()
         start, end = self._ends(start, end)
-        onward = self._linked({start}, order, 0, 1)
-        back = self._linked({end}, order[::-1], 1, 0)
+        pairs = [(arc[0], arc[1]) for arc in self._arcs]
+        onward = _linked(start, order, pairs)
+        back = _linked(end, order[::-1], [(target, source) for source, target in pairs])
         kept = [node for node in order if node in onward and node in back]
         if not kept:
             raise self.error(f"no path leads from node {start}, the start, to node {end}, the end")
@@ -281,7 +283,7 @@ class LatticeDraft:
 
     def _ends(self, start: int | None, end: int | None) -> tuple[int, int]:
         """The start and the end, both on arcs."""
-        leaves, reached = ({arc[i] for arc in self._arcs} for i in (0, 1))
+        leaves, reached = {arc[0] for arc in self._arcs}, {arc[1] for arc in self._arcs}
         found = []
         for name, given, some, others in (
             ("start", start, leaves, reached),
@@ -315,8 +317,8 @@ class LatticeDraft:
                     order.append(target)
         if len(order) < len(out):
             done = set(order)
-            line, (source, target, *_) = next(
-                (line, arc)
+            line, source, target = next(
+                (line, arc[0], arc[1])
                 for line, arc in zip(self._lines, self._arcs, strict=True)
                 if arc[0] not in done and arc[1] not in done
             )
@@ -327,15 +329,17 @@ class LatticeDraft:
             )
         return order
 
-    def _linked(self, found: set[int], order: list[int], tail: int, head: int) -> set[int]:
-        """The nodes that `found` lead to, where arcs lead from their `tail` to their `head`."""
-        out: dict[int, list[int]] = {}
-        for arc in self._arcs:
-            out.setdefault(arc[tail], []).append(arc[head])
-        for node in order:
-            if node in found:
-                found.update(out.get(node, ()))
-        return found
+
+def _linked(first: int, order: list[int], pairs: list[tuple[int, int]]) -> set[int]:
+    """The nodes that a node leads to, itself among them, where pairs lead along `order`."""
+    out: dict[int, list[int]] = {}
+    for node, other in pairs:
+        out.setdefault(node, []).append(other)
+    found = {first}
+    for node in order:
+        if node in found:
+            found.update(out.get(node, ()))
+    return found
 
 
 _JOINS = {"start": "leaves", "end": "reaches"}

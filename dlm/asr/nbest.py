@@ -52,11 +52,13 @@ class NbestList:
     """The hypotheses of an utterance, best first.
 
     partial  scores that no shard answered in time: they come from shorter n-grams
+    small    scores of the small model, since the servers failed
     """
 
     id: str
     hypotheses: tuple[Hypothesis, ...]
     partial: int = 0
+    small: int = 0
 
     def lattice(self) -> Lattice:
         """The same as a lattice: a path for each hypothesis."""
@@ -143,7 +145,7 @@ def _hypothesis(found: Any, where: str) -> Hypothesis:
 def _text_lists(lines: Iterable[tuple[int, str]], path: str) -> Iterator[NbestList]:
     seen: set[str] = set()
     for name, some in groupby(_text_rows(lines, path), key=lambda row: row[1]):
-        hypotheses = []
+        hypotheses: list[Hypothesis] = []
         for number, _, one in some:
             if not hypotheses and name in seen:
                 raise LatticeError(
@@ -174,8 +176,7 @@ def _text_rows(
 def nbest_json(found: NbestList) -> str:
     """The list as a line of JSON."""
     facts: dict[str, Any] = {"id": found.id}
-    if found.partial:
-        facts["partial"] = found.partial
+    facts |= {name: n for name, n in (("partial", found.partial), ("small", found.small)) if n}
     facts["hyps"] = [
         {"words": " ".join(one.words), "acoustic": one.acoustic, "lm": one.lm}
         for one in found.hypotheses

@@ -136,6 +136,32 @@ class States:
             return State(self.family, tuple(contexts[width - int(lengths) :].tolist()))
         return States(self.family, contexts, lengths)
 
+    @classmethod
+    def joined(cls, parts: Sequence[States]) -> States:
+        """The states of one array after those of another, all in one dimension.
+
+        Raises  FamilyMismatch, QueryError (no parts)
+        """
+        if not parts:
+            raise QueryError("no arrays of states were given; one at the least is expected")
+        for part in parts:
+            if part.family != parts[0].family:
+                raise _mismatch(part.family, parts[0].family)
+        flat = [part.reshape(-1) for part in parts]
+        return cls(
+            parts[0].family,
+            np.concatenate([part._contexts for part in flat]),
+            np.concatenate([part._lengths for part in flat]),
+        )
+
+    def keys(self) -> list[bytes]:
+        """Bytes for each state of the flattened array: within a family, two are equal exactly where
+        their states are. Many times faster than a `State` for each."""
+        flat = self.reshape(-1)
+        words = np.column_stack([flat._lengths.astype(np.uint32), flat._contexts])
+        step, content = words.itemsize * words.shape[1], words.tobytes()
+        return [content[at : at + step] for at in range(0, len(content), step)]
+
     def reshape(self, *shape: int) -> States:
         """The same states in another shape."""
         lengths = self._lengths.reshape(*shape)
@@ -518,6 +544,13 @@ class _Handle:
     def null(self) -> State:
         """The state that knows nothing of the past."""
         return State(self.family, ())
+
+    def states(self, states: Sequence[State]) -> States:
+        """Several states of this handle's as one array, which can be indexed and joined.
+
+        Raises  FamilyMismatch  a state of another model
+        """
+        return self._gather(states)
 
     # -- queries ------------------------------------------------------------------------------
 

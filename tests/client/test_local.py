@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,15 @@ import dlm
 from client.questions import ask, assert_equal, assert_sentence, random_queries, random_sentences
 from cluster import Cluster, ModelFiles
 from dlm import AsyncClient, Client, LocalModel
-from dlm.errors import ConfigError, DlmError, QueryError, ShardDown, ShardFormatError
+from dlm.client.utterance import States
+from dlm.errors import (
+    ConfigError,
+    DlmError,
+    FamilyMismatch,
+    QueryError,
+    ShardDown,
+    ShardFormatError,
+)
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +140,37 @@ def test_what_is_no_way_to_open_a_client_says_what_to_write(
     assert "is a file" in refused(lambda: face.local(tmp_path / "file"))
     with pytest.raises(ShardFormatError, match=r"manifest\.json"):
         Client.local(tmp_path)
+
+
+def test_keys_of_states_are_equal_where_the_states_are(
+    files: ModelFiles, local: Client, client: Client
+) -> None:
+    """Of arrays of any shape, joined and indexed, from another client too; another model's are no
+    part of them."""
+    utterance = local.utterance()
+    states = utterance.states([utterance.begin(), utterance.null()])
+    words = np.arange(utterance.vocabulary_size)
+    found = [
+        utterance.extend(states, words).states,
+        client.utterance().extend(states, words).states,
+    ]
+    again = utterance.extend(found[0].reshape(-1)[::7], words[::5]).states
+    joined = States.joined([states, *found, again[1:, ::-1]])
+    keys, each = joined.keys(), list(joined)
+    assert len(keys) == len(each) == joined.shape[0]
+    assert (
+        len(dict(zip(keys, each, strict=True)))
+        == len(set(each))
+        == len(set(zip(keys, each, strict=True)))
+    )
+    assert [joined[i] for i in (0, 1)] == [utterance.begin(), utterance.null()]
+    with pytest.raises(QueryError, match="one at the least"):
+        States.joined([])
+    other = dataclasses.replace(states, family=dataclasses.replace(states.family, model="other"))
+    with pytest.raises(FamilyMismatch, match="other"):
+        States.joined([states, other])
+    with pytest.raises(FamilyMismatch, match="other"):
+        utterance.states([other[0]])
 
 
 def test_sentences_may_be_ids_or_strings_as_everywhere(files: ModelFiles, local: Client) -> None:

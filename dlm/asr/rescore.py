@@ -1,0 +1,363 @@
+"""On-the-fly rescoring: a lattice or an n-best list scored anew by a model of any size.
+
+    found = rescore(read_slf("a.slf"), client.utterance(), Search(Scales(lm=12.0)))
+    best_paths(found.lattice).hypotheses[0]
+
+The states of the model are kept apart at each node, and paths with equal states go on as one. All
+that is asked at a position (the words that may come next, after every state that is left) goes out
+in one call, so in one message per shard. `positions` is the same without a handle of its own: it
+yields what is to be asked and takes the answers, for whoever asks otherwise, or records.
+
+Paper  DLM section 3.3: K hypotheses by W words at each position, batched by server. Where we
+       differ: positions are those of a lattice (words from its start), hypotheses with equal
+       states are one, and a hypothesis is judged by its best end, since those of one position are
+       not of one time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.asr.lattice import Lattice, Scales
+from dlm.asr.nbest import NbestList
+from dlm.asr.state_table import StateTable
+from dlm.client.utterance import Extension, States, Utterance
+from dlm.errors import ConfigError
+from dlm.ngram.query import PARTIAL, SMALL
+from dlm.units import LN_10
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How a lattice is searched.
+
+    scales      how scores add up; None: as the lattice's file says
+    new_weight, old_weight  of the model's scores and of those that the lattice has: the lm score of
+                an arc becomes new_weight * new + old_weight * old. 1 and 0 replace; 0.5 and 0.5
+                interpolate (of logarithms); -1 and 1 take a model out of Kaldi's graph scores
+    beam        > 0; hypotheses that fall so far behind the best at their position are given up, in
+                units of lm scores (natural logarithms, before the scale). 16; infinite is exact
+    hypotheses  > 0; at most so many at a position. None: any number
+    """
+
+    scales: Scales | None = None
+    new_weight: float = 1.0
+    old_weight: float = 0.0
+    beam: float = 16.0
+    hypotheses: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.beam > 0:
+            raise ConfigError(f"beam {self.beam:g}; a number above 0 is expected")
+        if self.hypotheses is not None and self.hypotheses < 1:
+            raise ConfigError(f"{self.hypotheses} hypotheses; 1 or more are expected")
+        for name in ("new_weight", "old_weight"):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"{name} {getattr(self, name)}; a finite number is expected")
+
+    @property
+    def exact(self) -> bool:
+        """Whether no hypothesis is ever given up."""
+        return self.beam == math.inf and self.hypotheses is None
+
+    def scales_of(self, lattice: Lattice) -> Scales:
+        """The scales that hold for this lattice."""
+        return lattice.scales if self.scales is None else self.scales
+
+
+@dataclass(frozen=True, eq=False)
+class PositionBatch:
+    """What is asked at a position, as `Utterance.extend` takes it.
+
+    Shapes
+        states  (K,)
+        words   (K, W)  uint32  ids, those asked after each state
+    time_s  when the position is, in seconds from the start of the utterance; nan if not known
+    """
+
+    time_s: float
+    states: States
+    words: NDArray[np.uint32]
+
+
+@dataclass(frozen=True, eq=False)
+class Rescored:
+    """A lattice with a model's scores.
+
+    lattice    a node for each pair of node and state that was reached; `lm` has the new scores, and
+               the arcs into the end those of </s>
+    positions  calls that were made
+    queries    scores that were asked for
+    partial    of these, answered from shorter n-grams since no shard answered in time
+    small      of these, answered by the small model since the servers failed
+    """
+
+    lattice: Lattice
+    positions: int
+    queries: int
+    partial: int
+    small: int
+
+
+Positions: TypeAlias = Generator[PositionBatch, Extension, Rescored]
+
+
+def rescore(
+    lattice: Lattice,
+    utterance: Utterance,
+    search: Search | None = None,
+    watch: Callable[[PositionBatch], None] | None = None,
+) -> Rescored:
+    """The lattice with the scores of the handle's model.
+
+    Args
+        utterance  a handle of its own
+        watch      is given each batch before it is asked
+    Raises
+        UnavailableError, ProtocolError  see `Utterance.extend`
+    """
+    steps = positions(lattice, utterance, search)
+    try:
+        batch = next(steps)
+        while True:
+            if watch is not None:
+                watch(batch)
+            batch = steps.send(utterance.extend(batch.states, batch.words))
+    except StopIteration as end:
+        found: Rescored = end.value
+        return found
+
+
+def positions(lattice: Lattice, utterance: Utterance, search: Search | None = None) -> Positions:
+    """Yields what is to be asked at each position, takes the answers, and returns the lattice.
+
+    Args
+        utterance  whose ids and states these are; it is not asked here
+    """
+    search = search or Search()
+    return (yield from _Expansion(lattice, utterance, search).run())
+
+
+def rescore_nbest(
+    found: NbestList, utterance: Utterance, search: Search | None = None
+) -> tuple[NbestList, int]:
+    """The list with the scores of the handle's model, best first; and the queries it took.
+
+    All hypotheses go out in one call; what they share is asked once.
+
+    Raises  UnavailableError, ProtocolError, see `Utterance.score_sentences`
+    """
+    search = search or Search()
+    scales = search.scales or Scales()
+    scores = utterance.score_sentences([one.words for one in found.hypotheses])
+    made = [
+        replace(one, lm=search.new_weight * (score.log10_prob * LN_10) + search.old_weight * one.lm)
+        for one, score in zip(found.hypotheses, scores, strict=True)
+    ]
+    made.sort(key=lambda one: -one.total(scales))
+    partial = sum(int((score.token_source == PARTIAL).sum()) for score in scores)
+    small = sum(int((score.token_source == SMALL).sum()) for score in scores)
+    return NbestList(found.id, tuple(made), partial, small), sum(s.tokens for s in scores)
+
+
+# Reaching a node: state, score, hypothesis before (-1: none), arc, and the lm score it gets.
+_Arrival: TypeAlias = tuple[int, float, int, int, float]
+# An arc: its number, target, word id, scaled acoustic score, weighted old lm score, word penalty.
+_Arc: TypeAlias = tuple[int, int, int, float, float, float]
+_SILENT = -1  # the word id of an arc that asks nothing of the model
+
+
+class _Expansion:
+    """One lattice on its way, position by position. A hypothesis is a pair of node and state."""
+
+    def __init__(self, lattice: Lattice, utterance: Utterance, search: Search) -> None:
+        self._lattice, self._utterance, self._search = lattice, utterance, search
+        self._scales = search.scales_of(lattice)
+        vocabulary = utterance.vocabulary
+        self._words = len(vocabulary)
+        word_ids = vocabulary.ids_of(lattice.labels).astype(np.int64)
+        word_ids[~lattice.is_word] = _SILENT
+        word_ids[lattice.targets == lattice.end] = vocabulary.end_id
+        self._word_ids = word_ids
+        self._out = self._arcs_of_nodes()
+        self._states = StateTable(utterance.states([utterance.begin()]))
+        self._memo: dict[int, tuple[float, int]] = {}  # state * words + word -> new lm, next state
+        # Of each hypothesis.
+        self._node: list[int] = []
+        self._state: list[int] = []
+        self._score: list[float] = []
+        # Arcs between hypotheses: from, to, arc of the lattice, lm score.
+        self._links: list[tuple[int, int, int, float]] = []
+        self._positions = self._queries = self._partial = self._small = 0
+
+    def run(self) -> Positions:
+        """See `positions`."""
+        lattice, search = self._lattice, self._search
+        to_end = [0.0] * lattice.nodes if search.exact else (yield from self._best_to_end())
+        beam = search.beam * (abs(self._scales.lm) or 1.0)
+        arrivals: list[list[_Arrival]] = [[] for _ in range(lattice.nodes)]
+        arrivals[0] = [(0, 0.0, -1, -1, 0.0)]
+        for nodes in self._by_position():
+            best = max(
+                (one[1] + to_end[node] for node in nodes for one in arrivals[node]),
+                default=-math.inf,
+            )
+            left: list[int] = []
+            for node in nodes:
+                for number in self._merge(node, arrivals[node]):
+                    if self._score[number] + to_end[node] >= best - beam:
+                        left.append(number)
+                        self._go_on_silently(number, arrivals)
+                arrivals[node] = []
+            if search.hypotheses is not None and len(left) > search.hypotheses:
+                left.sort(key=lambda one: -(self._score[one] + to_end[self._node[one]]))
+                del left[search.hypotheses :]
+            yield from self._ask(left)
+            for number in left:
+                self._go_on(number, arrivals)
+        # After </s> nothing matters any more: all that reach the end are one.
+        self._merge(lattice.end, [(0, *one[1:]) for one in arrivals[lattice.end]])
+        return Rescored(
+            self._expanded(), self._positions, self._queries, self._partial, self._small
+        )
+
+    def _arcs_of_nodes(self) -> list[list[_Arc]]:
+        lattice, scales = self._lattice, self._scales
+        rows = zip(
+            range(lattice.arcs),
+            lattice.targets.tolist(),
+            self._word_ids.tolist(),
+            (scales.acoustic * lattice.acoustic).tolist(),
+            (self._search.old_weight * lattice.lm).tolist(),
+            (scales.word_penalty * lattice.is_word).tolist(),
+            strict=True,
+        )
+        out: list[list[_Arc]] = [[] for _ in range(lattice.nodes)]
+        for source, row in zip(lattice.sources.tolist(), rows, strict=True):
+            out[source].append(row)
+        return out
+
+    def _by_position(self) -> list[list[int]]:
+        """Nodes but the end, by the most words before them: all that reach a position do so from
+        those before it, or, without a word, from nodes of its own that come first."""
+        depth = [0] * self._lattice.nodes
+        for node, arcs in enumerate(self._out):
+            for _, target, word, *_ in arcs:
+                depth[target] = max(depth[target], depth[node] + (word != _SILENT))
+        out: list[list[int]] = [[] for _ in range(max(depth[:-1]) + 1)]
+        for node in range(self._lattice.end):
+            out[depth[node]].append(node)
+        return out
+
+    def _best_to_end(self) -> Generator[PositionBatch, Extension, list[float]]:
+        """What the rest of a path is worth at best, as far as is known before it is scored: by the
+        scores that the lattice has, or where it has none by the model's unigrams."""
+        lattice, search = self._lattice, self._search
+        if lattice.lm.any():
+            lm = (search.new_weight + search.old_weight) * lattice.lm
+        else:
+            asked = self._word_ids != _SILENT
+            words, places = np.unique(self._word_ids[asked], return_inverse=True)
+            null = self._utterance.states([self._utterance.null()])
+            found = yield PositionBatch(math.nan, null, words.astype(np.uint32)[None, :])
+            self._count(found)
+            lm = np.zeros(lattice.arcs)
+            lm[asked] = search.new_weight * LN_10 * found.log10_prob[0].astype(np.float64)[places]
+        guessed = replace(lattice, lm=lm).totals(self._scales)
+        best: list[float] = lattice.best_to_end(guessed).tolist()
+        return best
+
+    def _merge(self, node: int, arrivals: list[_Arrival]) -> list[int]:
+        """The hypotheses at a node: those with equal states are one, with the best score."""
+        known: dict[int, int] = {}
+        for state, score, before, arc, lm in arrivals:
+            number = known.get(state)
+            if number is None:
+                number = known[state] = len(self._node)
+                self._node.append(node)
+                self._state.append(state)
+                self._score.append(score)
+            elif score > self._score[number]:
+                self._score[number] = score
+            if before >= 0:
+                self._links.append((before, number, arc, lm))
+        return list(known.values())
+
+    def _go_on_silently(self, number: int, arrivals: list[list[_Arrival]]) -> None:
+        """Along arcs without words: the state stays."""
+        state, score, scale = self._state[number], self._score[number], self._scales.lm
+        for arc, target, word, acoustic, old, penalty in self._out[self._node[number]]:
+            if word == _SILENT:
+                total = score + ((acoustic + scale * old) + penalty)
+                arrivals[target].append((state, total, number, arc, old))
+
+    def _go_on(self, number: int, arrivals: list[list[_Arrival]]) -> None:
+        """Along arcs with words, once they are scored."""
+        state, score, scale = self._state[number], self._score[number], self._scales.lm
+        weight = self._search.new_weight
+        for arc, target, word, acoustic, old, penalty in self._out[self._node[number]]:
+            if word != _SILENT:
+                new, after = self._memo[state * self._words + word]
+                lm = weight * new + old
+                total = score + ((acoustic + scale * lm) + penalty)
+                arrivals[target].append((after, total, number, arc, lm))
+
+    def _ask(self, left: list[int]) -> Generator[PositionBatch, Extension, None]:
+        """Has what comes next scored, as far as it was not asked before, all in one batch."""
+        fresh = {
+            self._state[number] * self._words + word: None
+            for number in left
+            for _, _, word, *_ in self._out[self._node[number]]
+            if word != _SILENT
+        }
+        asked = [key for key in fresh if key not in self._memo]
+        if not asked:
+            return
+        states, words = np.divmod(np.array(asked, np.int64), self._words)
+        time_s = max(self._lattice.times[self._node[number]] for number in left)
+        batch = PositionBatch(
+            float(time_s), self._states.take(states), words.astype(np.uint32)[:, None]
+        )
+        found = yield batch
+        self._positions += 1
+        self._count(found)
+        new = (LN_10 * found.log10_prob[:, 0].astype(np.float64)).tolist()
+        self._memo.update(
+            zip(asked, zip(new, self._states.add(found.states), strict=True), strict=True)
+        )
+
+    def _count(self, found: Extension) -> None:
+        self._queries += found.source.size
+        self._partial += int((found.source == PARTIAL).sum())
+        self._small += int((found.source == SMALL).sum())
+
+    def _expanded(self) -> Lattice:
+        """The hypotheses as a lattice, without those that were given up."""
+        old, end = self._lattice, len(self._node) - 1
+        links = sorted(self._links)
+        kept = np.zeros(end + 1, np.bool_)
+        kept[end] = True
+        for link in reversed(links):  # which lead to higher numbers
+            kept[link[0]] |= kept[link[1]]
+        links = [link for link in links if kept[link[0]] and kept[link[1]]]
+        renumbered = np.cumsum(kept) - 1
+        before, after, arcs = (np.array([link[i] for link in links], np.int64) for i in range(3))
+        nodes = np.array(self._node)[kept]
+        return Lattice(
+            old.id,
+            renumbered[before].astype(np.int32),
+            renumbered[after].astype(np.int32),
+            tuple(old.labels[arc] for arc in arcs),
+            old.is_word[arcs],
+            old.acoustic[arcs],
+            np.array([link[3] for link in links], np.float64),
+            old.times[nodes],
+            tuple(old.details[arc] for arc in arcs),
+            self._scales,
+        )
