@@ -13,12 +13,14 @@ leads to one more node, so that every lattice has one end.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 from dlm.asr.lattice import NON_WORDS, Lattice, LatticeDraft
-from dlm.asr.lines import finite, read_lines
+from dlm.asr.lines import described, finite, read_lines, recovered
 from dlm.errors import ConfigError, LatticeError
 
 _NOT_FINAL = "infinity,infinity"
@@ -53,7 +55,11 @@ class SymbolTable:
 
 
 def read_kaldi(
-    path: Path | str, table: SymbolTable | None = None, *, non_words: Collection[str] = NON_WORDS
+    path: Path | str,
+    table: SymbolTable | None = None,
+    *,
+    non_words: Collection[str] = NON_WORDS,
+    skip: Callable[[LatticeError], None] | None = None,
 ) -> Iterator[Lattice]:
     """The lattices of an archive, one at a time.
 
@@ -61,20 +67,31 @@ def read_kaldi(
         path       plain or compressed; `-` is standard input
         table      words by their numbers; not given, labels are words (`int2sym.pl -f 3`)
         non_words  labels that are not words
+        skip       takes the error of a malformed lattice, which is left out then
     Raises
         OSError       it cannot be read
         LatticeError  it is malformed: which line, and why
         ConfigError   labels are numbers, and there is no table
     """
-    lines: list[tuple[int, str]] = []
-    for line, text in read_lines(path):
-        if text.strip():
-            lines.append((line, text))
-        elif lines:
-            yield _Reader(str(path), lines[0], table, non_words).read(lines[1:])
-            lines = []
-    if lines:
-        yield _Reader(str(path), lines[0], table, non_words).read(lines[1:])
+    for block in _blocks(read_lines(path)):
+        reader = partial(_read_block, str(path), block, table, non_words)
+        yield from recovered(reader, skip)
+
+
+def _blocks(lines: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """Lines between empty ones."""
+    for is_empty, some in groupby(lines, key=lambda line: not line[1].strip()):
+        if not is_empty:
+            yield list(some)
+
+
+def _read_block(
+    path: str,
+    block: list[tuple[int, str]],
+    table: SymbolTable | None,
+    non_words: Collection[str],
+) -> Lattice:
+    return _Reader(path, block[0], table, non_words).read(block[1:])
 
 
 class _Reader:
@@ -131,7 +148,7 @@ class _Reader:
 
     def _state(self, text: str) -> int:
         if not text.isdecimal():
-            raise self._error(f"a state is {text!r}; a number from 0 is expected")
+            raise self._error(f"a state is {described(text)}; a number from 0 is expected")
         return int(text)
 
     def _arc(self, source: int, fields: list[str]) -> None:
@@ -164,8 +181,8 @@ class _Reader:
         costs = finite(graph), finite(acoustic)
         if costs[0] is None or costs[1] is None:
             raise self._error(
-                f"a weight begins with {graph!r} and {acoustic!r}; two finite costs are expected: "
-                "GRAPH,ACOUSTIC,TRANSITION_IDS"
+                f"the costs of a weight are {described(graph)} and {described(acoustic)}; two "
+                "finite numbers are expected: GRAPH,ACOUSTIC,TRANSITION_IDS"
             )
         return 0.0 - costs[0], 0.0 - costs[1], detail
 

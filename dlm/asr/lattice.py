@@ -94,6 +94,11 @@ class Lattice:
         """The node that ends every path."""
         return len(self.times) - 1
 
+    @property
+    def duration_s(self) -> float:
+        """Seconds to the last node whose time is known; 0 where none is."""
+        return float(np.nanmax(self.times)) if not np.isnan(self.times).all() else 0.0
+
     def __repr__(self) -> str:
         return f"Lattice(id={self.id!r}, nodes={self.nodes}, arcs={self.arcs})"  # no words
 

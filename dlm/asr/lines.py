@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from dlm.errors import LatticeError
 from dlm.ngram.arpa.source import TEXT_COMPRESSIONS, DamagedStream, TextSource
+
+T = TypeVar("T")
 
 MAX_LINE_BYTES = 64 << 20
 _STEP_BYTES = 1 << 20
@@ -50,6 +53,16 @@ def read_lines(path: Path | str) -> Iterator[tuple[int, str]]:
         yield number + 1, rest.decode("utf-8", "surrogateescape").rstrip("\r")
 
 
+def recovered(read: Callable[[], T], skip: Callable[[LatticeError], None] | None) -> Iterator[T]:
+    """What `read` returns; nothing where it is malformed and `skip` takes the error."""
+    try:
+        yield read()
+    except LatticeError as error:
+        if skip is None:
+            raise
+        skip(error)
+
+
 def as_bytes(text: str) -> bytes:
     """Text for a file; the inverse of what `read_lines` does."""
     return text.encode("utf-8", "surrogateescape")
@@ -62,3 +75,15 @@ def finite(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
+
+
+def described(text: str) -> str:
+    """A field that should be a number, for a message: the number that it is, or that it is none.
+    Anything else could be a word, and what was said has no place in messages."""
+    if not text:
+        return "empty"
+    try:
+        float(text)
+    except ValueError:
+        return "not a number"
+    return text

@@ -14,14 +14,15 @@ Scores are natural logarithms, not scaled; higher is better.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from functools import partial
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from dlm.asr.lattice import Lattice, LatticeDraft, OraclePath, Scales
-from dlm.asr.lines import finite, read_lines
+from dlm.asr.lines import finite, read_lines, recovered
 from dlm.errors import LatticeError
 
 
@@ -53,12 +54,14 @@ class NbestList:
 
     partial  scores that no shard answered in time: they come from shorter n-grams
     small    scores of the small model, since the servers failed
+    scales   how scores add up
     """
 
     id: str
     hypotheses: tuple[Hypothesis, ...]
     partial: int = 0
     small: int = 0
+    scales: Scales = field(default_factory=Scales)
 
     def lattice(self) -> Lattice:
         """The same as a lattice: a path for each hypothesis."""
@@ -77,40 +80,44 @@ class NbestList:
         return self.lattice().oracle(reference)
 
 
-def read_nbest(path: Path | str) -> Iterator[NbestList]:
+# What an utterance may be, in one form or the other.
+Hypotheses: TypeAlias = Lattice | NbestList
+
+
+def read_nbest(
+    path: Path | str, *, skip: Callable[[LatticeError], None] | None = None
+) -> Iterator[NbestList]:
     """The lists in a file: JSON lines where its first line begins with `{`, else text.
 
     Args
         path  plain or compressed; `-` is standard input
+        skip  takes the error of a malformed list, which is left out then
     Raises
         OSError       the file cannot be read
         LatticeError  it is malformed: which line, and why
     """
     lines = ((number, text) for number, text in read_lines(path) if text.strip())
     for first in lines:
-        both = _chain(first, lines)
-        yield from (
-            _json_lists(both, str(path))
-            if first[1].lstrip()[0] == "{"
-            else _text_lists(both, str(path))
-        )
+        every = chain([first], lines)
+        if first[1].lstrip()[0] == "{":
+            for number, text in every:
+                yield from recovered(partial(_json_list, number, text, str(path)), skip)
+        else:
+            seen: set[str] = set()
+            for name, some in groupby(every, key=lambda line: line[1].split(None, 1)[0]):
+                rows = list(some)
+                yield from recovered(partial(_text_list, name, rows, str(path), seen), skip)
 
 
-def _chain(first: tuple[int, str], rest: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    yield first
-    yield from rest
-
-
-def _json_lists(lines: Iterable[tuple[int, str]], path: str) -> Iterator[NbestList]:
-    for number, text in lines:
-        try:
-            found = json.loads(text)
-        except ValueError as exc:
-            raise LatticeError(f"not JSON ({exc})", path=path, line=number) from exc
-        try:
-            yield _list_of(found)
-        except LatticeError as exc:
-            raise LatticeError(str(exc), path=path, line=number) from None
+def _json_list(number: int, text: str, path: str) -> NbestList:
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise LatticeError(f"not JSON ({exc})", path=path, line=number) from exc
+    try:
+        return _list_of(found)
+    except LatticeError as exc:
+        raise LatticeError(str(exc), path=path, line=number) from None
 
 
 def _list_of(found: Any) -> NbestList:
@@ -142,35 +149,26 @@ def _hypothesis(found: Any, where: str) -> Hypothesis:
     return Hypothesis(tuple(found["words"].split()), *scores)
 
 
-def _text_lists(lines: Iterable[tuple[int, str]], path: str) -> Iterator[NbestList]:
-    seen: set[str] = set()
-    for name, some in groupby(_text_rows(lines, path), key=lambda row: row[1]):
-        hypotheses: list[Hypothesis] = []
-        for number, _, one in some:
-            if not hypotheses and name in seen:
-                raise LatticeError(
-                    f"utterance {name!r} comes again; expected all of its lines together",
-                    path=path,
-                    line=number,
-                )
-            hypotheses.append(one)
-        seen.add(name)
-        yield NbestList(name, tuple(hypotheses))
-
-
-def _text_rows(
-    lines: Iterable[tuple[int, str]], path: str
-) -> Iterator[tuple[int, str, Hypothesis]]:
-    for number, text in lines:
-        name, *fields = text.split()
-        scores = [finite(one) for one in fields[:2]]
-        if len(scores) < 2 or scores[0] is None or scores[1] is None:
+def _text_list(name: str, rows: list[tuple[int, str]], path: str, seen: set[str]) -> NbestList:
+    if name in seen:
+        raise LatticeError(
+            f"utterance {name!r} comes again; expected all of its lines together",
+            path=path,
+            line=rows[0][0],
+        )
+    seen.add(name)
+    hypotheses = []
+    for number, text in rows:
+        fields = text.split()[1:]
+        acoustic, lm = [*map(finite, fields[:2]), None, None][:2]
+        if acoustic is None or lm is None:
             raise LatticeError(
                 "the id is not followed by two finite scores; expected ID ACOUSTIC LM WORDS...",
                 path=path,
                 line=number,
             )
-        yield number, name, Hypothesis(tuple(fields[2:]), scores[0], scores[1])
+        hypotheses.append(Hypothesis(tuple(fields[2:]), acoustic, lm))
+    return NbestList(name, tuple(hypotheses))
 
 
 def nbest_json(found: NbestList) -> str:

@@ -26,13 +26,14 @@ def best_paths(lattice: Lattice, limit: int = 1, scales: Scales | None = None) -
         that a prefix leads to are held together, as in Mohri and Riley, An Efficient Algorithm for
         the n-Best-Strings Problem, 2002.
     """
+    scales = lattice.scales if scales is None else scales
     each = lattice.totals(scales)
     search = _Search(lattice, each.tolist(), lattice.best_to_end(each).tolist())
     found: list[tuple[float, Hypothesis]] = []
     while len(found) < limit and (one := search.next()) is not None:
         found.append(one)
     found.sort(key=lambda one: -one[0])  # the last bits of what was expected may differ
-    return NbestList(lattice.id, tuple(one for _, one in found))
+    return NbestList(lattice.id, tuple(one for _, one in found), scales=scales)
 
 
 class _Search:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.asr.lattice import Lattice, Scales
-from dlm.asr.nbest import NbestList
+from dlm.asr.nbest import Hypotheses, NbestList
 from dlm.asr.state_table import StateTable
 from dlm.client.utterance import Extension, States, Utterance
 from dlm.errors import ConfigError
@@ -37,7 +37,7 @@ from dlm.units import LN_10
 class Search:
     """How a lattice is searched.
 
-    scales      how scores add up; None: as the lattice's file says
+    scales      how scores add up; None: the lattice's own
     new_weight, old_weight  of the model's scores and of those that the lattice has: the lm score of
                 an arc becomes new_weight * new + old_weight * old. 1 and 0 replace; 0.5 and 0.5
                 interpolate (of logarithms); -1 and 1 take a model out of Kaldi's graph scores
@@ -66,9 +66,9 @@ class Search:
         """Whether no hypothesis is ever given up."""
         return self.beam == math.inf and self.hypotheses is None
 
-    def scales_of(self, lattice: Lattice) -> Scales:
-        """The scales that hold for this lattice."""
-        return lattice.scales if self.scales is None else self.scales
+    def scales_of(self, given: Hypotheses) -> Scales:
+        """The scales that hold for this lattice or list."""
+        return given.scales if self.scales is None else self.scales
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +154,7 @@ def rescore_nbest(
     Raises  UnavailableError, ProtocolError, see `Utterance.score_sentences`
     """
     search = search or Search()
-    scales = search.scales or Scales()
+    scales = search.scales_of(found)
     scores = utterance.score_sentences([one.words for one in found.hypotheses])
     made = [
         replace(one, lm=search.new_weight * (score.log10_prob * LN_10) + search.old_weight * one.lm)
@@ -163,7 +163,10 @@ def rescore_nbest(
     made.sort(key=lambda one: -one.total(scales))
     partial = sum(int((score.token_source == PARTIAL).sum()) for score in scores)
     small = sum(int((score.token_source == SMALL).sum()) for score in scores)
-    return NbestList(found.id, tuple(made), partial, small), sum(s.tokens for s in scores)
+    return (
+        NbestList(found.id, tuple(made), partial, small, scales),
+        sum(score.tokens for score in scores),
+    )
 
 
 # Reaching a node: state, score, hypothesis before (-1: none), arc, and the lm score it gets.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from dlm.asr.lattice import NON_WORDS, Lattice, LatticeDraft, Scales
-from dlm.asr.lines import finite, read_lines
+from dlm.asr.lines import described, finite, read_lines
 from dlm.errors import LatticeError
 
 _FIELD = re.compile(
@@ -116,7 +116,7 @@ class _Reader:
     def _number(self, name: str, text: str) -> float:
         value = finite(text)
         if value is None:
-            raise self._error(f"field {name} is {text!r}; a finite number is expected")
+            raise self._error(f"field {name} is {described(text)}; a finite number is expected")
         return value
 
     def _whole(self, name: str, fields: dict[str, str]) -> int:
@@ -124,7 +124,7 @@ class _Reader:
         if text is None:
             raise self._error(f"field {name} is missing; expected {name}=NUMBER")
         if not text.isdecimal():
-            raise self._error(f"field {name} is {text!r}; a number from 0 is expected")
+            raise self._error(f"field {name} is {described(text)}; a number from 0 is expected")
         return int(text)
 
     def _take_header(self, fields: dict[str, str]) -> None:
@@ -227,10 +227,18 @@ def _unescaped(match: re.Match[str]) -> str:
     return chr(int(found, 8)) if len(found) == 3 else found
 
 
-def slf_text(lattice: Lattice) -> str:
-    """The lattice as the text of an SLF file; reading it gives the same scores, bit for bit."""
+def slf_text(lattice: Lattice, remark: str = "") -> str:
+    """The lattice as the text of an SLF file; reading it gives the same scores, bit for bit.
+
+    Args
+        remark  for a line of comment at its top
+    """
     scales = lattice.scales
-    lines = ["VERSION=1.0", f"UTTERANCE={_quoted(lattice.id)}"]
+    lines = [
+        *([f"# {remark}"] if remark else []),
+        "VERSION=1.0",
+        f"UTTERANCE={_quoted(lattice.id)}",
+    ]
     if scales != Scales():
         lines.append(
             f"acscale={scales.acoustic!r} lmscale={scales.lm!r} wdpenalty={scales.word_penalty!r}"

@@ -38,6 +38,7 @@ COMMANDS = {
     "chaos": ("chaos", "chaos"),
     "status": ("status", "status"),
     "score": ("score", "score"),
+    "rescore": ("rescore", "rescore"),
     "token": ("token", "token"),
     "unigrams": ("unigrams", "unigrams"),
     "pieces": ("pieces", "pieces"),

@@ -1,0 +1,214 @@
+"""Files of lattices and n-best lists: which format they have, what is in them, where results go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from dlm.asr.kaldi import SymbolTable, kaldi_text, read_kaldi
+from dlm.asr.lattice import NON_WORDS, Lattice
+from dlm.asr.lines import as_bytes, finite, read_lines, recovered
+from dlm.asr.nbest import Hypotheses, NbestList, nbest_json, nbest_text, read_nbest
+from dlm.asr.slf import read_slf, slf_text
+from dlm.errors import ConfigError, LatticeError
+from dlm.files import Replacement, write_whole
+
+SLF, KALDI, NBEST = "slf", "kaldi", "nbest"
+FORMATS = (SLF, KALDI, NBEST)
+_HEAD_LINES = 20
+
+
+@dataclass(frozen=True)
+class LatticeFiles:
+    """Files of one format.
+
+    format     SLF, KALDI or NBEST
+    table      of Kaldi's lattices, if their labels are numbers
+    non_words  labels that are not words, beside the usual ones
+    """
+
+    paths: Sequence[Path]
+    format: str
+    table: SymbolTable | None = None
+    non_words: Collection[str] = ()
+
+    @classmethod
+    def find(
+        cls,
+        path: Path,
+        format_: str | None = None,
+        table: SymbolTable | None = None,
+        non_words: Collection[str] = (),
+    ) -> LatticeFiles:
+        """The file at `path`, or all of a folder, in the order of their names.
+
+        Args
+            format_  not given, what the first file looks like
+        Raises
+            ConfigError   nothing is there, or an unknown format
+            LatticeError  the first file looks like none
+        """
+        if format_ not in (None, *FORMATS):
+            raise ConfigError(f"format {format_!r}; {', '.join(FORMATS)} are known")
+        if path.is_dir():
+            paths = sorted(p for p in path.iterdir() if p.is_file() and p.name[0] != ".")
+            if not paths:
+                raise ConfigError(f"{path} is a folder without files; expected lattices")
+        else:
+            paths = [path]
+            if str(path) != "-" and not path.exists():
+                raise ConfigError(f"no such file or folder: {path}; expected lattices")
+        if format_ is None:
+            if str(path) == "-":
+                raise ConfigError("give --format: what comes from standard input is read once")
+            format_ = _format_of(paths[0])
+        return cls(paths, format_, table, non_words)
+
+    def read(self, skip: Callable[[LatticeError], None] | None = None) -> Iterator[Hypotheses]:
+        """Every utterance, in the order of the files.
+
+        Args
+            skip  takes the error of a malformed utterance, which is left out then
+        Raises
+            LatticeError, OSError, ConfigError, see the readers
+        """
+        non_words = {*NON_WORDS, *self.non_words}
+        for path in self.paths:
+            if self.format == SLF:
+                yield from recovered(partial(read_slf, path, non_words=non_words), skip)
+            elif self.format == KALDI:
+                yield from read_kaldi(path, self.table, non_words=non_words, skip=skip)
+            else:
+                yield from read_nbest(path, skip=skip)
+
+
+def _format_of(path: Path) -> str:
+    """What a file looks like."""
+    lines = [text for _, text in islice(read_lines(path), _HEAD_LINES) if text.strip()]
+    if lines and lines[0].lstrip()[0] == "{":
+        return NBEST
+    if any(line.startswith(("VERSION=", "V=", "N=", "I=", "UTTERANCE=")) for line in lines):
+        return SLF
+    fields = [line.split() for line in lines[:2]]
+    if len(fields) == 2 and len(fields[0]) == 1 and all(f.isdecimal() for f in fields[1][:1]):
+        return KALDI
+    if fields and len(fields[0]) > 2 and None not in map(finite, fields[0][1:3]):
+        return NBEST
+    raise LatticeError(
+        "this is neither an SLF lattice, nor Kaldi's in text, nor an n-best list (JSON lines, or "
+        "ID ACOUSTIC LM WORDS...). `lattice-copy ark:F ark,t:F` makes text of Kaldi's binary ones",
+        path=str(path),
+    )
+
+
+class ResultWriter(Protocol):
+    """Takes results, utterance by utterance."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def write(self, found: Hypotheses, remark: str = "") -> None:
+        """Adds an utterance; `remark` where the format has comments."""
+
+
+class FileWriter:
+    """All results in one file, which appears when all are there, or not at all.
+
+    Args
+        path   n-best lists are JSON lines where it ends in .jsonl or .json, else text
+        table  of Kaldi's lattices, if their labels are numbers
+    """
+
+    def __init__(self, path: Path, format_: str, table: SymbolTable | None = None) -> None:
+        self._format, self._table = format_, table
+        self._json = path.suffix in (".jsonl", ".json")
+        self._replacement = Replacement(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self._replacement.commit()
+        finally:
+            self._replacement.discard()
+
+    def write(self, found: Hypotheses, remark: str = "") -> None:
+        """See `ResultWriter`."""
+        if isinstance(found, NbestList):
+            text = nbest_json(found) if self._json else nbest_text(found)
+        elif self._format == KALDI:
+            text = kaldi_text(found, self._table)
+        else:
+            text = slf_text(found, remark)
+        self._replacement.file.write(as_bytes(text))
+
+
+class FolderWriter:
+    """A file for each lattice, in SLF; each appears whole, when it is done.
+
+    Args
+        resume  leave out what is there; without it the folder must be new or empty
+    Raises
+        ConfigError  there are files in it already
+    """
+
+    def __init__(self, folder: Path, *, resume: bool = False) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{folder} is a file; expected a folder, a file for each lattice")
+        if not resume and folder.is_dir() and any(folder.iterdir()):
+            raise ConfigError(
+                f"{folder} has files already; give another folder, or --resume to leave out what "
+                "is done"
+            )
+        self._folder = folder
+        self._written: set[str] = set()
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def has(self, name: str) -> bool:
+        """Whether the lattice of this utterance is there from an earlier run."""
+        return name not in self._written and self._path(name).exists()
+
+    def write(self, found: Hypotheses, remark: str = "") -> None:
+        """See `ResultWriter`.
+
+        Raises  ConfigError  a second lattice of the same utterance
+        """
+        assert isinstance(found, Lattice)
+        if found.id in self._written:
+            raise ConfigError(
+                f"utterance {found.id!r} comes twice; each needs a file of its own. Rename one"
+            )
+        self._written.add(found.id)
+        write_whole(self._path(found.id), as_bytes(slf_text(found, remark)))
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.slf"
