@@ -314,6 +314,8 @@ class LatticeDraft:
             out.setdefault(source, []).append(target)
             out.setdefault(target, [])
             waiting[target] += 1
+        if all(source < target for source, target, *_ in self._arcs):
+            return sorted(out)  # as the file numbers them
         order = [node for node in sorted(out) if not waiting[node]]
         for node in order:  # which grows
             for target in out[node]:

@@ -42,14 +42,14 @@ class Search:
                 an arc becomes new_weight * new + old_weight * old. 1 and 0 replace; 0.5 and 0.5
                 interpolate (of logarithms); -1 and 1 take a model out of Kaldi's graph scores
     beam        > 0; hypotheses that fall so far behind the best at their position are given up, in
-                units of lm scores (natural logarithms, before the scale). 16; infinite is exact
+                units of lm scores (natural logarithms, before the scale). 10; infinite is exact
     hypotheses  > 0; at most so many at a position. None: any number
     """
 
     scales: Scales | None = None
     new_weight: float = 1.0
     old_weight: float = 0.0
-    beam: float = 16.0
+    beam: float = 10.0
     hypotheses: int | None = None
 
     def __post_init__(self) -> None:

@@ -72,7 +72,7 @@ def rescore(
     beam: Annotated[
         float,
         typer.Option(help="How far behind a hypothesis may fall, in lm scores; inf is exact."),
-    ] = 16.0,
+    ] = 10.0,
     hypotheses: Annotated[
         int | None, typer.Option(help="At most so many at a position; any number if not given.")
     ] = None,

@@ -122,6 +122,7 @@ def test_a_rescored_lattice_scored_again_is_itself(
     once = rescore(random_lattice(seed, words=WORDS), client.utterance(), SEARCH).lattice
     path = tmp_path / "a.slf"
     path.write_text(slf_text(once))
+    assert slf_text(read_slf(path)) == slf_text(once)
     again = rescore(read_slf(path), client.utterance(), Search(beam=math.inf)).lattice
     assert summed(again) == summed(once)
     assert (again.nodes, again.arcs) == (once.nodes, once.arcs)

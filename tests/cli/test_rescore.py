@@ -25,7 +25,18 @@ from dlm.errors import DlmError
 from models import HAND_MADE
 
 WORDS = ["a", "b", "c", "d"]
-SCALES = ["--deadline", 60, "--acoustic-scale", 0.5, "--lm-scale", 3, "--word-penalty", -0.25, "--beam", "inf"]
+SCALES = [
+    "--deadline",
+    60,
+    "--acoustic-scale",
+    0.5,
+    "--lm-scale",
+    3,
+    "--word-penalty",
+    -0.25,
+    "--beam",
+    "inf",
+]
 SEARCH = Search(Scales(0.5, 3.0, -0.25), beam=math.inf)
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
