@@ -122,11 +122,13 @@ def _coerce(section: str, name: str, kind: Any, value: Any) -> Any:
                 return {"1": True, "true": True, "0": False, "false": False}[value.lower()]
             if kind in (int, float, Path):
                 return kind(value)
+        if isinstance(value, bool) and kind in (int, float):  # an int, in Python
+            raise ValueError
         if kind is float and isinstance(value, int):
             return float(value)
         if isinstance(kind, type) and not isinstance(value, kind):
             raise ValueError
-    except (KeyError, ValueError) as exc:
+    except (KeyError, OverflowError, ValueError) as exc:
         raise ConfigError(
             f"{section}.{name} is {value!r}; it must be {_A.get(kind) or kind}"
         ) from exc

@@ -57,9 +57,11 @@ def _tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
     names = header.decode("utf-8", "replace").split("\t")
     for column in (user_column, text_column):
         if names.count(column) != 1:
+            # Not shown: in a file without a header it is a user's.
             raise FormatError(
-                f"{path}: the header has the columns {', '.join(names[:8])!r}, and not once "
-                f"{column!r}; name the columns of user and text (--user-column, --text-column)"
+                f"{path}: the first line has {len(names)} columns, and not once {column!r}; "
+                "expected a header, and in it the columns of user and text (--user-column, "
+                "--text-column)"
             )
     user_at, text_at = names.index(user_column), names.index(text_column)
     for number, raw in enumerate(lines, 2):

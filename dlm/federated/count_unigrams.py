@@ -169,13 +169,19 @@ class CountedUnigrams:
 
 
 def list_record(
-    whitelist: Path, content: bytes, settings: CollectionSettings, *, begun: bool
+    whitelist: Path,
+    content: bytes,
+    settings: CollectionSettings,
+    *,
+    begun: bool,
+    setting: str = "--public",
 ) -> Provenance | None:
     """The record of the list of words, or somebody's word that it is public.
 
     Args
         content  of the list
         begun    whether rounds were done with it
+        setting  where that word is given, for errors
     Raises
         PrivacyError  neither is there, or the record promises nothing, and the counts are to have a
                       guarantee; the key has not signed the list
@@ -188,7 +194,7 @@ def list_record(
         "the list of words",
         record,
         by=settings.public,
-        setting="--public",
+        setting=setting,
         sha256=content_digest(content),
         promises=settings.released,
         simulated=settings.noise_multiplier is not None,

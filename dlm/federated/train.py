@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dlm.errors import ConfigError, PrivacyError
+from dlm.errors import ConfigError, FormatError, PrivacyError
 from dlm.federated import checkpoint, grid, metrics, rnn, trees
 from dlm.federated.account.compose import StageRecord
 from dlm.federated.checkpoint import STATE_DIGEST, VOCABULARY_DIGEST, Arrays
@@ -40,6 +40,7 @@ from dlm.federated.rounds import (
     Diagnostics,
     FederatedAlgorithm,
     OptimizerConfig,
+    ReleaseConfig,
     TrainingState,
     grid_release,
     make_algorithm,
@@ -196,7 +197,7 @@ class Training(FederatedRun[RoundReport]):
         self._release = settings.privacy.release(
             settings.sampling.users_a_round(len(self.train_users))
         )
-        self.mechanism = self._make_mechanism()
+        self.mechanism = mechanism_of(settings, self._release, progress)
         if aggregator is None and settings.aggregation.secure:
             aggregator = SecureAggregator(
                 settings.privacy.clip_norm,
@@ -486,27 +487,6 @@ class Training(FederatedRun[RoundReport]):
             simulated=self.settings.run.simulation,
         )
 
-    def _make_mechanism(self) -> Mechanism | None:
-        privacy, rounds = self.settings.privacy, self.settings.run.rounds
-        if privacy.mechanism == "none":
-            return None
-        restarts = privacy.restarts
-        if self._release.adaptive is not None and privacy.mechanism == "tree-restart":
-            renewed = self._release.adaptive.restarts_within(rounds)
-            restarts = tuple(sorted({*restarts, *(at + 1 for at in renewed)}))
-        most = privacy.max_part or -(-rounds // privacy.gap)
-        return make_mechanism(
-            privacy.mechanism,
-            rounds=rounds,
-            gap=privacy.gap,
-            max_part=most,
-            restarts=restarts,
-            buffers=privacy.buffers,
-            bands=privacy.bands or None,
-            error=privacy.error,
-            progress=self._progress,
-        )
-
     def _make_sampler(self) -> Sampler:
         given, users = self.settings.sampling, len(self.train_users)
         key = self._root.fold("sampling")
@@ -709,6 +689,36 @@ class TrainedModel:
     rounds: int
 
 
+def mechanism_of(
+    settings: TrainingSettings,
+    release: ReleaseConfig,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Mechanism | None:
+    """The mechanism of a run's noise; None of a run without.
+
+    Raises  ConfigError, PrivacyError  as `make_mechanism`
+    """
+    privacy, rounds = settings.privacy, settings.run.rounds
+    if privacy.mechanism == "none":
+        return None
+    restarts = privacy.restarts
+    if release.adaptive is not None and privacy.mechanism == "tree-restart":
+        renewed = release.adaptive.restarts_within(rounds)
+        restarts = tuple(sorted({*restarts, *(at + 1 for at in renewed)}))
+    most = privacy.max_part or -(-rounds // privacy.gap)
+    return make_mechanism(
+        privacy.mechanism,
+        rounds=rounds,
+        gap=privacy.gap,
+        max_part=most,
+        restarts=restarts,
+        buffers=privacy.buffers,
+        bands=privacy.bands or None,
+        error=privacy.error,
+        progress=progress,
+    )
+
+
 def load_model(
     run: str | os.PathLike[str], *, public_key: str | os.PathLike[str] | None = None
 ) -> TrainedModel:
@@ -726,9 +736,15 @@ def load_model(
     content = place.read_bytes()  # once: what is verified is what is loaded
     found = checkpoint.parse(content, place)
     settings = found.settings
-    network = ModelSettings(**settings["model"]).network(settings["vocab_size"])
+    try:
+        network = ModelSettings(**settings["model"]).network(settings["vocab_size"])
+        server, rounds = OptimizerConfig(**settings["server"]), int(found.facts["round"])
+    except (KeyError, TypeError, ValueError) as exc:
+        raise FormatError(
+            f"{place} holds no network of dlm federate ({exc!r}); name the folder of a run"
+        ) from exc
     params = rnn.init(jax.random.key(0), network)
-    moments = OptimizerConfig(**settings["server"]).transformation().init(params)
+    moments = server.transformation().init(params)
     zero = jnp.float32(0.0)
     template = TrainingState(jnp.int32(0), params, moments, zero, zero, None)
     state: TrainingState = trees.rebuilt(found.arrays, template, found.path)
@@ -738,4 +754,4 @@ def load_model(
     vocabulary = None
     if (words := found.attachments.get("vocabulary")) is not None:
         vocabulary = RunVocabulary.from_bytes(words, record)
-    return TrainedModel(network, state.params, vocabulary, record, int(found.facts["round"]))
+    return TrainedModel(network, state.params, vocabulary, record, rounds)

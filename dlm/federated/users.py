@@ -61,6 +61,15 @@ def words_of(utterance: str) -> list[str]:
     return utterance.split()
 
 
+def check_columns(path: Path, user_column: str, text_column: str) -> None:
+    """Passes for a file of users with these columns, as far as its first row shows.
+
+    Raises  FormatError  as `UserDataset.open`
+    """
+    rows = parquet_rows if ".parquet" in path.suffixes else tsv_rows
+    next(rows(path, user_column, text_column), None)
+
+
 class _Letters(dict[int, int]):
     """Letters, their marks and the apostrophe stay, all else is a space; filled as it is asked."""
 

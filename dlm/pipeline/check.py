@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 from dlm.errors import ConfigError
 from dlm.federated.count_unigrams import list_record
 from dlm.federated.counts_file import read_counts
-from dlm.federated.provenance import LINE_PREFIX
+from dlm.federated.settings import TrainingSettings
+from dlm.federated.tokens import FIRST_WORD_ID
 from dlm.federated.unigrams import read_whitelist
 from dlm.federated.words import RunVocabulary
 from dlm.index.build.budget import output_bytes, spill_bytes
 from dlm.ngram.arpa import ArpaReader
+from dlm.pipeline.check_inputs import check_inputs, topology_records
 from dlm.pipeline.settings import PipelineSettings
 from dlm.pipeline.user_stages import check_vouched
 from dlm.resources import check_disk
@@ -36,19 +39,26 @@ def check(settings: PipelineSettings) -> None:
     for name, path in settings.inputs.files().items():
         if not path.exists():
             raise ConfigError(f"inputs.{name}: {path} does not exist; give a file that does")
+        if path.is_dir() and name != "topology":
+            raise ConfigError(f"inputs.{name}: {path} is a folder; give a file")
         if not os.access(path, os.R_OK):
             raise ConfigError(f"inputs.{name}: {path} may not be read by this user")
     text = settings.federate.pretrain.text
     if text and not os.access(text, os.R_OK):
         raise ConfigError(f"federate.pretrain.text: {text} does not exist, or may not be read")
-    if settings.inputs.topology is not None:
-        with ArpaReader(settings.inputs.topology):  # refuses what is no ARPA file
-            pass
+    check_inputs(settings)
     if settings.unigrams is not None and settings.inputs.whitelist is not None:
         whitelist = settings.inputs.whitelist
         # What an earlier call began is judged again by its stage.
-        list_record(whitelist, whitelist.read_bytes(), settings.unigrams, begun=False)
+        list_record(
+            whitelist,
+            whitelist.read_bytes(),
+            settings.unigrams,
+            begun=False,
+            setting="[inputs] public",
+        )
     check_vouched(settings)
+    _check_training(settings.federate)
     _check_vocabulary(settings)
     if settings.pieces is not None:
         import sentencepiece  # noqa: F401
@@ -58,9 +68,19 @@ def check(settings: PipelineSettings) -> None:
     folder = settings.run.folder
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"run.folder: {folder} is a file; give a folder")
-    held = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    held = _bytes_in(folder)
     needed = max(needed_bytes(settings) - held, 0)
     check_disk(folder, needed, "this pipeline", advice="another [run] folder")
+
+
+def _bytes_in(folder: Path) -> int:
+    """Of all files; what another process removes meanwhile, or does not show, counts as nothing."""
+    found = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                found += (Path(place) / name).lstat().st_size
+    return found
 
 
 def voids(settings: PipelineSettings) -> list[str]:
@@ -75,11 +95,17 @@ def voids(settings: PipelineSettings) -> list[str]:
     if not inputs.public:
         if inputs.text is not None:
             found.append(f"nobody says that {inputs.text} is public (inputs.public)")
-        elif inputs.topology is not None and not _has_record(inputs.topology):
+        elif inputs.topology is not None and not topology_records(inputs.topology):
             found.append(
                 f"{inputs.topology} has no privacy record, and nobody says that it is public "
                 "(inputs.public)"
             )
+    if inputs.topology is not None:
+        found += [
+            f"the record of {inputs.topology} has none: {'; '.join(record.reasons)}"
+            for record in topology_records(inputs.topology)
+            if record.guarantee is None
+        ]
     return found
 
 
@@ -101,6 +127,17 @@ def needed_bytes(settings: PipelineSettings) -> int:
         arpa = 40 * sum(counts)
         needed += 2 * arpa + output_bytes(counts) + spill_bytes(counts)
     return needed
+
+
+def _check_training(settings: TrainingSettings) -> None:
+    """Makes what training makes of its settings alone: what it refuses is known before users' words
+    are counted."""
+    from dlm.federated.train import mechanism_of
+
+    release = settings.privacy.release(settings.sampling.users_a_round(1))
+    mechanism_of(settings, release)
+    settings.model.network(FIRST_WORD_ID + 1)
+    settings.server.transformation()
 
 
 def _state_bytes(settings: PipelineSettings, words: int) -> int:
@@ -141,11 +178,6 @@ def _check_vocabulary(settings: PipelineSettings) -> None:
             f"federate.data.vocabulary_size is {size:,}, and {whitelist} has {len(words):,} words; "
             "give a longer list or a smaller vocabulary"
         )
-
-
-def _has_record(arpa: Path) -> bool:
-    with ArpaReader(arpa) as reader:
-        return any(line.startswith(LINE_PREFIX) for line in reader.comments)
 
 
 def _plain_bytes(path: Path) -> int:

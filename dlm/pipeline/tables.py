@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlm.distill.request import MOST_SAMPLES
 from dlm.errors import ConfigError
 from dlm.estimate.discount import DEFAULT_FALLBACK
 from dlm.estimate.prune import Goal, read_goal
@@ -179,7 +181,7 @@ class DistillSettings:
     """[distill]: the options of `dlm distill`.
 
     Fields (bound; default)
-        samples  >= 1; 100,000 sentences;  seed  0;  prior  >= 0; as `dlm distill` has it
+        samples  1 to 1e15; 100,000 sentences;  seed  >= 0; 0;  prior  >= 0; as `dlm distill` has it
     """
 
     samples: float = 1e5
@@ -187,9 +189,13 @@ class DistillSettings:
     prior: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.samples >= 1:
-            raise ConfigError(f"distill.samples is {self.samples}; it must be 1 or more")
-        if self.prior is not None and not self.prior >= 0:
+        if not 1 <= self.samples <= MOST_SAMPLES:
+            raise ConfigError(
+                f"distill.samples is {self.samples}; it must be 1 to {MOST_SAMPLES:g}"
+            )
+        if self.seed < 0:
+            raise ConfigError(f"distill.seed is {self.seed}; it must be 0 or more")
+        if self.prior is not None and not 0 <= self.prior < math.inf:
             raise ConfigError(f"distill.prior is {self.prior}; it must be 0 or more")
 
 

@@ -17,10 +17,12 @@ from cli.trained import check_taken_up, compiled_quickly, dlm, train  # noqa: E4
 from dlm.distill.capitalize import CasedSource  # noqa: E402
 from dlm.distill.network import NetworkSource  # noqa: E402
 from dlm.distill.source import MOST_WORDS  # noqa: E402
-from dlm.errors import ConfigError  # noqa: E402
+from dlm.distill.work import COUNTS  # noqa: E402
+from dlm.errors import ConfigError, FormatError  # noqa: E402
 from dlm.estimate.columns import ModelColumns  # noqa: E402
 from dlm.federated.counts_file import WordCounts, write_counts  # noqa: E402
 from dlm.federated.provenance import LINE_PREFIX, Guarantee, Provenance  # noqa: E402
+from dlm.federated.run_folder import CHECKPOINT  # noqa: E402
 from dlm.ngram.arpa import ArpaReader  # noqa: E402
 from dlm.ngram.backoff import DictModel  # noqa: E402
 from estimate.merge_models import normalised_model, worst_sum  # noqa: E402
@@ -271,3 +273,16 @@ def test_what_a_network_cannot_be_asked_is_refused(
     assert isinstance(done.exception, ConfigError)
     assert message in str(done.exception)
     assert not (home / "no").exists()
+
+
+def test_a_checkpoint_of_something_else_is_no_network(home: Path) -> None:
+    """Counts where a run's checkpoint is expected."""
+    work, wrong = home / "counted", home / "wrong"
+    args = ("distill", home / "run", "--topology", home / "top.arpa", "--samples", 5)
+    assert dlm(*args, "--work", work).exit_code == 0
+    wrong.mkdir()
+    (work / COUNTS).rename(wrong / CHECKPOINT)
+    for asked in (("distill", wrong, *args[2:], "-o", home / "no"), ("evaluate", wrong, "--text")):
+        done = dlm(*asked, *([home / "words.txt"] if asked[0] == "evaluate" else []))
+        assert isinstance(done.exception, FormatError), done.exception
+        assert "holds no network of dlm federate" in str(done.exception)

@@ -125,7 +125,7 @@ def test_wordpieces_stand_between_words_and_the_network(tmp_path: Path) -> None:
         ("[federate.run]", "[prune]\n[federate.run]", "give one of a threshold"),
         ("[federate.run]", "[shard]\nshards = 0\n[federate.run]", "0 shards"),
         ("[federate.run]", "[shard]\nbits = 6\n[federate.run]", "--encoding compact"),
-        ("[federate.run]", "[distill]\nsamples = 0\n[federate.run]", "1 or more"),
+        ("[federate.run]", "[distill]\nsamples = 0\n[federate.run]", "1 to 1e"),
         ("[federate.run]", '[estimate]\nprune = "x"\n[federate.run]', "estimate.prune is 'x'"),
         ("noise_multiplier = 1\n", "noise_multiplier = 1\nlambda = 'inf'\n", "lambda is finite"),
         ("noise_multiplier = 1\n", "noise_multiplier = 1\nlambda = 'x'\n", "a number or inf"),

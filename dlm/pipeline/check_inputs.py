@@ -1,0 +1,118 @@
+"""Whether a pipeline's inputs are what they are said to be, and fit together.
+
+That is found before users are counted, and not when their privacy has been spent.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dlm.errors import ConfigError, PrivacyError
+from dlm.estimate.text import Reader
+from dlm.federated.provenance import LINE_PREFIX, Provenance
+from dlm.federated.unigrams import read_whitelist
+from dlm.federated.users import check_columns
+from dlm.federated.words import RunVocabulary, WordList, check_public
+from dlm.ngram.arpa import ArpaReader
+from dlm.ngram.vocab import as_bytes
+from dlm.pipeline.settings import PipelineSettings
+
+
+def check_inputs(settings: PipelineSettings) -> None:
+    """Passes where all inputs are there whole, and n-grams of the topology are of the words of
+    users.
+
+    Raises
+        ConfigError            users without the columns; text or a topology without any of the
+                               words; held-out users who are the users
+        PrivacyError           users' text, or what has a record of users, that is said to be public
+        FormatError, ArpaError  a damaged file
+    """
+    inputs = settings.inputs
+    _check_apart(settings)
+    for path in filter(None, (inputs.users, inputs.held_out)):
+        check_columns(path, inputs.user_column, inputs.text_column)
+    for shared in filter(None, (inputs.text, inputs.topology)):
+        if inputs.public:
+            check_public(shared, inputs.public, "[inputs] public")
+    if inputs.topology is not None:
+        topology_records(inputs.topology)
+    _check_words(settings)
+
+
+def topology_records(arpa: Path) -> list[Provenance]:
+    """The privacy records in the header of an ARPA file.
+
+    Raises
+        FormatError, PrivacyError  one that cannot be read, or was changed
+    """
+    with ArpaReader(arpa) as reader:
+        lines = [line for line in reader.comments if line.startswith(LINE_PREFIX)]
+    return [Provenance.from_json(line, f"the record in {arpa}") for line in lines]
+
+
+def _check_apart(settings: PipelineSettings) -> None:
+    """Text that is said to be public is no file of users, nor are held-out users the users."""
+    inputs = settings.inputs
+    of_users = {"users": inputs.users, "held_out": inputs.held_out}
+    others = {f"inputs.{name}": path for name, path in inputs.files().items()}
+    if settings.federate.pretrain.text:
+        others["federate.pretrain.text"] = Path(settings.federate.pretrain.text)
+    for user_name, users in of_users.items():
+        for name, path in others.items():
+            if users is None or name == f"inputs.{user_name}" or not path.samefile(users):
+                continue
+            if name == "inputs.held_out":
+                raise ConfigError(
+                    f"inputs.held_out and inputs.users are the same file, {path}: a model is "
+                    "judged on people whom it has not learned from. Give other users, or none"
+                )
+            if name != "inputs.users":
+                raise PrivacyError(
+                    f"{name} and inputs.{user_name} are the same file, {path}: what users wrote "
+                    f"is not public. Give {name} another file"
+                )
+
+
+def _check_words(settings: PipelineSettings) -> None:
+    """The n-grams have a word that the network may have; of wordpieces nobody knows yet."""
+    inputs = settings.inputs
+    words = None if settings.pieces is not None else _words(settings)
+    if inputs.topology is not None:
+        with ArpaReader(inputs.topology) as reader:
+            for _ in reader.batches():  # to the end: a file that was cut is found here
+                pass
+            given = set(reader.vocabulary.words)
+        if words is not None and not words & given:
+            raise ConfigError(_foreign("inputs.topology", inputs.topology, settings))
+    if inputs.text is not None and words is not None and not _has_a_word(settings, words):
+        raise ConfigError(_foreign("inputs.text", inputs.text, settings))
+
+
+def _words(settings: PipelineSettings) -> set[bytes] | None:
+    """Words that the network may have; None for wordpieces."""
+    inputs = settings.inputs
+    if inputs.whitelist is not None:
+        return set(map(as_bytes, read_whitelist(inputs.whitelist)))
+    assert inputs.vocabulary is not None
+    words = RunVocabulary.read(inputs.vocabulary).words
+    return set(map(as_bytes, words.words)) if isinstance(words, WordList) else None
+
+
+def _has_a_word(settings: PipelineSettings, words: set[bytes]) -> bool:
+    """Whether the public text says one of the words; it is read up to there."""
+    given, text = settings.estimate, settings.inputs.text
+    assert given is not None
+    reader = Reader([str(text)], skip=given.skip, column=given.column)
+    blocks = (block.lines for block in reader.read() if block.size)
+    return any(not words.isdisjoint(lines.split()) for lines in blocks)
+
+
+def _foreign(name: str, path: Path, settings: PipelineSettings) -> str:
+    inputs = settings.inputs
+    source = "whitelist" if inputs.whitelist is not None else "vocabulary"
+    return (
+        f"{name}: {path} has none of the words of inputs.{source}, so that no n-gram of it would "
+        "be the model's; give text of the same language, spelling and case (inputs.tokenizer is "
+        f"{inputs.tokenizer!r})"
+    )
