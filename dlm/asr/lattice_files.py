@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from dlm.asr.kaldi import SymbolTable, kaldi_text, read_kaldi
 from dlm.asr.lattice import NON_WORDS, Lattice
@@ -106,22 +106,6 @@ def _format_of(path: Path) -> str:
     )
 
 
-class ResultWriter(Protocol):
-    """Takes results, utterance by utterance."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-    def write(self, found: Hypotheses, remark: str = "") -> None:
-        """Adds an utterance; `remark` where the format has comments."""
-
-
 class FileWriter:
     """All results in one file, which appears when all are there, or not at all.
 
@@ -151,7 +135,7 @@ class FileWriter:
             self._replacement.discard()
 
     def write(self, found: Hypotheses, remark: str = "") -> None:
-        """See `ResultWriter`."""
+        """Adds an utterance; `remark` where the format has comments."""
         if isinstance(found, NbestList):
             text = nbest_json(found) if self._json else nbest_text(found)
         elif self._format == KALDI:
@@ -198,7 +182,7 @@ class FolderWriter:
         return name not in self._written and self._path(name).exists()
 
     def write(self, found: Hypotheses, remark: str = "") -> None:
-        """See `ResultWriter`.
+        """Adds a file of an utterance; `remark` is its comment.
 
         Raises  ConfigError  a second lattice of the same utterance
         """

@@ -63,7 +63,7 @@ class UserSource:
         what = f"{attribute} of {self._name}"
         with user_code(what):
             is_there = not attribute.startswith("_") and hasattr(self._source, attribute)
-            found = getattr(self._source, attribute) if is_there else None
+            found: Any = getattr(self._source, attribute) if is_there else None
         if not is_there:
             raise AttributeError(f"{self._name} has no {attribute}")
         if attribute not in ("log_probs", "sample", "histories", "visits"):
