@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -67,6 +68,8 @@ def evaluate(
         raise ConfigError(f"--tokenizer is one of {', '.join(TOKENIZERS)}; found {tokenizer}")
     if draws < 0:
         raise ConfigError(f"--draws {draws}; give 0 or more")
+    if seed < 0:
+        raise ConfigError(f"--seed {seed}; give 0 or more")
     check_reads("MODEL", *models, folders=True)
     check_reads("--users", users, folders=True)
     check_reads("--text", text)
@@ -130,11 +133,16 @@ def _facts(
         "models": [
             {
                 "model": judge.name,
-                **{name: vars(figure) for name, figure in told.items()},
+                **{name: _finite(figure) for name, figure in told.items()},
             }
             for judge, told in zip(found.judges, figures, strict=True)
         ],
     }
+
+
+def _finite(figure: Figure) -> dict[str, float | None]:
+    """A figure as JSON has it, which knows no infinity: a word of probability 0 gives one."""
+    return {k: v if v is not None and math.isfinite(v) else None for k, v in vars(figure).items()}
 
 
 def _shown(figure: Figure) -> str:

@@ -78,6 +78,7 @@ def test_models_are_compared_on_users_text(run: Run, home: Path) -> None:
         (["--text", "none.txt"], "none.txt"),
         (["--text", "text.txt", "--tokenizer", "none"], "--tokenizer is one of"),
         (["--text", "text.txt", "--draws", "-1"], "give 0 or more"),
+        (["--users", "users.tsv", "--seed", "-1"], "--seed -1; give 0 or more"),
         (["--text", "text.txt", "--memory", "1M"], "raise --memory"),
     ],
 )
@@ -89,3 +90,14 @@ def test_what_cannot_be_judged_is_refused(
     done = run("evaluate", home / "one.arpa", *paths)
     assert (done.returncode, done.stdout) == (1, b"")
     assert message in done.stderr.decode()
+
+
+def test_a_word_of_probability_0_is_no_number_that_json_lacks(run: Run, home: Path) -> None:
+    """Its log-likelihood is -inf, which readers of JSON refuse."""
+    rows = "-99\t<s>\n-0.3\t</s>\n-inf\tw0\n-0.3\tw1\n"
+    (home / "zero.arpa").write_text(f"\\data\\\nngram 1=4\n\n\\1-grams:\n{rows}\n\\end\\\n")
+    (home / "zero.txt").write_text("w0 w1\n")
+    done = run("evaluate", home / "zero.arpa", "--text", home / "zero.txt", "--json", "-q")
+    assert done.returncode == 0, done.stderr
+    (model,) = json.loads(done.stdout, parse_constant=pytest.fail)["models"]
+    assert model["sll_without_oovs"]["value"] is None
