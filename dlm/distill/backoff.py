@@ -17,7 +17,7 @@ from dlm.distill import kernels
 from dlm.distill.count import NgramCounts, ln_likelihood, local_counts
 from dlm.distill.fit import DistilledModel, fit
 from dlm.distill.topology import closed, restricted, united
-from dlm.errors import DlmError
+from dlm.errors import DlmError, SourceError
 from dlm.estimate.columns import MISSING, ModelColumns
 
 F64 = np.float64
@@ -25,6 +25,7 @@ F64 = np.float64
 MOST_STEPS = 1_000
 _RESTARTS = 4
 _TOLERANCE = 1e-12
+SUM_TOLERANCE = 0.01  # of a file's contexts together; files have 4 digits at the least
 
 
 def distill_backoff(
@@ -80,7 +81,11 @@ class BackoffSource:
 
     @classmethod
     def of(cls, model: ModelColumns, topology: ModelColumns) -> BackoffSource:
-        """The model, on a closed topology that holds its n-grams and has its words."""
+        """The model, on a closed topology that holds its n-grams and has its words.
+
+        Raises
+            SourceError  its contexts do not sum to 1: it was filtered, or its values are wrong
+        """
         prob, weight = [], []
         for columns in topology.orders:
             prob.append(10.0 ** model.log10_probs(columns.ids))
@@ -94,7 +99,27 @@ class BackoffSource:
         prob[0][model.vocabulary.begin_id] = 0.0
         if not model.vocabulary.unk_in_model:
             prob[0][0] = 0.0
-        return cls(topology, prob, weight)
+        made = cls(topology, prob, weight)
+        _check_sums(made)
+        return made
+
+
+def _check_sums(source: BackoffSource) -> None:
+    """Passes where what follows a context has probability 1, taking all contexts together.
+
+    Raises
+        SourceError  it has another
+    """
+    contexts = [np.ones(1), *(np.ones(len(columns)) for columns in source.topology.orders[:-1])]
+    with np.errstate(all="ignore"):
+        total = sum(float(found.sum()) for found in _step(source, contexts))
+    mean = total / sum(map(len, contexts))
+    if not abs(mean - 1) <= SUM_TOLERANCE:
+        raise SourceError(
+            f"the probabilities that the model gives to words sum to {mean:.4g} in the mean of its "
+            "contexts; expected 1. Where it was filtered, dlm filter --renormalise makes it sum to "
+            "1; else estimate it again"
+        )
 
 
 def exact_counts(source: BackoffSource) -> NgramCounts:

@@ -20,7 +20,7 @@ from distill.plain import (
     restricted_values,
     sampled,
 )
-from dlm.distill.backoff import BackoffSource, exact_counts
+from dlm.distill.backoff import BackoffSource, distill_backoff, exact_counts
 from dlm.distill.count import (
     NgramCounts,
     Visit,
@@ -29,8 +29,10 @@ from dlm.distill.count import (
     sampled_counts,
 )
 from dlm.distill.fit import fit
+from dlm.distill.mixture import merge_by_counts
+from dlm.distill.sampled import distill_samples
 from dlm.distill.topology import closed, restricted, united
-from dlm.errors import ConfigError, DlmError
+from dlm.errors import ConfigError, DlmError, SourceError
 from dlm.estimate.columns import ModelColumns
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.vocab import Vocabulary
@@ -304,7 +306,8 @@ def test_a_mixture_of_counts_is_the_fit_of_the_mixture(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_distilled_is_refused_by_name(tmp_path: Path) -> None:
-    """No words in common; sentences that never end; no counts; a prior below nothing."""
+    """No words in common; sentences that never end; a model that was filtered; no counts; a prior
+    below nothing."""
     _, columns, _ = a_source(1, tmp_path)
     _, other, _ = a_source(2, tmp_path)
     some = restricted(other, Vocabulary([b"<unk>", b"<s>", b"</s>", b"a", b"b"], unk_in_model=True))
@@ -331,6 +334,18 @@ def test_what_cannot_be_distilled_is_refused_by_name(tmp_path: Path) -> None:
     forever, _ = read(endless, tmp_path / "endless.arpa")
     with pytest.raises(DlmError, match="do not end"):
         exact_counts(BackoffSource.of(forever, closed(forever)))
+    half = PlainModel(2, {
+        ("<s>",): (-99.0, 0.0), ("</s>",): (-0.5, None), ("a",): (-0.5, 0.0),
+        ("a", "a"): (-0.5, None),
+    })  # fmt: skip
+    filtered, _ = read(half, tmp_path / "half.arpa")
+    for ask in (
+        lambda: distill_backoff(filtered, filtered),
+        lambda: distill_samples(filtered, filtered, samples=9),
+        lambda: merge_by_counts([columns, filtered], [0.5, 0.5]),
+    ):
+        with pytest.raises(SourceError, match=r"sum to 0.6.*dlm filter --renormalise"):
+            ask()
     nothing = NgramCounts([np.zeros(len(columns.orders[0]))], [np.zeros(1)])
     with pytest.raises(ConfigError, match="no counts"):
         fit(columns, nothing)
