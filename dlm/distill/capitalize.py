@@ -9,14 +9,14 @@ ones make a source of cased words, whose nearest model is then found as any sour
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dlm.distill import word_kernels as kernels
+from dlm.distill import work
 from dlm.distill.count import Visit, WordMass
 from dlm.distill.next_words import NextWords
 from dlm.distill.visits import ReadVisits
@@ -189,14 +189,14 @@ class CasedVisits:
         given, entropy = self._spellings.split(here, visit.given, visit.entropy)
         return Visit(words, visit.places, given, entropy)
 
-    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    def position(self) -> work.Position:
         """As `visits.VisitReader` has it."""
-        return [self._window], {"random": self._random.bit_generator.state}
+        return work.Position([self._window], {"random": self._random.bit_generator.state})
 
-    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
+    def restore(self, at: work.Position) -> None:
         """As `visits.VisitReader` has it."""
-        self._window = arrays[0].copy()
-        self._random.bit_generator.state = facts["random"]
+        self._window = at.arrays[0].copy()
+        self._random.bit_generator.state = at.facts["random"]
 
 
 class CasedSource:

@@ -7,7 +7,7 @@ the lines of a given text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -31,6 +31,7 @@ from dlm.distill.visits import (
     BLOCK,
     FollowedVisits,
     SampledVisits,
+    SentenceBlocks,
     UnstoppableVisits,
     VisitStream,
     source_sentences,
@@ -174,23 +175,18 @@ class VisitCounting:
         counts = self._counter.counts
         return [*counts.ngrams, *counts.contexts, self._counter.entropy]
 
-    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    def position(self) -> work.Position:
         """As `Counting` has it."""
         assert self._stream is not None
-        arrays, facts = self._stream.state()
-        return [self._counter.window, *arrays], facts
+        at = self._stream.position()
+        return work.Position([self._counter.window, *at.arrays], at.facts)
 
-    def restore(
-        self,
-        sums: Sequence[NDArray[Any]],
-        arrays: Sequence[NDArray[Any]],
-        facts: Mapping[str, Any],
-    ) -> None:
+    def restore(self, sums: Sequence[NDArray[Any]], at: work.Position | None) -> None:
         """As `Counting` has it."""
         _fill(self.sums(), sums)
-        if arrays and self._stream is not None:
-            self._counter.window = arrays[0].copy()
-            self._stream.restore(arrays[1:], facts)
+        if at is not None and self._stream is not None:
+            self._counter.window = at.arrays[0].copy()
+            self._stream.restore(work.Position(at.arrays[1:], at.facts))
 
     def result(self) -> tuple[NgramCounts, float]:
         """As `NgramCounting` has it."""
@@ -250,14 +246,14 @@ class WalkCounting:
         self._automaton = Automaton(self._known)
         self._random = np.zeros(1, np.uint64) if sampling is None else first_random(sampling)
         self._left = 0 if sampling is None else sampling.own_samples
-        self._done = 0
-        self._blocks: Iterator[list[NDArray[np.uint32]]] | None = None
+        self._blocks: SentenceBlocks | None = None
         if sampling is not None and sampling.text is not None:
-            self._blocks = text_blocks(sampling.text, model.vocabulary, sampling.part)
+            self._blocks = SentenceBlocks(
+                text_blocks(sampling.text, model.vocabulary, sampling.part)
+            )
 
     def step(self) -> int | None:
         """As `Counting` has it."""
-        self._done += 1
         if self._blocks is not None:
             lines = next(self._blocks, None)
             if lines is None:
@@ -274,24 +270,22 @@ class WalkCounting:
         """As `Counting` has it."""
         return [self._automaton.visits]
 
-    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    def position(self) -> work.Position:
         """As `Counting` has it."""
-        return [self._random], {"left": self._left, "blocks": self._done}
+        if self._blocks is not None:
+            return self._blocks.position()
+        return work.Position([self._random], {"left": self._left})
 
-    def restore(
-        self,
-        sums: Sequence[NDArray[Any]],
-        arrays: Sequence[NDArray[Any]],
-        facts: Mapping[str, Any],
-    ) -> None:
+    def restore(self, sums: Sequence[NDArray[Any]], at: work.Position | None) -> None:
         """As `Counting` has it."""
         _fill(self.sums(), sums)
-        if not arrays:
+        if at is None:
             return
-        self._random[:] = arrays[0]
-        self._left, self._done = int(facts["left"]), int(facts["blocks"])
         if self._blocks is not None:
-            self._blocks = islice(self._blocks, self._done, None)
+            self._blocks.restore(at)
+            return
+        self._random[:] = at.arrays[0]
+        self._left = int(at.facts["left"])
 
     def result(self) -> tuple[NgramCounts, float]:
         """As `NgramCounting` has it."""

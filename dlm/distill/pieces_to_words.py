@@ -11,12 +11,12 @@ together: no word is then the beginning of another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.distill import work
 from dlm.distill.capitalize import CasedSource, Spellings, lower, spelling_generator
 from dlm.distill.count import Visit, WordMass
 from dlm.distill.lexicon import Lexicon
@@ -163,15 +163,15 @@ class PieceReader:
         )
         return given if self._spellings is None else self._spellings.split_mass(given)
 
-    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    def position(self) -> work.Position:
         """As `visits.VisitReader` has it."""
-        drawn = self._random.bit_generator.state
-        return [self._node, self._window, self._ending], {"random": drawn}
+        drawn = {"random": self._random.bit_generator.state}
+        return work.Position([self._node, self._window, self._ending], drawn)
 
-    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
+    def restore(self, at: work.Position) -> None:
         """As `visits.VisitReader` has it."""
-        self._node, self._window, self._ending = (array.copy() for array in arrays)
-        self._random.bit_generator.state = facts["random"]
+        self._node, self._window, self._ending = (array.copy() for array in at.arrays)
+        self._random.bit_generator.state = at.facts["random"]
 
     def _make_room(self, places: int) -> None:
         more = places - len(self._node)

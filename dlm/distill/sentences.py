@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.distill import work
 from dlm.distill.backoff import BackoffSource
 from dlm.distill.counting import DRAWN_AT_ONCE, Sampling, first_random
 from dlm.distill.source import BATCH, SourceReader, check_distributions
 from dlm.distill.topology import united
-from dlm.distill.visits import SampledVisits, source_sentences
+from dlm.distill.visits import SampledVisits, SentenceBlocks, source_sentences
 from dlm.distill.walk import Automaton
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
@@ -28,11 +29,11 @@ class SentenceStream(Protocol):
         """How many sentences were begun, and words with `</s>` after each sentence; None at the
         end."""
 
-    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    def position(self) -> work.Position:
         """As `work.Counting` has it."""
 
-    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
-        """Goes on from `state`."""
+    def restore(self, at: work.Position) -> None:
+        """Goes on from `position`."""
 
 
 class SentenceCollection:
@@ -57,20 +58,15 @@ class SentenceCollection:
         self._said = [np.concatenate([np.zeros(0, U32), *self._said])]
         return list(self._said)
 
-    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    def position(self) -> work.Position:
         """As `Counting` has it."""
-        return self._stream.state()
+        return self._stream.position()
 
-    def restore(
-        self,
-        sums: Sequence[NDArray[Any]],
-        arrays: Sequence[NDArray[Any]],
-        facts: Mapping[str, Any],
-    ) -> None:
+    def restore(self, sums: Sequence[NDArray[Any]], at: work.Position | None) -> None:
         """As `Counting` has it."""
         self._said = [sums[0]]
-        if facts:
-            self._stream.restore(arrays, facts)
+        if at is not None:
+            self._stream.restore(at)
 
 
 def collect_from(reader: SourceReader, sampling: Sampling) -> SentenceCollection:
@@ -98,24 +94,20 @@ def collect_from_backoff(model: ModelColumns, sampling: Sampling) -> SentenceCol
 
 class _OwnSentences:
     def __init__(self, blocks: Iterator[list[NDArray[np.uint32]]], end: int) -> None:
-        self._blocks = blocks
+        self._blocks = SentenceBlocks(blocks)
         self._end = np.array([end], U32)
-        self._done = 0
 
     def next_sentences(self) -> tuple[int, NDArray[np.uint32]] | None:
         lines = next(self._blocks, None)
         if lines is None:
             return None
-        self._done += 1
         return len(lines), np.concatenate([part for line in lines for part in (line, self._end)])
 
-    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
-        return [], {"blocks": self._done}
+    def position(self) -> work.Position:
+        return self._blocks.position()
 
-    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
-        self._done = int(facts["blocks"])
-        for _ in range(self._done):
-            next(self._blocks)
+    def restore(self, at: work.Position) -> None:
+        self._blocks.restore(at)
 
 
 class _SampledSentences:
@@ -155,18 +147,19 @@ class _SampledSentences:
         self._open[place], self._begun[place] = [], False
         return line
 
-    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
-        arrays, facts = self._stream.state()
+    def position(self) -> work.Position:
+        stream = self._stream.position()
         lengths = np.array([len(line) for line in self._open])
         words = np.array([word for line in self._open for word in line], U32)
-        return [lengths, words, np.array(self._begun), *arrays], facts
+        own = [lengths, words, np.array(self._begun)]
+        return work.Position([*own, *stream.arrays], stream.facts)
 
-    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
-        lengths, words, begun, *rest = arrays
+    def restore(self, at: work.Position) -> None:
+        lengths, words, begun, *rest = at.arrays
         ends = np.cumsum(lengths)[:-1]
         self._open = [line.tolist() for line in np.split(words, ends)]
         self._begun = begun.tolist()
-        self._stream.restore(rest, facts)
+        self._stream.restore(work.Position(rest, at.facts))
 
 
 class _WalkedSentences:
@@ -182,9 +175,9 @@ class _WalkedSentences:
         self._left -= drawn
         return drawn, self._automaton.draw(drawn, self._random, keep=True)
 
-    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
-        return [self._random], {"left": self._left}
+    def position(self) -> work.Position:
+        return work.Position([self._random], {"left": self._left})
 
-    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
-        self._random[:] = arrays[0]
-        self._left = int(facts["left"])
+    def restore(self, at: work.Position) -> None:
+        self._random[:] = at.arrays[0]
+        self._left = int(at.facts["left"])

@@ -7,13 +7,13 @@ distribution of the source is taken: what it gives to words that did not follow 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.distill import kernels
+from dlm.distill import kernels, work
 from dlm.distill.count import Visit, WordMass
 from dlm.distill.source import BATCH, MOST_WORDS, Histories, SourceReader
 from dlm.errors import SourceError
@@ -33,13 +33,13 @@ class VisitStream(Protocol):
 
     @property
     def can_stop(self) -> bool:
-        """Whether `state` says here where it is."""
+        """Whether they can be left here."""
 
-    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
-        """Arrays and JSON with which `restore` goes on from here."""
+    def position(self) -> work.Position:
+        """Where they are."""
 
-    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
-        """Goes on from `state`."""
+    def restore(self, at: work.Position) -> None:
+        """Goes on from `position`."""
 
 
 class SampledVisits:
@@ -89,16 +89,16 @@ class SampledVisits:
         self._next[ended], self._said[ended] = self._begin, 0
         return Visit(words, places, given, entropy)
 
-    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    def position(self) -> work.Position:
         """As `VisitStream` has it."""
         own = [self._left, self._next, self._said, *self._histories.arrays()]
-        return own, {"random": self._random.bit_generator.state}
+        return work.Position(own, {"random": self._random.bit_generator.state})
 
-    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
+    def restore(self, at: work.Position) -> None:
         """As `VisitStream` has it."""
-        self._left, self._next, self._said = (array.copy() for array in arrays[:3])
-        self._histories.restore(arrays[3:])
-        self._random.bit_generator.state = facts["random"]
+        self._left, self._next, self._said = (array.copy() for array in at.arrays[:3])
+        self._histories.restore(at.arrays[3:])
+        self._random.bit_generator.state = at.facts["random"]
 
 
 class VisitReader(Protocol):
@@ -107,10 +107,10 @@ class VisitReader(Protocol):
     def read(self, visit: Visit) -> Visit | WordMass:
         """The next one."""
 
-    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    def position(self) -> work.Position:
         """As `VisitStream` has it."""
 
-    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
+    def restore(self, at: work.Position) -> None:
         """As `VisitStream` has it."""
 
 
@@ -133,17 +133,17 @@ class ReadVisits:
         """As `VisitStream` has it."""
         return self._visits.can_stop
 
-    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    def position(self) -> work.Position:
         """As `VisitStream` has it."""
-        own, reader = self._reader.state()
-        arrays, visits = self._visits.state()
-        return [*own, *arrays], {"reader": reader, "arrays": len(own), "visits": visits}
+        own, visits = self._reader.position(), self._visits.position()
+        facts = {"reader": own.facts, "arrays": len(own.arrays), "visits": visits.facts}
+        return work.Position([*own.arrays, *visits.arrays], facts)
 
-    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
+    def restore(self, at: work.Position) -> None:
         """As `VisitStream` has it."""
-        own = int(facts["arrays"])
-        self._reader.restore(arrays[:own], facts["reader"])
-        self._visits.restore(arrays[own:], facts["visits"])
+        own, facts = int(at.facts["arrays"]), at.facts
+        self._reader.restore(work.Position(at.arrays[:own], facts["reader"]))
+        self._visits.restore(work.Position(at.arrays[own:], facts["visits"]))
 
 
 class UnstoppableVisits:
@@ -160,20 +160,46 @@ class UnstoppableVisits:
     def __next__(self) -> Visit | WordMass:
         return next(self._visits)
 
-    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    def position(self) -> work.Position:
         """Never asked for."""
         raise AssertionError("visits that a source makes cannot be left")
 
-    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
+    def restore(self, at: work.Position) -> None:
         """Never asked for."""
         raise AssertionError("visits that a source makes cannot be left")
+
+
+class SentenceBlocks:
+    """Sentences, some at a time, that can be left between two blocks.
+
+    Args
+        blocks  ids without marks; the same again where they are taken up
+    """
+
+    def __init__(self, blocks: Iterator[list[NDArray[np.uint32]]]) -> None:
+        self._blocks = blocks
+        self._done = 0
+
+    def __next__(self) -> list[NDArray[np.uint32]]:
+        block = next(self._blocks)
+        self._done += 1
+        return block
+
+    def position(self) -> work.Position:
+        """How many were taken."""
+        return work.Position([], {"blocks": self._done})
+
+    def restore(self, at: work.Position) -> None:
+        """Passes over those that were taken."""
+        for _ in range(int(at.facts["blocks"])):
+            next(self)
 
 
 class FollowedVisits:
     """Those of sentences that are given, which the source is asked about.
 
     Args
-        blocks  some sentences each, ids without marks; the same again where it is taken up
+        blocks  as `SentenceBlocks`
         batch   places
     Guarantees
         sentences of like length go together; words beyond `MOST_WORDS` are left out
@@ -188,9 +214,8 @@ class FollowedVisits:
     ) -> None:
         self._histories = histories
         self._begin = np.uint32(vocabulary.begin_id)
-        self._blocks = blocks
+        self._blocks = SentenceBlocks(blocks)
         self._batch = batch
-        self._done = 0
         self._visits: Iterator[Visit] = iter(())
         self.can_stop = True
 
@@ -214,21 +239,16 @@ class FollowedVisits:
                 if at:
                     words = np.array([some[place][at - 1] for place in places], np.uint32)
                 visit = Visit(words, places, *self._histories.advance(words, places))
-                if at == lengths[0] and first + self._batch >= len(block):
-                    self._done, self.can_stop = self._done + 1, True
-                else:
-                    self.can_stop = False
+                self.can_stop = bool(at == lengths[0]) and first + self._batch >= len(block)
                 yield visit
 
-    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    def position(self) -> work.Position:
         """As `VisitStream` has it; at the end of a block."""
-        return [], {"blocks": self._done}
+        return self._blocks.position()
 
-    def restore(self, arrays: Sequence[NDArray[Any]], facts: Mapping[str, Any]) -> None:
-        """As `VisitStream` has it: blocks that were done are passed over."""
-        for _ in range(int(facts["blocks"])):
-            next(self._blocks)
-        self._done = int(facts["blocks"])
+    def restore(self, at: work.Position) -> None:
+        """As `VisitStream` has it."""
+        self._blocks.restore(at)
 
 
 def source_sentences(

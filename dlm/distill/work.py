@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,13 @@ SAVED_EVERY_S = 120.0
 SHARE = "share"
 
 
+class Position(NamedTuple):
+    """Where work stands that can be left and taken up: arrays, and JSON."""
+
+    arrays: Sequence[NDArray[Any]]
+    facts: Mapping[str, Any]
+
+
 class Counting(Protocol):
     """Work that adds up, and that can be left and taken up."""
 
@@ -38,21 +45,16 @@ class Counting(Protocol):
 
     @property
     def can_stop(self) -> bool:
-        """Whether `state` says here where it is."""
+        """Whether it can be left here."""
 
     def sums(self) -> list[NDArray[Any]]:
         """What adds up over parts; the arrays themselves."""
 
-    def state(self) -> tuple[list[NDArray[Any]], dict[str, Any]]:
-        """Arrays and JSON with which it goes on."""
+    def position(self) -> Position:
+        """Where it is, beside its sums."""
 
-    def restore(
-        self,
-        sums: Sequence[NDArray[Any]],
-        arrays: Sequence[NDArray[Any]],
-        facts: Mapping[str, Any],
-    ) -> None:
-        """Goes on from `sums` and `state`."""
+    def restore(self, sums: Sequence[NDArray[Any]], at: Position | None) -> None:
+        """Goes on from `sums` and `position`; None where all was done."""
 
 
 def count_all(
@@ -102,19 +104,20 @@ def _save(
     counting: Counting, settings: Mapping[str, Any], file: Path, done: int, *, is_whole: bool
 ) -> None:
     sums = counting.sums()
-    arrays, facts = ([], {}) if is_whole else counting.state()
-    about = {"sums": len(sums), "sentences": done, "whole": is_whole, "at": facts}
+    at = Position([], {}) if is_whole else counting.position()
+    about = {"sums": len(sums), "sentences": done, "whole": is_whole, "at": at.facts}
     # For its owner alone: it may be of a text, and hold words of the sentences under way.
-    checkpoint.save(file, [*sums, *arrays], settings, facts=about, mode=0o600)
+    checkpoint.save(file, [*sums, *at.arrays], settings, facts=about, mode=0o600)
 
 
 def _resume(counting: Counting, settings: Mapping[str, Any], file: Path) -> tuple[int, bool]:
     found = _read(file)
     found.refuse_other_settings(settings)
     try:
-        size = int(found.facts["sums"])
-        counting.restore(found.arrays[:size], found.arrays[size:], found.facts["at"])
-        return int(found.facts["sentences"]), bool(found.facts["whole"])
+        size, is_whole = int(found.facts["sums"]), bool(found.facts["whole"])
+        at = None if is_whole else Position(found.arrays[size:], found.facts["at"])
+        counting.restore(found.arrays[:size], at)
+        return int(found.facts["sentences"]), is_whole
     except (ArithmeticError, IndexError, KeyError, StopIteration, TypeError, ValueError) as exc:
         raise FormatError(
             f"{file} does not hold where this counting was ({exc!r}): it was changed, or written "

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from dlm.cli.main import app
 from dlm.distill.visits import VisitStream
+from dlm.distill.work import Position
 from federated.compiling import kept_in, quickly
 
 CONFIG = """
@@ -65,11 +66,11 @@ def check_taken_up(stream: Callable[[], VisitStream], steps: int) -> None:
     for _ in range(steps):
         next(left)
     assert left.can_stop
-    arrays, facts = left.state()
-    kept = [np.array(array) for array in arrays], json.loads(json.dumps(facts))
+    at = left.position()
+    kept = Position([np.array(a) for a in at.arrays], json.loads(json.dumps(at.facts)))
     list(left)
     again = stream()
-    again.restore(*kept)
+    again.restore(kept)
     rest = [vars(visit) for visit in again]
     assert len(rest) == len(whole) - steps
     for a, b in zip(rest, whole[steps:], strict=True):
