@@ -1,0 +1,136 @@
+"""The page's adapter for causal language models of Hugging Face, as it stands there.
+
+Without `transformers` the model is a small one in numpy that is called in the same way: it sees all
+tokens before, those that the mask leaves out excepted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dlm.cli.main import app
+from dlm.distill.source import SourceReader
+from dlm.ngram.backoff import DictModel
+from estimate.merge_models import worst_sum
+
+PAGE = Path(__file__).parents[2] / "dlm/distill/README.md"
+SAMPLES = 60
+WORDS = ["<|end|>", "<unk>", "alpha", "beta", "gamma", "delta"]
+
+
+class NumpyCausal:
+    """Logits after each token: of a sum over those before it, the nearer the heavier."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self._key = rng.normal(size=(len(WORDS), 4))
+        self._out = rng.normal(size=(4, len(WORDS)))
+
+    def __call__(self, input_ids: Any, attention_mask: Any) -> types.SimpleNamespace:
+        """As a model of transformers."""
+        ids, seen = np.asarray(input_ids), np.asarray(attention_mask, np.float64)
+        length = ids.shape[1]
+        near = np.tril(0.5 ** (np.arange(length)[:, None] - np.arange(length)[None, :]))
+        state = np.einsum("ij,bj,bjk->bik", near, seen, self._key[ids])
+        return types.SimpleNamespace(logits=(np.tanh(state) @ self._out).astype(np.float32))
+
+
+def flax_causal() -> Callable[..., Any]:
+    """A small GPT-2 of transformers, on JAX; its releases before 5 have one."""
+    transformers = pytest.importorskip("transformers")
+    if not hasattr(transformers, "FlaxGPT2LMHeadModel"):
+        pytest.skip("transformers without Flax: pip install 'transformers<5' flax")
+    import jax
+
+    network = transformers.FlaxGPT2LMHeadModel(config_of(transformers), seed=1)
+    compiled = jax.jit(lambda ids, mask: network(input_ids=ids, attention_mask=mask).logits)
+
+    def model(input_ids: Any, attention_mask: Any) -> types.SimpleNamespace:
+        # Of few shapes, for each of which it is compiled.
+        wide = [(0, SAMPLES - len(input_ids)), (0, -input_ids.shape[1] % 32)]
+        logits = compiled(np.pad(input_ids, wide), np.pad(attention_mask, wide))
+        return types.SimpleNamespace(logits=logits[: len(input_ids), : input_ids.shape[1]])
+
+    return model
+
+
+def torch_causal() -> Callable[..., Any]:
+    """A small GPT-2 of transformers, called as the page does."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(1)
+    network = transformers.GPT2LMHeadModel(config_of(transformers)).eval()
+
+    def model(input_ids: Any, attention_mask: Any) -> Any:
+        with torch.inference_mode():
+            return network(
+                torch.as_tensor(input_ids), attention_mask=torch.as_tensor(attention_mask)
+            )
+
+    return model
+
+
+def config_of(transformers: Any) -> Any:
+    """Of a small GPT-2."""
+    return transformers.GPT2Config(
+        vocab_size=len(WORDS), n_positions=256, n_embd=8, n_layer=1, n_head=2,
+        initializer_range=0.5, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def causal(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """The module that stands in the page."""
+    (code,) = re.findall(r"```python\n(# causal\.py\n.*?)```", PAGE.read_text(), re.DOTALL)
+    module = types.ModuleType("causal")
+    exec(compile(code, str(PAGE), "exec"), module.__dict__)
+    monkeypatch.setitem(sys.modules, "causal", module)
+    yield module
+
+
+@pytest.mark.parametrize("make", [NumpyCausal, flax_causal, torch_causal])
+def test_a_causal_model_is_distilled_by_the_pages_adapter(
+    tmp_path: Path, causal: types.ModuleType, make: Callable[[], Callable[..., Any]]
+) -> None:
+    """What begins a sentence, and what follows each first word, is as likely as the model says;
+    what stands behind a prefix does not count."""
+    model = make()
+    causal.tiny = lambda: causal.CausalModel(model, WORDS, 0, 0)  # type: ignore[attr-defined]
+    source = causal.tiny()
+    padded = np.array([[0, 2, 3, 5, 5], [0, 4, 2, 3, 2]], np.int32)
+    given = np.asarray(source.log_probs(padded, np.array([3, 5], np.int32)))
+    alone = np.asarray(source.log_probs(padded[:1, :3], np.array([3], np.int32)))
+    np.testing.assert_allclose(given[0], alone[0], atol=1e-5)
+    other = padded.copy()
+    other[0, 3:] = 1
+    same = np.asarray(source.log_probs(other, np.array([3, 5], np.int32)))
+    np.testing.assert_allclose(same, given, atol=1e-5)
+
+    out = tmp_path / "out.arpa"
+    args = ["distill", "causal:tiny", "--topology", "self", "--samples", SAMPLES, "-o", out]
+    done = CliRunner().invoke(app, [*map(str, args), "--json", "-q"])
+    assert done.exit_code == 0, done.exception
+    assert json.loads(done.stdout)["source_perplexity"] > 1
+    found = DictModel.from_arpa(out)
+    assert worst_sum(found) < 3e-6
+    reader = SourceReader(source, "it")
+    begin, words = found.vocabulary.begin_id, found.vocabulary.words
+    compared = 0
+    for ngram, (log10_prob, _) in found.ngrams.items():
+        if len(ngram) > 1 and ngram[0] == begin:
+            ids = reader.vocabulary.ids_of([words[i] for i in ngram])
+            prefix = ids[None, :-1].astype(np.uint32)
+            expected = reader.distributions(prefix, np.array([prefix.shape[1]], np.int32))
+            assert 10.0**log10_prob == pytest.approx(float(expected[0, ids[-1]]), abs=1e-4)
+            compared += 1
+    assert compared > 5
