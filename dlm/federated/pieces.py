@@ -37,7 +37,7 @@ SPACE = "▁"  # U+2581: where a word begins
 # The last it cuts out of words, whose characters would then be no pieces.
 FORBIDDEN = (SPACE, "\u2585", "\u2047", "\0", "<unk>", "<s>", "</s>")
 MAX_PIECE_LENGTH = 16  # characters, SentencePiece's default
-SEEDS_PER_PIECE = 24  # substrings to choose from for each piece that is kept
+SEEDS_PER_PIECE = 8  # substrings to choose from for each piece that is kept
 MAX_SEEDS = 1_000_000
 # Counts are handed over as whole numbers that sum to about this, so that clipped counts, which are
 # fractions, keep their ratios.
@@ -203,6 +203,7 @@ def build_inventory(
             file.writelines(
                 f"{word}\t{n}\n" for word, n in zip(counts.words, weights.tolist(), strict=True)
             )
+            file.writelines(f"{word}\t1\n" for word in lone_characters(counts.words))
         with seeds_file.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(f"{piece}\t{n}\n" for piece, n in seeds)
         try:
@@ -306,6 +307,23 @@ def scaled(counts: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     shares = counts / counts.max()  # whose sum is finite, whatever the counts are
     whole: npt.NDArray[np.int64] = np.rint(shares * (TOTAL / shares.sum())).astype(np.int64)
     return np.maximum(whole, 1)
+
+
+def lone_characters(words: Iterable[str]) -> list[str]:
+    """Words of two characters that no word has side by side, one for each character to end with.
+
+    At its first pruning SentencePiece drops each piece that no word needs. Were every word a piece
+    by then, these would be all others, characters too, and without characters it takes short
+    frequent words for the next that can go. In each of these words the last character is needed.
+    """
+    pairs = {word[at : at + 2] for word in words for at in range(len(word) - 1)}
+    characters = sorted({c for word in words for c in word})
+    found = []
+    for last in characters:
+        first = next((c for c in characters if c + last not in pairs), None)
+        if first is not None:
+            found.append(first + last)
+    return found
 
 
 def seed_pieces(

@@ -133,6 +133,20 @@ def test_what_users_say_often_is_one_piece_although_it_is_short(inventory: Inven
     assert used(inventory) < used(plain)
 
 
+@pytest.mark.parametrize("size", [500, 1000, 2000])
+def test_frequent_words_are_pieces_where_most_words_could_be(size: int) -> None:
+    """With every word among the seeds, a frequent word of two letters took three pieces."""
+    random = np.random.default_rng(0)
+    syllables = [one + vowel for one in "bcdfglmnprst" for vowel in "aeiou"]
+    made = ("".join(random.choice(syllables, size=n)) for n in random.integers(1, 5, size=6000))
+    words = sorted(list(dict.fromkeys(made))[:3000], key=len)
+    zipf = 1e6 / np.arange(1, len(words) + 1)
+    counts = WordCounts(tuple(words), zipf, GOOD)
+    inventory = build_inventory(counts, size)
+    assert [len(inventory.encode_word(word)) for word in words[:5]] == [1] * 5
+    assert inventory.pieces_per_word(counts) < 2
+
+
 def test_seeds_are_weighted_substrings_that_stand_on_their_own() -> None:
     """Against every substring counted plainly."""
     words, weights = ["ab", "abc", "xbc", "b"], np.array([5, 3, 2, 7])
