@@ -1,0 +1,222 @@
+"""Users of one language, split; public text of the same language; the words of all models.
+
+Text is lower-cased and holds letters and apostrophes alone; a line is a sentence. A user has at
+most `CAP` words, of which devices and the centralised models see the same.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+DATA = Path(os.environ.get("DLM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
+# Words of a user: those with fewer are left out, the rest is cut. Portuguese users say less.
+LEAST = {"en": 200, "pt": 30}
+CAP = 400
+WORDS, PIECES = 2_000, 1_000
+HELD_OUT = 0.1
+PUBLIC_WORDS = 3_000_000
+# Whose text, and the text of others whose n-grams are the external topology.
+SETS = {
+    "en": ("users/scotus_oyez.tsv.zst", "text/wikipedia_en.txt.zst"),
+    "pt": ("users/ptbr_camara_sumarios.tsv.zst", "users/ptbr_cpi_senado.tsv.zst"),
+}
+# After a word of three letters or more: not after Mr. or Dr.
+SENTENCE_END = re.compile(r"(?<=[^\W\d_]{3}[.!?])\s+")
+WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
+
+
+@dataclass(frozen=True)
+class LanguageFiles:
+    """Where the files of a language are."""
+
+    folder: Path
+
+    @property
+    def train(self) -> Path:
+        """Users who train: their text is what the centralised models are made of."""
+        return self.folder / "train.tsv"
+
+    @property
+    def held_out(self) -> Path:
+        """Users whom models are judged by."""
+        return self.folder / "heldout.tsv"
+
+    @property
+    def cased(self) -> Path:
+        """The same users, line by line, in the spelling of the transcripts."""
+        return self.folder / "heldout-cased.tsv"
+
+    @property
+    def text(self) -> Path:
+        """The text of `train`, without the users."""
+        return self.folder / "train.txt"
+
+    @property
+    def public(self) -> Path:
+        """Text of nobody among the users."""
+        return self.folder / "public.txt"
+
+    @property
+    def public_cased(self) -> Path:
+        """The same, in its own spelling."""
+        return self.folder / "public-cased.txt"
+
+    @property
+    def counts(self) -> Path:
+        """How often users say each word of the public text: `dlm unigrams`."""
+        return self.folder / "counts.tsv"
+
+    @property
+    def words(self) -> Path:
+        """The most frequent of these."""
+        return self.folder / "words.txt"
+
+    @property
+    def pieces(self) -> Path:
+        """Wordpieces of the counts: `dlm pieces`."""
+        return self.folder / "pieces.model"
+
+    def run(self, network: str) -> Path:
+        """The run of a network."""
+        return self.folder / "runs" / network
+
+    def arpa(self, model: str) -> Path:
+        """An n-gram model."""
+        return self.folder / "models" / f"{model}.arpa"
+
+
+def sentences(text: str) -> Iterator[list[str]]:
+    """The words of each sentence, in their spelling."""
+    plain = text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+    for part in SENTENCE_END.split(plain):
+        if words := WORD.findall(part):
+            yield words
+
+
+def _rows(path: Path) -> Iterator[str]:
+    with pa.input_stream(str(path), compression="zstd") as stream:
+        yield from io.TextIOWrapper(stream, "utf-8")
+
+
+def _user_rows(path: Path) -> Iterator[tuple[str, str]]:
+    """(user, what they said)"""
+    rows = (line.rstrip("\n").split("\t") for line in _rows(path))
+    header = next(rows)
+    user, text = header.index("user_id"), header.index("utterance")
+    for row in rows:
+        yield row[user], row[text]
+
+
+def _users(path: Path, least: int) -> Iterator[tuple[str, list[list[str]]]]:
+    """The first `CAP` words of each user who has so many, as sentences."""
+    said: dict[str, list[list[str]]] = {}
+    for user, text in _user_rows(path):
+        said.setdefault(user, []).extend(sentences(text))
+    for user, all_of_them in said.items():
+        if sum(map(len, all_of_them)) < least:
+            continue
+        left, kept = CAP, []
+        for words in all_of_them:
+            if left <= 0:
+                break
+            kept.append(words[:left])
+            left -= len(words)
+        yield user, kept
+
+
+def _public(path: Path) -> Iterator[list[str]]:
+    texts = (text for _, text in _user_rows(path)) if path.parent.name == "users" else _rows(path)
+    left = PUBLIC_WORDS
+    for text in texts:
+        for words in sentences(text):
+            if len(words) > 1:
+                yield words
+                left -= len(words)
+        if left <= 0:
+            return
+
+
+def write_texts(files: LanguageFiles, language: str) -> dict[str, Any]:
+    """Users' text, split by users, and public text; how much there is of each."""
+    from dlm.federated.users import UserDataset
+
+    users_file, public_file = (DATA / name for name in SETS[language])
+    files.folder.mkdir(parents=True, exist_ok=True)
+    whole = files.folder / "users.tsv"
+    spelling = {}
+    with whole.open("w", encoding="utf-8") as out:
+        out.write("user_id\tutterance\n")
+        for user, said in _users(users_file, LEAST[language]):
+            spelling[user] = said
+            out.writelines(f"{user}\t{' '.join(words).lower()}\n" for words in said)
+    sides = UserDataset.open(whole).split(HELD_OUT, name="fng")
+    for file, side in zip((files.train, files.held_out), sides, strict=True):
+        with file.open("w", encoding="utf-8") as out:
+            out.write("user_id\tutterance\n")
+            for place, user in enumerate(side.user_ids()):
+                out.writelines(f"{user}\t{text}\n" for text in side.utterances(place))
+    with files.cased.open("w", encoding="utf-8") as out:
+        out.write("user_id\tutterance\n")
+        for user in sides[1].user_ids():
+            out.writelines(f"{user}\t{' '.join(words)}\n" for words in spelling[user])
+    with files.text.open("w", encoding="utf-8") as out:
+        for place in range(len(sides[0])):
+            out.writelines(f"{text}\n" for text in sides[0].utterances(place))
+    with (
+        files.public.open("w", encoding="utf-8") as plain,
+        files.public_cased.open("w", encoding="utf-8") as cased,
+    ):
+        for words in _public(public_file):
+            cased.write(" ".join(words) + "\n")
+            plain.write(" ".join(words).lower() + "\n")
+    return {
+        "users": [len(side) for side in sides],
+        "words": [int(side.word_counts().sum()) for side in sides],
+        "public_words": sum(len(line.split()) for line in files.public.open(encoding="utf-8")),
+    }
+
+
+def write_words(files: LanguageFiles) -> dict[str, Any]:
+    """The words of all models, and wordpieces, from counts of users' words (FNG 3, 6)."""
+    from dlm.federated.count_unigrams import CollectionSettings, count_unigrams
+    from dlm.federated.counts_file import read_counts
+    from dlm.federated.pieces import build_inventory
+    from dlm.federated.users import UserDataset
+
+    listed = {word for line in files.public.open(encoding="utf-8") for word in line.split()}
+    whitelist = files.folder / "whitelist.txt"
+    whitelist.write_text("".join(f"{word}\n" for word in sorted(listed)), encoding="utf-8")
+    users = len(UserDataset.open(files.train))
+    if not files.counts.exists():
+        count_unigrams(
+            lambda store: UserDataset.open(files.train, store=store),
+            whitelist,
+            files.counts,
+            CollectionSettings(
+                clip=1_000, rounds=1, report_goal=users, seed=0, tokenizer="whitespace"
+            ),
+        )
+    counts = read_counts(files.counts)
+    chosen = counts.words[:WORDS]
+    files.words.write_text("".join(f"{word}\n" for word in chosen), encoding="utf-8")
+    inventory = build_inventory(counts, PIECES)
+    inventory.save(files.pieces)
+    known, said = set(chosen), 0
+    unknown = 0
+    for line in files.held_out.open(encoding="utf-8"):
+        words = line.rstrip("\n").split("\t")[1].split()
+        said += len(words)
+        unknown += sum(word not in known for word in words)
+    return {
+        "counted_words": len(counts.words),
+        "pieces_per_word": inventory.pieces_per_word(counts),
+        "oov_percent": 100 * unknown / said,
+    }
