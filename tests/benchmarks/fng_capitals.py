@@ -1,6 +1,7 @@
 """Cased models of an uncased network: CapSampleApprox and what is simpler, by cased accuracy.
 
-    most frequent spelling     SampleApprox, each word then spelled as public text mostly spells it
+    most frequent spelling     SampleApprox, each word then spelled as public text mostly spells it;
+                               on n-grams of public text, or (own) of samples
     samples, capitalised       sentences of the network, each spelled as a cased model of public
                                text finds most probable (FNG 5), estimated by Kneser-Ney
     CapSampleApprox            `dlm distill --capitalize`, on n-grams of public cased text
@@ -28,11 +29,12 @@ import distillation
 
 from benchmarks.fng_data import LanguageFiles
 from benchmarks.fng_judge import DRAWS, _Done, users_of
-from benchmarks.fng_models import NGRAMS, ORDER, SAMPLES, as_ids, lines_of, vocabulary_of
+from benchmarks.fng_models import NGRAMS, ORDER, as_ids, lines_of, vocabulary_of
 from benchmarks.fng_train import Network
 
 LEAST_SEEN = 20  # times that a spelling stands in public text, or it is taken for an error
 CAP_NGRAMS = 400_000
+SAMPLES = 10_000  # sentences of the network
 Spell = Callable[[Sequence[Sequence[str]]], list[list[str]]]
 
 
@@ -166,12 +168,15 @@ def compare(files: LanguageFiles, network: Network) -> dict[str, Any]:
     estimated = distillation.pruned(estimated, NGRAMS)
     estimated.write(files.arpa("capitalised-kn"))
 
-    models = {
-        "samples, capitalised": estimated,
-        "most frequent spelling": respelled(
-            ModelColumns.read(files.arpa(f"{network.name}-e-{NGRAMS}")), most_frequent(spellings)
-        ),
+    uncased = {
+        name: ModelColumns.read(files.arpa(f"{network.name}-{kind}-{NGRAMS}"))
+        for name, kind in (("", "e"), (", own", "i"))
     }
+    models = {
+        f"most frequent spelling{name}": respelled(model, most_frequent(spellings))
+        for name, model in uncased.items()
+    }
+    models["samples, capitalised"] = estimated
     for name, topology in (("", "cap-topology"), (", own", "capitalised-kn")):
         output = files.arpa(f"capsampleapprox{'-own' if name else ''}")
         request = DistillRequest(
@@ -185,11 +190,8 @@ def compare(files: LanguageFiles, network: Network) -> dict[str, Any]:
     known = set(spellings)
     sums = {name: next_word_sums(model, users, known) for name, model in models.items()}
     plain = [[[word.lower() for word in line] for line in said] for said in users]
-    uncased = ModelColumns.read(files.arpa(f"{network.name}-e-{NGRAMS}"))
-    sums["uncased words, uncased model"] = next_word_sums(uncased, plain, known)
-    sums["uncased words, uncased model, own"] = next_word_sums(
-        ModelColumns.read(files.arpa(f"{network.name}-i-{NGRAMS}")), plain, known
-    )
+    for name, model in uncased.items():
+        sums[f"uncased model, uncased words{name}"] = next_word_sums(model, plain, known)
     judges = [_Done(name, True) for name in sums]
     judged = Evaluation(judges, np.array(list(sums.values()))).figures(DRAWS)
     accuracy = {
