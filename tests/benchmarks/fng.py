@@ -48,7 +48,7 @@ class Plan:
         """The main comparison of either language first."""
         for language in ("en", "pt"):
             yield from self._data(language)
-        yield from self._network("en", NETWORKS["words"], "eimr")
+        yield from self._network("en", NETWORKS["words"], "eimrc")
         yield from self._network("en", NETWORKS["central"], "cti")
         yield from self._sizes("central")
         yield from self._network("en", NETWORKS["pieces"], "eimr")
@@ -60,7 +60,7 @@ class Plan:
         yield from self._network("en", NETWORKS["pieces-dp"], "eimr")
         yield from self._network("pt", NETWORKS["pieces-dp"], "eimr")
         for name in ("words-small", "words-large"):
-            yield from self._network("en", NETWORKS[name], "r")
+            yield from self._network("en", NETWORKS[name], "rc")
 
     def files(self, language: str) -> LanguageFiles:
         """Where a language's are."""

@@ -171,20 +171,26 @@ def _network_sizes(results: Results) -> Iterable[list[str]]:
     rows = []
     for network, title in NETWORKS.items():
         trained = results.read(f"en/train/{network}")
-        found = _figures(results, "en", network)
-        if trained and found:
-            of_model = _figures(results, "en", f"{network}-r-{NGRAMS}")
-            ngram = (
-                _cells(next(iter(of_model.values())), differ=False)[::2] if of_model else [""] * 3
-            )
-            cells = _cells(next(iter(found.values())), differ=False)[::2]
-            rows.append(_row([title, f"{trained['parameters']:,}", *cells, ngram[0], ngram[1]]))
+        if not trained:
+            continue
+        cells = []
+        for model in (network, f"{network}-r-{NGRAMS}", f"{network}-c-{NGRAMS}"):
+            found = _figures(results, "en", model)
+            of_model = _cells(next(iter(found.values())), differ=False) if found else [""] * 6
+            cells += [of_model[4], of_model[2]]
+        rows.append(_row([title, f"{trained['parameters']:,}", *cells]))
     if rows:
         yield [
-            "**English: networks by size**",
+            "**English: networks by size, and models of them**",
             "",
             *_head(
-                "network", "parameters", "SLL^e", "top-1, %", "perplexity", "A_r: SLL^e", "top-1, %"
+                "network",
+                "parameters",
+                *(
+                    name
+                    for what in ("network", KINDS["r"], KINDS["c"])
+                    for name in (f"{what}: perplexity", "top-1, %")
+                ),
             ),
             *rows,
         ]

@@ -19,6 +19,9 @@ ROUNDS, USERS, GAP, MOST = 200, 45, 40, 5
 STANDS_FOR = 1_000
 RHO = 1.0
 KEPT_AT = (25, 50, 100, 200)  # rounds whose network is kept, for Figure 5
+# Of devices and of the server, whose momentum is 0.9. Portuguese users say much the same, so that
+# their updates add up; at the rates of the English ones they diverge after three rounds.
+RATES = {"en": (2.0, 2.0), "pt": (1.0, 1.0)}
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ def noise_multiplier() -> float:
 
 def settings_text(network: Network, files: LanguageFiles) -> str:
     """The run as TOML."""
+    device, server = RATES[files.folder.name]
     tables: dict[str, dict[str, Any]] = {
         "run": {"rounds": ROUNDS, "seed": 0, "checkpoint_every": 25, "evaluate_every": 0},
         "data": {
@@ -76,8 +80,8 @@ def settings_text(network: Network, files: LanguageFiles) -> str:
             "held_out": 0.0,
         },
         "model": {"embedding_size": network.embedding, "hidden_size": network.hidden},
-        "local": {"learning_rate": 2.0, "packing": "stream", "batch_size": 8, "unroll": 20},
-        "server": {"optimizer": "momentum", "learning_rate": 2.0, "momentum": 0.9},
+        "local": {"learning_rate": device, "packing": "stream", "batch_size": 8, "unroll": 20},
+        "server": {"optimizer": "momentum", "learning_rate": server, "momentum": 0.9},
         "privacy": {"gap": GAP, "max_part": MOST, "clip_norm": 1.0},
         "sampling": {"report_goal": USERS},
     }
