@@ -17,7 +17,7 @@ from dlm.client.call import UNKNOWN
 from dlm.errors import ProtocolError
 from dlm.index.search.blocks import ContextBlock
 from dlm.index.search.shard import LowOrders
-from dlm.ngram.query import FULL, Answers
+from dlm.ngram.query import FULL, PARTIAL, Answers
 
 # Where a server was found not to know the call, it is not asked again for so long, in seconds.
 UNKNOWN_S = 60.0
@@ -35,12 +35,17 @@ def joined(answers: Sequence[Answers]) -> Answers:
     )
 
 
+def blocks_asked(lengths: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Which contexts may have something stored after them that the low orders do not say."""
+    return np.flatnonzero(lengths >= 2)
+
+
 @dataclass(slots=True)
 class _Fetched:
     """What came of one context so far; `total` words in all, None before the first came."""
 
     parts: list[BlockPart]
-    source: int = FULL
+    source: int
     total: int | None = None
 
     @property
@@ -53,13 +58,17 @@ class BlockFetch:
     """The blocks of some contexts, as they come: what is to be asked next, until all is there.
 
     Shapes  contexts (K, order - 1) uint32, right-aligned; lengths (K,) uint8
+    Args
+        source  of what the low orders say
     """
 
-    def __init__(self, contexts: NDArray[np.uint32], lengths: NDArray[np.uint8]) -> None:
+    def __init__(
+        self, contexts: NDArray[np.uint32], lengths: NDArray[np.uint8], source: int
+    ) -> None:
         self.contexts = contexts
         self.lengths = lengths
-        self._fetched = [_Fetched([]) for _ in range(len(lengths))]
-        self._wanted = np.arange(len(lengths))
+        self._fetched = [_Fetched([], source) for _ in range(len(lengths))]
+        self._wanted = blocks_asked(lengths)
 
     @property
     def wanted(self) -> NDArray[np.int64]:
@@ -100,8 +109,8 @@ class BlockFetch:
 
     def skip_all(self) -> None:
         """Nothing is asked: servers do not know the call."""
-        for fetched, length in zip(self._fetched, self.lengths.tolist(), strict=True):
-            fetched.source = UNKNOWN if length >= 2 else FULL
+        for row in self._wanted.tolist():
+            self._fetched[row].source = UNKNOWN
         self._wanted = self._wanted[:0]
 
     def unknown(self) -> list[int]:
@@ -118,7 +127,9 @@ class BlockFetch:
         width = self.contexts.shape[1]
         for row, fetched in enumerate(self._fetched):
             context = np.ascontiguousarray(self.contexts[row, width - int(self.lengths[row]) :])
-            if row in instead:
+            if row in instead and instead[row].source is not None and instead[row].source.any():
+                block = ContextBlock.low_only(low, context, PARTIAL)  # no shard told it all in time
+            elif row in instead:
                 every = np.arange(low.manifest.vocabulary_size, dtype=np.uint32)
                 block = ContextBlock.low_only(low, context)
                 block = ContextBlock(low, context, block.sums, every, instead[row])

@@ -67,11 +67,15 @@ def tell(reply: Reply, data: bytes | None, error: DlmError | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message in flight; its bytes are kept, so that it can be sent again after a fork."""
+    """A message in flight; its bytes are kept, so that it can be sent again after a fork.
+
+    alone  what asks the same in a call of its own: the method, its bytes, and who gets the reply
+    """
 
     request: bytes
     deadline: float
     reply: Reply
+    alone: tuple[str, bytes, Reply]
 
 
 class Exchange:
@@ -123,9 +127,10 @@ class Exchange:
         while its connection lives, and must not look idle for that."""
         return len(self.pending) + self._silent
 
-    def send(self, request: bytes, timeout_s: float, reply: Reply) -> bool:
+    def send(self, sent: Sent) -> bool:
         """Sends an encoded ScoreRequest; False where the stream has ended, and nothing is sent."""
         now = time.monotonic()
+        timeout_s = sent.deadline - now
         timeout_us = min(max(int(timeout_s * 1e6), 1), MAX_TIMEOUT_US)
         with self._lock:
             if self.ended:
@@ -133,10 +138,10 @@ class Exchange:
             self._sequence += 1
             sequence = self._sequence
             tail = codec.exchange_tail(sequence, timeout_us, int((now - self._opened) * 1e6))
-            self.pending[sequence] = Sent(request, now + timeout_s, reply)
+            self.pending[sequence] = sent
             # Inside the lock, so that messages leave in the order of their numbers.
-            self._outgoing.append((sequence, request + tail))
-        if self._loop.post(lambda: self._leave(now + timeout_s)):
+            self._outgoing.append((sequence, sent.request + tail))
+        if self._loop.post(lambda: self._leave(sent.deadline)):
             return True
         with self._lock:  # the loop has ended meanwhile; whoever took the message answers for it
             self.ended = True

@@ -173,11 +173,32 @@ class GrpcConnection:
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
     ) -> None:
         """See `Connection.score`."""
+        deadline = time.monotonic() + timeout_s
+        self._post(Sent(request, deadline, reply, ("Score", request, reply)), metadata)
+
+    def context_block(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> None:
+        """See `Connection.context_block`."""
+
+        def unpacked(data: bytes | None, error: DlmError | None) -> None:
+            try:
+                found = None if data is None else codec.carried_block_reply(data)
+            except DlmError as exc:
+                reply(None, exc)
+            else:
+                reply(found, error)
+
+        deadline = time.monotonic() + timeout_s
+        carried = codec.carry_block_request(request)
+        alone = ("ContextBlock", request, reply)
+        self._post(Sent(carried, deadline, unpacked, alone), metadata)
+
+    def _post(self, sent: Sent, metadata: Metadata) -> None:
         if metadata:
-            arguments = (request, timeout_s, reply, metadata)
-            threading.Thread(target=self._score_alone, args=arguments, daemon=True).start()
+            arguments = (sent, metadata)
+            threading.Thread(target=self._send_alone, args=arguments, daemon=True).start()
             return
-        sent = Sent(request, time.monotonic() + timeout_s, reply)
         if self._send(sent):
             return
         self._held.append(sent)
@@ -188,7 +209,7 @@ class GrpcConnection:
         """Over an open stream. False where one must be opened first, and this is not the loop, or
         the loop ends for a fork."""
         while (stream := self._stream()) is not None:
-            if stream.send(sent.request, sent.deadline - time.monotonic(), sent.reply):
+            if stream.send(sent):
                 return True  # else that stream ended meanwhile
         return False
 
@@ -221,38 +242,18 @@ class GrpcConnection:
         error.__cause__ = cause
         return error
 
-    def _score_alone(
-        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata
-    ) -> None:
+    def _send_alone(self, sent: Sent, metadata: Metadata) -> None:
         """As a call of its own, since the metadata of a stream are sent when it opens.
 
         For the few messages whose trace is sampled: it costs three times a message of a stream.
         """
+        method, request, reply = sent.alone
         try:
-            data = self._call("Score", request, timeout_s, metadata)
+            data = self._call(method, request, sent.deadline - time.monotonic(), metadata)
         except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
             reply(None, self._unsent(exc))
         else:
             reply(data, None)
-
-    def context_block(
-        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
-    ) -> None:
-        """See `Connection.context_block`."""
-
-        def done(call: Any) -> None:
-            try:
-                data = self._bytes(call.result())
-            except grpc.RpcError as exc:
-                tell(reply, None, self._error(exc))
-            except grpc.FutureCancelledError:
-                tell(reply, None, self._closed_error())
-            except DlmError as exc:
-                tell(reply, None, exc)
-            else:
-                tell(reply, data, None)
-
-        self._start("ContextBlock", request, timeout_s, metadata).add_done_callback(done)
 
     def _stream(self) -> Exchange | None:
         """The stream with the least load; where that is to be a new one, None unless this is the
@@ -342,12 +343,11 @@ class GrpcConnection:
         left_s = sent.deadline - time.monotonic()
         if changed:
             try:
-                self.score(sent.request, left_s, sent.reply)
+                self._post(sent, ())
             except DlmError:
                 return False
         elif lost and left_s > 0:
-            arguments = (sent.request, left_s, sent.reply, ())
-            threading.Thread(target=self._score_alone, args=arguments, daemon=True).start()
+            threading.Thread(target=self._send_alone, args=(sent, ()), daemon=True).start()
         return changed or (lost and left_s > 0)
 
     def _all_streams(self) -> list[Exchange]:

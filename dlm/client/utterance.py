@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from dlm.client import kernels
 from dlm.client.asks import BLOCKS, SCORES, Asks
-from dlm.client.blocks import UNKNOWN_S, BlockFetch, joined
+from dlm.client.blocks import UNKNOWN_S, BlockFetch, blocks_asked, joined
 from dlm.client.core import Core
 from dlm.client.modes import Mode
 from dlm.client.runtime import Snapshot
@@ -43,7 +43,7 @@ from dlm.errors import (
     StaleShardSet,
 )
 from dlm.index.search.blocks import ContextBlock
-from dlm.ngram.query import Answers
+from dlm.ngram.query import FULL, SMALL, Answers
 from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes
 
 Word: TypeAlias = str | bytes | int
@@ -840,7 +840,8 @@ class _Handle:
         answered. At the end `found` has the blocks."""
         flat: list[States] = []
         yield lambda: self._first_round(asking, states, flat)
-        fetch = BlockFetch(flat[-1]._contexts, flat[-1]._lengths)
+        source = SMALL if self.family.kind == SMALL_KIND else FULL
+        fetch = BlockFetch(flat[-1]._contexts, flat[-1]._lengths, source)
         answers = asking.answers()
         if not self._asks_blocks():
             fetch.skip_all()
@@ -870,7 +871,7 @@ class _Handle:
     ) -> Iterator[None]:
         # Here, since a new handle may go over to another model with its first call.
         flat.append(self._gather(states))
-        rows = np.arange(len(flat[-1]))
+        rows = blocks_asked(flat[-1]._lengths)
         if self._asks_blocks():
             yield from self._block_parts(asking, flat[-1], rows, np.zeros(len(rows), np.uint32))
 

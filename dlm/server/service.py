@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 import grpc
 import numpy as np
@@ -50,6 +50,8 @@ RETRY_AFTER_MS = 50
 LOAD_REASONS = frozenset({Reason.OVERLOADED, Reason.CLIENT_LIMIT})
 Clock = Callable[[], float]
 R = TypeVar("R")
+Request: TypeAlias = codec.ScoreRequest | codec.BlockRequest
+_NOTHING = np.zeros(0, np.uint32)
 # Answers the bytes of a message, given the seconds until its deadline.
 Work = Callable[[bytes, float | None], Awaitable[bytes]]
 
@@ -68,6 +70,11 @@ class OpenShard(Protocol):
 
     def score(self, groups: QueryGroups) -> Answers:
         """Answers to queries that passed `ShardService.check`."""
+
+    def stored_totals(
+        self, context_lengths: NDArray[np.uint8], context_words: NDArray[np.uint32]
+    ) -> NDArray[np.uint32]:
+        """How many words follow contexts that passed it."""
 
     def stored_words(
         self,
@@ -88,6 +95,7 @@ class Answered:
     begun: float
     search_s: float
     encode_s: float
+    blocks: int = 0  # contexts whose stored words it holds
 
 
 class Refusal(Exception):
@@ -263,9 +271,11 @@ class ShardService:
         self._require_ready()
         late = None if remaining_s is None else self._clock() + remaining_s
         arrived = time.perf_counter()
-        request = self._decode(self._parse(pb.ScoreRequest(), data))
+        message = self._parse(pb.ScoreRequest(), data)
+        message.ClearField("context_block")  # Exchange alone carries those
+        request = self._decode(message)
         decoded = time.perf_counter()
-        if len(request.groups.words) <= self.config.inline_queries:
+        if self._is_small(message):
             answered = self._answer(request, late)
         else:
             answered = await self._answer_in_thread(request, late)
@@ -276,6 +286,7 @@ class ShardService:
         self, answered: Answered, arrived: float, decoded: float, waited_s: float = 0.0
     ) -> None:
         """Counts a request that was answered, and was read at `arrived` after it had `waited_s`."""
+        self.metrics.blocks += answered.blocks
         self.metrics.answered(
             len(answered.matched_orders),
             answered.matched_orders,
@@ -297,26 +308,41 @@ class ShardService:
             raise Refusal(reason_of_fault(exc), str(exc)) from exc
         self._require_same(request.shard_set, request.shard)
         decoded = time.perf_counter()
-        # In a thread, always: how much is stored after a context is known once it is found.
-        loop = asyncio.get_running_loop()
-        answered = await loop.run_in_executor(self._threads, self._list, request, late)
-        self.metrics.blocks += len(request.context_lengths)
+        if self._stores_little(request):
+            answered = self._answer(request, late)
+        else:
+            answered = await self._answer_in_thread(request, late)
         self._count(answered, arrived, decoded)
         return answered.data
 
-    def _list(self, request: codec.BlockRequest, late: float | None) -> Answered:
-        """As `_answer`."""
-        begun = time.perf_counter()
-        if late is not None and self._clock() >= late:
-            raise _too_late()
+    def _stores_little(self, request: codec.BlockRequest) -> bool:
+        """Whether so few words are stored after the contexts of a request that a thread costs more;
+        of one that is to be refused, that it is refused here."""
         lengths, words = request.context_lengths, request.context_words
-        none = np.zeros(0, np.uint32)
-        self.check(QueryGroups(lengths, words, none, none))
+        self.check(QueryGroups(lengths, words, _NOTHING, _NOTHING))
+        stored = int(self.shard.stored_totals(lengths, words).sum(dtype=np.int64))
+        return stored + len(lengths) <= self.config.inline_queries
+
+    def _is_small(self, message: pb.ScoreRequest) -> bool:
+        """Whether a message of a stream is answered before the next is read."""
+        if not message.context_block:
+            return len(message.words) <= 4 * self.config.inline_queries  # four bytes a word
+        try:
+            decoded = self._decode(message)
+            return not isinstance(decoded, codec.BlockRequest) or self._stores_little(decoded)
+        except Refusal:
+            return True  # found again, and said in the reply
+
+    def _list(self, request: codec.BlockRequest, begun: float) -> Answered:
+        """As `_answer`, of a request that is not late."""
+        lengths, words = request.context_lengths, request.context_words
+        self.check(QueryGroups(lengths, words, _NOTHING, _NOTHING))
         stored = self.shard.stored_words(lengths, words, request.skips, self.config.max_queries)
         searched = time.perf_counter()
         data = codec.encode_block_reply(request, stored)
         encode_s = time.perf_counter() - searched
-        return Answered(data, stored.answers.matched_order, begun, searched - begun, encode_s)
+        found = stored.answers.matched_order
+        return Answered(data, found, begun, searched - begun, encode_s, len(lengths))
 
     # --------------------------------------------------------------- Exchange
 
@@ -353,7 +379,7 @@ class ShardService:
                     # Bounded as any other: who does not read is not read either.
                     reply = service._refusal_reply(message, overload)
                     await replies.put(reply, service.metrics.wrote)
-                elif len(message.words) <= 4 * self.config.inline_queries:  # four bytes a word
+                elif service._is_small(message):
                     reply = service._exchange(message, lateness, arrived)
                     await replies.put(reply, service._written)
                 else:
@@ -411,7 +437,7 @@ class ShardService:
 
     def _admit(
         self, message: pb.ScoreRequest, lateness: Lateness
-    ) -> tuple[codec.ScoreRequest, float | None, float]:
+    ) -> tuple[Request, float | None, float]:
         """The request, until when its answer is worth having, and how long it has waited, in
         seconds; raises `Refusal`."""
         now = self._clock()
@@ -472,23 +498,30 @@ class ShardService:
             )
         return None
 
-    def _decode(self, message: pb.ScoreRequest) -> codec.ScoreRequest:
+    def _decode(self, message: pb.ScoreRequest) -> Request:
+        most = self.config.max_queries
+        request: Request
         try:
-            request = codec.read_score_request(message, max_queries=self.config.max_queries)
+            if message.context_block:
+                request = codec.read_carried_block_request(message, max_queries=most)
+            else:
+                request = codec.read_score_request(message, max_queries=most)
         except ProtocolError as exc:
             raise Refusal(reason_of_fault(exc), str(exc)) from exc
         self._require_same(request.shard_set, request.shard)
         return request
 
-    async def _answer_in_thread(self, request: codec.ScoreRequest, late: float | None) -> Answered:
+    async def _answer_in_thread(self, request: Request, late: float | None) -> Answered:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._answer, request, late)
 
-    def _answer(self, request: codec.ScoreRequest, late: float | None) -> Answered:
+    def _answer(self, request: Request, late: float | None) -> Answered:
         """The reply to `request`, which is not begun after `late`; in any thread."""
         begun = time.perf_counter()
         if late is not None and self._clock() >= late:
             raise _too_late()
+        if isinstance(request, codec.BlockRequest):
+            return self._list(request, begun)
         if len(request.groups.words):
             self.check(request.groups)
             answers = self.shard.score(request.groups)

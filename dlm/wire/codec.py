@@ -15,7 +15,7 @@ import xxhash
 from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
-from dlm.errors import ProtocolError
+from dlm.errors import ProtocolError, UnknownCall
 from dlm.ngram.query import Answers, QueryGroups, StoredWords
 from dlm.wire import kernels
 from dlm.wire._pb import shard_pb2 as pb
@@ -213,6 +213,9 @@ class BlockRequest(NamedTuple):
     context_words: NDArray[np.uint32]
     skips: NDArray[np.uint32]
     checksum: int
+    sequence: int | None = None  # as in Exchange, where it came so
+    timeout_us: int = 0
+    sent_us: int = 0
 
 
 def encode_block_request(
@@ -238,6 +241,36 @@ def encode_block_request(
         checksum=total,
     )
     return message.SerializeToString(), total
+
+
+def carry_block_request(data: bytes) -> bytes:
+    """An encoded ContextBlockRequest in the ScoreRequest that carries it in Exchange.
+
+    The ScoreRequest asks nothing itself: what a server answers that does not know the field.
+    """
+    request = parse(pb.ContextBlockRequest(), data)
+    shard_set, shard = request.shard_set, request.shard
+    nothing = checksum(shard_set, _SHARD.pack(shard), b"", b"", b"", b"")
+    message = pb.ScoreRequest(
+        shard_set=shard_set, shard=shard, checksum=nothing, context_block=data
+    )
+    return bytes(message.SerializeToString())
+
+
+def carried_block_reply(data: bytes) -> bytes:
+    """The encoded ContextBlockReply in a ScoreReply; raises `UnknownCall` where it has none."""
+    reply = bytes(parse(pb.ScoreReply(), data).context_block)
+    if not reply:
+        raise UnknownCall(
+            "the server answered a ContextBlock as a Score; it does not know the call"
+        )
+    return reply
+
+
+def read_carried_block_request(m: pb.ScoreRequest, *, max_queries: int) -> BlockRequest:
+    """`decode_block_request` of what a ScoreRequest carries."""
+    request = decode_block_request(m.context_block, max_queries=max_queries)
+    return request._replace(sequence=m.sequence, timeout_us=m.timeout_us, sent_us=m.sent_us)
 
 
 def decode_block_request(data: bytes, *, max_queries: int) -> BlockRequest:
@@ -280,7 +313,7 @@ def decode_block_request(data: bytes, *, max_queries: int) -> BlockRequest:
 
 
 def encode_block_reply(request: BlockRequest, stored: StoredWords) -> bytes:
-    """The bytes of the ContextBlockReply to `request`."""
+    """The bytes of the ContextBlockReply to `request`, in a ScoreReply where it was in Exchange."""
     parts = (
         stored.totals.astype(_U32, copy=False).tobytes(),
         stored.counts.astype(_U32, copy=False).tobytes(),
@@ -305,7 +338,11 @@ def encode_block_reply(request: BlockRequest, stored: StoredWords) -> bytes:
         state_lengths=parts[7],
         checksum=checksum(*place, *parts, head=request.checksum),
     )
-    return bytes(reply.SerializeToString())
+    data = bytes(reply.SerializeToString())
+    if request.sequence is None:
+        return data
+    carrier = pb.ScoreReply(sequence=request.sequence, context_block=data)
+    return bytes(carrier.SerializeToString())
 
 
 def decode_block_reply(

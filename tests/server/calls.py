@@ -44,6 +44,10 @@ class GatedShard:
         self._pass()
         return self._shard.stored_words(*asked)
 
+    def stored_totals(self, *asked: Any) -> Any:
+        """As the real one, without waiting."""
+        return self._shard.stored_totals(*asked)
+
     def _pass(self) -> None:
         self.calls += 1
         self.entered.release()

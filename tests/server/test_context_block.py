@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from cluster import WAIT_S
+from dlm.errors import UnknownCall
 from dlm.ngram.query import StoredWords
 from dlm.wire import codec
 from dlm.wire.status import CODE_OF, Reason
-from server.calls import Caller, forget, outcome
+from server.calls import Caller, Stream, forget, outcome
 
 OK = grpc.StatusCode.OK
 Context = tuple[int, ...]
@@ -106,6 +107,44 @@ def test_what_does_not_fit_in_a_reply_is_asked_again_by_skips(sharded, gated):
     assert came == sum(skips) > 0
 
 
+def carried(data: bytes) -> bytes:
+    """The request in a message of a stream."""
+    return codec.carry_block_request(data)
+
+
+@pytest.mark.parametrize("inline_queries", [0, 2048])
+def test_a_stream_carries_blocks_beside_scores(sharded, gated, inline_queries):
+    """Each with the sequence of its message, on the loop and in threads; refusals, too."""
+    _, _, caller = gated(inline_queries=inline_queries)
+    rng = np.random.default_rng(8)
+    contexts = sharded.questions.contexts(rng, 0, 20)
+    data, _ = request_for(sharded, 0, contexts)
+    whole = outcome(caller.context_block, data).data
+    asked = sharded.questions.ask(rng, 0)
+    stream = Stream(caller)
+    stream.put(carried(data), 1)
+    stream.put(asked.data, 2)
+    stream.put(carried(request_for(sharded, 1, contexts)[0]), 3)
+    stream.put(carried(data), 4, timeout_us=1, sent_us=0)
+    taken = [stream.take() for _ in range(4)]
+    replies = {reply.sequence: (reply, data) for reply, data in taken}
+    assert codec.carried_block_reply(replies[1][1]) == whole
+    sharded.questions.verify(0, asked, replies[2][1])
+    assert replies[3][0].reason == Reason.WRONG_SHARD
+    codec.check_refusal(replies[3][0])
+    assert replies[4][0].reason in (Reason.LATE, "")
+    stream.end()
+
+
+def test_score_as_a_call_carries_none(sharded, callers):
+    """As a server answers that does not know the field: nothing was asked, and a client sees it."""
+    contexts = sharded.questions.contexts(np.random.default_rng(9), 0, 2)
+    found = outcome(callers[0].score, carried(request_for(sharded, 0, contexts)[0]))
+    assert found.code is OK
+    with pytest.raises(UnknownCall):
+        codec.carried_block_reply(found.data)
+
+
 BAD = {
     "no message": (lambda s, c: b"\xff\xfe", Reason.MALFORMED),
     "shard set": (
@@ -150,7 +189,7 @@ def test_load_and_deadlines_are_those_of_scores(sharded, gated):
         now[0] += now[1]
         return now[0]
 
-    shard, server, caller = gated(clock=clock, max_in_flight=1)
+    shard, server, caller = gated(clock=clock, max_in_flight=1, inline_queries=0)
     contexts = sharded.questions.contexts(np.random.default_rng(5), 0, 20)
     data, _ = request_for(sharded, 0, contexts)
     forget(shard.entered)

@@ -210,6 +210,24 @@ class Shard:
         """
         return run_kernel(self.view, self.order, groups, check_ids=False)[0]
 
+    def stored_totals(
+        self, context_lengths: NDArray[np.uint8], context_words: NDArray[np.uint32]
+    ) -> NDArray[np.uint32]:
+        """(C,) words that are stored after each context; shapes and trust as `stored_words`."""
+        return self._find_blocks(context_lengths, context_words)[1]
+
+    def _find_blocks(
+        self, context_lengths: NDArray[np.uint8], context_words: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.float32]]:
+        nodes = np.empty(len(context_lengths), np.int64)
+        totals = np.empty(len(context_lengths), np.uint32)
+        weights = int((context_lengths.astype(np.int64) - 2).sum())
+        log10_backoffs = np.empty(weights, np.float32)
+        block_kernels.find_blocks(
+            self.view, context_lengths, context_words, nodes, totals, log10_backoffs
+        )
+        return nodes, totals, log10_backoffs
+
     def stored_words(
         self,
         context_lengths: NDArray[np.uint8],
@@ -226,12 +244,7 @@ class Shard:
         Cost    the words and their search; of a context that does not fit whole, all its words
         """
         lengths = context_lengths.astype(np.int64)
-        nodes = np.empty(len(lengths), np.int64)
-        totals = np.empty(len(lengths), np.uint32)
-        log10_backoffs = np.empty(int((lengths - 2).sum()), np.float32)
-        block_kernels.find_blocks(
-            self.view, context_lengths, context_words, nodes, totals, log10_backoffs
-        )
+        nodes, totals, log10_backoffs = self._find_blocks(context_lengths, context_words)
         wanted = np.maximum(totals.astype(np.int64) - skips, 0)
         before = np.cumsum(wanted) - wanted
         taken = np.clip(most - before, 0, wanted)

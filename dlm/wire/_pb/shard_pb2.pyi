@@ -37,7 +37,7 @@ CHUNK_ENCODING_RAW: ChunkEncoding
 CHUNK_ENCODING_ZSTD: ChunkEncoding
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("shard_set", "shard", "context_lengths", "context_words", "word_counts", "words", "checksum", "sequence", "timeout_us", "sent_us")
+    __slots__ = ("shard_set", "shard", "context_lengths", "context_words", "word_counts", "words", "checksum", "sequence", "timeout_us", "sent_us", "context_block")
     SHARD_SET_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class ScoreRequest(_message.Message):
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_US_FIELD_NUMBER: _ClassVar[int]
     SENT_US_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_BLOCK_FIELD_NUMBER: _ClassVar[int]
     shard_set: bytes
     shard: int
     context_lengths: bytes
@@ -58,10 +59,11 @@ class ScoreRequest(_message.Message):
     sequence: int
     timeout_us: int
     sent_us: int
-    def __init__(self, shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., context_lengths: _Optional[bytes] = ..., context_words: _Optional[bytes] = ..., word_counts: _Optional[bytes] = ..., words: _Optional[bytes] = ..., checksum: _Optional[int] = ..., sequence: _Optional[int] = ..., timeout_us: _Optional[int] = ..., sent_us: _Optional[int] = ...) -> None: ...
+    context_block: bytes
+    def __init__(self, shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., context_lengths: _Optional[bytes] = ..., context_words: _Optional[bytes] = ..., word_counts: _Optional[bytes] = ..., words: _Optional[bytes] = ..., checksum: _Optional[int] = ..., sequence: _Optional[int] = ..., timeout_us: _Optional[int] = ..., sent_us: _Optional[int] = ..., context_block: _Optional[bytes] = ...) -> None: ...
 
 class ScoreReply(_message.Message):
-    __slots__ = ("shard_set", "shard", "log10_probs", "matched_orders", "ngram_lengths", "state_lengths", "checksum", "sequence", "reason", "message", "retry_after_ms")
+    __slots__ = ("shard_set", "shard", "log10_probs", "matched_orders", "ngram_lengths", "state_lengths", "checksum", "sequence", "reason", "message", "retry_after_ms", "context_block")
     SHARD_SET_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     LOG10_PROBS_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +75,7 @@ class ScoreReply(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_BLOCK_FIELD_NUMBER: _ClassVar[int]
     shard_set: bytes
     shard: int
     log10_probs: bytes
@@ -84,7 +87,8 @@ class ScoreReply(_message.Message):
     reason: str
     message: str
     retry_after_ms: int
-    def __init__(self, shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., log10_probs: _Optional[bytes] = ..., matched_orders: _Optional[bytes] = ..., ngram_lengths: _Optional[bytes] = ..., state_lengths: _Optional[bytes] = ..., checksum: _Optional[int] = ..., sequence: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+    context_block: bytes
+    def __init__(self, shard_set: _Optional[bytes] = ..., shard: _Optional[int] = ..., log10_probs: _Optional[bytes] = ..., matched_orders: _Optional[bytes] = ..., ngram_lengths: _Optional[bytes] = ..., state_lengths: _Optional[bytes] = ..., checksum: _Optional[int] = ..., sequence: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., context_block: _Optional[bytes] = ...) -> None: ...
 
 class ContextBlockRequest(_message.Message):
     __slots__ = ("shard_set", "shard", "context_lengths", "context_words", "skips", "checksum")
