@@ -127,12 +127,13 @@ class BlockFetch:
         width = self.contexts.shape[1]
         for row, fetched in enumerate(self._fetched):
             context = np.ascontiguousarray(self.contexts[row, width - int(self.lengths[row]) :])
-            if row in instead and instead[row].source is not None and instead[row].source.any():
+            whole = instead.get(row)
+            if whole is not None and whole.source is not None and whole.source.any():
                 block = ContextBlock.low_only(low, context, PARTIAL)  # no shard told it all in time
-            elif row in instead:
+            elif whole is not None:
                 every = np.arange(low.manifest.vocabulary_size, dtype=np.uint32)
                 block = ContextBlock.low_only(low, context)
-                block = ContextBlock(low, context, block.sums, every, instead[row])
+                block = ContextBlock(low, context, block.sums, every, whole)
             elif not fetched.parts:
                 block = ContextBlock.low_only(low, context, fetched.source)
             else:

@@ -101,6 +101,10 @@ class State:
     family: Family
     _words: tuple[int, ...]
 
+    def __len__(self) -> int:
+        """Words that still matter."""
+        return len(self._words)
+
 
 @dataclass(frozen=True, eq=False)
 class States:
@@ -229,6 +233,16 @@ class ContextBlocks:
     def __len__(self) -> int:
         return len(self._blocks)
 
+    @property
+    def source(self) -> NDArray[np.uint8]:
+        """(K,) whose answers they give, as in `Extension`."""
+        return np.array([block.source for block in self._blocks], np.uint8)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """(K,) words that are held of each state: 11 bytes each."""
+        return np.array([len(block.words) for block in self._blocks], np.int64)
+
     def extend(self, words: Any = None) -> Extension:
         """As `Utterance.extend` of these states.
 
@@ -260,13 +274,12 @@ class ContextBlocks:
         contexts = [self.states._contexts[:0], *(one._contexts for one in after)]
         lengths = [self.states._lengths[:0], *(one._lengths for one in after)]
         flat = States(self.states.family, np.concatenate(contexts), np.concatenate(lengths))
-        sources = np.array([[block.source] for block in self._blocks], np.uint8)
         return Extension(
             some.log10_prob.reshape(shape),
             some.matched_order.reshape(shape),
             some.ngram_length.reshape(shape),
             flat.reshape(*shape),
-            np.broadcast_to(sources.reshape(-1, 1), shape).copy(),
+            np.broadcast_to(self.source.reshape(-1, 1), shape).copy(),
         )
 
     def score(self, row: int, word: Word) -> tuple[float, State]:

@@ -90,7 +90,7 @@ def spoken_model(lexicon: list[str], seed: int = 3) -> PlainModel:
         seed,
         order=4,
         words=len(lexicon),
-        per_order=8 * len(lexicon),
+        per_order=60 * len(lexicon),
         missing_suffixes=False,
         below_one=True,
     )

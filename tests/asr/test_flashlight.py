@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ import pytest
 pytest.importorskip("flashlight.lib.text", reason="pip install -e '.[asr]'")
 
 from asr.decoding import decode, posteriors, spelled, spoken_model
-from cluster import ModelFiles, build
+from cluster import Cluster, ModelFiles, build, until
 from dlm.asr.flashlight import DlmLM
-from dlm.client import Client
+from dlm.client import Client, ClientConfig
 from dlm.errors import QueryError
 
 LEXICON = spelled(40)
@@ -58,6 +59,45 @@ def test_hypotheses_are_those_of_kenlm(files: ModelFiles, local: Client) -> None
         assert [one.words for one in found] == [one.words for one in expected]
         assert [one.score for one in found] == pytest.approx([one.score for one in expected], 1e-6)
         assert len(found) > 1
+
+
+def test_a_context_is_fetched_once_and_kept(files: ModelFiles) -> None:
+    """From servers: a round trip for each context asked, and none for a sentence decoded again."""
+    said = sentences(3)
+    with Cluster(files) as running, Client.connect(running.addresses) as client:
+        lm = DlmLM(client.utterance(), LEXICON)
+        first = [decode(lm, LEXICON, posteriors(one, seed)) for seed, one in enumerate(said)]
+        after = replace(lm.counts)
+        assert 0 < after.round_trips <= after.contexts < after.queries / 4
+        assert client.stats.messages <= after.round_trips
+        again = [decode(lm, LEXICON, posteriors(one, seed)) for seed, one in enumerate(said)]
+        assert again == first
+        assert (lm.counts.contexts, lm.counts.round_trips) == (after.contexts, after.round_trips)
+        # With room for almost nothing it is slower, and no different.
+        small = DlmLM(client.utterance(), LEXICON, max_words=1)
+        assert [decode(small, LEXICON, posteriors(one, n)) for n, one in enumerate(said)] == first
+        assert small.counts.contexts > after.contexts
+
+
+def test_a_decoder_goes_on_without_servers_where_it_may(files: ModelFiles) -> None:
+    """On the 2-grams, and on the whole model once a server is back, in the next sentence."""
+    said = posteriors(sentences(1)[0], 1)
+    with Cluster(files) as running:
+        settings = ClientConfig(partial=True, heartbeats=False, deadline_s=2.0)
+        with Client.connect(running.addresses, settings) as client:
+            lm = DlmLM(client.utterance(), LEXICON)
+            whole = decode(lm, LEXICON, said)
+            ports = running.ports
+            running.end()
+            fresh = DlmLM(client.utterance(), LEXICON)
+            partial = decode(fresh, LEXICON, said)
+            assert partial
+            assert client.stats.partial > 0
+            with Cluster(files, ports=ports):
+                until(lambda: decode(fresh, LEXICON, said) == whole)
+            strict = Client.local(files.directory)
+    with strict as local:
+        assert decode(DlmLM(local.utterance(), LEXICON), LEXICON, said) == whole
 
 
 def test_hypotheses_with_equal_contexts_become_one_where_asked(

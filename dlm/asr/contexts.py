@@ -1,0 +1,117 @@
+"""Contexts that decoders come back to, each with all that is stored after it, as many as fit.
+
+Of the many thousand words a second that a decoder asks, few follow different contexts; so what is
+fetched is contexts, and what is kept is the blocks of those asked last.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlm.client.utterance import ContextBlocks, State, Utterance
+from dlm.ngram.query import PARTIAL
+
+MAX_WORDS = 1 << 22  # of all blocks that are kept: some 60 MB
+BLOCK_WORDS = 64  # a block with nothing in it takes as much as so many words
+MAX_ANSWERS = 1 << 14  # of one context
+
+
+@dataclass(slots=True)
+class Counts:
+    """What decoders asked and what it cost, since the cache was made.
+
+    queries      words asked
+    contexts     blocks fetched, or made of the low orders
+    round_trips  times that servers may have been waited for
+    """
+
+    queries: int = 0
+    contexts: int = 0
+    round_trips: int = 0
+
+
+class Context:
+    """A state with all that is stored after it.
+
+    Attributes
+        state    as `Utterance` gives them
+        answers  by word id: log10 P, and the state after the word
+    """
+
+    __slots__ = ("_blocks", "_row", "answers", "partial", "size", "state")
+
+    def __init__(self, state: State, blocks: ContextBlocks, row: int) -> None:
+        self.state = state
+        self._blocks, self._row = blocks, row
+        self.answers: dict[int, tuple[float, State]] = {}
+        self.size = BLOCK_WORDS + int(blocks.sizes[row])
+        self.partial = bool(blocks.source[row] == PARTIAL)
+
+    def score(self, word: int) -> tuple[float, State]:
+        """log10 P of the word with this id, and the state after it."""
+        found = self.answers.get(word)
+        if found is None:
+            if len(self.answers) >= MAX_ANSWERS:
+                self.answers.clear()
+            found = self.answers[word] = self._blocks.score(self._row, word)
+        return found
+
+
+class Contexts:
+    """The contexts of one utterance's model, those asked last; not for several threads.
+
+    Args
+        utterance  what they are fetched from
+        max_words  stored words of all of them together; the context asked longest ago is given up
+    """
+
+    def __init__(self, utterance: Utterance, max_words: int = MAX_WORDS) -> None:
+        self.utterance = utterance
+        self.counts = Counts()
+        self._max_words = max_words
+        self._kept: OrderedDict[State, Context] = OrderedDict()
+        self._passing: dict[State, Context] = {}
+        self._words = 0
+
+    def begin_sentence(self) -> None:
+        """Forgets what the partial model answered: servers may be back."""
+        self._passing.clear()
+
+    def get(self, state: State) -> Context:
+        """The context of one state; raises what `Utterance.context_blocks` does."""
+        found = self._kept.get(state)
+        if found is None:
+            found = self._passing.get(state) or self.get_all([state])[0]
+        else:
+            self._kept.move_to_end(state)
+        return found
+
+    def get_all(self, states: Sequence[State]) -> list[Context]:
+        """The contexts of several states; those that are not here are fetched together."""
+        kept, passing = self._kept, self._passing
+        missing = [s for s in dict.fromkeys(states) if s not in kept and s not in passing]
+        fetched: dict[State, Context] = {}
+        if missing:
+            blocks = self.utterance.context_blocks(missing)
+            self.counts.contexts += len(missing)
+            self.counts.round_trips += any(len(state) >= 2 for state in missing)
+            fetched = {s: Context(s, blocks, row) for row, s in enumerate(missing)}
+        found = [fetched.get(s) or passing.get(s) or kept[s] for s in states]
+        for state in states:
+            if state in kept:
+                kept.move_to_end(state)
+        for state, context in fetched.items():
+            self._keep(state, context)
+        return found
+
+    def _keep(self, state: State, context: Context) -> None:
+        if context.partial:
+            self._passing[state] = context
+            return
+        self._kept[state] = context
+        self._words += context.size
+        while self._words > self._max_words and len(self._kept) > 1:
+            _, oldest = self._kept.popitem(last=False)
+            self._words -= oldest.size
