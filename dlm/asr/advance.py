@@ -1,0 +1,185 @@
+"""For decoders that want every token after every state at once: `advance(states)`.
+
+The shape is that of NeMo's NGPU-LM: states are whole numbers, scores and next states are arrays
+(B, V). There the model lies in the memory of one GPU, token by token; here it lies on servers, has
+any vocabulary and may lack suffixes, and a batch costs one message per shard.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.client.utterance import State, Utterance, Word
+from dlm.errors import QueryError
+from dlm.ngram.query import PARTIAL
+from dlm.units import LN_10
+
+__all__ = ["TokenLM"]
+
+MAX_ROWS_BYTES = 1 << 28  # of scores and next states that are kept
+_ROW_BYTES = 12  # a token of a row: a score and a state
+
+
+class TokenLM:
+    """Scores and next states of all tokens after a batch of states; not for several threads.
+
+    States are numbered as they are met, and numbers stay until `clear`. Equal numbers are equal
+    contexts, so hypotheses with equal numbers can be recombined.
+
+    Args
+        utterance  of a `Client`; also `Client.local`'s
+        tokens     V tokens by index: strings, bytes or ids. One that the model lacks is scored as
+                   its unknown word. All words of the model, by id, where not given
+        natural    scores are natural logarithms, as in NeMo; log10 where False
+        max_bytes  rows that are kept from call to call
+    """
+
+    def __init__(
+        self,
+        utterance: Utterance,
+        tokens: Sequence[Word] | None = None,
+        *,
+        natural: bool = True,
+        max_bytes: int = MAX_ROWS_BYTES,
+    ) -> None:
+        vocabulary = utterance.vocabulary
+        if tokens is None:
+            self._ids = np.arange(utterance.vocabulary_size)
+        else:
+            found = [vocabulary.id_of(t) if isinstance(t, (str, bytes)) else int(t) for t in tokens]
+            self._ids = np.array(found, np.int64)
+            if len(found) and not 0 <= min(found) <= max(found) < utterance.vocabulary_size:
+                raise QueryError(
+                    f"token ids from {min(found)} to {max(found)}; ids are 0 to "
+                    f"{utterance.vocabulary_size - 1}"
+                )
+        # The sentence end is one more column, for `get_final`.
+        self._asked = np.append(self._ids, vocabulary.end_id)
+        self._utterance = utterance
+        self._scale = LN_10 if natural else 1.0
+        self._most = max(max_bytes // (_ROW_BYTES * len(self._asked)), 1)
+        self.clear()
+
+    @property
+    def vocab_size(self) -> int:
+        """V, tokens of a row."""
+        return len(self._ids)
+
+    def clear(self) -> None:
+        """Forgets all numbers and rows; between utterances, so that numbers do not pile up."""
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._contexts: list[tuple[int, ...]] = []
+        self._rows: OrderedDict[int, tuple[NDArray[np.float32], NDArray[np.int64]]] = OrderedDict()
+
+    def get_init_states(self, batch_size: int, bos: bool = True) -> NDArray[np.int64]:
+        """(B,) the state at the beginning of a sentence, or that which knows nothing."""
+        state = self._utterance.begin() if bos else self._utterance.null()
+        return np.full(batch_size, self._number(state._words), np.int64)
+
+    def advance(
+        self, states: NDArray[Any] | Sequence[int], eos_id: int | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Scores of all tokens after each of B states, and the states after them.
+
+        Args
+            eos_id  index of a token that stands for the sentence end and is scored as it
+        Returns
+            (B, V) float32 and (B, V) int64
+        Raises
+            QueryError, UnavailableError, ProtocolError
+        """
+        scores, after = self._all(states)
+        scores = scores[:, :-1].copy() if eos_id is None else self._with_end(scores, eos_id)
+        return scores, after[:, :-1].copy()
+
+    def get_final(self, states: NDArray[Any] | Sequence[int]) -> NDArray[np.float32]:
+        """(B,) float32: the score of the sentence end after each state."""
+        scores: NDArray[np.float32] = self._all(states)[0][:, -1].copy()
+        return scores
+
+    @staticmethod
+    def _with_end(scores: NDArray[np.float32], eos_id: int) -> NDArray[np.float32]:
+        if not 0 <= eos_id < scores.shape[1] - 1:
+            raise QueryError(
+                f"eos_id is {eos_id}; an index below {scores.shape[1] - 1} is expected"
+            )
+        scores = scores.copy()
+        scores[:, eos_id] = scores[:, -1]
+        return scores[:, :-1]
+
+    def _all(
+        self, states: NDArray[Any] | Sequence[int]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """(B, V + 1) scores and next states, the sentence end in the last column."""
+        numbers = np.asarray(states, np.int64).reshape(-1).tolist()
+        missing = [n for n in dict.fromkeys(numbers) if n not in self._rows]
+        fetched = dict(zip(missing, self._fetch(missing), strict=True)) if missing else {}
+        scores = np.empty((len(numbers), len(self._asked)), np.float32)
+        after = np.empty(scores.shape, np.int64)
+        for row, number in enumerate(numbers):
+            scores[row], after[row] = fetched.get(number) or self._rows[number]
+            if number in self._rows:
+                self._rows.move_to_end(number)
+        while len(self._rows) > self._most:
+            self._rows.popitem(last=False)
+        return scores, after
+
+    def _fetch(self, numbers: list[int]) -> list[tuple[NDArray[np.float32], NDArray[np.int64]]]:
+        """The rows of states that are not here; kept, unless the partial model made them."""
+        family = self._utterance.family
+        asked = [State(family, self._context(number)) for number in numbers]
+        blocks = self._utterance.context_blocks(asked)
+        found = blocks.extend(self._asked)
+        scores = (found.log10_prob * np.float64(self._scale)).astype(np.float32)
+        after = self._number_all(found.states._contexts, found.states._lengths)
+        rows = []
+        for place, number in enumerate(numbers):
+            row = scores[place], after[place]
+            if blocks.source[place] != PARTIAL:
+                self._rows[number] = row
+            rows.append(row)
+        return rows
+
+    # -- numbers ------------------------------------------------------------------------------
+    # 0 is the empty context, 1 + w that of the one word w; longer ones follow as they are met.
+
+    def _number(self, words: tuple[int, ...]) -> int:
+        if len(words) < 2:
+            return 1 + words[0] if words else 0
+        found = self._numbers.get(words)
+        if found is None:
+            found = 1 + self._utterance.vocabulary_size + len(self._contexts)
+            self._numbers[words] = found
+            self._contexts.append(words)
+        return found
+
+    def _number_all(
+        self, contexts: NDArray[np.uint32], lengths: NDArray[np.uint8]
+    ) -> NDArray[np.int64]:
+        """Numbers of many contexts: (..., order - 1) uint32 right-aligned and (...) uint8."""
+        width = contexts.shape[-1]
+        numbers = np.zeros(lengths.shape, np.int64)
+        if width:
+            np.add(contexts[..., -1], 1, out=numbers, where=lengths == 1, casting="unsafe")
+        longer = np.nonzero(lengths >= 2)
+        rows = zip(contexts[longer].tolist(), lengths[longer].tolist(), strict=True)
+        numbers[longer] = [self._number(tuple(row[width - length :])) for row, length in rows]
+        return numbers
+
+    def _context(self, number: int) -> tuple[int, ...]:
+        size = self._utterance.vocabulary_size
+        if number == 0:
+            return ()
+        if 0 < number <= size:
+            return (number - 1,)
+        if not 0 < number <= size + len(self._contexts):
+            raise QueryError(
+                f"state {number} is not known; give states of get_init_states or advance, and none "
+                "from before clear()"
+            )
+        return self._contexts[number - size - 1]

@@ -1,0 +1,193 @@
+"""The language model of a pyctcdecode decoder, and the decoder that asks it once per frame.
+
+pyctcdecode asks a word at a time. `DlmDecoder` looks at all beams of a frame first, and fetches
+together what is stored after the contexts that are new; then every word is answered here.
+
+pyctcdecode requires numpy below 2 and dlm 2 or later, though it works with both:
+`pip install --no-deps pyctcdecode`, and `pip install pygtrie`. This works with release 0.5.0, whose
+beams are tuples, and with those whose beams are objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from pyctcdecode import language_model
+from pyctcdecode.alphabet import Alphabet
+from pyctcdecode.constants import (
+    DEFAULT_ALPHA,
+    DEFAULT_BETA,
+    DEFAULT_SCORE_LM_BOUNDARY,
+    DEFAULT_UNK_LOGP_OFFSET,
+    LOG_BASE_CHANGE_FACTOR,
+)
+from pyctcdecode.decoder import BeamSearchDecoderCTC
+from pyctcdecode.language_model import LanguageModel
+
+from dlm.asr.contexts import MAX_WORDS, Contexts, Counts
+from dlm.client.utterance import State, Utterance
+from dlm.errors import ConfigError
+from dlm.ngram.vocab import UNK_ID
+
+__all__ = ["DlmDecoder", "DlmLanguageModel", "DlmState", "build_decoder"]
+
+
+class DlmState(getattr(language_model, "AbstractLMState", object)):  # type: ignore[misc]
+    """A state of dlm as pyctcdecode holds one; it pickles."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DlmState) and self.state == other.state
+
+    def __hash__(self) -> int:
+        return hash(self.state)
+
+    def get_mp_safe_state(self) -> DlmState:
+        """Itself: it may go to another process."""
+        return self
+
+
+class _Known:
+    """What pyctcdecode asks of a KenLM model beside scores."""
+
+    def __init__(self, utterance: Utterance) -> None:
+        self.order = utterance.order
+        self._ids = utterance.vocabulary.ids
+
+    def __contains__(self, word: str) -> bool:
+        return self._ids.get(word.encode("utf-8", "surrogateescape"), UNK_ID) != UNK_ID
+
+    def id_of(self, word: str) -> int:
+        """The id of a word, 0 where the model lacks it."""
+        return self._ids.get(word.encode("utf-8", "surrogateescape"), UNK_ID)
+
+
+class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
+    """A model behind an utterance as pyctcdecode's `LanguageModel`; all its settings work alike.
+
+    Args
+        utterance  of a `Client`; also `Client.local`'s
+        unigrams   the words that may be said; all of the model where not given
+        alpha, beta, unk_score_offset, score_boundary  as in pyctcdecode
+        max_words  stored words that are kept in memory, 11 bytes each
+    Raises
+        QueryError, UnavailableError, ProtocolError, out of the decoder that calls it; with
+        `ClientConfig(partial=True)` none of a server
+    """
+
+    def __init__(
+        self,
+        utterance: Utterance,
+        unigrams: Collection[str] | None = None,
+        alpha: float = DEFAULT_ALPHA,
+        beta: float = DEFAULT_BETA,
+        unk_score_offset: float = DEFAULT_UNK_LOGP_OFFSET,
+        score_boundary: bool = DEFAULT_SCORE_LM_BOUNDARY,
+        *,
+        max_words: int = MAX_WORDS,
+    ) -> None:
+        vocabulary = utterance.vocabulary
+        if unigrams is None:
+            unigrams = [w.decode("utf-8", "surrogateescape") for w in vocabulary.words[1:]]
+        self._known = _Known(utterance)
+        super().__init__(self._known, unigrams, alpha, beta, unk_score_offset, score_boundary)
+        self._utterance = utterance
+        self._end_id = vocabulary.end_id
+        self._contexts = Contexts(utterance, max_words)
+
+    @property
+    def counts(self) -> Counts:
+        """What the decoder asked, and what it cost."""
+        return self._contexts.counts
+
+    def get_start_state(self) -> DlmState:
+        """The state at the beginning of an utterance."""
+        self._contexts.begin_sentence()
+        begin = self._utterance.begin if self.score_boundary else self._utterance.null
+        return DlmState(begin())
+
+    def fetch(self, asked: Iterable[tuple[DlmState, str]], is_last_word: bool = False) -> None:
+        """Fetches what `score` will need for these states and words, in one message per shard; in
+        two where the sentence end is to be scored after them."""
+        pairs = [(state.state, word) for state, word in asked]
+        if not pairs:
+            return
+        contexts = self._contexts.get_all([state for state, _ in pairs])
+        if is_last_word and self.score_boundary:
+            ids = [self._known.id_of(word) for _, word in pairs]
+            after = [context.score(i)[1] for context, i in zip(contexts, ids, strict=True)]
+            self._contexts.get_all(after)
+
+    def score(
+        self, prev_state: DlmState, word: str, is_last_word: bool = False
+    ) -> tuple[float, DlmState]:
+        """The weighted score of a word, and the state after it, the sentence end left out."""
+        self._contexts.counts.queries += 1
+        context = self._contexts.get(prev_state.state)
+        log10_prob, after = context.score(self._known.id_of(word))
+        if (self._unigram_set and word not in self._unigram_set) or word not in self._known:
+            log10_prob += self.unk_score_offset
+        if is_last_word and self.score_boundary:
+            log10_prob += self._contexts.get(after).score(self._end_id)[0]
+        return self.alpha * log10_prob * LOG_BASE_CHANGE_FACTOR + self.beta, DlmState(after)
+
+    def save_to_dir(self, filepath: str) -> None:
+        """Not offered: the model is where its servers are."""
+        raise ConfigError(
+            f"{filepath}: a model behind a cluster is not saved with a decoder; make the decoder "
+            "with build_decoder where it is needed"
+        )
+
+
+class DlmDecoder(BeamSearchDecoderCTC):  # type: ignore[misc]
+    """pyctcdecode's decoder, which fetches for all beams of a frame together; same results."""
+
+    def _get_lm_beams(
+        self,
+        beams: list[Any],
+        hotword_scorer: Any,
+        cached_lm_scores: dict[tuple[str, bool], Any],
+        cached_partial_token_scores: dict[str, float],
+        is_eos: bool = False,
+    ) -> list[Any]:
+        model = self._language_model
+        if isinstance(model, DlmLanguageModel):
+            model.fetch(_unscored(beams, cached_lm_scores, is_eos), is_eos)
+        found: list[Any] = super()._get_lm_beams(
+            beams, hotword_scorer, cached_lm_scores, cached_partial_token_scores, is_eos
+        )
+        return found
+
+
+def _unscored(
+    beams: Iterable[Any], cached: Mapping[tuple[str, bool], Any], is_eos: bool
+) -> list[tuple[DlmState, str]]:
+    """State and word of each beam whose text has no score yet."""
+    found: dict[str, tuple[DlmState, str]] = {}
+    for beam in beams:
+        text, word = beam[:2] if isinstance(beam, tuple) else (beam.text, beam.next_word)
+        merged = f"{text} {word}" if text and word else text or word
+        if (merged, is_eos) not in cached:
+            found.setdefault(merged, (cached[text, False][2], word))  # the first is asked
+    return list(found.values())
+
+
+def build_decoder(
+    labels: Sequence[str],
+    utterance: Utterance,
+    unigrams: Collection[str] | None = None,
+    alpha: float = DEFAULT_ALPHA,
+    beta: float = DEFAULT_BETA,
+    unk_score_offset: float = DEFAULT_UNK_LOGP_OFFSET,
+    lm_score_boundary: bool = DEFAULT_SCORE_LM_BOUNDARY,
+) -> DlmDecoder:
+    """As pyctcdecode's `build_ctcdecoder`, with an utterance in place of a model's path.
+
+    Args
+        labels  of the acoustic model's outputs, the blank as an empty string
+    """
+    model = DlmLanguageModel(utterance, unigrams, alpha, beta, unk_score_offset, lm_score_boundary)
+    return DlmDecoder(Alphabet.build_alphabet(list(labels)), model)

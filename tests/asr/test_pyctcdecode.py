@@ -1,0 +1,127 @@
+"""pyctcdecode decodes with dlm what it decodes with KenLM in its own process.
+
+Needs `pip install --no-deps pyctcdecode` and `pip install pygtrie`, which no extra brings.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyctcdecode", reason="pip install --no-deps pyctcdecode; pip install pygtrie")
+
+from asr.decoding import TOKENS, posteriors, spelled, spoken_model
+from cluster import Cluster, ModelFiles, build
+from dlm.asr import pyctcdecode as ours
+from dlm.client import Client
+from dlm.errors import ConfigError
+
+LEXICON = spelled(40)
+LABELS = ["", " ", *TOKENS[2:]]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """A 4-gram model of the lexicon in two shards."""
+    return build(spoken_model(LEXICON), tmp_path_factory.mktemp("spoken"), 2)
+
+
+@pytest.fixture(scope="module")
+def cluster(files: ModelFiles) -> Iterator[Cluster]:
+    """Its servers."""
+    with Cluster(files) as running:
+        yield running
+
+
+def sentences(count: int) -> list[list[str]]:
+    """Random words of the lexicon."""
+    rng = np.random.default_rng(1)
+    return [[LEXICON[i] for i in rng.integers(0, len(LEXICON), 6)] for _ in range(count)]
+
+
+def hypotheses(decoder: Any, logits: Any, **more: Any) -> list[tuple[str, float, float]]:
+    """Text and scores of each beam."""
+    beams = decoder.decode_beams(logits, beam_width=40, token_min_logp=-8.0, **more)
+    return [(beam[0], beam[-2], beam[-1]) for beam in beams]
+
+
+def assert_same(found: list[Any], expected: list[Any]) -> None:
+    """The same texts in the same order; scores but for KenLM's last bit."""
+    assert [one[0] for one in found] == [one[0] for one in expected]
+    assert [one[1:] for one in found] == [pytest.approx(one[1:], rel=1e-6) for one in expected]
+
+
+@pytest.mark.parametrize("boundary", [True, False])
+def test_hypotheses_are_those_of_kenlm(files: ModelFiles, cluster: Cluster, boundary: bool) -> None:
+    """By both decoders, with servers and without; sharp and flattened, cut off in a word."""
+    pytest.importorskip("kenlm", reason="pip install -e '.[peers]'")
+    from pyctcdecode import build_ctcdecoder
+    from pyctcdecode.decoder import BeamSearchDecoderCTC
+
+    path = str(files.directory.with_name("model.arpa"))
+    theirs = build_ctcdecoder(LABELS, path, LEXICON, lm_score_boundary=boundary)
+    with Client.connect(cluster.addresses) as client, Client.local(files.directory) as local:
+        settings = {"unigrams": LEXICON, "lm_score_boundary": boundary}
+        decoder = ours.build_decoder(LABELS, client.utterance(), **settings)
+        plain = BeamSearchDecoderCTC(decoder._alphabet, decoder._language_model)
+        alone = ours.build_decoder(LABELS, local.utterance(), **settings)
+        for seed, said in enumerate(sentences(3)):
+            logits = posteriors(said, seed, flat=2.0 + seed % 2)[: -1 - 2 * seed]
+            expected = hypotheses(theirs, logits)
+            assert len(expected) > 5
+            for one in (decoder, alone, plain):
+                assert_same(hypotheses(one, logits), expected)
+
+
+def test_a_frame_waits_for_servers_once(files: ModelFiles, cluster: Cluster) -> None:
+    """For all of its beams; and never for contexts that it has seen."""
+    logits = [posteriors(said, seed) for seed, said in enumerate(sentences(3))]
+    with Client.connect(cluster.addresses) as client:
+        trips, found = [], []
+        for kind in (ours.DlmDecoder, ours.BeamSearchDecoderCTC):
+            model = ours.DlmLanguageModel(client.utterance(), LEXICON)
+            decoder = kind(ours.Alphabet.build_alphabet(LABELS), model)
+            found.append([hypotheses(decoder, one) for one in logits])
+            trips.append(model.counts.round_trips)
+            assert [hypotheses(decoder, one) for one in logits] == found[-1]
+            assert model.counts.round_trips == trips[-1]
+        assert found[0] == found[1]
+        frames = sum(len(one) for one in logits)
+        assert 0 < trips[0] < min(trips[1], frames)
+
+
+def test_beams_may_be_tuples_or_objects() -> None:
+    """Those of 0.5.0, and those of later sources, with the same names."""
+    cached = {("", False): (0.0, 0.0, "start"), ("a", False): (0.0, 0.0, "after a")}
+    tuples = [("a", "b", "", None, [], (-1, -1), 0.0), ("", "a", "", None, [], (-1, -1), 0.0)]
+    tuples.append(("a", "", "c", None, [], (-1, -1), 0.0))
+    objects = [SimpleNamespace(text=beam[0], next_word=beam[1]) for beam in tuples]
+    for beams in (tuples, objects):
+        assert ours._unscored(beams, cached, False) == [("after a", "b")]
+        # At the end none has a score yet; texts that are spelled alike are asked once.
+        assert ours._unscored(beams, cached, True) == [("after a", "b"), ("start", "a")]
+
+
+def test_words_default_to_those_of_the_model(
+    files: ModelFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And unknown ones are told from known ones here, not by servers."""
+    with Client.local(files.directory) as local, caplog.at_level(logging.ERROR):
+        model = ours.DlmLanguageModel(local.utterance())
+        assert model._unigram_set >= set(LEXICON)
+        assert model.order == 4
+        state = model.get_start_state()
+        known, after = model.score(state, LEXICON[0])
+        unknown, _ = model.score(state, "never-seen")
+        assert unknown < known - 5
+        assert pickle.loads(pickle.dumps(after)) == after
+        assert after.get_mp_safe_state() is after
+        assert hash(after) == hash(model.score(state, LEXICON[0])[1])
+        with pytest.raises(ConfigError, match="build_decoder"):
+            model.save_to_dir("somewhere")
