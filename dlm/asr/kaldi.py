@@ -20,7 +20,7 @@ from itertools import groupby
 from pathlib import Path
 
 from dlm.asr.lattice import NON_WORDS, Lattice, LatticeDraft
-from dlm.asr.lines import described, finite, read_lines, recovered
+from dlm.asr.lines import described, finite, read_lines, recovered, whole
 from dlm.errors import ConfigError, LatticeError
 
 _NOT_FINAL = "infinity,infinity"
@@ -44,7 +44,7 @@ class SymbolTable:
             fields = text.split()
             if not fields:
                 continue
-            if len(fields) != 2 or not fields[1].isdecimal():
+            if len(fields) != 2 or whole(fields[1]) is None:
                 raise LatticeError(
                     "not a word and its number; expected WORD NUMBER", path=str(path), line=line
                 )
@@ -129,8 +129,9 @@ class _Reader:
                 if not weight.lower().startswith(_NOT_FINAL):
                     finals.append((self._line, source, self._weight(weight)))
                 continue
-            last = max(last, self._state(fields[1]))
-            self._arc(source, fields)
+            target = self._state(fields[1])
+            last = max(last, target)
+            self._arc(source, target, fields)
         if start is None:
             raise self._draft.error(
                 "the lattice is empty; expected arcs and a final state", self._line
@@ -147,12 +148,13 @@ class _Reader:
         return self._draft.error(message, self._line)
 
     def _state(self, text: str) -> int:
-        if not text.isdecimal():
+        number = whole(text)
+        if number is None:
             raise self._error(f"a state is {described(text)}; a number from 0 is expected")
-        return int(text)
+        return number
 
-    def _arc(self, source: int, fields: list[str]) -> None:
-        target, label, rest = int(fields[1]), fields[2], fields[3:]
+    def _arc(self, source: int, target: int, fields: list[str]) -> None:
+        label, rest = fields[2], fields[3:]
         transition = ""
         if len(rest) == 2 or (rest and "," not in rest[0]):  # transition-ids have their own column
             transition, label = ("" if label == "0" else label), rest[0]
@@ -195,7 +197,7 @@ class _Reader:
                     "that the lattice was made with"
                 )
             return word
-        if label.isdecimal():
+        if whole(label) is not None:
             if label == "0":
                 return ""
             raise ConfigError(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dlm.errors import LatticeError
 
+MAX_SCORE = 1e30  # of an arc; a sum of such has no infinity in it
 # Labels that are not words: what stands for nothing, and the marks of a sentence and of silence.
 NON_WORDS = frozenset(
     {"", "<eps>", "<s>", "</s>", "<sil>", "!NULL", "!SENT_START", "!SENT_END", "!SIL"}
@@ -230,10 +231,10 @@ class LatticeDraft:
 
         Raises  LatticeError  a score is not a finite number, or the arc ends where it begins
         """
-        if not (math.isfinite(acoustic) and math.isfinite(lm)):
+        if not (abs(acoustic) < MAX_SCORE and abs(lm) < MAX_SCORE):  # nor nan
             raise self.error(
-                f"the scores of an arc are {acoustic:g} and {lm:g}; finite numbers are expected. "
-                "Leave impossible arcs out",
+                f"the scores of an arc are {acoustic:g} and {lm:g}; finite logarithms are "
+                "expected. Leave impossible arcs out",
                 line,
             )
         if source == target:

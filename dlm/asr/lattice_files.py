@@ -12,11 +12,12 @@ from typing import Self
 
 from dlm.asr.kaldi import SymbolTable, kaldi_text, read_kaldi
 from dlm.asr.lattice import NON_WORDS, Lattice
-from dlm.asr.lines import as_bytes, finite, read_lines, recovered
+from dlm.asr.lines import finite, read_lines, recovered, whole
 from dlm.asr.nbest import Hypotheses, NbestList, nbest_json, nbest_text, read_nbest
 from dlm.asr.slf import read_slf, slf_text
 from dlm.errors import ConfigError, LatticeError
 from dlm.files import Replacement, write_whole
+from dlm.ngram.vocab import as_bytes
 
 SLF, KALDI, NBEST = "slf", "kaldi", "nbest"
 FORMATS = (SLF, KALDI, NBEST)
@@ -95,7 +96,11 @@ def _format_of(path: Path) -> str:
     if any(line.startswith(("VERSION=", "V=", "N=", "I=", "UTTERANCE=")) for line in lines):
         return SLF
     fields = [line.split() for line in lines[:2]]
-    if len(fields) == 2 and len(fields[0]) == 1 and all(f.isdecimal() for f in fields[1][:1]):
+    if (
+        len(fields) == 2
+        and len(fields[0]) == 1
+        and all(whole(f) is not None for f in fields[1][:1])
+    ):
         return KALDI
     if fields and len(fields[0]) > 2 and None not in map(finite, fields[0][1:3]):
         return NBEST

@@ -63,9 +63,9 @@ def recovered(read: Callable[[], T], skip: Callable[[LatticeError], None] | None
         skip(error)
 
 
-def as_bytes(text: str) -> bytes:
-    """Text for a file; the inverse of what `read_lines` does."""
-    return text.encode("utf-8", "surrogateescape")
+def whole(text: str) -> int | None:
+    """The number from 0 that `text` is; None where it is none that counts anything."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 
 def finite(text: str) -> float | None:

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 from dlm.asr.lattice import Lattice, LatticeDraft, OraclePath, Scales
 from dlm.asr.lines import finite, read_lines, recovered
-from dlm.errors import LatticeError
+from dlm.errors import ConfigError, LatticeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def read_nbest(
 def _json_list(number: int, text: str, path: str) -> NbestList:
     try:
         found = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise LatticeError(f"not JSON ({exc})", path=path, line=number) from exc
     try:
         return _list_of(found)
@@ -183,7 +183,12 @@ def nbest_json(found: NbestList) -> str:
 
 
 def nbest_text(found: NbestList) -> str:
-    """The list as lines of text."""
+    """The list as lines of text.
+
+    Raises  ConfigError  the id has a space in it, which text cannot hold
+    """
+    if found.id.split() != [found.id]:
+        raise ConfigError(f"the id {found.id!r} has a space; write JSON lines, to a file ....jsonl")
     return "".join(
         " ".join([found.id, repr(one.acoustic), repr(one.lm), *one.words]) + "\n"
         for one in found.hypotheses

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from dlm.asr.lattice import Lattice, Scales
 from dlm.asr.nbest import Hypotheses, NbestList
 from dlm.asr.state_table import StateTable
-from dlm.client.utterance import Extension, States, Utterance
+from dlm.client.utterance import AsyncUtterance, Extension, States, Utterance
 from dlm.errors import ConfigError
 from dlm.ngram.query import PARTIAL, SMALL
 from dlm.units import LN_10
@@ -134,11 +134,13 @@ def rescore(
         return found
 
 
-def positions(lattice: Lattice, utterance: Utterance, search: Search | None = None) -> Positions:
+def positions(
+    lattice: Lattice, utterance: Utterance | AsyncUtterance, search: Search | None = None
+) -> Positions:
     """Yields what is to be asked at each position, takes the answers, and returns the lattice.
 
     Args
-        utterance  whose ids and states these are; it is not asked here
+        utterance  whose ids and states these are, of either face; it is not asked here
     """
     search = search or Search()
     return (yield from _Expansion(lattice, utterance, search).run())
@@ -179,7 +181,9 @@ _SILENT = -1  # the word id of an arc that asks nothing of the model
 class _Expansion:
     """One lattice on its way, position by position. A hypothesis is a pair of node and state."""
 
-    def __init__(self, lattice: Lattice, utterance: Utterance, search: Search) -> None:
+    def __init__(
+        self, lattice: Lattice, utterance: Utterance | AsyncUtterance, search: Search
+    ) -> None:
         self._lattice, self._utterance, self._search = lattice, utterance, search
         self._scales = search.scales_of(lattice)
         vocabulary = utterance.vocabulary

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from dlm.asr.lattice import NON_WORDS, Lattice, LatticeDraft, Scales
-from dlm.asr.lines import described, finite, read_lines
+from dlm.asr.lines import described, finite, read_lines, whole
 from dlm.errors import LatticeError
 
 _FIELD = re.compile(
@@ -87,7 +87,7 @@ class _Reader:
             self._link(fields, factor)
         self._line = None
         if "U" in self._header:
-            self._draft.id = utterance_id(self._header["U"])
+            self._draft.id = utterance_id(self._header["U"]) or self._draft.id
         return self._draft.finish(
             self._word_of_start(start),
             end,
@@ -123,9 +123,10 @@ class _Reader:
         text = fields.get(name)
         if text is None:
             raise self._error(f"field {name} is missing; expected {name}=NUMBER")
-        if not text.isdecimal():
+        number = whole(text)
+        if number is None:
             raise self._error(f"field {name} is {described(text)}; a number from 0 is expected")
-        return int(text)
+        return number
 
     def _take_header(self, fields: dict[str, str]) -> None:
         if "S" in fields:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dlm.asr.nbest import Hypothesis, NbestList, nbest_json, nbest_text, read_nbest
-from dlm.errors import LatticeError
+from dlm.errors import ConfigError, LatticeError
 
 LISTS = [
     NbestList("a1", (Hypothesis(("the", "man"), -12.5, -7.1), Hypothesis((), -0.1, -1e-30))),
@@ -33,6 +33,12 @@ def test_text_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert list(read_nbest(path)) == lists
 
 
+def test_an_id_with_a_space_is_refused_in_text() -> None:
+    """It would be read as another id and a score."""
+    with pytest.raises(ConfigError, match="'b 2' has a space; write JSON lines"):
+        nbest_text(LISTS[1])
+
+
 def test_scores_that_are_partial_are_told(tmp_path: Path) -> None:
     """And nothing where none is."""
     assert "partial" not in json.loads(nbest_json(LISTS[0]))
@@ -51,6 +57,7 @@ def test_scores_that_are_partial_are_told(tmp_path: Path) -> None:
         ('{"id": "a", "hyps": [{"words": "x", "lm": "1"}]}', r"lm of hyps\[0\] of 'a' is not a"),
         ('{"id": "a", "hyps": [{"words": "x", "lm": true}]}', r"lm of hyps\[0\] of 'a' is not a"),
         ('{"id": "a", "hyps": [{"words": "x", "acoustic": NaN}]}', "acoustic of hyps"),
+        ("{" + '"x":[' * 100_000, "line 1: not JSON"),
         ("a 1 2 x\nb 1 x\n", "line 2: the id is not followed by two finite scores"),
         ("a 1\n", "line 1: the id is not followed"),
         ("a nan 1 x\n", "line 1: the id is not followed"),
