@@ -32,7 +32,7 @@ class Counts:
     round_trips: int = 0
 
 
-class Context:
+class KnownContext:
     """A state with all that is stored after it.
 
     Attributes
@@ -71,15 +71,15 @@ class Contexts:
         self.utterance = utterance
         self.counts = Counts()
         self._max_words = max_words
-        self._kept: OrderedDict[State, Context] = OrderedDict()
-        self._passing: dict[State, Context] = {}
+        self._kept: OrderedDict[State, KnownContext] = OrderedDict()
+        self._passing: dict[State, KnownContext] = {}
         self._words = 0
 
     def begin_sentence(self) -> None:
         """Forgets what the partial model answered: servers may be back."""
         self._passing.clear()
 
-    def get(self, state: State) -> Context:
+    def get(self, state: State) -> KnownContext:
         """The context of one state; raises what `Utterance.context_blocks` does."""
         found = self._kept.get(state)
         if found is None:
@@ -88,16 +88,16 @@ class Contexts:
             self._kept.move_to_end(state)
         return found
 
-    def get_all(self, states: Sequence[State]) -> list[Context]:
+    def get_all(self, states: Sequence[State]) -> list[KnownContext]:
         """The contexts of several states; those that are not here are fetched together."""
         kept, passing = self._kept, self._passing
         missing = [s for s in dict.fromkeys(states) if s not in kept and s not in passing]
-        fetched: dict[State, Context] = {}
+        fetched: dict[State, KnownContext] = {}
         if missing:
             blocks = self.utterance.context_blocks(missing)
             self.counts.contexts += len(missing)
             self.counts.round_trips += any(len(state) >= 2 for state in missing)
-            fetched = {s: Context(s, blocks, row) for row, s in enumerate(missing)}
+            fetched = {s: KnownContext(s, blocks, row) for row, s in enumerate(missing)}
         found = [fetched.get(s) or passing.get(s) or kept[s] for s in states]
         for state in states:
             if state in kept:
@@ -106,7 +106,7 @@ class Contexts:
             self._keep(state, context)
         return found
 
-    def _keep(self, state: State, context: Context) -> None:
+    def _keep(self, state: State, context: KnownContext) -> None:
         if context.partial:
             self._passing[state] = context
             return

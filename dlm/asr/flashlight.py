@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from flashlight.lib.text.decoder import LM, LMState
 
-from dlm.asr.contexts import MAX_WORDS, Context, Contexts, Counts
+from dlm.asr.contexts import MAX_WORDS, Contexts, Counts, KnownContext
 from dlm.client.utterance import State, Utterance, Word
 from dlm.errors import QueryError
 
@@ -27,7 +27,7 @@ class _Record:
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.context: Context | None = None
+        self.context: KnownContext | None = None
         self.after: dict[int, tuple[LMState, float]] = {}
 
 

@@ -61,7 +61,7 @@ KERNELS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Counts:
+class TokenCounts:
     """What the tokens of S sentences are.
 
     Shapes
@@ -99,10 +99,10 @@ class Lines:
     eos: bool
 
     @cached_property
-    def counts(self) -> Counts:
+    def counts(self) -> TokenCounts:
         """What its tokens are."""
         sentences = len(self.totals)
-        counts = Counts(
+        counts = TokenCounts(
             np.diff(self.begin) + int(self.eos), np.empty(sentences, np.int64),
             np.empty(sentences), np.zeros(self.order + 1, np.int64),
         )  # fmt: skip
