@@ -1,7 +1,8 @@
-"""A small recogniser for tests: a lexicon spelled in letters, posteriors of spoken sentences."""
+"""A small recogniser for tests and benchmarks: words in letters, posteriors of sentences."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,15 @@ from numpy.typing import NDArray
 from models import PlainModel, random_model
 
 LETTERS = "abcdefg"
-TOKENS = ["-", "|", *LETTERS]  # the blank, and what stands between words
 BLANK, SPACE = 0, 1
+
+
+def tokens_of(letters: str) -> list[str]:
+    """What the acoustic model tells apart: the blank, what stands between words, letters."""
+    return ["-", "|", *letters]
+
+
+TOKENS = tokens_of(LETTERS)
 
 
 def spelled(count: int, seed: int = 0) -> list[str]:
@@ -24,17 +32,24 @@ def spelled(count: int, seed: int = 0) -> list[str]:
     return list(found)
 
 
-def posteriors(sentence: list[str], seed: int, flat: float = 3.0) -> NDArray[np.float32]:
+def posteriors(
+    sentence: Sequence[str],
+    seed: int,
+    flat: float = 3.0,
+    tokens: Sequence[str] = TOKENS,
+    frames_per_letter: int = 2,
+) -> NDArray[np.float32]:
     """(T, tokens) ln P of frames in which the sentence is said, unclearly; `flat` makes it more so.
 
-    Two frames per letter, the second of which may be the blank.
+    The first frame of a letter is its own, each of the others mostly the blank.
     """
     rng = np.random.default_rng(seed)
     frames = []
     for letter in "|".join([*sentence, ""]):
-        token = TOKENS.index(letter)
-        frames += [token, BLANK if rng.random() < 0.7 else token]
-    logits = rng.normal(0.0, 1.0, (len(frames), len(TOKENS)))
+        token = tokens.index(letter)
+        frames.append(token)
+        frames += [BLANK if rng.random() < 0.7 else token for _ in range(frames_per_letter - 1)]
+    logits = rng.normal(0.0, 1.0, (len(frames), len(tokens)))
     logits[np.arange(len(frames)), frames] += 8.0 / flat
     logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
     return logits.astype(np.float32)
@@ -48,28 +63,26 @@ class Hypothesis:
     score: float
 
 
-def decode(
-    lm: Any, lexicon: list[str], emissions: NDArray[np.float32], beam: int = 50
-) -> list[Hypothesis]:
-    """The n-best list of flashlight's lexicon decoder with this language model."""
-    from flashlight.lib.text.decoder import (
-        CriterionType,
-        LexiconDecoder,
-        LexiconDecoderOptions,
-        SmearingMode,
-        Trie,
-    )
+def lexicon_trie(
+    lexicon: Sequence[str], scores: Sequence[float], tokens: Sequence[str] = TOKENS
+) -> Any:
+    """flashlight's trie of the words in letters, with the score of each as a first word."""
+    from flashlight.lib.text.decoder import SmearingMode, Trie
 
-    trie = Trie(len(TOKENS), SPACE)
-    start = lm.start(False)
-    for index, word in enumerate(lexicon):
-        trie.insert(
-            [TOKENS.index(letter) for letter in word] + [SPACE], index, lm.score(start, index)[1]
-        )
+    trie = Trie(len(tokens), SPACE)
+    for index, (word, score) in enumerate(zip(lexicon, scores, strict=True)):
+        trie.insert([*(tokens.index(letter) for letter in word), SPACE], index, score)
     trie.smear(SmearingMode.MAX)
+    return trie
+
+
+def lexicon_decoder(lm: Any, trie: Any, tokens: Sequence[str] = TOKENS, beam: int = 50) -> Any:
+    """flashlight's decoder of these words with this language model."""
+    from flashlight.lib.text.decoder import CriterionType, LexiconDecoder, LexiconDecoderOptions
+
     options = LexiconDecoderOptions(
         beam_size=beam,
-        beam_size_token=len(TOKENS),
+        beam_size_token=len(tokens),
         beam_threshold=25.0,
         lm_weight=2.0,
         word_score=1.0,
@@ -78,13 +91,26 @@ def decode(
         log_add=False,
         criterion_type=CriterionType.CTC,
     )
-    decoder = LexiconDecoder(options, trie, lm, SPACE, BLANK, -1, [], False)
+    return LexiconDecoder(options, trie, lm, SPACE, BLANK, -1, [], False)
+
+
+def decode(
+    lm: Any, lexicon: Sequence[str], emissions: NDArray[np.float32], beam: int = 50
+) -> list[Hypothesis]:
+    """The n-best list of flashlight's lexicon decoder with this language model."""
+    start = lm.start(False)
+    scores = [lm.score(start, index)[1] for index in range(len(lexicon))]
+    return decode_with(lexicon_decoder(lm, lexicon_trie(lexicon, scores), beam=beam), emissions)
+
+
+def decode_with(decoder: Any, emissions: NDArray[np.float32]) -> list[Hypothesis]:
+    """The n-best list of a decoder."""
     steps, tokens = emissions.shape
     found = decoder.decode(np.ascontiguousarray(emissions).ctypes.data, steps, tokens)
     return [Hypothesis(tuple(w for w in one.words if w >= 0), one.score) for one in found]
 
 
-def spoken_model(lexicon: list[str], seed: int = 3) -> PlainModel:
+def spoken_model(lexicon: Sequence[str], seed: int = 3) -> PlainModel:
     """A random 4-gram model of these words, without blanks, which KenLM counts otherwise."""
     model = random_model(
         seed,

@@ -1,0 +1,397 @@
+"""Beam search with a model behind a network beside local KenLM: round trips and real time.
+
+    python tests/benchmarks/decoders.py [--model ARPA --sentences N --beam B --delay-us 200]
+
+Sentences are drawn from the model and spelled in letters; posteriors say them unclearly, three
+frames of 20 ms a letter, the more so the larger `--flat`. Each is decoded by flashlight-text and by
+pyctcdecode, in turns with KenLM in the decoder's process and with dlm: *naive*, a message for each
+word asked; *cached*, each word of a context once; *blocks*, each context once (dlm.asr). Servers
+are processes of their own; every reply comes `--delay-us` later. n-best lists must be KenLM's.
+
+Prints a Markdown table, medians over the rounds: real-time factor and its ratio to KenLM's, of the
+same sentences in the same round; words asked and messages sent per second of audio; and the seconds
+per second of audio that the decoder was in the language model's `score`, and of these in calls that
+may have waited for servers (measured in a round of its own, since the clock is not free).
+
+What a Python language model costs flashlight by itself (its own KenLM is called in C++) is the row
+*blocks, all contexts there*: the same sentences again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from flashlight.lib.text.decoder import LM, LMState
+
+from asr.decoding import decode_with, lexicon_decoder, lexicon_trie, posteriors, tokens_of
+from cluster import Cluster, ModelFiles, ProcessServer
+from dlm.asr.contexts import Counts
+from dlm.asr.flashlight import DlmLM
+from dlm.client import Client, ClientConfig, Utterance
+from dlm.client.core import Core
+from dlm.client.topology import Endpoint, FixedEndpoints
+from dlm.client.transport import GrpcConnection, Metadata, Reply
+from dlm.errors import DlmError
+from dlm.index.build import build_shard_set
+from dlm.index.search.local import LocalModel
+from dlm.ngram.arpa.source import TextSource
+
+ROOT = Path(__file__).parents[2]
+LETTERS = "abcdefghijklmnopqrstuvwxyz'"
+TOKENS = tokens_of(LETTERS)
+FRAME_S, FRAMES_PER_LETTER = 0.02, 3
+
+
+class DelayedConnection(GrpcConnection):
+    """A connection whose replies come `delay_s` later, one after the other."""
+
+    delay_s = 0.0
+
+    def score(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> None:
+        super().score(request, timeout_s, self._later(reply), metadata)
+
+    def context_block(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> None:
+        super().context_block(request, timeout_s, self._later(reply), metadata)
+
+    def _later(self, reply: Reply) -> Reply:
+        def later(data: bytes | None, error: DlmError | None) -> None:
+            end = time.perf_counter() + self.delay_s
+            while time.perf_counter() < end:  # a sleep would take its own while
+                time.sleep(0)
+            reply(data, error)
+
+        return later
+
+
+class AskingLM(LM):  # type: ignore[misc]
+    """flashlight's LM by a message for each word; of a context each once where `cached`."""
+
+    def __init__(self, utterance: Utterance, words: Sequence[str], cached: bool) -> None:
+        LM.__init__(self)
+        self._utterance = utterance
+        self._ids = [*(utterance.vocabulary.id_of(w) for w in words), utterance.vocabulary.end_id]
+        self._states: dict[LMState, Any] = {}
+        self._known: dict[Any, tuple[float, Any]] | None = {} if cached else None
+        self.counts = Counts()
+
+    def start(self, start_with_nothing: bool) -> LMState:
+        self._states.clear()
+        root = LMState()
+        utterance = self._utterance
+        self._states[root] = utterance.null() if start_with_nothing else utterance.begin()
+        return root
+
+    def score(self, state: LMState, usr_token_idx: int) -> tuple[LMState, float]:
+        self.counts.queries += 1
+        before, word = self._states[state], self._ids[usr_token_idx]
+        found = None if self._known is None else self._known.get((before, word))
+        if found is None:
+            extension = self._utterance.extend([before], [word])
+            found = float(extension.log10_prob[0, 0]), extension.states[0, 0]
+            if self._known is not None:
+                self._known[before, word] = found
+        child = state.child(usr_token_idx)
+        self._states[child] = found[1]
+        return child, found[0]
+
+    def finish(self, state: LMState) -> tuple[LMState, float]:
+        return self.score(state, -1)
+
+
+@dataclass
+class Row:
+    """One way to decode: what makes its decoder, and what was measured of it, by round."""
+
+    name: str
+    decode: Callable[[Any], Any]
+    client: Client | None
+    queries: Callable[[], int]
+    begin: Callable[[], None] = lambda: None
+    seconds: list[float] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+    messages: list[int] = field(default_factory=list)
+    found: list[Any] = field(default_factory=list)
+
+    def run(self, spoken: Sequence[Any]) -> None:
+        """A round."""
+        self.begin()
+        sent = 0 if self.client is None else self.client.stats.messages
+        asked = self.queries()
+        begun = time.perf_counter()
+        self.found = [self.decode(emissions) for emissions in spoken]
+        self.seconds.append(time.perf_counter() - begun)
+        self.asked.append(self.queries() - asked)
+        self.messages.append(0 if self.client is None else self.client.stats.messages - sent)
+
+
+def sentences(model: Path, words: Sequence[str], count: int, seed: int) -> list[list[str]]:
+    """Sentences of the model, of words that can be spelled."""
+    rng = np.random.default_rng(seed)
+    allowed = set(words)
+    out = []
+    with Client.local(model) as client:
+        utterance = client.utterance()
+        names = [word.decode() for word in utterance.vocabulary.words]
+        while len(out) < count:
+            state, said = utterance.begin(), list[str]()
+            while len(said) < 12:
+                likely = utterance.next_words(state, 200)
+                chosen = [(w, p) for w, p in likely if names[w] in allowed or names[w] == "</s>"]
+                weights = np.array([10.0 ** float(p) for _, p in chosen])
+                word = chosen[rng.choice(len(chosen), p=weights / weights.sum())][0]
+                if names[word] == "</s>":
+                    break
+                said.append(names[word])
+                state = utterance.extend([state], [word]).states[0, 0]
+            if len(said) > 3:
+                out.append(said)
+    return out
+
+
+class Timed:
+    """Seconds in some functions; a call within another counts once for each."""
+
+    def __init__(self, whole: tuple[Any, str], waiting: tuple[Any, str]) -> None:
+        self.seconds = [0.0, 0.0]
+        self._undo = [self._wrap(0, *whole), self._wrap(1, *waiting)]
+
+    def _wrap(self, place: int, owner: Any, name: str) -> Callable[[], None]:
+        function = getattr(owner, name)
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return function(*arguments, **named)
+            finally:
+                self.seconds[place] += time.perf_counter() - begun
+
+        setattr(owner, name, timed)
+        return lambda: setattr(owner, name, function)
+
+    def end(self) -> list[float]:
+        """Takes the clocks away; the seconds of each."""
+        for undo in self._undo:
+            undo()
+        return self.seconds
+
+
+def measure(
+    rows: list[Row], spoken: Sequence[Any], rounds: int, audio_s: float, timed: dict[str, Any]
+) -> None:
+    """All rows in turns; then the table."""
+    for _ in range(rounds):
+        for row in rows:
+            row.run(spoken)
+    local = rows[0]
+    print("| | real-time factor | of KenLM's | words/s | messages/s | in `score` | waiting |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for row in rows:
+        same = all(
+            [one[0] for one in found] == [one[0] for one in expected]
+            for found, expected in zip(row.found, local.found, strict=True)
+        )
+        ratio = median(a / b for a, b in zip(row.seconds, local.seconds, strict=True))
+        cells = [
+            f"{median(row.seconds) / audio_s:.4f}",
+            f"{ratio:.2f}",
+            f"{median(row.asked) / audio_s:,.0f}" if row.asked[-1] else "",
+            f"{median(row.messages) / audio_s:,.1f}" if row.client else "",
+        ]
+        if row.name in timed:
+            watch = Timed(*timed[row.name])
+            row.run(spoken)
+            cells += [f"{seconds / audio_s:.4f} s" for seconds in watch.end()]
+        else:
+            cells += ["", ""]
+        print(f"| {row.name}{'' if same else ' (other hypotheses!)'} | " + " | ".join(cells) + " |")
+    print()
+
+
+def flashlight_rows(arpa: Path, words: list[str], clients: list[Client], beam: int) -> list[Row]:
+    """KenLM in C++, and dlm three ways."""
+    from flashlight.lib.text.decoder.kenlm import KenLM
+    from flashlight.lib.text.dictionary import Dictionary
+
+    dictionary = Dictionary()
+    for word in words:
+        dictionary.add_entry(word)
+    kenlm = KenLM(str(arpa), dictionary)
+    start = kenlm.start(False)
+    trie = lexicon_trie(words, [kenlm.score(start, i)[1] for i in range(len(words))], TOKENS)
+
+    def row(name: str, make: Callable[[], Any], client: Client | None, lasts: bool = False) -> Row:
+        made: dict[str, Any] = {}
+
+        def begin() -> None:
+            if not made or not lasts:
+                made["lm"] = make()
+                made["decoder"] = lexicon_decoder(made["lm"], trie, TOKENS, beam)
+
+        def queries() -> int:
+            return 0 if client is None else made["lm"].counts.queries
+
+        def decode(emissions: Any) -> Any:
+            return [(one.words, one.score) for one in decode_with(made["decoder"], emissions)]
+
+        return Row(name, decode, client, queries, begin)
+
+    def ask(client: Client, cached: bool) -> Callable[[], Any]:
+        return lambda: AskingLM(client.utterance(), words, cached)
+
+    def blocks(client: Client) -> Callable[[], Any]:
+        return lambda: DlmLM(client.utterance(), words)
+
+    return [
+        row("KenLM, C++", lambda: kenlm, None),
+        row("dlm, naive", ask(clients[0], False), clients[0]),
+        row("dlm, cached", ask(clients[0], True), clients[0]),
+        row("dlm, blocks", blocks(clients[0]), clients[0]),
+        row("dlm, blocks, all contexts there", blocks(clients[1]), clients[1], lasts=True),
+        row("dlm, blocks, local shards", blocks(clients[2]), clients[2]),
+    ]
+
+
+def pyctcdecode_rows(arpa: Path, words: list[str], clients: list[Client], beam: int) -> list[Row]:
+    """KenLM's Python package, and dlm three ways."""
+    from pyctcdecode import build_ctcdecoder
+    from pyctcdecode.alphabet import Alphabet
+    from pyctcdecode.decoder import BeamSearchDecoderCTC
+
+    from dlm.asr.pyctcdecode import DlmDecoder, DlmLanguageModel, DlmState
+
+    labels = ["", " ", *LETTERS]
+    theirs = build_ctcdecoder(labels, str(arpa), words)
+
+    class Asking(DlmLanguageModel):  # type: ignore[misc]
+        """A message for each word."""
+
+        cached = False
+
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self._seen: dict[Any, tuple[float, Any]] = {}
+
+        def _ask(self, state: Any, word: int) -> tuple[float, Any]:
+            found = self._seen.get((state, word)) if self.cached else None
+            if found is None:
+                extension = self._utterance.extend([state], [word])
+                found = float(extension.log10_prob[0, 0]), extension.states[0, 0]
+                self._seen[state, word] = found
+            return found
+
+        def score(self, prev_state: Any, word: str, is_last_word: bool = False) -> Any:
+            self.counts.queries += 1
+            log10_prob, after = self._ask(prev_state.state, self._known.id_of(word))
+            if word not in self._unigram_set or word not in self._known:
+                log10_prob += self.unk_score_offset
+            if is_last_word:
+                log10_prob += self._ask(after, self._end_id)[0]
+            return self.alpha * log10_prob * 2.302585092994046 + self.beta, DlmState(after)
+
+    class Cached(Asking):
+        """Each word of a context once."""
+
+        cached = True
+
+    def row(name: str, kind: Any, model: Any, client: Client | None, lasts: bool = False) -> Row:
+        made: dict[str, Any] = {}
+
+        def begin() -> None:
+            if client is not None and (not made or not lasts):
+                made["model"] = model(client.utterance(), words)
+                made["decoder"] = kind(Alphabet.build_alphabet(labels), made["model"])
+
+        def decode(emissions: Any) -> Any:
+            decoder = theirs if client is None else made["decoder"]
+            return [(b[0], b[-1]) for b in decoder.decode_beams(emissions, beam_width=beam)]
+
+        def queries() -> int:
+            return 0 if client is None else made["model"].counts.queries
+
+        return Row(name, decode, client, queries, begin)
+
+    asking = BeamSearchDecoderCTC
+    return [
+        row("KenLM, its Python package", None, None, None),
+        row("dlm, naive", asking, Asking, clients[0]),
+        row("dlm, cached", asking, Cached, clients[0]),
+        row("dlm, blocks", DlmDecoder, DlmLanguageModel, clients[0]),
+        row(
+            "dlm, blocks, all contexts there", DlmDecoder, DlmLanguageModel, clients[1], lasts=True
+        ),
+        row("dlm, blocks, local shards", DlmDecoder, DlmLanguageModel, clients[2]),
+    ]
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--model", type=Path, default=ROOT / "dlm/data/books20k.arpa.zst")
+    parser.add_argument("--sentences", type=int, default=8)
+    parser.add_argument("--words", type=int, default=20_000, help="of the lexicon, at most")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--beam", type=int, default=500, help="flashlight's; pyctcdecode's is 100")
+    parser.add_argument("--flat", type=float, default=2.0)
+    parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--delay-us", type=float, default=200.0)
+    given = parser.parse_args()
+    DelayedConnection.delay_s = given.delay_us * 1e-6
+    with tempfile.TemporaryDirectory(prefix="dlm-decoders-") as folder:
+        arpa, directory = Path(folder) / "model.arpa", Path(folder) / "shards"
+        with closing(TextSource(str(given.model))) as source, arpa.open("wb") as out:
+            while data := source.read(1 << 20):
+                out.write(data)
+        build_shard_set(arpa, directory, given.shards)
+        vocabulary = LocalModel.open(directory).vocabulary
+        every = [w.decode("utf-8", "replace") for w in vocabulary.words[1:]]
+        words = [w for w in every if w and set(w) <= set(LETTERS)][: given.words]
+        said = sentences(directory, words, given.sentences, 1)
+        spoken = [
+            posteriors(one, seed, given.flat, TOKENS, FRAMES_PER_LETTER)
+            for seed, one in enumerate(said)
+        ]
+        audio_s = FRAME_S * sum(len(one) for one in spoken)
+        print(f"{len(said)} sentences, {audio_s:.1f} s of audio, {len(words):,} words, ", end="")
+        print(f"flat {given.flat:g}, {given.delay_us:g} us a reply\n")
+        settings = ClientConfig(cache_dir=Path(folder) / "cache", deadline_s=20.0)
+        files = ModelFiles(directory, None)  # type: ignore[arg-type]
+        with Cluster(files, kind=ProcessServer) as servers:
+            ends = FixedEndpoints([Endpoint(address) for address in servers.addresses])
+            clients = [
+                Client(Core(ends, settings, connect=DelayedConnection)) for _ in range(2)
+            ] + [Client.local(directory)]
+            print(f"### flashlight-text, beam {given.beam}\n")
+            rows = flashlight_rows(arpa, words, clients, given.beam)
+            where = ((DlmLM, "score"), (Utterance, "context_blocks"))
+            named = {row.name: where for row in rows if "blocks" in row.name}
+            measure(rows, spoken, given.rounds, audio_s, named)
+            print("### pyctcdecode, beam 100\n")
+            rows = pyctcdecode_rows(arpa, words, clients, 100)
+            from dlm.asr.pyctcdecode import DlmLanguageModel
+
+            where = ((DlmLanguageModel, "score"), (Utterance, "context_blocks"))
+            named = {row.name: where for row in rows if "blocks" in row.name}
+            measure(rows, spoken, given.rounds, audio_s, named)
+            for client in clients:
+                client.close()
+
+
+if __name__ == "__main__":
+    main()
