@@ -12,13 +12,14 @@ from math import inf
 import numpy as np
 
 from dlm.client import kernels, router
+from dlm.client.asks import BLOCKS
 from dlm.client.call import Call, Item, deliver
 from dlm.client.lowgrams import LowGrams
 from dlm.index.layout import Manifest
 from dlm.index.search import blocks, shard
 from dlm.ngram import kernels as text
 from dlm.ngram.partition import slots_of
-from dlm.ngram.query import Answers, QueryGroups
+from dlm.ngram.query import Answers, QueryGroups, StoredWords
 from dlm.wire import codec
 from dlm.wire import kernels as checks
 
@@ -35,6 +36,8 @@ KERNELS = (
     text.enter_words,
     text.find_words,
     checks.out_of_range,
+    checks.block_fault,
+    checks.totals,
 )
 
 
@@ -75,6 +78,7 @@ def warm_up(grams: LowGrams) -> None:
         )
         codec.check_answers(received, merged.groups, manifest.order)
         deliver(items, merged, received)
+        _warm_up_blocks(manifest, groups)
     else:
         call.succeed()
     result = call.future.result(0)
@@ -82,6 +86,23 @@ def warm_up(grams: LowGrams) -> None:
     block = blocks.ContextBlock.low_only(grams.low, contexts[0])
     block.score(words)
     block.score_all()
+
+
+def _warm_up_blocks(manifest: Manifest, groups: QueryGroups) -> None:
+    """The way of a ContextBlock, with a server that stores nothing."""
+    asked = QueryGroups(
+        groups.context_lengths,
+        groups.context_words,
+        np.ones(len(groups.word_counts), np.uint32),
+        np.zeros(len(groups.word_counts), np.uint32),
+    )
+    data, checksum = BLOCKS.encode(manifest, 0, asked)
+    request = codec.decode_block_request(data, max_queries=len(asked.words))
+    weights = len(asked.context_words) - 2 * len(asked.context_lengths)
+    nothing = StoredWords(
+        asked.words, asked.words, np.zeros(weights, np.float32), asked.words[:0], Answers.empty(0)
+    )
+    BLOCKS.decode(codec.encode_block_reply(request, nothing), manifest, 0, asked, checksum)
 
 
 # Of a canary: contexts a shard, words a context. An utterance's worth at one position.

@@ -275,7 +275,7 @@ class ShardService:
         message.ClearField("context_block")  # Exchange alone carries those
         request = self._decode(message)
         decoded = time.perf_counter()
-        if self._is_small(message):
+        if self._is_small(message)[0]:
             answered = self._answer(request, late)
         else:
             answered = await self._answer_in_thread(request, late)
@@ -323,15 +323,17 @@ class ShardService:
         stored = int(self.shard.stored_totals(lengths, words).sum(dtype=np.int64))
         return stored + len(lengths) <= self.config.inline_queries
 
-    def _is_small(self, message: pb.ScoreRequest) -> bool:
-        """Whether a message of a stream is answered before the next is read."""
+    def _is_small(self, message: pb.ScoreRequest) -> tuple[bool, Request | None]:
+        """Whether a message is answered before the next of its stream is read; and what it asks,
+        where that had to be read for it."""
         if not message.context_block:
-            return len(message.words) <= 4 * self.config.inline_queries  # four bytes a word
+            return len(message.words) <= 4 * self.config.inline_queries, None  # four bytes a word
         try:
             decoded = self._decode(message)
-            return not isinstance(decoded, codec.BlockRequest) or self._stores_little(decoded)
+            assert isinstance(decoded, codec.BlockRequest)
+            return self._stores_little(decoded), decoded
         except Refusal:
-            return True  # found again, and said in the reply
+            return True, None  # found again, and said in the reply
 
     def _list(self, request: codec.BlockRequest, begun: float) -> Answered:
         """As `_answer`, of a request that is not late."""
@@ -379,8 +381,8 @@ class ShardService:
                     # Bounded as any other: who does not read is not read either.
                     reply = service._refusal_reply(message, overload)
                     await replies.put(reply, service.metrics.wrote)
-                elif service._is_small(message):
-                    reply = service._exchange(message, lateness, arrived)
+                elif (small := service._is_small(message))[0]:
+                    reply = service._exchange(message, lateness, arrived, small[1])
                     await replies.put(reply, service._written)
                 else:
                     service._enter()  # here, where it was found to fit; not when the task begins
@@ -402,11 +404,21 @@ class ShardService:
         self.metrics.wrote(write_s)
         self._leave()
 
-    def _exchange(self, message: pb.ScoreRequest, lateness: Lateness, arrived: float) -> bytes:
-        """The reply to a small message, a refusal included; `_leave` once it is written."""
+    def _exchange(
+        self,
+        message: pb.ScoreRequest,
+        lateness: Lateness,
+        arrived: float,
+        known: Request | None = None,
+    ) -> bytes:
+        """The reply to a small message, a refusal included; `_leave` once it is written.
+
+        Args
+            known  what it asks, where that was read already
+        """
         self._enter()
         try:
-            request, late, waited_s = self._admit(message, lateness)
+            request, late, waited_s = self._admit(message, lateness, known)
             decoded = time.perf_counter()
             answered = self._answer(request, late)
         except Exception as exc:  # noqa: BLE001 - whatever it is, the next message must be answered
@@ -436,7 +448,7 @@ class ShardService:
         self.metrics.wrote(await replies.write(reply))
 
     def _admit(
-        self, message: pb.ScoreRequest, lateness: Lateness
+        self, message: pb.ScoreRequest, lateness: Lateness, known: Request | None = None
     ) -> tuple[Request, float | None, float]:
         """The request, until when its answer is worth having, and how long it has waited, in
         seconds; raises `Refusal`."""
@@ -448,7 +460,7 @@ class ShardService:
             late = now - waited + message.timeout_us * 1e-6
             if now >= late:
                 raise _too_late()
-        return self._decode(message), late, waited
+        return known or self._decode(message), late, waited
 
     def _refusal_reply(self, message: pb.ScoreRequest, exc: Exception) -> bytes:
         refusal = exc if isinstance(exc, Refusal) else self._internal("exchange", exc)

@@ -391,8 +391,9 @@ def decode_block_reply(
         _array("ngram_lengths", parts[6], _U8),
         _array("state_lengths", parts[7], _U8),
     )
-    contexts, longer = len(context_lengths), int((context_lengths.astype(np.int64) - 2).sum())
-    given = int(counts.sum(dtype=np.int64))
+    contexts = len(context_lengths)
+    length, given, _ = kernels.totals(context_lengths[: len(counts)], counts[:contexts])
+    longer = length - 2 * contexts
     for name, array, wanted in (
         ("totals", totals, contexts),
         ("word_counts", counts, contexts),
@@ -415,26 +416,28 @@ def decode_block_reply(
 
 def _fault_of_block(stored: StoredWords, skips: NDArray[np.uint32], vocabulary_size: int) -> str:
     """What of a block cannot be, its answers left out; empty where nothing is wrong."""
-    totals, counts, words = stored.totals, stored.counts, stored.words
-    left = np.maximum(totals.astype(np.int64) - skips, 0)
-    if (totals > vocabulary_size).any():
-        return f"{totals.max()} words follow a context, of {vocabulary_size}"
-    if (counts > left).any():
-        return "more words were received after a context than are stored there"
-    if left.any() and not len(words):
-        return "no word was received of those that are stored"
-    if len(words) and words.max() >= vocabulary_size:
-        return f"word id {words.max()} was received; ids are below {vocabulary_size}"
-    rises = np.ones(len(words) + 1, np.bool_)
-    np.greater(words[1:], words[:-1], out=rises[1 : len(words)])
-    rises[np.cumsum(counts, dtype=np.int64)] = True  # another context begins
-    if not rises[: len(words)].all():
-        return "words after a context that do not rise were received"
-    if not np.isfinite(stored.log10_backoffs).all():
-        return "a weight that is not finite was received"
-    if (stored.answers.ngram_length < 3).any():
-        return "a word was received that is stored after fewer than two words"
-    return ""
+    fault, at = kernels.block_fault(
+        stored.totals,
+        stored.counts,
+        skips,
+        stored.words,
+        stored.log10_backoffs,
+        stored.answers.ngram_length,
+        vocabulary_size,
+    )
+    if not fault:
+        return ""
+    if fault == kernels.TOTAL:
+        return f"{stored.totals[at]} words follow a context, of {vocabulary_size}"
+    if fault == kernels.WORD:
+        return f"word id {stored.words[at]} was received; ids are below {vocabulary_size}"
+    return {
+        kernels.COUNT: "more words were received after a context than are stored there",
+        kernels.NO_PROGRESS: "no word was received of those that are stored",
+        kernels.RISE: "words after a context that do not rise were received",
+        kernels.WEIGHT: "a weight that is not finite was received",
+        kernels.NGRAM: "a word was received that is stored after fewer than two words",
+    }[int(fault)]
 
 
 def encode_refusal(sequence: int, reason: str, message: str, retry_after_ms: int = 0) -> bytes:

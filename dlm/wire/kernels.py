@@ -26,6 +26,46 @@ def totals(context_lengths, word_counts):  # type: ignore[no-untyped-def]
     return contexts, words, silent
 
 
+# What `block_fault` found; 0 where nothing is wrong.
+(TOTAL, COUNT, NO_PROGRESS, WORD, RISE, WEIGHT, NGRAM) = range(1, 8)
+
+
+@kernel("uint32[:], uint32[:], uint32[:], uint32[:], float32[:], uint8[:], int64")
+def block_fault(totals, counts, skips, words, log10_backoffs, ngram, size):  # type: ignore[no-untyped-def]
+    """The first of the numbers above that is so of a ContextBlockReply, and where.
+
+    Shapes   totals, counts, skips (C,) uint32; words (Q,) uint32; log10_backoffs (B,) float32;
+             ngram (Q,) uint8; size, words of the vocabulary
+    Trusts   Q = sum(counts): the lengths of a reply are checked before
+    """
+    left = np.int64(0)
+    at = np.int64(0)
+    for c in range(len(counts)):
+        if np.int64(totals[c]) > size:
+            return TOTAL, np.int64(c)
+        more = max(np.int64(totals[c]) - np.int64(skips[c]), np.int64(0))
+        if np.int64(counts[c]) > more:
+            return COUNT, np.int64(c)
+        left += more
+        before = np.int64(-1)
+        for _ in range(counts[c]):
+            word = np.int64(words[at])
+            if word >= size:
+                return WORD, at
+            if word <= before:
+                return RISE, at
+            if ngram[at] < 3:
+                return NGRAM, at
+            before = word
+            at += 1
+    if left > 0 and at == 0:
+        return NO_PROGRESS, np.int64(0)
+    for i in range(len(log10_backoffs)):
+        if not np.isfinite(log10_backoffs[i]):
+            return WEIGHT, np.int64(i)
+    return 0, np.int64(0)
+
+
 @kernel("float32[:], uint8[:], uint8[:], uint8[:], uint8[:], uint32[:], int64, float32")
 def out_of_range(  # type: ignore[no-untyped-def]
     log10_prob, matched, ngram, state, context_lengths, word_counts, order, most_log10

@@ -159,7 +159,7 @@ def find_blocks(view, context_lengths, context_words, nodes, totals, log10_backo
     return 0
 
 
-@kernel("int64[:], int64, int64, out uint32[:]")
+@inlined
 def words_after(view, last, node, words):  # type: ignore[no-untyped-def]
     """The words that follow a root whose last word is `last`, by rising key.
 
@@ -219,6 +219,40 @@ def words_after(view, last, node, words):  # type: ignore[no-untyped-def]
             words[at_word] = np.uint32((key * inverse) & mask)
             at_word += _1
     return 0
+
+
+@kernel(
+    "int64[:], uint8[:], uint32[:], int64[:], uint32[:], uint32[:], int64, out uint32[:], "
+    "out uint32[:]"
+)
+def list_blocks(  # type: ignore[no-untyped-def]
+    view, context_lengths, context_words, nodes, totals, skips, most, counts, words
+):
+    """The words that follow each context, rising, but the first `skips` of each; `most` in all.
+
+    Shapes
+        nodes, totals   (C,) as `find_blocks` fills them; skips (C,) uint32
+        counts          (C,) uint32 filled: how many stand in `words`
+        words           (n,) uint32 filled, n at least the sum of the counts
+    Returns  that sum
+    """
+    end = _0
+    given = _0
+    for c in range(len(context_lengths)):
+        end += np.int64(context_lengths[c])
+        total = np.int64(totals[c])
+        skip = min(np.int64(skips[c]), total)
+        count = min(total - skip, most - given)
+        counts[c] = np.uint32(count)
+        if count == 0:
+            continue
+        after = np.empty(total, np.uint32)
+        words_after(view, np.int64(context_words[end - 1]), nodes[c], after)
+        after.sort()
+        for i in range(count):
+            words[given + i] = after[skip + i]
+        given += count
+    return given
 
 
 @kernel("int64[:], uint8[:], uint32[:], float32[:], out float32[:, :]")

@@ -40,7 +40,7 @@ OPENING = (
     packed.check_ids,
     packed.get_offsets,
 )
-KERNELS = (kernels.score_lengths, block_kernels.find_blocks, block_kernels.words_after, *OPENING)
+KERNELS = (kernels.score_lengths, block_kernels.find_blocks, block_kernels.list_blocks, *OPENING)
 
 _U8, _U32 = np.dtype(np.uint8), np.dtype(np.uint32)
 
@@ -221,7 +221,7 @@ class Shard:
     ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.float32]]:
         nodes = np.empty(len(context_lengths), np.int64)
         totals = np.empty(len(context_lengths), np.uint32)
-        weights = int((context_lengths.astype(np.int64) - 2).sum())
+        weights = len(context_words) - 2 * len(context_lengths)
         log10_backoffs = np.empty(weights, np.float32)
         block_kernels.find_blocks(
             self.view, context_lengths, context_words, nodes, totals, log10_backoffs
@@ -243,19 +243,13 @@ class Shard:
         Trusts  as `score`
         Cost    the words and their search; of a context that does not fit whole, all its words
         """
-        lengths = context_lengths.astype(np.int64)
         nodes, totals, log10_backoffs = self._find_blocks(context_lengths, context_words)
-        wanted = np.maximum(totals.astype(np.int64) - skips, 0)
-        before = np.cumsum(wanted) - wanted
-        taken = np.clip(most - before, 0, wanted)
-        last = context_words[np.cumsum(lengths) - 1].tolist()
-        found = [np.zeros(0, np.uint32)]
-        for c in np.flatnonzero(taken).tolist():
-            after = np.empty(int(totals[c]), np.uint32)
-            block_kernels.words_after(self.view, last[c], int(nodes[c]), after)
-            after.sort()
-            found.append(after[int(skips[c]) : int(skips[c]) + int(taken[c])])
-        words, counts = np.concatenate(found), taken.astype(np.uint32)
+        counts = np.empty(len(totals), np.uint32)
+        words = np.empty(min(int(totals.sum(dtype=np.int64)), most), np.uint32)
+        given = block_kernels.list_blocks(
+            self.view, context_lengths, context_words, nodes, totals, skips, most, counts, words
+        )
+        words = words[:given]
         answers = self.score(QueryGroups(context_lengths, context_words, counts, words))
         return StoredWords(totals, counts, log10_backoffs, words, answers)
 
