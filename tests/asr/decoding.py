@@ -76,11 +76,11 @@ def lexicon_trie(
     return trie
 
 
-def lexicon_decoder(lm: Any, trie: Any, tokens: Sequence[str] = TOKENS, beam: int = 50) -> Any:
-    """flashlight's decoder of these words with this language model."""
-    from flashlight.lib.text.decoder import CriterionType, LexiconDecoder, LexiconDecoderOptions
+def lexicon_options(tokens: Sequence[str], beam: int) -> Any:
+    """What flashlight's decoder is told beside."""
+    from flashlight.lib.text.decoder import CriterionType, LexiconDecoderOptions
 
-    options = LexiconDecoderOptions(
+    return LexiconDecoderOptions(
         beam_size=beam,
         beam_size_token=len(tokens),
         beam_threshold=25.0,
@@ -91,6 +91,13 @@ def lexicon_decoder(lm: Any, trie: Any, tokens: Sequence[str] = TOKENS, beam: in
         log_add=False,
         criterion_type=CriterionType.CTC,
     )
+
+
+def lexicon_decoder(lm: Any, trie: Any, tokens: Sequence[str] = TOKENS, beam: int = 50) -> Any:
+    """flashlight's decoder of these words with this language model."""
+    from flashlight.lib.text.decoder import LexiconDecoder
+
+    options = lexicon_options(tokens, beam)
     return LexiconDecoder(options, trie, lm, SPACE, BLANK, -1, [], False)
 
 
