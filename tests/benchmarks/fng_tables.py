@@ -99,13 +99,13 @@ def _comparison(results: Results, language: str) -> Iterable[list[str]]:
     first = next(iter(BASELINES))
     for model, title in names.items():
         if found := _figures(results, language, model):
-            rows.append(_row([title, *_cells(found[first], differ=model != first)]))
+            rows.append(_row([title, *_cells(found[first], differ=model != first)[:-1]]))
     if rows:
         less = "less Kneser-Ney"
         yield [
             f"**{TITLES[language]}: n-gram models of {NGRAMS:,} n-grams, and the networks**",
             "",
-            *_head("model", "SLL^e", less, "top-1, %", less, "perplexity", less),
+            *_head("model", "SLL^e", less, "top-1, %", less, "perplexity"),
             *rows,
         ]
 
