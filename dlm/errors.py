@@ -9,6 +9,7 @@
     │   ├── ShardFormatError   ... a shard set, its manifest or one of its files
     │   ├── LatticeError       ... a lattice, or an n-best list
     │   ├── TextError          ... text: a faulty line, or a stream that does not decompress
+    │   ├── AudioError         ... audio: empty, too short, damaged, of an unknown format
     │   └── SpillError         ... a sorted run, which a sort writes where memory is short
     ├── EstimationError        a model cannot be estimated from these counts, or from this text
     │   ├── TrainingDiverged   ... a network gets worse than guessing in training
@@ -110,6 +111,10 @@ class EstimationError(DlmError):
 
 class TextError(FormatError, EstimationError):
     """Text has a line that is not a sentence, or is no text, or does not decompress."""
+
+
+class AudioError(FormatError):
+    """An audio file is empty, too short, damaged, or of a format that cannot be read."""
 
 
 class TrainingDiverged(EstimationError):

@@ -1,0 +1,185 @@
+"""Posteriors of a phoneme CTC model become words: flashlight-text's beam search over a lexicon.
+
+A hypothesis is scored as ln P(audio | words) + lm_weight * log10 P(words) + word_score per word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.asr.acoustic import FRAME_S
+from dlm.asr.lexicon import PhonemeLexicon
+from dlm.errors import ConfigError, QueryError
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How the beam search weighs and prunes.
+
+    lm_weight   of log10 P of the language model beside ln P of the acoustic one, >= 0. 2 is best
+                for read English speech and a 5-gram; less (1.5) where the model is poor.
+    word_score  added per word; above 0 favours many short words. 0.
+    beam        hypotheses kept per frame, >= 1. 100: 500 take five times as long for 3 % fewer
+                errors.
+    labels      labels tried per frame, the likeliest, >= 1. 25.
+    threshold   hypotheses this far (natural log) below the best are dropped, > 0. 30.
+    nbest       different sentences returned at most, >= 1. 1.
+    """
+
+    lm_weight: float = 2.0
+    word_score: float = 0.0
+    beam: int = 100
+    labels: int = 25
+    threshold: float = 30.0
+    nbest: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("beam", "labels", "nbest"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; 1 or more is expected")
+        if not 0 <= self.lm_weight < float("inf"):
+            raise ConfigError(f"lm_weight is {self.lm_weight}; a number from 0 is expected")
+        if not abs(self.word_score) < float("inf"):
+            raise ConfigError(f"word_score is {self.word_score}; a finite number is expected")
+        if not self.threshold > 0:
+            raise ConfigError(f"threshold is {self.threshold}; a number above 0 is expected")
+
+
+@dataclass(frozen=True, slots=True)
+class HeardWord:
+    """A word of a hypothesis.
+
+    word             as the model spells it
+    start_s, end_s   seconds from the first frame; the first and last phoneme's, to some 40 ms
+    acoustic_score   ln P of its frames
+    """
+
+    word: str
+    start_s: float
+    end_s: float
+    acoustic_score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """What may have been said.
+
+    score           acoustic_score + lm_weight * log10_prob + word_score * number of words
+    acoustic_score  ln P of the best path through the frames
+    log10_prob      of the words and the sentence end, by the language model
+    """
+
+    words: tuple[HeardWord, ...]
+    score: float
+    acoustic_score: float
+    log10_prob: float
+
+    @property
+    def text(self) -> str:
+        """Its words, blanks between."""
+        return " ".join(one.word for one in self.words)
+
+
+class CtcDecoder:
+    """A beam search over the words of a lexicon; for one thread at a time.
+
+    Args
+        lexicon          see `dlm.asr.lexicon.model_lexicon`
+        lm               flashlight's `LM` over `lexicon.words`, such as `DlmLM`
+        labels           how many the acoustic model has
+        boundary, blank  its ids of the word boundary and of CTC's blank
+    """
+
+    def __init__(
+        self,
+        lexicon: PhonemeLexicon,
+        lm: Any,
+        *,
+        labels: int,
+        boundary: int,
+        blank: int,
+        search: Search | None = None,
+    ) -> None:
+        from flashlight.lib.text import decoder
+
+        self.search = search or Search()
+        self._words = lexicon.words
+        self._labels, self._boundary, self._blank = labels, boundary, blank
+        trie = decoder.Trie(labels, boundary)
+        unigrams = lexicon.log10_unigram.tolist()
+        for place, spelling in lexicon.spellings:
+            trie.insert([*spelling, boundary], place, unigrams[place])
+        trie.smear(decoder.SmearingMode.MAX)
+        options = decoder.LexiconDecoderOptions(
+            self.search.beam,
+            self.search.labels,
+            self.search.threshold,
+            self.search.lm_weight,
+            self.search.word_score,
+            float("-inf"),  # no unknown words
+            0.0,
+            False,
+            decoder.CriterionType.CTC,
+        )
+        # The decoder does not keep what it is given alive.
+        self._kept = trie, lm
+        self._decoder = decoder.LexiconDecoder(options, trie, lm, boundary, blank, -1, [], False)
+
+    def decode(self, log_probs: NDArray[np.float32]) -> list[Hypothesis]:
+        """The likeliest sentences, the best first; each once, `Search.nbest` at most.
+
+        Shapes  log_probs (T, labels) float32, natural logarithms
+        Returns nothing where no sentence of the lexicon's words fits at all
+        Raises
+            QueryError  `log_probs` of another shape or type
+            what the language model raises, such as UnavailableError
+        """
+        if log_probs.shape != (len(log_probs), self._labels) or log_probs.dtype != np.float32:
+            raise QueryError(
+                f"log_probs are {log_probs.dtype} of shape {log_probs.shape}; float32 of shape "
+                f"(T, {self._labels}) are expected"
+            )
+        # After the last frame the last word may end, free of charge: its boundary is often not
+        # heard any more where audio stops with it.
+        closing = np.full((1, self._labels), log_probs.min(initial=-100.0), np.float32)
+        closing[0, [self._boundary, self._blank]] = 0.0
+        frames = np.concatenate([log_probs, closing])
+        found = self._decoder.decode(frames.ctypes.data, *frames.shape)
+        different: dict[tuple[int, ...], Hypothesis] = {}
+        for result in found:
+            key = tuple(place for place in result.words if place >= 0)
+            if key not in different:
+                different[key] = self._hypothesis(result, frames)
+            if len(different) == self.search.nbest:
+                break
+        return list(different.values())
+
+    def _hypothesis(self, result: Any, frames: NDArray[np.float32]) -> Hypothesis:
+        """Of flashlight's result, whose lists begin with the root and end with the finish."""
+        labels = np.array(result.tokens[1 : len(frames) + 1])
+        path = frames[np.arange(len(frames)), labels]
+        words = []
+        begin = 0
+        for frame, place in enumerate(result.words[1 : len(frames) + 1]):
+            if place < 0:
+                continue
+            first, last = self._sounding(labels, begin, frame)
+            words.append(
+                HeardWord(
+                    self._words[place],
+                    round(first * FRAME_S, 3),
+                    round((last + 1) * FRAME_S, 3),
+                    float(path[begin : frame + 1].sum()),
+                )
+            )
+            begin = frame + 1
+        return Hypothesis(tuple(words), result.score, result.emittingModelScore, result.lmScore)
+
+    def _sounding(self, labels: NDArray[np.int64], begin: int, end: int) -> tuple[int, int]:
+        """The first and last frame of a word's phonemes between two boundaries."""
+        sounding = np.flatnonzero(~np.isin(labels[begin:end], (self._boundary, self._blank)))
+        return begin + int(sounding[0]), begin + int(sounding[-1])

@@ -1,0 +1,130 @@
+"""Audio of every kind becomes 16 kHz mono, or an error that says what is wrong with the file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("soundfile", reason="pip install -e '.[asr]'")
+pytest.importorskip("soxr", reason="pip install -e '.[asr]'")
+
+import soundfile
+
+from dlm.asr.audio import SAMPLE_RATE, SEGMENT_S, cut_at_pauses, read_audio
+from dlm.errors import AudioError
+
+
+def tone(seconds: float, rate: int = SAMPLE_RATE, hertz: float = 440.0) -> np.ndarray:
+    """A sine of half the full scale."""
+    return (0.5 * np.sin(2 * np.pi * hertz * np.arange(int(seconds * rate)) / rate)).astype(
+        np.float32
+    )
+
+
+def test_samples_of_16_khz_are_as_in_the_file(tmp_path: Path) -> None:
+    """A file longer than what is read at a time."""
+    samples = tone(9.5)
+    soundfile.write(tmp_path / "a.wav", samples, SAMPLE_RATE, subtype="FLOAT")
+    assert np.array_equal(read_audio(tmp_path / "a.wav"), samples)
+
+
+@pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000])
+@pytest.mark.parametrize("name", ["a.wav", "a.flac"])
+def test_other_rates_are_resampled_and_channels_averaged(
+    tmp_path: Path, rate: int, name: str
+) -> None:
+    """A tone stays that tone, as loud as the mean of its channels, and as long."""
+    left = tone(3.0, rate)
+    soundfile.write(tmp_path / name, np.stack([left, np.zeros_like(left)], axis=1), rate)
+    samples = read_audio(tmp_path / name)
+    assert samples.dtype == np.float32
+    assert abs(len(samples) - 3 * SAMPLE_RATE) <= 2
+    middle = slice(SAMPLE_RATE, 2 * SAMPLE_RATE)
+    assert np.abs(samples[middle] - tone(3.0)[middle] / 2).max() < 0.01
+
+
+def write_empty(path: Path) -> None:
+    """No bytes."""
+    path.touch()
+
+
+def write_text(path: Path) -> None:
+    """No audio."""
+    path.write_text("what was said\n" * 100)
+
+
+def write_header(path: Path) -> None:
+    """Audio without samples."""
+    soundfile.write(path, tone(0.0), SAMPLE_RATE, format="WAV")
+
+
+def write_blip(path: Path) -> None:
+    """Audio of 50 ms."""
+    soundfile.write(path, tone(0.05), SAMPLE_RATE, format="WAV")
+
+
+def write_nan(path: Path) -> None:
+    """Samples that are not numbers."""
+    samples = np.full(SAMPLE_RATE, np.nan, np.float32)
+    soundfile.write(path, samples, SAMPLE_RATE, format="WAV", subtype="FLOAT")
+
+
+def write_half(path: Path) -> None:
+    """The first half of a FLAC file."""
+    soundfile.write(path, tone(2.0), SAMPLE_RATE, format="FLAC")
+    os.truncate(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (write_empty, "is an empty file"),
+        (write_text, "could not be read as audio"),
+        (write_header, "lasts 0.000 s"),
+        (write_blip, "lasts 0.050 s"),
+        (write_nan, "not numbers"),
+        (write_half, "could not be read as audio|cut off"),
+    ],
+)
+def test_bad_audio_is_a_typed_error_that_names_the_file(
+    tmp_path: Path, write: object, says: str
+) -> None:
+    """Whatever is wrong with it."""
+    path = tmp_path / "spoken"
+    write(path)  # type: ignore[operator]
+    with pytest.raises(AudioError, match=says) as caught:
+        read_audio(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> None:
+    """As for every other command."""
+    with pytest.raises(FileNotFoundError):
+        read_audio(tmp_path / "none.flac")
+    with pytest.raises(IsADirectoryError):
+        read_audio(tmp_path)
+
+
+def test_long_audio_is_cut_in_its_pauses() -> None:
+    """Joined the segments are the audio, none is too long, and cuts lie where it is quiet."""
+    samples = tone(47.0)
+    for pause_s in (15.0, 31.0):
+        begin = int(pause_s * SAMPLE_RATE)
+        samples[begin : begin + SAMPLE_RATE // 2] = 0.0
+    segments = list(cut_at_pauses(samples))
+    assert np.array_equal(np.concatenate([segment.samples for segment in segments]), samples)
+    assert 15.0 < segments[1].start_s < 15.5
+    assert 31.0 < segments[2].start_s < 31.5
+    assert all(len(segment.samples) <= SEGMENT_S * SAMPLE_RATE for segment in segments)
+
+
+def test_short_audio_is_one_piece() -> None:
+    """Up to the longest that a segment may be."""
+    for seconds in (0.1, SEGMENT_S):
+        (segment,) = cut_at_pauses(tone(seconds))
+        assert segment.start_s == 0.0
+        assert len(segment.samples) == int(seconds * SAMPLE_RATE)
+    assert len(list(cut_at_pauses(tone(SEGMENT_S + 1.0)))) == 2
