@@ -5,7 +5,7 @@ A hypothesis is scored as ln P(audio | words) + lm_weight * log10 P(words) + wor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from dlm.errors import ConfigError, QueryError
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class BeamSettings:
     """How the beam search weighs and prunes.
 
     lm_weight   of log10 P of the language model beside ln P of the acoustic one, >= 0. 2 is best
@@ -58,14 +58,14 @@ class HeardWord:
     acoustic_score   ln P of its frames
     """
 
-    word: str
+    word: str = field(repr=False)  # what was said is not for logs
     start_s: float
     end_s: float
     acoustic_score: float
 
 
 @dataclass(frozen=True, slots=True)
-class Hypothesis:
+class HeardSentence:
     """What may have been said.
 
     score           acoustic_score + lm_weight * log10_prob + word_score * number of words
@@ -73,7 +73,7 @@ class Hypothesis:
     log10_prob      of the words and the sentence end, by the language model
     """
 
-    words: tuple[HeardWord, ...]
+    words: tuple[HeardWord, ...] = field(repr=False)
     score: float
     acoustic_score: float
     log10_prob: float
@@ -83,13 +83,24 @@ class Hypothesis:
         """Its words, blanks between."""
         return " ".join(one.word for one in self.words)
 
+    def shifted(self, seconds: float) -> HeardSentence:
+        """The same, that much later."""
+        words = (
+            replace(
+                one,
+                start_s=round(one.start_s + seconds, 3),
+                end_s=round(one.end_s + seconds, 3),
+            )
+            for one in self.words
+        )
+        return replace(self, words=tuple(words))
+
 
 class CtcDecoder:
-    """A beam search over the words of a lexicon; for one thread at a time.
+    """A beam search over the words of a lexicon.
 
     Args
         lexicon          see `dlm.asr.lexicon.model_lexicon`
-        lm               flashlight's `LM` over `lexicon.words`, such as `DlmLM`
         labels           how many the acoustic model has
         boundary, blank  its ids of the word boundary and of CTC's blank
     """
@@ -97,16 +108,15 @@ class CtcDecoder:
     def __init__(
         self,
         lexicon: PhonemeLexicon,
-        lm: Any,
         *,
         labels: int,
         boundary: int,
         blank: int,
-        search: Search | None = None,
+        settings: BeamSettings | None = None,
     ) -> None:
         from flashlight.lib.text import decoder
 
-        self.search = search or Search()
+        self.settings = settings or BeamSettings()
         self._words = lexicon.words
         self._labels, self._boundary, self._blank = labels, boundary, blank
         trie = decoder.Trie(labels, boundary)
@@ -114,30 +124,31 @@ class CtcDecoder:
         for place, spelling in lexicon.spellings:
             trie.insert([*spelling, boundary], place, unigrams[place])
         trie.smear(decoder.SmearingMode.MAX)
-        options = decoder.LexiconDecoderOptions(
-            self.search.beam,
-            self.search.labels,
-            self.search.threshold,
-            self.search.lm_weight,
-            self.search.word_score,
+        self._trie = trie
+        self._options = decoder.LexiconDecoderOptions(
+            self.settings.beam,
+            self.settings.labels,
+            self.settings.threshold,
+            self.settings.lm_weight,
+            self.settings.word_score,
             float("-inf"),  # no unknown words
             0.0,
             False,
             decoder.CriterionType.CTC,
         )
-        # The decoder does not keep what it is given alive.
-        self._kept = trie, lm
-        self._decoder = decoder.LexiconDecoder(options, trie, lm, boundary, blank, -1, [], False)
 
-    def decode(self, log_probs: NDArray[np.float32]) -> list[Hypothesis]:
-        """The likeliest sentences, the best first; each once, `Search.nbest` at most.
+    def decode(self, log_probs: NDArray[np.float32], lm: Any) -> list[HeardSentence]:
+        """The likeliest sentences, the best first; each once, `BeamSettings.nbest` at most.
 
+        Args    lm  flashlight's `LM` over the lexicon's words, such as `DlmLM`; for one at a time
         Shapes  log_probs (T, labels) float32, natural logarithms
         Returns nothing where no sentence of the lexicon's words fits at all
         Raises
             QueryError  `log_probs` of another shape or type
             what the language model raises, such as UnavailableError
         """
+        from flashlight.lib.text.decoder import LexiconDecoder
+
         if log_probs.shape != (len(log_probs), self._labels) or log_probs.dtype != np.float32:
             raise QueryError(
                 f"log_probs are {log_probs.dtype} of shape {log_probs.shape}; float32 of shape "
@@ -148,17 +159,20 @@ class CtcDecoder:
         closing = np.full((1, self._labels), log_probs.min(initial=-100.0), np.float32)
         closing[0, [self._boundary, self._blank]] = 0.0
         frames = np.concatenate([log_probs, closing])
-        found = self._decoder.decode(frames.ctypes.data, *frames.shape)
-        different: dict[tuple[int, ...], Hypothesis] = {}
+        searching = LexiconDecoder(
+            self._options, self._trie, lm, self._boundary, self._blank, -1, [], False
+        )
+        found = searching.decode(frames.ctypes.data, *frames.shape)
+        different: dict[tuple[int, ...], HeardSentence] = {}
         for result in found:
             key = tuple(place for place in result.words if place >= 0)
             if key not in different:
-                different[key] = self._hypothesis(result, frames)
-            if len(different) == self.search.nbest:
+                different[key] = self._sentence(result, frames)
+            if len(different) == self.settings.nbest:
                 break
         return list(different.values())
 
-    def _hypothesis(self, result: Any, frames: NDArray[np.float32]) -> Hypothesis:
+    def _sentence(self, result: Any, frames: NDArray[np.float32]) -> HeardSentence:
         """Of flashlight's result, whose lists begin with the root and end with the finish."""
         labels = np.array(result.tokens[1 : len(frames) + 1])
         path = frames[np.arange(len(frames)), labels]
@@ -177,7 +191,7 @@ class CtcDecoder:
                 )
             )
             begin = frame + 1
-        return Hypothesis(tuple(words), result.score, result.emittingModelScore, result.lmScore)
+        return HeardSentence(tuple(words), result.score, result.emittingModelScore, result.lmScore)
 
     def _sounding(self, labels: NDArray[np.int64], begin: int, end: int) -> tuple[int, int]:
         """The first and last frame of a word's phonemes between two boundaries."""

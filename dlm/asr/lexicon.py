@@ -81,7 +81,10 @@ def model_lexicon(
         raise ConfigError(f"a lexicon of {limit} words was asked for; give 1 or more")
     unigrams = list(_unigrams(utterance))
     pronunciations = _pronunciations([word for _, word, _ in unigrams], limit, tell)
-    ids, words, log10_probs, spellings = [], [], [], []
+    ids: list[int] = []
+    words: list[str] = []
+    log10_probs: list[float] = []
+    spellings: list[tuple[int, tuple[int, ...]]] = []
     label_ids = {label: place for place, label in enumerate(labels)}
     heard: Counter[tuple[int, ...]] = Counter()
     for word_id, word, log10_prob in unigrams:

@@ -39,6 +39,8 @@ COMMANDS = {
     "status": ("status", "status"),
     "score": ("score", "score"),
     "rescore": ("rescore", "rescore"),
+    "transcribe": ("transcribe", "transcribe"),
+    "wer": ("wer", "wer"),
     "token": ("token", "token"),
     "unigrams": ("unigrams", "unigrams"),
     "pieces": ("pieces", "pieces"),
@@ -93,8 +95,11 @@ def __getattr__(name: str) -> Any:
     return globals().setdefault("app", program())
 
 
-# Packages of the extra `train`; what needs them imports them when it is run.
-TRAIN = {"cryptography", "dp_accounting", "jax", "optax", "scipy", "sentencepiece"}
+# What extras bring; what needs them imports them when it is run.
+EXTRAS = {
+    "train": {"cryptography", "dp_accounting", "jax", "optax", "scipy", "sentencepiece"},
+    "asr": {"flashlight", "hama", "pocketsphinx", "soundfile", "soxr"},
+}
 
 
 # What ends a command from outside: a service manager or `timeout`, a terminal that closes.
@@ -129,9 +134,10 @@ def main() -> None:
         _complain(exc)
     except ModuleNotFoundError as exc:
         missing = (exc.name or "").split(".")[0]
-        if missing not in TRAIN:
+        extra = next((name for name, packages in EXTRAS.items() if missing in packages), None)
+        if extra is None:
             raise
-        command = pip_install(packages_of("train"))
+        command = pip_install(packages_of(extra))
         _complain(
             ConfigError(f"this command needs {missing}, which is not installed; run\n  {command}")
         )

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 pytest.importorskip("flashlight.lib.text", reason="pip install -e '.[asr]'")
 
 from cluster import build
-from dlm.asr.ctc import CtcDecoder, Search
+from dlm.asr.ctc import BeamSettings, CtcDecoder, HeardSentence
 from dlm.asr.flashlight import DlmLM
 from dlm.asr.lexicon import PhonemeLexicon
 from dlm.client import Client, Utterance
-from dlm.errors import ConfigError, QueryError
+from dlm.errors import ClientClosed, ConfigError, QueryError
 from models import HAND_MADE
 
 # Two phonemes, a boundary and the blank; `c` sounds like `a`, and `b` has two pronunciations.
@@ -25,7 +25,9 @@ LABELS, BOUNDARY, BLANK = 4, 2, 3
 WORDS = ("a", "b", "c")
 SPELLINGS = ((0, (0,)), (1, (1,)), (1, (0, 1)), (2, (0,)))
 # Nothing is pruned.
-WIDE = Search(lm_weight=2.0, word_score=0.25, beam=10_000, labels=LABELS, threshold=1e9, nbest=99)
+WIDE = BeamSettings(
+    lm_weight=2.0, word_score=0.25, beam=10_000, labels=LABELS, threshold=1e9, nbest=99
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +38,15 @@ def utterance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Utterance]:
         yield client.utterance()
 
 
-def decoder(utterance: Utterance, search: Search = WIDE) -> CtcDecoder:
-    """Over `WORDS`."""
+def decode(
+    utterance: Utterance, log_probs: NDArray[np.float32], settings: BeamSettings = WIDE
+) -> list[HeardSentence]:
+    """What the decoder makes of it, over `WORDS`."""
     ids = np.array([utterance.vocabulary.id_of(word) for word in WORDS], np.uint32)
     unigrams = utterance.extend([utterance.null()], ids).log10_prob[0]
     lexicon = PhonemeLexicon(WORDS, ids, unigrams, SPELLINGS)
-    lm = DlmLM(utterance, ids.tolist())
-    return CtcDecoder(lexicon, lm, labels=LABELS, boundary=BOUNDARY, blank=BLANK, search=search)
+    decoder = CtcDecoder(lexicon, labels=LABELS, boundary=BOUNDARY, blank=BLANK, settings=settings)
+    return decoder.decode(log_probs, DlmLM(utterance, ids.tolist()))
 
 
 def random_log_probs(seed: int, frames: int) -> NDArray[np.float32]:
@@ -52,7 +56,7 @@ def random_log_probs(seed: int, frames: int) -> NDArray[np.float32]:
 
 
 def every_sentence(
-    log_probs: NDArray[np.float32], utterance: Utterance, search: Search
+    log_probs: NDArray[np.float32], utterance: Utterance, settings: BeamSettings
 ) -> dict[tuple[str, ...], float]:
     """The score of each sentence by its best path, of all paths there are."""
     best: dict[tuple[str, ...], float] = {}
@@ -70,7 +74,7 @@ def every_sentence(
             best[words] = max(best.get(words, -np.inf), acoustic)
     scores = utterance.score_sentences(list(best))
     return {
-        words: acoustic + search.lm_weight * lm.log10_prob + search.word_score * len(words)
+        words: acoustic + settings.lm_weight * lm.log10_prob + settings.word_score * len(words)
         for (words, acoustic), lm in zip(best.items(), scores, strict=True)
     }
 
@@ -80,7 +84,7 @@ def test_the_sentences_and_scores_are_those_of_all_paths(utterance: Utterance, s
     """Each sentence once, the best first, and the parts of its score add up."""
     log_probs = random_log_probs(seed, 6)
     oracle = every_sentence(log_probs, utterance, WIDE)
-    found = decoder(utterance).decode(log_probs)
+    found = decode(utterance, log_probs)
     expected = sorted(oracle, key=oracle.__getitem__, reverse=True)[: WIDE.nbest]
     scores = [hypothesis.score for hypothesis in found]
     assert scores == sorted(scores, reverse=True)
@@ -109,7 +113,7 @@ def spoken(*labels: int) -> NDArray[np.float32]:
 def test_words_have_the_times_of_their_phonemes(utterance: Utterance) -> None:
     """Without blanks and boundaries around; the last word needs no boundary."""
     path = (BLANK, 1, 1, BLANK, BOUNDARY, BLANK, BOUNDARY, 0, BLANK, 1)
-    (best, *_) = decoder(utterance, Search(lm_weight=0.0)).decode(spoken(*path))
+    (best, *_) = decode(utterance, spoken(*path), BeamSettings(lm_weight=0.0))
     assert [(w.word, w.start_s, w.end_s) for w in best.words] == [
         ("b", 0.02, 0.06),
         ("b", 0.14, 0.2),
@@ -119,7 +123,7 @@ def test_words_have_the_times_of_their_phonemes(utterance: Utterance) -> None:
 
 def test_silence_has_no_words(utterance: Utterance) -> None:
     """It is a sentence all the same: the empty one."""
-    (best, *_) = decoder(utterance).decode(spoken(*[BLANK] * 20))
+    (best, *_) = decode(utterance, spoken(*[BLANK] * 20))
     assert best.words == ()
     assert best.text == ""
 
@@ -127,15 +131,15 @@ def test_silence_has_no_words(utterance: Utterance) -> None:
 def test_the_list_is_as_long_as_asked(utterance: Utterance) -> None:
     """One sentence by default."""
     log_probs = random_log_probs(1, 6)
-    assert len(decoder(utterance, Search()).decode(log_probs)) == 1
-    assert len(decoder(utterance, Search(nbest=3)).decode(log_probs)) == 3
+    assert len(decode(utterance, log_probs, BeamSettings())) == 1
+    assert len(decode(utterance, log_probs, BeamSettings(nbest=3))) == 3
 
 
 def test_posteriors_of_another_kind_are_refused(utterance: Utterance) -> None:
     """The native library would read past them."""
     for wrong in (np.zeros((5, 3), np.float32), np.zeros((5, 4)), np.zeros(4, np.float32)):
         with pytest.raises(QueryError, match="are expected"):
-            decoder(utterance).decode(wrong)
+            decode(utterance, wrong)
 
 
 @pytest.mark.parametrize(
@@ -153,15 +157,18 @@ def test_posteriors_of_another_kind_are_refused(utterance: Utterance) -> None:
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     """The message names the setting."""
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        Search(**wrong)  # type: ignore[arg-type]
+        BeamSettings(**wrong)  # type: ignore[arg-type]
 
 
 def test_what_the_model_raises_comes_out_of_the_decoder(tmp_path: Path) -> None:
     """Through the native library, as itself."""
     files = build(HAND_MADE["missing_suffixes"], tmp_path, 1)
     client = Client.local(files.directory)
-    searching = decoder(client.utterance())
+    utterance = client.utterance()
+    ids = np.array([utterance.vocabulary.id_of(word) for word in WORDS], np.uint32)
+    lexicon = PhonemeLexicon(WORDS, ids, np.full(3, -1.0, np.float32), SPELLINGS)
+    decoder = CtcDecoder(lexicon, labels=LABELS, boundary=BOUNDARY, blank=BLANK)
+    lm = DlmLM(utterance, ids.tolist())
     client.close()
-    with pytest.raises(Exception, match="closed") as caught:
-        searching.decode(random_log_probs(1, 6))
-    assert type(caught.value).__name__ == "ClientClosed"
+    with pytest.raises(ClientClosed):
+        decoder.decode(random_log_probs(1, 6), lm)

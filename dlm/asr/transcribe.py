@@ -1,0 +1,137 @@
+"""Speech becomes words: audio, acoustic model, lexicon and language model put together.
+
+with open_model("cluster.toml") as client:
+    for segment in Transcriber(client).transcribe(read_audio("a.flac")):
+        print(segment.text)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.asr.acoustic import AcousticModel
+from dlm.asr.audio import SAMPLE_RATE, Segment, cut_at_pauses
+from dlm.asr.ctc import BeamSettings, CtcDecoder, HeardSentence
+from dlm.asr.flashlight import DlmLM
+from dlm.asr.lexicon import WORDS, PhonemeLexicon, model_lexicon
+from dlm.client import Client, Family, Utterance
+from dlm.client.utterance import FULL_KIND, SMALL_KIND
+from dlm.ngram.query import FULL, PARTIAL, SMALL
+from dlm.progress import Tell
+
+# What answered: the model itself; its 2-grams, for some queries; the small model.
+PARTIAL_MODE = "partial"
+_MODES = {FULL: FULL_KIND, PARTIAL: PARTIAL_MODE, SMALL: SMALL_KIND}
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """What was said in a segment of audio.
+
+    start_s, end_s  of the segment in the whole, as the times of its words
+    sentences       the likeliest, the best first; empty where nothing fits
+    mode            "full"; "partial" where servers failed and 2-grams answered some query of the
+                    search; "small" on the small model
+    partial         queries that 2-grams answered
+    log10_probs     of each word of the best sentence, after the words before it
+    sources         of each of these, as `mode`
+    """
+
+    start_s: float
+    end_s: float
+    sentences: tuple[HeardSentence, ...] = field(repr=False)
+    mode: str
+    partial: int
+    log10_probs: tuple[float, ...]
+    sources: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The best sentence."""
+        return self.sentences[0].text if self.sentences else ""
+
+
+class Transcriber:
+    """A recogniser of English speech whose language model is a client's; for one thread.
+
+    Args
+        client    of servers or a shard set. Each segment is an utterance of its own, so that the
+                  next one is on the small model where servers fail (`ClientConfig.small`)
+        settings  of the beam search
+        words     of the model that can be recognised, at most, by unigram probability
+        tell      takes lines that say what takes long
+    Raises
+        ConfigError  the model has no word that can be pronounced; or the acoustic model does not
+                     run on this platform
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        settings: BeamSettings | None = None,
+        *,
+        words: int = WORDS,
+        tell: Tell | None = None,
+    ) -> None:
+        self.settings = settings or BeamSettings()
+        self._client = client
+        self._limit = words
+        self._tell = tell
+        self._acoustic = AcousticModel()
+        self._known: dict[Family, tuple[PhonemeLexicon, CtcDecoder]] = {}
+        self._decoder_of(client.utterance())
+
+    def transcribe(self, samples: NDArray[np.float32]) -> Iterator[Transcript]:
+        """Segments of the audio in their order, each as soon as it is done.
+
+        Shapes  samples (N,) float32, 16 kHz: see `dlm.asr.audio.read_audio`
+        Raises
+            QueryError  samples of another kind
+            UnavailableError, ProtocolError, AuthenticationError  servers fail, and the client has
+                neither `partial` nor `small`; what came before stands
+        """
+        for segment in cut_at_pauses(samples):
+            yield self._transcribe(segment)
+
+    def _transcribe(self, segment: Segment) -> Transcript:
+        log_probs = self._acoustic.log_probs(segment.samples)
+        utterance = self._client.utterance()
+        lexicon, decoder = self._decoder_of(utterance)
+        before = self._client.stats.partial
+        lm = DlmLM(utterance, lexicon.ids.tolist())
+        sentences = [one.shifted(segment.start_s) for one in decoder.decode(log_probs, lm)]
+        words = [one.word for one in sentences[0].words] if sentences else []
+        (score,) = utterance.score_sentences([words])
+        partial = self._client.stats.partial - before
+        kind = utterance.family.kind
+        return Transcript(
+            segment.start_s,
+            segment.start_s + len(segment.samples) / SAMPLE_RATE,
+            tuple(sentences),
+            PARTIAL_MODE if partial and kind == FULL_KIND else kind,
+            partial,
+            tuple(score.token_log10_prob[: len(words)].tolist()),
+            tuple(_MODES[s] for s in score.token_source[: len(words)].tolist()),
+        )
+
+    def _decoder_of(self, utterance: Utterance) -> tuple[PhonemeLexicon, CtcDecoder]:
+        """For the model that the handle is on; models differ in their words."""
+        family = utterance.family
+        if family not in self._known:
+            acoustic = self._acoustic
+            lexicon = model_lexicon(utterance, acoustic.labels, limit=self._limit, tell=self._tell)
+            self._known[family] = (
+                lexicon,
+                CtcDecoder(
+                    lexicon,
+                    labels=len(acoustic.labels),
+                    boundary=acoustic.boundary,
+                    blank=acoustic.blank,
+                    settings=self.settings,
+                ),
+            )
+        return self._known[family]

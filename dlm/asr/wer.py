@@ -1,0 +1,214 @@
+"""Word error rates: alignments of what was recognised with what was said, and how sure one can be.
+
+WER = (D + S + I) / N (DLM equation 15): the words deleted, substituted and inserted in the shortest
+way from the reference to the hypothesis, per word of the reference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import QueryError
+
+DRAWS = 10_000
+_QUOTES = str.maketrans("’‘`´", "''''")
+_OTHERS = re.compile(r"[^\w']|_")
+
+MATCH, SUBSTITUTION, DELETION, INSERTION = "=", "S", "D", "I"
+
+
+@dataclass(frozen=True, slots=True)
+class WordErrors:
+    """What an alignment counts; counts add up.
+
+    words  of the reference
+    """
+
+    words: int = 0
+    substitutions: int = 0
+    deletions: int = 0
+    insertions: int = 0
+
+    @property
+    def errors(self) -> int:
+        """All of them."""
+        return self.substitutions + self.deletions + self.insertions
+
+    @property
+    def rate(self) -> float | None:
+        """The word error rate; None without any word in the reference."""
+        return self.errors / self.words if self.words else None
+
+    def __add__(self, other: WordErrors) -> WordErrors:
+        return WordErrors(
+            self.words + other.words,
+            self.substitutions + other.substitutions,
+            self.deletions + other.deletions,
+            self.insertions + other.insertions,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure, and where it may lie.
+
+    value      of the data itself
+    low, high  95 % of the resampled data lie between
+    error      standard error: the standard deviation over the resampled data
+    """
+
+    value: float
+    low: float
+    high: float
+    error: float
+
+
+def spoken_words(text: str) -> list[str]:
+    """The words of a text as they are said: lower case, letters, digits and inner apostrophes."""
+    words = _OTHERS.sub(" ", text.translate(_QUOTES).lower()).split()
+    return [word.strip("'") for word in words if word.strip("'")]
+
+
+def align(
+    reference: Sequence[str], hypothesis: Sequence[str]
+) -> list[tuple[str, str | None, str | None]]:
+    """The shortest way from the reference to the hypothesis, word by word.
+
+    Returns
+        (operation, word of the reference, word of the hypothesis) in their order, with None where
+        a word is inserted or deleted. Among equally short ways the one that substitutes last
+    Cost
+        memory and time grow with the product of the lengths: 4 bytes each
+    """
+    distance = _distances(reference, hypothesis)
+    steps: list[tuple[str, str | None, str | None]] = []
+    i, j = len(reference), len(hypothesis)
+    while i or j:
+        here = distance[i, j]
+        if i and j and here == distance[i - 1, j - 1] + (reference[i - 1] != hypothesis[j - 1]):
+            i, j = i - 1, j - 1
+            same = reference[i] == hypothesis[j]
+            steps.append((MATCH if same else SUBSTITUTION, reference[i], hypothesis[j]))
+        elif i and here == distance[i - 1, j] + 1:
+            i -= 1
+            steps.append((DELETION, reference[i], None))
+        else:
+            j -= 1
+            steps.append((INSERTION, None, hypothesis[j]))
+    return steps[::-1]
+
+
+def _distances(reference: Sequence[str], hypothesis: Sequence[str]) -> NDArray[np.int32]:
+    """(len(reference) + 1, len(hypothesis) + 1): errors between each two beginnings.
+
+    A row at a time. What a row takes from its own left neighbour (insertions) is a running minimum
+    of the rest, once what each step to the right costs is subtracted.
+    """
+    place = {word: number for number, word in enumerate({*reference, *hypothesis})}
+    words = np.array([place[word] for word in hypothesis], np.int64)
+    right = np.arange(len(words) + 1, dtype=np.int32)
+    table = np.empty((len(reference) + 1, len(words) + 1), np.int32)
+    table[0] = right
+    for i, word in enumerate(reference):
+        table[i + 1, 0] = i + 1
+        np.minimum(table[i, 1:] + 1, table[i, :-1] + (words != place[word]), out=table[i + 1, 1:])
+        table[i + 1] = np.minimum.accumulate(table[i + 1] - right) + right
+    return table
+
+
+def word_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> WordErrors:
+    """The errors of a hypothesis."""
+    kinds = [step[0] for step in align(reference, hypothesis)]
+    return WordErrors(
+        len(reference), kinds.count(SUBSTITUTION), kinds.count(DELETION), kinds.count(INSERTION)
+    )
+
+
+def total(errors: Iterable[WordErrors]) -> WordErrors:
+    """Their sum."""
+    return sum(errors, WordErrors())
+
+
+def error_rate(groups: Sequence[WordErrors], *, draws: int = DRAWS, seed: int = 1) -> Interval:
+    """The word error rate, with its interval by bootstrap over groups.
+
+    Args
+        groups  errors of each speaker: utterances of one speaker are not independent
+        draws   how often as many groups as there are are drawn, with repetition
+    Raises  QueryError  fewer than two groups, or no word in all of them
+    """
+    errors, words = _counts(groups)
+    drawn = _draws(len(groups), draws, seed)
+    return _interval(errors.sum() / words.sum(), _rates(drawn, errors, words))
+
+
+def rate_difference(
+    first: Sequence[WordErrors],
+    second: Sequence[WordErrors],
+    *,
+    draws: int = DRAWS,
+    seed: int = 1,
+) -> Interval:
+    """Word error rate of the second minus that of the first, by paired bootstrap over groups.
+
+    Args
+        first, second  errors of the same groups, in the same order; see `error_rate`
+    Raises
+        QueryError  other groups, fewer than two, or no word in all of them
+    """
+    errors, words = _counts(first)
+    others, same = _counts(second)
+    if words.tolist() != same.tolist():
+        raise QueryError(
+            "the two sets of errors are of other references: paired groups have the same words"
+        )
+    drawn = _draws(len(first), draws, seed)
+    return _interval((others - errors).sum() / words.sum(), _rates(drawn, others - errors, words))
+
+
+def _counts(groups: Sequence[WordErrors]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    if len(groups) < 2:
+        raise QueryError(f"{len(groups)} group of utterances; an interval takes two or more")
+    words = np.array([group.words for group in groups], np.int64)
+    if (words == 0).any():
+        raise QueryError("a group of utterances has no words; leave it out")
+    return np.array([group.errors for group in groups], np.int64), words
+
+
+def _draws(groups: int, draws: int, seed: int) -> NDArray[np.int64]:
+    """(draws, groups): how often each was drawn."""
+    rng = np.random.default_rng(seed)
+    return rng.multinomial(groups, np.full(groups, 1.0 / groups), size=draws)
+
+
+def _rates(
+    drawn: NDArray[np.int64], errors: NDArray[np.int64], words: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    rates: NDArray[np.float64] = (drawn @ errors) / (drawn @ words)
+    return rates
+
+
+def _interval(value: float, resampled: NDArray[np.float64]) -> Interval:
+    low, high = np.quantile(resampled, [0.025, 0.975])
+    return Interval(float(value), float(low), float(high), float(resampled.std()))
+
+
+def by_group(
+    errors: Mapping[str, WordErrors], group_of: Mapping[str, str]
+) -> dict[str, WordErrors]:
+    """Errors of utterances added up by their group, such as the speaker.
+
+    Args
+        errors    by utterance
+        group_of  by utterance
+    """
+    found: dict[str, WordErrors] = {}
+    for utterance, one in errors.items():
+        group = group_of[utterance]
+        found[group] = found.get(group, WordErrors()) + one
+    return found

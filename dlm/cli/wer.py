@@ -1,0 +1,150 @@
+"""`dlm wer`: word error rates, with intervals, by speaker, and of one recogniser beside another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from dlm.asr.wer import Interval, WordErrors
+
+
+def wer(
+    reference: Annotated[
+        Path,
+        typer.Argument(
+            metavar="REF",
+            help="What was said: a table with a header (text, file or id, perhaps speaker; tabs), "
+            "lines of a name, a tab and the text, or the text alone.",
+        ),
+    ],
+    hypothesis: Annotated[
+        Path,
+        typer.Argument(
+            metavar="HYP", help="What was recognised: the same, or what dlm transcribe prints."
+        ),
+    ],
+    against: Annotated[
+        Path | None,
+        typer.Option(help="What another recogniser made of the same, to compare HYP with."),
+    ] = None,
+    by_speaker: Annotated[
+        bool, typer.Option("--by-speaker", help="A line for each speaker.")
+    ] = False,
+    alignments: Annotated[
+        bool, typer.Option("--alignments", help="Each utterance that has errors, word by word.")
+    ] = False,
+    exact: Annotated[
+        bool,
+        typer.Option("--exact", help="Compare words as they are, with case and punctuation."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One object.")] = False,
+) -> None:
+    """Compare what was recognised with what was said.
+
+    The interval is where 95 % of resampled data lie, drawn by speaker (bootstrap), or by utterance
+    where the reference names no speakers. With --against the difference is that of HYP from the
+    other, of paired samples: below zero HYP is better, for sure if its interval excludes zero.
+
+    Example: dlm wer transcripts.tsv hypotheses.tsv --by-speaker
+    """
+    from dlm.asr.transcripts import paired, read_transcripts
+    from dlm.asr.wer import align, by_group, error_rate, rate_difference, spoken_words, total
+    from dlm.asr.wer import word_errors as errors_of
+
+    said = read_transcripts(reference)
+    split = str.split if exact else spoken_words
+
+    def judged(path: Path) -> tuple[dict[str, tuple[list[str], list[str]]], dict[str, WordErrors]]:
+        pairs = {
+            name: (split(one), split(other))
+            for name, (one, other) in paired(said, read_transcripts(path)).items()
+        }
+        return pairs, {name: errors_of(*pair) for name, pair in pairs.items()}
+
+    pairs, errors = judged(hypothesis)
+    groups = {name: said.speakers.get(name, name) for name in errors}
+    speakers = {name: one for name, one in by_group(errors, groups).items() if one.words}
+    whole = total(errors.values())
+    grouped = list(speakers.values())
+    facts: dict[str, Any] = {
+        "utterances": len(errors),
+        "speakers": len(set(said.speakers.values())) or None,
+        **_counts(whole),
+        "interval": _facts(error_rate(grouped)) if len(grouped) > 1 else None,
+    }
+    if against is not None:
+        _, others = judged(against)
+        other = [one for one in by_group(others, groups).values() if one.words]
+        facts["against"] = _counts(total(others.values()))
+        facts["difference"] = _facts(rate_difference(other, grouped)) if len(grouped) > 1 else None
+    if by_speaker:
+        facts["by_speaker"] = {name: _counts(one) for name, one in speakers.items()}
+    if as_json:
+        if alignments:
+            facts["alignments"] = {name: align(*pair) for name, pair in pairs.items()}
+        print(json.dumps(facts, ensure_ascii=False))
+        return
+    _print(facts, whole, bool(said.speakers))
+    if alignments:
+        for name, pair in pairs.items():
+            if errors[name].errors:
+                print(f"\n{name}")
+                print(_aligned(align(*pair)))
+
+
+def _counts(errors: WordErrors) -> dict[str, Any]:
+    return {
+        "wer": errors.rate,
+        "words": errors.words,
+        "substitutions": errors.substitutions,
+        "deletions": errors.deletions,
+        "insertions": errors.insertions,
+    }
+
+
+def _facts(interval: Interval) -> dict[str, float]:
+    return {"value": interval.value, "low": interval.low, "high": interval.high}
+
+
+def _print(facts: dict[str, Any], whole: WordErrors, has_speakers: bool) -> None:
+    units = "speakers" if has_speakers else "utterances"
+    print(
+        f"WER\t{_percent(whole.rate)}\t{whole.errors:,} errors in {whole.words:,} words: "
+        f"{whole.substitutions:,} substituted, {whole.deletions:,} deleted, "
+        f"{whole.insertions:,} inserted"
+    )
+    _print_interval("95 %", facts["interval"], units)
+    if "against" in facts:
+        print(f"against\t{_percent(facts['against']['wer'])}")
+        if facts["difference"] is not None:
+            print(f"difference\t{100 * facts['difference']['value']:+.2f} points")
+        _print_interval("95 %", facts["difference"], f"{units}, paired")
+    for name, one in facts.get("by_speaker", {}).items():
+        print(f"{name}\t{_percent(one['wer'])}\t{one['words']:,} words")
+
+
+def _print_interval(name: str, interval: dict[str, float] | None, units: str) -> None:
+    if interval is not None:
+        low, high = 100 * interval["low"], 100 * interval["high"]
+        print(f"{name}\t{low:.2f} to {high:.2f}\tby {units}")
+
+
+def _percent(rate: float | None) -> str:
+    return "undefined" if rate is None else f"{100 * rate:.2f} %"
+
+
+def _aligned(steps: list[tuple[str, str | None, str | None]]) -> str:
+    """Three rows, a column for each step: reference, hypothesis, what was done."""
+    rows = []
+    for title, place in (("said", 1), ("heard", 2), ("", 0)):
+        cells = []
+        for step in steps:
+            width = max(len(word or "*") for word in step[1:])
+            cell = step[place] if place else step[0].replace("=", " ")
+            cells.append((cell or "*" * width).ljust(width))
+        rows.append(f"{title:<6}" + " ".join(cells).rstrip())
+    return "\n".join(rows)

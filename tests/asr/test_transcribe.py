@@ -1,0 +1,215 @@
+"""Speech becomes words through a real cluster, and goes on where its servers fail."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flashlight.lib.text", reason="pip install -e '.[asr]'")
+pytest.importorskip("hama", reason="pip install -e '.[asr]'")
+pytest.importorskip("pocketsphinx", reason="pip install -e '.[asr]'")
+pytest.importorskip("soundfile", reason="pip install -e '.[asr]'")
+pytest.importorskip("soxr", reason="pip install -e '.[asr]'")
+
+import soundfile
+
+from cluster import WAIT_S, Cluster, ModelFiles, command
+from dlm.asr.audio import SAMPLE_RATE, read_audio
+from dlm.asr.ctc import BeamSettings
+from dlm.asr.nbest import read_nbest
+from dlm.asr.transcribe import Transcriber
+from dlm.asr.wer import word_errors
+from dlm.client import Client, ClientConfig
+from dlm.errors import UnavailableError
+from dlm.index.build import build_shard_set
+
+SPEECH = (
+    Path(os.environ.get("DLM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    / "speech"
+    / "flac"
+)
+SPOKEN = SPEECH / "19-198-0034.flac"
+SAID = (
+    "there was not one family among their acquaintance who had reared and supported a boy "
+    "accidentally found at their door not one young man whose origin was unknown her father had no "
+    "ward and the squire of the parish no children"
+)
+pytestmark = pytest.mark.skipif(
+    not SPOKEN.exists(), reason=f"no {SPOKEN}; name the folder of shared data in DLM_SHARED_DATA"
+)
+WORDS = 10_000
+# Silence after it: room for a second segment.
+TWO_SEGMENTS_S = 24.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DLM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """The model of dlm's own data, in two shards."""
+    folder = tmp_path_factory.mktemp("model") / "shards"
+    with as_file(files("dlm") / "data" / "books20k.arpa.zst") as arpa:
+        build_shard_set(arpa, folder, 2)
+    return ModelFiles(folder, None)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def cluster(model: ModelFiles) -> Iterator[Cluster]:
+    """Servers of its shards."""
+    with Cluster(model) as servers:
+        yield servers
+
+
+def connect(cluster: Cluster, **settings: Any) -> Client:
+    """A client of these servers."""
+    return Client.connect(cluster.addresses, ClientConfig(deadline_s=20.0, **settings))
+
+
+def long_audio() -> np.ndarray:
+    """The utterance twice, with a pause between."""
+    samples = read_audio(SPOKEN)
+    pause = np.zeros(SAMPLE_RATE, np.float32)
+    return np.concatenate([samples, pause, samples])[: int(TWO_SEGMENTS_S * SAMPLE_RATE)]
+
+
+def test_a_real_utterance_becomes_its_words_through_a_real_cluster(cluster: Cluster) -> None:
+    """With times, scores and sources; as a shard set in this process has them."""
+    settings = BeamSettings(nbest=5)
+    with connect(cluster) as client, Client.local(cluster.files.directory) as local:
+        (found,) = Transcriber(client, settings, words=WORDS).transcribe(read_audio(SPOKEN))
+        (same,) = Transcriber(local, settings, words=WORDS).transcribe(read_audio(SPOKEN))
+        (score,) = local.utterance().score_sentences([found.text])
+    assert found == same
+    errors = word_errors(SAID.split(), found.text.split())
+    assert errors.errors <= 6
+    assert (found.mode, found.partial) == ("full", 0)
+    best = found.sentences[0]
+    assert len(found.sentences) == 5
+    assert set(found.sources) == {"full"}
+    assert best.log10_prob == pytest.approx(score.log10_prob, abs=1e-3)
+    assert found.log10_probs == tuple(score.token_log10_prob[:-1].tolist())
+    times = [second for word in best.words for second in (word.start_s, word.end_s)]
+    assert times == sorted(times)
+    assert 0.3 < times[0] < 0.7
+    assert 15.5 < times[-1] < found.end_s
+
+
+def test_where_servers_die_in_the_middle_the_rest_is_on_the_2_grams(cluster: Cluster) -> None:
+    """And each segment says so; times go on from the first."""
+    with connect(cluster, partial=True) as client:
+        segments = Transcriber(client, words=WORDS).transcribe(long_audio())
+        first = next(segments)
+        cluster.end()
+        (second,) = segments
+    assert (first.mode, first.partial) == ("full", 0)
+    assert second.mode == "partial"
+    assert second.partial > 0
+    assert "partial" in second.sources
+    assert second.start_s == first.end_s
+    assert second.sentences[0].words[0].start_s >= second.start_s
+    assert "there was not one family" in second.text or "family" in first.text + second.text
+
+
+def test_without_a_fallback_it_raises_and_what_came_before_stands(cluster: Cluster) -> None:
+    """A typed error; nothing of what was said is in it."""
+    with connect(cluster) as client:
+        segments = Transcriber(client, words=WORDS).transcribe(long_audio())
+        first = next(segments)
+        cluster.end()
+        with pytest.raises(UnavailableError) as caught:
+            next(segments)
+    assert len(first.text.split()) > 20
+    assert "family" not in str(caught.value)
+
+
+def test_nothing_that_was_said_is_logged_or_shown(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the level; a transcript shown in a debugger has no words."""
+    with caplog.at_level(logging.DEBUG), connect(cluster) as client:
+        (found,) = Transcriber(client, words=WORDS).transcribe(read_audio(SPOKEN))
+    assert "acquaintance" in found.text
+    assert "acquaintance" not in caplog.text + repr(found) + repr(found.sentences)
+
+
+def test_silence_and_noise_give_few_words_or_none(model: ModelFiles) -> None:
+    """And no error."""
+    rng = np.random.default_rng(1)
+    with Client.local(model.directory) as client:
+        transcriber = Transcriber(client, words=1_000)
+        for level in (0.0, 1e-3):
+            samples = rng.normal(0.0, level, SAMPLE_RATE).astype(np.float32)
+            (found,) = transcriber.transcribe(samples)
+            assert len(found.text.split()) <= 2
+            assert len(found.log10_probs) == len(found.text.split())
+
+
+Dlm = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def dlm(tmp_path: Path) -> Dlm:
+    """Runs `dlm` in a folder of its own."""
+
+    def call(*arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command(*arguments), cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S
+        )
+
+    return call
+
+
+def test_the_command_prints_words_and_its_json_is_an_nbest_list(
+    cluster: Cluster, tmp_path: Path, dlm: Dlm
+) -> None:
+    """A bad file is reported; the others are done all the same."""
+    cluster.write(tmp_path / "cluster.toml")
+    (tmp_path / "bad.flac").write_text("no audio")
+    options = ("--deadline", 20, "--words", WORDS)
+    done = dlm("transcribe", "bad.flac", SPOKEN, *options)
+    assert done.returncode == 1, done.stderr
+    assert "bad.flac could not be read as audio" in done.stderr
+    name, text = done.stdout.rstrip("\n").split("\t")
+    assert name == str(SPOKEN)
+    assert "acquaintance" not in done.stderr
+    done = dlm("transcribe", SPOKEN, "--json", "--nbest", 4, "-q", *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    found = json.loads(done.stdout)
+    assert found["text"] == text == " ".join(word["word"] for word in found["words"])
+    assert (found["mode"], found["partial"], found["file"]) == ("full", 0, str(SPOKEN))
+    assert {word["source"] for word in found["words"]} == {"full"}
+    (tmp_path / "heard.jsonl").write_text(done.stdout)
+    (nbest,) = read_nbest(tmp_path / "heard.jsonl")
+    assert len(nbest.hypotheses) == 4
+    assert " ".join(nbest.hypotheses[0].words) == text
+    (tmp_path / "said.tsv").write_text(f"file\tspeaker\ttext\n{SPOKEN.name}\t19\t{SAID}\n")
+    done = dlm("wer", "said.tsv", "heard.jsonl", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["wer"] == word_errors(SAID.split(), text.split()).rate
+
+
+def test_the_command_says_what_is_wrong_before_it_listens(tmp_path: Path, dlm: Dlm) -> None:
+    """A cluster that is down at the start; a model that is not there; without a trace."""
+    soundfile.write(tmp_path / "a.wav", np.zeros(SAMPLE_RATE), SAMPLE_RATE)
+    (tmp_path / "down.toml").write_text('[[server]]\naddress = "127.0.0.1:1"\nshard = 0\n')
+    for named, says in (("down.toml", "127.0.0.1:1"), ("none.arpa", "no such file")):
+        done = dlm("transcribe", "a.wav", "--lm", named)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert says in done.stderr
+        assert "Traceback" not in done.stderr

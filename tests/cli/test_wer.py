@@ -1,0 +1,92 @@
+"""`dlm wer`, as users run it, and options of `dlm transcribe` that need no package."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import Run
+
+SAID = "file\tspeaker\ttext\na.flac\tx\tThe man is there.\nb.flac\ty\tA dog, a cat\n"
+HEARD = "b.flac\ta dog cat\na.flac\tthe man was there now\n"
+BETTER = "a.flac\tthe man is there\nb.flac\ta dog cat\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """References and two hypotheses."""
+    (tmp_path / "said.tsv").write_text(SAID)
+    (tmp_path / "heard.tsv").write_text(HEARD)
+    (tmp_path / "better.tsv").write_text(BETTER)
+    return tmp_path
+
+
+def test_rates_intervals_and_speakers_are_printed(run: Run, folder: Path) -> None:
+    """A row each, columns parted by tabs."""
+    done = run("wer", "said.tsv", "heard.tsv", "--by-speaker", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().splitlines() == [
+        "WER\t37.50 %\t3 errors in 8 words: 1 substituted, 1 deleted, 1 inserted",
+        "95 %\t25.00 to 50.00\tby speakers",
+        "x\t50.00 %\t4 words",
+        "y\t25.00 %\t4 words",
+    ]
+
+
+def test_the_difference_from_another_is_paired(run: Run, folder: Path) -> None:
+    """It is HYP's place to be better."""
+    done = run("wer", "said.tsv", "better.tsv", "--against", "heard.tsv", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["wer"], facts["against"]["wer"]) == (0.125, 0.375)
+    assert facts["difference"] == {"value": -0.25, "low": -0.5, "high": 0.0}
+
+
+def test_alignments_show_what_was_said_and_heard(run: Run, folder: Path) -> None:
+    """Below each other; utterances without errors are left out."""
+    done = run("wer", "said.tsv", "better.tsv", "--alignments", cwd=folder)
+    assert done.stdout.decode().splitlines()[-4:] == [
+        "b.flac",
+        "said  a dog a cat",
+        "heard a dog * cat",
+        "            D",
+    ]
+
+
+def test_exact_words_differ_in_case_and_punctuation(run: Run, folder: Path) -> None:
+    """As they stand in the files."""
+    done = run("wer", "said.tsv", "better.tsv", "--exact", "--json", cwd=folder)
+    assert json.loads(done.stdout)["substitutions"] == 4
+
+
+def test_what_does_not_fit_is_an_error_that_says_where(run: Run, folder: Path) -> None:
+    """One line, and status 1."""
+    (folder / "part.tsv").write_text("a.flac\tthe man\n")
+    done = run("wer", "said.tsv", "part.tsv", cwd=folder)
+    assert done.returncode == 1
+    assert done.stderr.decode() == (
+        "dlm: 1 of 2 utterances of the reference have no hypothesis, such as 'b.flac'; one for "
+        "each is expected\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--beam", 0), "beam is 0; 1 or more"),
+        (("--nbest", 0), "nbest is 0; 1 or more"),
+        (("--lm-weight", -1), "lm_weight is -1.0"),
+        (("--deadline", 0), "deadline"),
+    ],
+)
+def test_settings_of_transcribe_are_checked_before_anything_is_opened(
+    run: Run, folder: Path, options: tuple[object, ...], says: str
+) -> None:
+    """With the setting's name."""
+    pytest.importorskip("soundfile", reason="pip install -e '.[asr]'")
+    done = run("transcribe", "a.wav", "--lm", "none.arpa", *options, cwd=folder)
+    assert done.returncode == 1
+    assert says in done.stderr.decode()
+    assert b"Traceback" not in done.stderr
