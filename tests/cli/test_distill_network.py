@@ -13,7 +13,7 @@ jax = pytest.importorskip("jax", reason="pip install -e '.[train]'")
 pytest.importorskip("optax", reason="pip install -e '.[train]'")
 pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 
-from cli.trained import check_taken_up, compiled_quickly, dlm, train  # noqa: E402
+from cli.trained import check_taken_up, compiled_quickly, dlm, ln_after, train  # noqa: E402
 from dlm.distill.capitalize import CasedSource  # noqa: E402
 from dlm.distill.network import NetworkSource  # noqa: E402
 from dlm.distill.source import MOST_WORDS  # noqa: E402
@@ -61,9 +61,7 @@ def test_visits_are_those_of_the_sampled_sentences(home: Path) -> None:
                 said[place] = []
             said[place].append(word)
             assert word != end
-            prefix = np.array([said[place]], np.int32)
-            expected = source.log_probs(prefix, np.array([prefix.shape[1]], np.int32))[0]
-            np.testing.assert_allclose(given, np.exp(expected), atol=1e-5)
+            np.testing.assert_allclose(given, np.exp(ln_after(source, said[place])), atol=1e-5)
             assert len(said[place]) <= MOST_WORDS
             longest.append(len(said[place]))
     assert begun == 8
@@ -162,8 +160,7 @@ def test_a_network_is_judged_beside_its_model(home: Path) -> None:
     for text in HELD_OUT:
         ids = [*network.vocabulary.ids_of([w.encode() for w in text.split()]).tolist(), 2]
         for place, target in enumerate(ids):
-            prefix = np.array([[1, *ids[:place]]], np.int32)
-            given = network.log_probs(prefix, np.array([place + 1], np.int32))[0]
+            given = ln_after(network, [1, *ids[:place]])
             part = "ends" if target == 2 else "words"
             ln[part] += float(given[target])
             if target > 2:

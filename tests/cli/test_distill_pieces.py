@@ -18,7 +18,7 @@ pytest.importorskip("optax", reason="pip install -e '.[train]'")
 pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 pytest.importorskip("sentencepiece", reason="pip install -e '.[train]'")
 
-from cli.trained import check_taken_up, compiled_quickly, dlm, train  # noqa: E402
+from cli.trained import check_taken_up, compiled_quickly, dlm, ln_after, train  # noqa: E402
 from dlm.distill.network import NetworkSource  # noqa: E402
 from dlm.distill.pieces_to_words import PieceSource  # noqa: E402
 from dlm.errors import ConfigError  # noqa: E402
@@ -108,8 +108,7 @@ def test_a_network_of_pieces_is_judged_in_words(home: Path) -> None:
         said = [1]
         for word in [*line.split(), ""]:
             for piece in network.inventory.encode_word(word) if word else [2]:
-                prefix = np.array([said], np.int32)
-                given = network.log_probs(prefix, np.array([len(said)], np.int32))[0]
+                given = ln_after(network, said)
                 all_words += float(given[piece])
                 known += float(given[piece]) * (word not in ("xyz", ""))
                 said.append(piece)
@@ -125,12 +124,8 @@ def first_word(network: NetworkSource, word: str) -> float:
     pieces = network.inventory.pieces()
     begins = [i for i, piece in enumerate(pieces) if piece.startswith("▁")]
 
-    def after(said: list[int]) -> np.ndarray:
-        prefix = np.array([[1, *said]], np.int32)
-        return np.exp(network.log_probs(prefix, np.array([prefix.shape[1]], np.int32))[0])
-
     def rest(said: list[int], left: str) -> float:
-        given = after(said)
+        given = np.exp(ln_after(network, [1, *said]))
         if not left:
             return float(given[begins].sum() + given[2])
         return sum(

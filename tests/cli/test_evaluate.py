@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +11,9 @@ import pytest
 pytest.importorskip("jax", reason="pip install -e '.[train]'")
 pytest.importorskip("optax", reason="pip install -e '.[train]'")
 
+from cli.trained import dlm
+from dlm.errors import ConfigError
 from estimate.merge_models import normalised_model
-
-Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 WORDS = [f"w{i}" for i in range(9)]
 
@@ -33,13 +31,13 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_perplexities_are_those_of_the_other_command(run: Run, home: Path) -> None:
+def test_perplexities_are_those_of_the_other_command(home: Path) -> None:
     """Of one model, for which its own words are the known ones."""
     given = ("evaluate", home / "one.arpa", "--text", home / "text.txt", "--json", "-q")
-    done = run(*given)
-    assert done.returncode == 0, done.stderr
+    done = dlm(*given)
+    assert done.exit_code == 0, done.exception
     figures = json.loads(done.stdout)
-    other = json.loads(run("perplexity", home / "one.arpa", home / "text.txt", "--json").stdout)
+    other = json.loads(dlm("perplexity", home / "one.arpa", home / "text.txt", "--json").stdout)
     (model,) = figures["models"]
     assert model["perplexity"]["value"] == pytest.approx(other["summary"]["perplexity"], rel=1e-5)
     assert model["perplexity_without_oovs"]["value"] == pytest.approx(
@@ -51,19 +49,19 @@ def test_perplexities_are_those_of_the_other_command(run: Run, home: Path) -> No
     assert model["top1"]["low"] is None
 
 
-def test_models_are_compared_on_users_text(run: Run, home: Path) -> None:
+def test_models_are_compared_on_users_text(home: Path) -> None:
     """With intervals, and the difference of the second to the first; the tokenizer's words."""
     args = ("evaluate", home / "one.arpa", home / "two.arpa", "--users", home / "users.tsv")
-    figures = json.loads(run(*args, "--tokenizer", "words", "--json", "-q").stdout)
+    figures = json.loads(dlm(*args, "--tokenizer", "words", "--json", "-q").stdout)
     assert figures["users"] == 10
     first, second = figures["models"]
     assert first["perplexity"]["low"] < first["perplexity"]["value"] < first["perplexity"]["high"]
     assert second["perplexity_difference"]["value"] == pytest.approx(
         second["perplexity"]["value"] - first["perplexity"]["value"]
     )
-    again = json.loads(run(*args, "--tokenizer", "words", "--json", "-q").stdout)
+    again = json.loads(dlm(*args, "--tokenizer", "words", "--json", "-q").stdout)
     assert again == figures
-    said = run(*args, "--draws", "0").stdout.decode()
+    said = dlm(*args, "--draws", "0").stdout
     assert "10 users, 40 sentences" in said
     assert "0 of them known to all models" in said  # in upper case, as they stand
     assert "perplexity difference" in said
@@ -82,22 +80,21 @@ def test_models_are_compared_on_users_text(run: Run, home: Path) -> None:
         (["--text", "text.txt", "--memory", "1M"], "raise --memory"),
     ],
 )
-def test_what_cannot_be_judged_is_refused(
-    run: Run, home: Path, options: list[str], message: str
-) -> None:
-    """In one line."""
+def test_what_cannot_be_judged_is_refused(home: Path, options: list[str], message: str) -> None:
+    """Before anything is printed."""
     paths = [str(home / o) if o.endswith((".txt", ".tsv")) else o for o in options]
-    done = run("evaluate", home / "one.arpa", *paths)
-    assert (done.returncode, done.stdout) == (1, b"")
-    assert message in done.stderr.decode()
+    done = dlm("evaluate", home / "one.arpa", *paths)
+    assert isinstance(done.exception, ConfigError)
+    assert message in str(done.exception)
+    assert done.stdout == ""
 
 
-def test_a_word_of_probability_0_is_no_number_that_json_lacks(run: Run, home: Path) -> None:
+def test_a_word_of_probability_0_is_no_number_that_json_lacks(home: Path) -> None:
     """Its log-likelihood is -inf, which readers of JSON refuse."""
     rows = "-99\t<s>\n-0.3\t</s>\n-inf\tw0\n-0.3\tw1\n"
     (home / "zero.arpa").write_text(f"\\data\\\nngram 1=4\n\n\\1-grams:\n{rows}\n\\end\\\n")
     (home / "zero.txt").write_text("w0 w1\n")
-    done = run("evaluate", home / "zero.arpa", "--text", home / "zero.txt", "--json", "-q")
-    assert done.returncode == 0, done.stderr
+    done = dlm("evaluate", home / "zero.arpa", "--text", home / "zero.txt", "--json", "-q")
+    assert done.exit_code == 0, done.output
     (model,) = json.loads(done.stdout, parse_constant=pytest.fail)["models"]
     assert model["sll_without_oovs"]["value"] is None

@@ -6,14 +6,19 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from typer.testing import CliRunner, Result
 
 from dlm.cli.main import app
 from dlm.distill.visits import VisitStream
 from dlm.distill.work import Position
 from federated.compiling import kept_in, quickly
+
+if TYPE_CHECKING:
+    from dlm.distill.network import NetworkSource
 
 CONFIG = """
 [run]
@@ -56,6 +61,14 @@ def train(place: Path, words: Sequence[str], data: str) -> None:
     (place / "run.toml").write_text(CONFIG.format(data=data))
     done = dlm("federate", place / "users.tsv", "-c", place / "run.toml", "-o", place / "run")
     assert done.exit_code == 0, done.exception
+
+
+def ln_after(network: NetworkSource, said: Sequence[int]) -> NDArray[np.float32]:
+    """ln P of each next word or piece. What stands behind a prefix does not count, so that prefixes
+    are of few lengths, for each of which XLA compiles."""
+    prefix = np.zeros((1, len(said) + -len(said) % 32), np.int32)
+    prefix[0, : len(said)] = said
+    return network.log_probs(prefix, np.array([len(said)], np.int32))[0]
 
 
 def check_taken_up(stream: Callable[[], VisitStream], steps: int) -> None:

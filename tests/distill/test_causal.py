@@ -133,4 +133,4 @@ def test_a_causal_model_is_distilled_by_the_pages_adapter(
             expected = reader.distributions(prefix, np.array([prefix.shape[1]], np.int32))
             assert 10.0**log10_prob == pytest.approx(float(expected[0, ids[-1]]), abs=1e-4)
             compared += 1
-    assert compared > 5
+    assert compared >= 5

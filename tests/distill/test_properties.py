@@ -118,9 +118,8 @@ def test_each_step_comes_nearer(tmp_path: Path, seed: int, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_papers_iteration_and_another_optimiser_end_there(tmp_path: Path, seed: int) -> None:
-    """The difference of convex functions to 1e-9; BFGS on the whole table finds nothing nearer."""
-    optimize = pytest.importorskip("scipy.optimize")
+def test_the_papers_iteration_ends_there(tmp_path: Path, seed: int) -> None:
+    """The difference of convex functions, to 1e-9."""
     source, topology, expected, counts = a_case(seed, tmp_path)
     solved = Solved(topology, counts, tolerance=1e-12)
     assert solved.residual.max() < 1e-8
@@ -130,6 +129,14 @@ def test_the_papers_iteration_and_another_optimiser_end_there(tmp_path: Path, se
         for i, ngram in enumerate(order):
             if ngram[:-1] in left and ngram[-1] != "<s>":
                 assert solved.prob[k][i] == pytest.approx(prob[ngram], abs=1e-9), ngram
+
+
+@pytest.mark.parametrize("seed", SEEDS[:2])
+def test_another_optimiser_finds_nothing_nearer(tmp_path: Path, seed: int) -> None:
+    """BFGS on the whole table, without derivatives."""
+    optimize = pytest.importorskip("scipy.optimize")
+    _, topology, _, counts = a_case(seed, tmp_path)
+    solved = Solved(topology, counts, tolerance=1e-12)
     # Every probability and what each context leaves, as a softmax of free numbers.
     local = local_counts(topology, counts)
     found, backed = np.concatenate(local.found), local.backed

@@ -86,15 +86,15 @@ def test_users_become_answers_over_grpc(real: Path, dlm: Run) -> None:
             assert found.token_log10_prob.tolist() == [float(e.log10_prob) for e in expected]
 
 
-def test_a_finished_pipeline_repeats_nothing(real: Path, dlm: Run) -> None:
+def test_a_finished_pipeline_repeats_nothing(real: Path) -> None:
     """It says so, and leaves each byte; --check says it, too."""
     before = results(real)
-    again = dlm(real, "pipeline", "p.toml")
-    assert again.returncode == 0, again.stderr
+    again = pipeline(real)
+    assert again.exit_code == 0, again.exception
     assert again.stderr.count("done before, and not repeated") == len(STAGES)
     assert results(real) == before
-    look = dlm(real, "pipeline", "p.toml", "--check")
-    assert look.returncode == 0, look.stderr
+    look = pipeline(real, "--check")
+    assert look.exit_code == 0, look.exception
     assert [line.split()[1:3] for line in look.stdout.splitlines()[:7]] == [
         [name, "done"] for name in STAGES
     ]
