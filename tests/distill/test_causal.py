@@ -73,9 +73,8 @@ def torch_causal() -> Callable[..., Any]:
 
     def model(input_ids: Any, attention_mask: Any) -> Any:
         with torch.inference_mode():
-            return network(
-                torch.as_tensor(input_ids), attention_mask=torch.as_tensor(attention_mask)
-            )
+            ids, mask = torch.as_tensor(input_ids).long(), torch.as_tensor(attention_mask)
+            return network(input_ids=ids, attention_mask=mask)
 
     return model
 
