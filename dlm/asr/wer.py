@@ -15,6 +15,18 @@ from numpy.typing import NDArray
 
 from dlm.errors import QueryError
 
+__all__ = [
+    "Interval",
+    "WordErrors",
+    "align",
+    "by_group",
+    "error_rate",
+    "rate_difference",
+    "spoken_words",
+    "total",
+    "word_errors",
+]
+
 DRAWS = 10_000
 _QUOTES = str.maketrans("’‘`´", "''''")
 _OTHERS = re.compile(r"[^\w']|_")
