@@ -79,14 +79,17 @@ class Contexts:
         """Forgets what the partial model answered: servers may be back."""
         self._passing.clear()
 
+    def find(self, state: State) -> KnownContext | None:
+        """The context of one state, if it is here."""
+        found = self._kept.get(state)
+        if found is not None:
+            self._kept.move_to_end(state)
+            return found
+        return self._passing.get(state)
+
     def get(self, state: State) -> KnownContext:
         """The context of one state; raises what `Utterance.context_blocks` does."""
-        found = self._kept.get(state)
-        if found is None:
-            found = self._passing.get(state) or self.get_all([state])[0]
-        else:
-            self._kept.move_to_end(state)
-        return found
+        return self.find(state) or self.get_all([state])[0]
 
     def get_all(self, states: Sequence[State]) -> list[KnownContext]:
         """The contexts of several states; those that are not here are fetched together."""

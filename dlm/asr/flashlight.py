@@ -17,6 +17,7 @@ from dlm.errors import QueryError
 
 __all__ = ["DlmLM"]
 
+AHEAD = 32
 END = -1  # what flashlight's own models call the child of the sentence end
 
 
@@ -46,6 +47,8 @@ class DlmLM(LM):  # type: ignore[misc]
                    differ in words the model does not look at any more become one. flashlight's
                    KenLM does not, and keeps more of an n-best list
         max_words  stored words that are kept in memory, 11 bytes each
+        ahead      contexts that are fetched along with one that is asked, of those that the decoder
+                   came to last: some of them are asked next, and a message costs more than they do
     Raises
         QueryError, UnavailableError, ProtocolError, out of the decoder that calls it; with
         `ClientConfig(partial=True)` none of a server
@@ -58,6 +61,7 @@ class DlmLM(LM):  # type: ignore[misc]
         *,
         recombine: bool = False,
         max_words: int = MAX_WORDS,
+        ahead: int = AHEAD,
     ) -> None:
         LM.__init__(self)
         vocabulary = utterance.vocabulary
@@ -72,6 +76,8 @@ class DlmLM(LM):  # type: ignore[misc]
         self._utterance = utterance
         self._contexts = Contexts(utterance, max_words)
         self._recombine = recombine
+        self._ahead = ahead
+        self._coming: dict[State, None] = {}  # states that were not asked yet, the last at the end
         self._records: dict[LMState, _Record] = {}
         self._interned: dict[State, LMState] = {}
 
@@ -84,6 +90,7 @@ class DlmLM(LM):  # type: ignore[misc]
         """The state at the beginning of a sentence, or the one that knows nothing of the past."""
         self._records.clear()
         self._interned.clear()
+        self._coming.clear()
         self._contexts.begin_sentence()
         state = self._utterance.null() if start_with_nothing else self._utterance.begin()
         return self._put(LMState(), state)
@@ -110,13 +117,25 @@ class DlmLM(LM):  # type: ignore[misc]
         if not END <= index < len(self._ids) - 1:
             raise QueryError(f"word {index} of a lexicon of {len(self._ids) - 1} was asked")
         if record.context is None:
-            record.context = self._contexts.get(record.state)
+            record.context = self._fetch(record.state)
         log10_prob, after = record.context.score(self._ids[index])
         return self._put(state.child(index), after), log10_prob
+
+    def _fetch(self, state: State) -> KnownContext:
+        self._coming.pop(state, None)
+        found = self._contexts.find(state)
+        if found is not None:
+            return found
+        wanted = [state]
+        while len(state) >= 2 and self._coming and len(wanted) <= self._ahead:
+            wanted.append(self._coming.popitem()[0])
+        return self._contexts.get_all(wanted)[0]
 
     def _put(self, child: LMState, state: State) -> LMState:
         if self._recombine:
             child = self._interned.setdefault(state, child)
         if child not in self._records:
             self._records[child] = _Record(state)
+            if len(state) >= 2 and self._contexts.find(state) is None:
+                self._coming[state] = None
         return child

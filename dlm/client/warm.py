@@ -85,6 +85,7 @@ def warm_up(grams: LowGrams) -> None:
     kernels.next_states(contexts, counts, words, result.state_length)
     block = blocks.ContextBlock.low_only(grams.low, contexts[0])
     block.score(words)
+    block.score_word(0)
     block.score_all()
 
 

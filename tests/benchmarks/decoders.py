@@ -5,8 +5,8 @@
 Sentences are drawn from the model and spelled in letters; posteriors say them unclearly, three
 frames of 20 ms a letter, the more so the larger `--flat`. Each is decoded by flashlight-text and by
 pyctcdecode, in turns with KenLM in the decoder's process and with dlm: *naive*, a message for each
-word asked; *cached*, each word of a context once; *blocks*, each context once (dlm.asr). Servers
-are processes of their own; every reply comes `--delay-us` later. n-best lists must be KenLM's.
+word asked; *cached*, each word of a context once; *blocks*, each context once, some at a time in a
+message per shard (dlm.asr). Servers are processes of their own; every reply comes `--delay-us` later. n-best lists must be KenLM's.
 
 Prints a Markdown table, medians over the rounds: real-time factor and its ratio to KenLM's, of the
 same sentences in the same round; words asked and messages sent per second of audio; and the seconds
@@ -124,6 +124,7 @@ class Row:
     client: Client | None
     queries: Callable[[], int]
     begin: Callable[[], None] = lambda: None
+    warm: bool = False  # whether a round that does not count comes first
     seconds: list[float] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     messages: list[int] = field(default_factory=list)
@@ -196,6 +197,10 @@ def measure(
     rows: list[Row], spoken: Sequence[Any], rounds: int, audio_s: float, timed: dict[str, Any]
 ) -> None:
     """All rows in turns; then the table."""
+    for row in rows:
+        if row.warm:
+            row.run(spoken)
+            row.seconds, row.asked, row.messages = [], [], []
     for _ in range(rounds):
         for row in rows:
             row.run(spoken)
@@ -250,7 +255,7 @@ def flashlight_rows(arpa: Path, words: list[str], clients: list[Client], beam: i
         def decode(emissions: Any) -> Any:
             return [(one.words, one.score) for one in decode_with(made["decoder"], emissions)]
 
-        return Row(name, decode, client, queries, begin)
+        return Row(name, decode, client, queries, begin, lasts)
 
     def ask(client: Client, cached: bool) -> Callable[[], Any]:
         return lambda: AskingLM(client.utterance(), words, cached)
@@ -325,7 +330,7 @@ def pyctcdecode_rows(arpa: Path, words: list[str], clients: list[Client], beam: 
         def queries() -> int:
             return 0 if client is None else made["model"].counts.queries
 
-        return Row(name, decode, client, queries, begin)
+        return Row(name, decode, client, queries, begin, lasts)
 
     asking = BeamSearchDecoderCTC
     return [

@@ -41,6 +41,7 @@ with Client.connect(sys.argv[2:], config) as client:
         utterance.extend(states, np.arange(20)[::2])
         utterance.next_words(states[1], 5)
         utterance.context_blocks(states).extend(words)
+        utterance.context_blocks(states).score(0, words[0])
     after = compiled()
 print(json.dumps([len(before), sorted(after - before)]))
 """

@@ -64,6 +64,10 @@ def compare(model: PlainModel, folder: Path, shards: int, count: int, **options:
         block = block_after(local, context)
         stored += len(block.words)
         assert_oracles(block.score_all(), oracle, context, every)
+        whole = block.score_all()
+        for word in every[::5]:
+            found = whole.log10_prob[word], whole.state_length[word]
+            assert block.score_word(word) == found
         some = every[::3][::-1]
         assert_oracles(block.score(np.array(some, np.uint32)), oracle, context, some)
     return stored

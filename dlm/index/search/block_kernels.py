@@ -291,6 +291,44 @@ def sum_backoffs(view, context_lengths, context_words, log10_backoffs, sums):  #
     return 0
 
 
+@inlined
+def find_word(words, word):  # type: ignore[no-untyped-def]
+    """Place of `word` among rising `words`, -1 where it is not."""
+    low, high = _0, np.int64(len(words))
+    while low < high:
+        middle = (low + high) >> _1
+        if words[middle] < word:
+            low = middle + _1
+        else:
+            high = middle
+    return low if low < len(words) and words[low] == word else np.int64(-1)
+
+
+@inlined
+def score_low(view, size, bit, sums, word):  # type: ignore[no-untyped-def]
+    """Score, matched order, n-gram length and state length of a word that only the low orders have,
+    by the list of `size` at `bit` of the context's last word."""
+    place, value = np.int64(-1), _0
+    if size:
+        place, value = find_pair(view, size, bit, word)
+    if place >= 0:
+        value = field(value, np.int64(PAIR_FLAG_BITS) + view[at.PAIR_PROB_BITS])
+        if value & np.int64(BLANK) == 0:
+            prob = log10_prob_of(value >> np.int64(PAIR_FLAG_BITS), view[at.PAIR_PROB_TABLE])
+            return (
+                np.float32(sums[1] + prob),
+                np.int64(2),
+                np.int64(2),
+                value & np.int64(STATE_LENGTH),
+            )
+    word_bits = view[at.WORD_PROB_BITS] + _1
+    alone = get(view[at.WORD_VALUE], word * word_bits, word_bits)
+    prob = log10_prob_of(alone >> _1, view[at.WORD_PROB_TABLE])
+    if place >= 0:
+        return np.float32(sums[0] + prob), _1, np.int64(2), value & np.int64(STATE_LENGTH)
+    return np.float32(sums[0] + prob), _1, _1, alone & _1
+
+
 @kernel(
     "int64[:], int64, float32[:], uint32[:], float32[:], uint8[:], uint8[:], uint8[:], uint32[:], "
     "out float32[:], out uint8[:], out uint8[:], out uint8[:]"
@@ -325,43 +363,37 @@ def score_after(  # type: ignore[no-untyped-def]
     bit = _0
     if last >= 0:
         _, _, size, bit = entry_of(view, last)
-    word_bits = view[at.WORD_PROB_BITS] + _1
-    count = np.int64(len(words))
     for q in range(len(asked)):
-        word = asked[q]
-        low, high = _0, count
-        while low < high:
-            middle = (low + high) >> _1
-            if words[middle] < word:
-                low = middle + _1
-            else:
-                high = middle
-        if low < count and words[low] == word:
-            out_prob[q] = log10_prob[low]
-            out_matched[q] = matched_order[low]
-            out_ngram[q] = ngram_length[low]
-            out_state[q] = state_length[low]
-            continue
-        place, value_at = np.int64(-1), _0
-        if size:
-            place, value_at = find_pair(view, size, bit, np.int64(word))
-        value = _0
+        place = find_word(words, asked[q])
         if place >= 0:
-            value = field(value_at, np.int64(PAIR_FLAG_BITS) + view[at.PAIR_PROB_BITS])
-        out_ngram[q] = np.uint8(2) if place >= 0 else np.uint8(1)
-        if place >= 0 and value & np.int64(BLANK) == 0:
-            prob = log10_prob_of(value >> np.int64(PAIR_FLAG_BITS), view[at.PAIR_PROB_TABLE])
-            out_prob[q] = np.float32(sums[1] + prob)
-            out_matched[q] = np.uint8(2)
-            out_state[q] = np.uint8(value & np.int64(STATE_LENGTH))
+            out_prob[q] = log10_prob[place]
+            out_matched[q] = matched_order[place]
+            out_ngram[q] = ngram_length[place]
+            out_state[q] = state_length[place]
         else:
-            alone = get(view[at.WORD_VALUE], np.int64(word) * word_bits, word_bits)
-            prob = log10_prob_of(alone >> _1, view[at.WORD_PROB_TABLE])
-            out_prob[q] = np.float32(sums[0] + prob)
-            out_matched[q] = np.uint8(1)
-            state = value & np.int64(STATE_LENGTH) if place >= 0 else alone & _1
+            prob, matched, ngram, state = score_low(view, size, bit, sums, np.int64(asked[q]))
+            out_prob[q] = prob
+            out_matched[q] = np.uint8(matched)
+            out_ngram[q] = np.uint8(ngram)
             out_state[q] = np.uint8(state)
     return 0
+
+
+@kernel("int64[:], int64, float32[:], uint32[:], float32[:], uint8[:], int64")
+def score_one_after(view, last, sums, words, log10_prob, state_length, word):  # type: ignore[no-untyped-def]
+    """`score_after` of one word.
+
+    Returns  its score and its state length
+    """
+    place = find_word(words, np.uint32(word))
+    if place >= 0:
+        return log10_prob[place], np.int64(state_length[place])
+    size = _0
+    bit = _0
+    if last >= 0:
+        _, _, size, bit = entry_of(view, last)
+    prob, _, _, state = score_low(view, size, bit, sums, word)
+    return prob, state
 
 
 @kernel(

@@ -16,7 +16,12 @@ from dlm.index.search.shard import LowOrders
 from dlm.ngram.query import FULL, PARTIAL, Answers
 
 # What scoring with blocks runs; see jit.compile_ahead.
-KERNELS = (kernels.sum_backoffs, kernels.score_after, kernels.score_all_after)
+KERNELS = (
+    kernels.sum_backoffs,
+    kernels.score_after,
+    kernels.score_one_after,
+    kernels.score_all_after,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +83,11 @@ class ContextBlock:
 
     def score_word(self, word: int) -> tuple[float, int]:
         """log10 P of one word, and its state length."""
-        out = self.score(np.array([word], np.uint32))
-        return float(out.log10_prob[0]), int(out.state_length[0])
+        a = self.answers
+        log10_prob, length = kernels.score_one_after(
+            self.low.view, self._last, self.sums, self.words, a.log10_prob, a.state_length, word
+        )
+        return float(log10_prob), length if self.source != PARTIAL else self._reach
 
     def score_all(self) -> Answers:
         """Answers to all words of the vocabulary, by id."""
@@ -103,7 +111,10 @@ class ContextBlock:
 
     def _with_source(self, out: Answers) -> Answers:
         if self.source == PARTIAL:
-            # What matters to the right is not known without the shard.
-            reach = min(len(self.context) + 1, self.low.manifest.order - 1)
-            out.state_length[:] = reach
+            out.state_length[:] = self._reach
         return out
+
+    @property
+    def _reach(self) -> int:
+        """The state length where what matters to the right is not known without the shard."""
+        return min(len(self.context) + 1, self.low.manifest.order - 1)
