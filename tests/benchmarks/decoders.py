@@ -6,7 +6,8 @@ Sentences are drawn from the model and spelled in letters; posteriors say them u
 frames of 20 ms a letter, the more so the larger `--flat`. Each is decoded by flashlight-text and by
 pyctcdecode, in turns with KenLM in the decoder's process and with dlm: *naive*, a message for each
 word asked; *cached*, each word of a context once; *blocks*, each context once, some at a time in a
-message per shard (dlm.asr). Servers are processes of their own; every reply comes `--delay-us` later. n-best lists must be KenLM's.
+message per shard (dlm.asr). Servers are processes of their own; every reply comes `--delay-us`
+later. n-best lists must be KenLM's.
 
 Prints a Markdown table, medians over the rounds: real-time factor and its ratio to KenLM's, of the
 same sentences in the same round; words asked and messages sent per second of audio; and the seconds
