@@ -257,9 +257,20 @@ def replacing(
         replacement.discard()
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Gives an error of writing to `path`, such as that of a full disk, its name if it has none."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.filename is None:
+            exc.filename = str(path)
+        raise
+
+
 def write_whole(path: Path, content: bytes, *, mode: int = 0o666, keep_owner: bool = False) -> None:
     """The file at `path` with this content, on disk; or what was there before, nothing between."""
-    with replacing(path, mode=mode, keep_owner=keep_owner) as file:
+    with naming(path), replacing(path, mode=mode, keep_owner=keep_owner) as file:
         file.write(content)
 
 

@@ -319,3 +319,10 @@ def test_a_planted_rename_is_found(path: str, text: str, wrong: bool, tmp_path: 
     (tmp_path / path).parent.mkdir(exist_ok=True)
     (tmp_path / path).write_text(text)
     assert bool(local_files_faults(tmp_path)) is wrong
+
+
+def test_a_full_disk_is_named() -> None:
+    """The system names no file where it refuses to write more."""
+    with pytest.raises(OSError, match="No space left") as raised:
+        write_whole(Path("/dev/full"), b"more")
+    assert raised.value.filename == "/dev/full"

@@ -22,7 +22,7 @@ from dlm.estimate.merge import merge_models, unite
 from dlm.estimate.pipeline import estimate, resident_bytes
 from dlm.estimate.prune import Goal, prune
 from dlm.estimate.settings import EstimationSettings
-from dlm.files import scratch_folder
+from dlm.files import naming, scratch_folder
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, UNK_ID, Vocabulary
 
 U32 = np.uint32
@@ -117,7 +117,7 @@ def _topology(vocabulary: Vocabulary, sections: list[NDArray[np.uint32]]) -> Mod
 
 
 def _write_ids(said: NDArray[np.uint32], end: int, path: Path) -> None:
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         for first in range(0, len(said), _WORDS_AT_ONCE):
             some = said[first : first + _WORDS_AT_ONCE].tolist()
             file.write(b"".join(b"\n" if word == end else b"%d " % word for word in some))
