@@ -173,6 +173,13 @@ class States:
             self.family, self._contexts.reshape(*lengths.shape, self._contexts.shape[-1]), lengths
         )
 
+    def contexts(self) -> list[tuple[int, ...]]:
+        """The word ids that each state of the flattened array keeps, most recent last."""
+        flat = self.reshape(-1)
+        width = flat._contexts.shape[-1]
+        rows = zip(flat._contexts.tolist(), flat._lengths.tolist(), strict=True)
+        return [tuple(row[width - length :]) for row, length in rows]
+
 
 @dataclass(frozen=True, eq=False)
 class Extension:
@@ -547,6 +554,17 @@ class _Handle:
             yield from make()
         except FamilyMismatch:  # states that another handle gave
             raise error from None
+
+    def states_after(self, contexts: Sequence[Sequence[Word]]) -> States:
+        """A state for each context, which keeps its last words as they stand, order - 1 at most.
+
+        For contexts that were written down (`States.contexts`) or that another handle had. They are
+        not minimised: the state that `extend` gives after the same words may keep fewer.
+
+        Raises  QueryError  a context that is not a sequence of words, an id that is too large
+        """
+        _check_sequence(contexts, "contexts", "a sequence of contexts, each a sequence of words,")
+        return States(self.family, *self._contexts(contexts, 0))
 
     def begin(self) -> State:
         """The state at the beginning of a sentence."""
