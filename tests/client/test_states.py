@@ -18,6 +18,7 @@ def test_states_made_of_their_words_are_the_same_states(client: Client) -> None:
     states = utterance.extend(first.states.reshape(-1), words).states.reshape(-1)
     again = other.states_after(states.contexts())
     assert list(again) == list(states)
+    assert utterance.states(list(states)).contexts() == states.contexts()
     expected = utterance.extend(states, words).log10_prob
     assert (other.extend(again, words).log10_prob == expected).all()
 

@@ -1,0 +1,51 @@
+"""A small model, its servers, and a trace recorded from it, for all tests of the load tester."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster, ModelFiles, build
+from dlm.client import Client
+from loadtest.recorder import Recorder
+from loadtest.rescoring import Confusions, Transcript, rescore
+from loadtest.trace import Trace, read_trace, write_trace
+from models import random_model
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """A random model of order 4 in two shards."""
+    model = random_model(7, order=4, words=60, per_order=400)
+    return build(model, tmp_path_factory.mktemp("served"), 2)
+
+
+@pytest.fixture(scope="session")
+def servers(files: ModelFiles) -> Iterator[Cluster]:
+    """A server for each shard."""
+    with Cluster(files) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def trace_file(files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four utterances of two speakers, rescored with 3 contexts and 4 words."""
+    path = tmp_path_factory.mktemp("trace") / "trace.parquet"
+    words = [word.encode() for word in files.words()[5:45]]
+    with Client.local(files.directory) as client:
+        recorder = Recorder(client)
+        confusions = Confusions(client.vocabulary.words)
+        for number in range(4):
+            said = tuple(words[number * 10 : number * 10 + 6 + number])
+            one = Transcript(f"u{number}", f"s{number % 2}", 1.0 + 0.25 * number, said)
+            rescore(recorder, one, confusions, 3, 4)
+        write_trace(path, recorder.utterances, {"model": client.manifest.model})
+    return path
+
+
+@pytest.fixture(scope="session")
+def trace(trace_file: Path) -> Trace:
+    """The same, read."""
+    return read_trace(trace_file)
