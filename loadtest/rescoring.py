@@ -7,6 +7,7 @@ in place of those that sound like it; everything else is a beam search as decode
 from __future__ import annotations
 
 import csv
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -31,12 +32,22 @@ class Transcript:
     words: tuple[bytes, ...]
 
 
-def read_transcripts(path: Path, *, lower: bool) -> list[Transcript]:
+_NOT_SPOKEN = re.compile(r"[^a-z' ]+")
+_TYPOGRAPHY = str.maketrans({"’": "'", "‘": "'", "“": " ", "”": " ", "—": " ", "–": " ", "-": " "})
+
+
+def spoken(line: str) -> list[str]:
+    """Words of a line as a recogniser's model sees them: lower case, letters and apostrophes."""
+    line = _NOT_SPOKEN.sub(" ", line.translate(_TYPOGRAPHY).lower())
+    return [word for word in (w.strip("'") for w in line.split()) if word]
+
+
+def read_transcripts(path: Path, *, as_spoken: bool) -> list[Transcript]:
     """Transcripts of a TSV file with the columns `seconds`, `speaker` and `text`, the first column
     being the name; or of plain text, a sentence per line, with lengths guessed from letters.
 
     Args
-        lower  turns words to lower case
+        as_spoken  see `spoken`; else words are what stands between spaces
     Raises
         TextError  no line has a word, or a length is not a number above 0
     """
@@ -47,7 +58,7 @@ def read_transcripts(path: Path, *, lower: bool) -> list[Transcript]:
     rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if is_table else lines
     for number, row in enumerate(rows):
         text = row["text"] if isinstance(row, dict) else row
-        words = tuple((text.lower() if lower else text).encode().split())
+        words = tuple(word.encode() for word in (spoken(text) if as_spoken else text.split()))
         if not words:
             continue
         if isinstance(row, dict):

@@ -7,7 +7,6 @@ asked of each. *Sentences* are lines of text, scored from `<s>` to `</s>`.
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from loadtest.rescoring import spoken
+
 SEED = 20190812
 MAGIC = 0x574D4C44  # "DLMW"; DO NOT CHANGE without kenlm_driver.cc
 
 BEGIN, END = b"<s>", b"</s>"
-_NOT_SPOKEN = re.compile(r"[^a-z' ]+")
-_TYPOGRAPHY = str.maketrans({"’": "'", "‘": "'", "“": " ", "”": " ", "—": " ", "–": " ", "-": " "})
 
 
 @dataclass(frozen=True)
@@ -111,12 +110,6 @@ def lines_of(path: Path) -> Iterator[str]:
     with pa.OSFile(str(path)) as file:
         stream = file if kind is None else pa.CompressedInputStream(file, kind)
         yield from io.TextIOWrapper(io.BufferedReader(stream), "utf-8")
-
-
-def spoken(line: str) -> list[str]:
-    """Words of a line as a recogniser's model sees them: lower case, letters and apostrophes."""
-    line = _NOT_SPOKEN.sub(" ", line.translate(_TYPOGRAPHY).lower())
-    return [word for word in (w.strip("'") for w in line.split()) if word]
 
 
 def from_text(path: Path, mix: Mix | None = None) -> Workload:

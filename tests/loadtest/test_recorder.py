@@ -116,14 +116,14 @@ def test_transcripts_are_tables_or_lines(tmp_path: Path) -> None:
     """Lengths of the table; guessed from letters where there are none."""
     path = tmp_path / "t.tsv"
     path.write_text('file\tseconds\tspeaker\ttext\na.flac\t2.5\t19\tTHE "MAN\n')
-    (one,) = read_transcripts(path, lower=True)
-    assert one == Transcript("a.flac", "19", 2.5, (b"the", b'"man'))
+    (one,) = read_transcripts(path, as_spoken=True)
+    assert one == Transcript("a.flac", "19", 2.5, (b"the", b"man"))
     path.write_text("the man\n\nis there\n")
-    first, second = read_transcripts(path, lower=False)
+    first, second = read_transcripts(path, as_spoken=False)
     assert (first.seconds, second.name) == (0.5, "line-3")
     path.write_text("file\tseconds\tspeaker\ttext\na.flac\tlong\t19\tTHE\n")
     with pytest.raises(TextError, match="line 2: 'long' seconds"):
-        read_transcripts(path, lower=True)
+        read_transcripts(path, as_spoken=True)
     path.write_text("\n")
     with pytest.raises(TextError, match="no sentence"):
-        read_transcripts(path, lower=True)
+        read_transcripts(path, as_spoken=True)

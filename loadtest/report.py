@@ -1,0 +1,326 @@
+"""A report of a run, from its records: pure, so that a killed run's journal gives one as well.
+
+`report.schema.json` says what each field means.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dlm.client.metrics import OK
+from dlm.errors import FormatError
+from loadtest.latency import Latencies
+from loadtest.replay import Record
+from loadtest.stopping import STABLE_WINDOWS, spread
+
+FORMAT, VERSION = "dlm load test report", 1
+BOTTLENECK = 0.10  # the driver's own share of its process's CPU time, above which it is in the way
+ID_DIGITS = 12  # of models and shard sets, as servers' states give them
+
+Report = dict[str, Any]
+
+
+def imbalance(values: Sequence[float]) -> float | None:
+    """(max - avg) / avg (DLM 4.2.3); None where there is nothing to balance."""
+    total = sum(values)
+    return max(values) * len(values) / total - 1 if total else None
+
+
+def build(records: Iterable[Record]) -> Report:
+    """The report of a run.
+
+    Args
+        records  in their order; the first is the header, the last says why the run ended, if it
+                 could
+    Raises
+        FormatError  no header, or no client was ready: nothing was measured
+    """
+    by_type: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_type[record.get("type", "")].append(record)
+    if not by_type["header"] or not by_type["ready"]:
+        raise FormatError(
+            "the records hold no header or no client that was ready: nothing was measured"
+        )
+    header, ready = by_type["header"][0], by_type["ready"]
+    window_s, load = header["window_s"], header["load"]
+    looks = _looks(by_type["servers"], ready[0]["shard_set"][:ID_DIGITS])
+    numbers = sorted({record["window"] for record in by_type["window"]})
+    windows, warmup = [], []
+    for number in numbers:
+        parts = [record for record in by_type["window"] if record["window"] == number]
+        length = window_s
+        if number >= 0:
+            length = min(window_s, load["seconds"] - number * window_s)
+        (windows if number >= 0 else warmup).append(_Merged(number * window_s, length, parts))
+    total = _Merged(0.0, sum(w.seconds for w in windows), [p for w in windows for p in w.parts])
+    ended = by_type["end"][-1]["why"] if _has_end(by_type) else "the run was killed"
+    measured = [look for look in looks if look["at_s"] > window_s / 2]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "ended": ended,
+        "complete": ended in ("the load ended",) or ended.startswith("stable"),
+        "provenance": header["provenance"],
+        "trace": header["trace"],
+        "load": load,
+        "clients": header["clients"],
+        "target": _target(ready[0]),
+        "warmup": {"seconds": load["warmup_s"], "requests": sum(w.sent for w in warmup)},
+        "results": {**total.facts(), **total.curves(), **_server_totals(measured)},
+        "errors": total.errors(),
+        "balance": _balance(ready[0]["shard_bytes"], measured),
+        "driver": _driver(ready, total),
+        "stability": _stability(windows),
+        "steps": _steps(load, windows),
+        "window_s": window_s,
+        "windows": [{**w.facts(), **_servers_at(looks, w), **_target_rate(load, w)}
+                    for w in windows],
+        "modes": _modes([*warmup, *windows]),
+        "servers": _servers(measured),
+    }  # fmt: skip
+
+
+def _has_end(by_type: dict[str, list[Record]]) -> bool:
+    return any("why" in record for record in by_type["end"])
+
+
+class _Merged:
+    """Some windows' records of all clients, as one."""
+
+    def __init__(self, begin_s: float, seconds: float, parts: list[Record]) -> None:
+        self.begin_s, self.seconds, self.parts = begin_s, seconds, parts
+        self.sent = sum(part["requests"] for part in parts)
+        self.counts: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
+        self.sources: Counter[str] = Counter()
+        for part in parts:
+            self.counts.update(part["counts"])
+            self.outcomes.update(part["outcomes"])
+            self.sources.update(part["sources"])
+        self.audio_s = sum(part["audio_s"] for part in parts)
+        self.call_s = sum(part["call_s"] for part in parts)
+
+    def histogram(self, name: str) -> Latencies:
+        """`latency`, `service` or `late` of all."""
+        merged = Latencies()
+        for part in self.parts:
+            merged.merge(Latencies.decode(part[name]))
+        return merged
+
+    def curves(self) -> Report:
+        """Percentiles at which the value changes, thinned to what a plot can show."""
+        return {
+            f"{name}_curve": _thinned(self.histogram(name).curve())
+            for name in ("latency", "service")
+        }
+
+    def errors(self) -> dict[str, str]:
+        """A text for each outcome that is not an answer."""
+        found: dict[str, str] = {}
+        for part in self.parts:
+            for outcome, text in part["errors"].items():
+                found.setdefault(outcome, text)
+        return found
+
+    @property
+    def mode(self) -> str | None:
+        """Of the cascade: small as soon as one client is on its small model."""
+        modes = {part["mode"] for part in self.parts} - {None}
+        return None if not modes else "small" if "small" in modes else "full"
+
+    def facts(self) -> Report:
+        """See report.schema.json, `measured`."""
+        n, counts = self.sent, self.counts
+        answered = self.outcomes[OK]
+        failed = n - answered
+        return {
+            "begin_s": self.begin_s,
+            "seconds": self.seconds,
+            "requests": n,
+            "answered": answered,
+            "failed": failed,
+            "failed_share": _per(failed, n),
+            "outcomes": dict(self.outcomes),
+            "sources": dict(self.sources),
+            "requests_per_s": _per(n, self.seconds),
+            "answered_per_s": _per(answered, self.seconds),
+            "audio_s": self.audio_s,
+            "audio_s_per_s": _per(self.audio_s, self.seconds),
+            "messages": counts["messages"],
+            "messages_failed": counts["failed"],
+            "messages_per_audio_s": _per(counts["messages"], self.audio_s),
+            "messages_per_minute": _per(60 * counts["messages"], self.seconds),
+            "queries": counts["queries"],
+            "queries_per_audio_s": _per(counts["queries"], self.audio_s),
+            "queries_per_message": _per(counts["sent_queries"], counts["messages"]),
+            "zero_message_share": _per(counts["zero_message"], counts["queries"]),
+            "query_time_per_audio_s": _per(self.call_s, self.audio_s),
+            "latency": self.histogram("latency").facts(),
+            "service": self.histogram("service").facts(),
+            "late": self.histogram("late").facts(),
+            "client_cpu_s": counts["cpu_s"],
+            "client_cores": _per(counts["cpu_s"], self.seconds),
+            "client_cpu_us_per_request": _per(1e6 * counts["cpu_s"], n),
+            "bytes_sent": counts["bytes_sent"],
+            "bytes_received": counts["bytes_received"],
+            "bytes_per_audio_s": _per(
+                counts["bytes_sent"] + counts["bytes_received"], self.audio_s
+            ),
+            "mode": self.mode,
+        }
+
+
+def _thinned(curve: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Points at least a hundredth of a decade of the slower share apart, and the last."""
+    kept: list[tuple[float, float]] = []
+    place = -1.0
+    for percent, value in curve:
+        here = 9.0 if percent >= 100 else -math.log10(1 - percent / 100)
+        if here >= place + 0.01 or percent >= 100:
+            kept.append((round(percent, 6), value))
+            place = here
+    return kept
+
+
+def _per(count: float, of: float) -> float | None:
+    return count / of if of else None
+
+
+def _looks(records: list[Record], shard_set: str) -> list[Report]:
+    """Looks at the servers since time 0, each with what happened since the one before."""
+    found, before_s = [], None
+    for record in records:
+        at_s = record["at_s"]
+        if at_s is not None and before_s is not None:
+            passed_s = at_s - before_s
+            rows = [
+                {
+                    "address": row["address"],
+                    "shard": row["shard"],
+                    "worker": row["worker"],
+                    "state": row["state"],
+                    "messages": (row["messages_per_s"] or 0.0) * passed_s
+                    if row["shard_set"] == shard_set
+                    else 0.0,
+                    "cpu_s": (row["cpu_percent"] or 0.0) / 100 * passed_s,
+                    "memory_bytes": row["memory_bytes"],
+                }
+                for row in record["servers"]
+            ]
+            found.append({"at_s": at_s, "seconds": passed_s, "servers": rows})
+        before_s = at_s
+    return found
+
+
+def _servers(looks: list[Report]) -> list[Report]:
+    """Each server process: what it answered and used while it was looked at, and its last state."""
+    found: dict[tuple[str, int | None], Report] = {}
+    for look in looks:
+        for row in look["servers"]:
+            known = found.setdefault((row["address"], row["worker"]), {"messages": 0.0, "cpu_s": 0})
+            known.update({**row, **{n: known[n] + row[n] for n in ("messages", "cpu_s")}})
+    return [{**one, "messages": round(one["messages"])} for one in found.values()]
+
+
+def _server_totals(looks: list[Report]) -> Report:
+    cpu_s = sum(row["cpu_s"] for look in looks for row in look["servers"])
+    seconds = sum(look["seconds"] for look in looks)
+    return {"server_cpu_s": cpu_s, "server_cores": _per(cpu_s, seconds)}
+
+
+def _servers_at(looks: list[Report], window: _Merged) -> Report:
+    """Cores that servers took around a window; None where nobody looked."""
+    for look in looks:
+        middle = look["at_s"] - look["seconds"] / 2
+        if window.begin_s <= middle < window.begin_s + window.seconds:
+            cpu_s = sum(row["cpu_s"] for row in look["servers"])
+            silent = sum(row["state"] != "ready" for row in look["servers"])
+            return {"server_cores": _per(cpu_s, look["seconds"]), "servers_not_ready": silent}
+    return {"server_cores": None, "servers_not_ready": None}
+
+
+def _target_rate(load: Report, window: _Merged) -> Report:
+    """Requests per second that were to be offered in the middle of a window; None of a closed
+    loop."""
+    at_s = window.begin_s + window.seconds / 2
+    for one in load["segments"]:
+        if at_s < one["seconds"]:
+            begin, end = one["begin_per_s"], one["end_per_s"]
+            return {"target_per_s": begin + (end - begin) * at_s / one["seconds"]}
+        at_s -= one["seconds"]
+    return {"target_per_s": None}
+
+
+def _target(ready: Record) -> Report:
+    names = ("model", "shard_set", "order", "encoding", "vocabulary_size", "ngrams", "shard_bytes")
+    return {name: ready[name] for name in names}
+
+
+def _balance(shard_bytes: list[int], looks: list[Report]) -> Report:
+    """In bytes of shards and in messages that servers answered."""
+    messages = [0.0] * len(shard_bytes)
+    for look in looks:
+        for row in look["servers"]:
+            if row["shard"] is not None and row["shard"] < len(messages):
+                messages[row["shard"]] += row["messages"]
+    return {
+        "bytes": {"per_shard": shard_bytes, "imbalance": imbalance(shard_bytes)},
+        "messages": {
+            "per_shard": [round(one) for one in messages],
+            "imbalance": imbalance(messages),
+        },
+    }
+
+
+def _driver(ready: list[Record], total: _Merged) -> Report:
+    """What planning, sending on time and counting take of the client processes."""
+    cost_us = sum(one["driver_cpu_us"] for one in ready) / len(ready)
+    share = _per(cost_us * total.sent / 1e6, total.counts["cpu_s"])
+    return {
+        "cpu_us_per_request": cost_us,
+        "share_of_client_cpu": share,
+        "is_bottleneck": share is not None and share > BOTTLENECK,
+    }
+
+
+def _stability(windows: list[_Merged]) -> Report:
+    """How closely the last windows agree."""
+    last = windows[-STABLE_WINDOWS:]
+    delays = [w.histogram("latency").at_ms(99.0) for w in last]
+    if len(last) < STABLE_WINDOWS or None in delays:
+        return {"windows": len(last), "rate_spread": None, "p99_spread": None}
+    return {
+        "windows": len(last),
+        "rate_spread": spread([w.outcomes[OK] / w.seconds for w in last]),
+        "p99_spread": spread([delay for delay in delays if delay is not None]),
+    }
+
+
+def _steps(load: Report, windows: list[_Merged]) -> list[Report]:
+    """Of a load in several segments, each by itself."""
+    segments = load["segments"]
+    if len(segments) < 2:
+        return []
+    ends = list(itertools.accumulate(one["seconds"] for one in segments))
+    steps = []
+    for one, begin, end in zip(segments, [0.0, *ends], ends, strict=False):
+        inside = [w for w in windows if begin <= w.begin_s and w.begin_s + w.seconds <= end + 1e-6]
+        parts = [part for w in inside for part in w.parts]
+        merged = _Merged(begin, sum(w.seconds for w in inside), parts)
+        steps.append({**one, **merged.facts()})
+    return steps
+
+
+def _modes(windows: list[_Merged]) -> list[Report]:
+    """When the cascade's mode was another than before, by the window at whose end it was seen."""
+    found: list[Report] = []
+    for window in windows:
+        mode = window.mode
+        if mode is not None and (not found or found[-1]["mode"] != mode):
+            found.append({"at_s": window.begin_s + window.seconds, "mode": mode})
+    return found

@@ -1,0 +1,156 @@
+"""A run as a user sees it: a folder of results, written whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from dlm.errors import ConfigError
+from dlm.files import temporary_folder, write_whole
+from loadtest.driver import Run, RunSettings
+from loadtest.latency import check_installed
+from loadtest.page import page_of
+from loadtest.provenance import provenance
+from loadtest.replay import Record
+from loadtest.report import Report, build
+from loadtest.statistics import describe
+from loadtest.table import csv_of
+from loadtest.trace import read_trace
+
+JOURNAL = "records.jsonl"
+RESULTS = Path("loadtest-results")
+Tell = Callable[[str], None]
+
+
+def results_folder(output: Path | None) -> Path:
+    """A new folder: `output`, or one named after the time below `RESULTS`.
+
+    Raises  ConfigError  it is not empty, or cannot be made
+    """
+    folder = RESULTS / datetime.now().strftime("%Y-%m-%dT%H-%M-%S") if output is None else output
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        used = any(folder.iterdir())
+    except OSError as exc:
+        raise ConfigError(f"results cannot be written to {folder}: {exc.strerror}") from exc
+    if used:
+        raise ConfigError(f"{folder} is not empty; give another --output, or remove it first")
+    return folder
+
+
+class Journal:
+    """Keeps records, in memory and line by line in a file.
+
+    Where the file cannot be written any more the run goes on, and `fault` says why.
+    """
+
+    def __init__(self, path: Path, tell: Tell) -> None:
+        self.records: list[Record] = []
+        self.fault: OSError | None = None
+        self._path = path
+        self._tell = tell
+        self._file = path.open("a", encoding="utf-8")
+
+    def keep(self, record: Record) -> None:
+        """Adds a record; it is on disk, or the run's own memory alone has it."""
+        self.records.append(record)
+        if self.fault is not None:
+            return
+        try:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+        except OSError as exc:
+            self.fault = exc
+            self._tell(f"{self._path}: {exc.strerror}; the run goes on, its records in memory")
+
+    def close(self) -> None:
+        """What its buffer still holds has no room, if anything."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def measure(settings: RunSettings, folder: Path, tell: Tell) -> Report:
+    """Runs a load test and writes its records and report into `folder`.
+
+    Raises
+        DlmError  nothing could be measured
+    """
+    check_installed()
+    trace = read_trace(settings.trace)
+    journal = Journal(folder / JOURNAL, tell)
+    journal.keep(
+        {
+            "type": "header",
+            "at": time.time(),
+            "provenance": provenance(settings.seed),
+            "trace": describe(trace, settings.trace.name),
+            "load": settings.load.facts(),
+            "clients": {"processes": settings.processes, **asdict(settings.client)},
+            "window_s": settings.window_s,
+        }
+    )
+    try:
+        Run(settings, journal.keep, tell).run()
+    finally:
+        journal.close()
+    report = build(journal.records)
+    if journal.fault is not None:
+        report["complete"] = False
+    return report
+
+
+def write_report(report: Report, folder: Path, tell: Tell) -> bool:
+    """Writes report.json, report.csv and report.html; false where the folder had no room.
+
+    What has no room there goes to the system's folder for temporary files, if that has.
+    """
+    files = {
+        "report.json": json.dumps(report, indent=1) + "\n",
+        "report.csv": csv_of(report),
+        "report.html": page_of(report),
+    }
+    whole = True
+    for name, text in files.items():
+        try:
+            write_whole(folder / name, text.encode())
+        except OSError as exc:
+            whole = False
+            tell(f"{folder / name}: {exc.strerror}")
+            rescued = temporary_folder() / f"{folder.name}-{name}"
+            with contextlib.suppress(OSError):
+                write_whole(rescued, text.encode())
+                tell(f"kept as {rescued} instead")
+    return whole
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """A report.json, or the folder that it lies in; of a run that was killed, from its records.
+
+    Raises
+        ConfigError  there is none, or it is of another format
+    """
+    from loadtest.driver import records_of
+    from loadtest.report import FORMAT, VERSION
+
+    if path.is_dir():
+        if not (path / "report.json").exists() and (path / JOURNAL).exists():
+            return build(records_of(path / JOURNAL))
+        path = path / "report.json"
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist; a report.json or its folder is expected")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        kind, version = found["format"], found["version"]
+    except (ValueError, TypeError, KeyError) as exc:
+        raise ConfigError(f"{path} is not a report of a load test") from exc
+    if (kind, version) != (FORMAT, VERSION):
+        raise ConfigError(
+            f"{path} is {kind!r} of version {version!r}; expected {FORMAT!r} of version {VERSION}"
+        )
+    return dict(found)

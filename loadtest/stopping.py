@@ -1,0 +1,46 @@
+"""When a run ends before its time. Pure functions of its windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SILENT_WINDOWS = 2  # without a single answer, one after the other: the cluster is gone
+STABLE_WINDOWS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What decides of one window, of all client processes together.
+
+    seconds  its length
+    """
+
+    seconds: float
+    requests: int
+    answered: int
+    p99_ms: float | None
+
+
+def is_gone(windows: Sequence[Outcome]) -> bool:
+    """Whether nothing was answered for a while, though something was asked."""
+    last = windows[-SILENT_WINDOWS:]
+    return len(last) == SILENT_WINDOWS and all(
+        one.requests > 0 and one.answered == 0 for one in last
+    )
+
+
+def spread(values: Sequence[float]) -> float:
+    """(largest - least) / mean; 0 of nothing but zeros."""
+    mean = sum(values) / len(values)
+    return (max(values) - min(values)) / mean if mean else 0.0
+
+
+def is_stable(windows: Sequence[Outcome], percent: float) -> bool:
+    """Whether the last windows agree in answers per second and in p99, within so many percent."""
+    last = windows[-STABLE_WINDOWS:]
+    if len(last) < STABLE_WINDOWS or any(one.p99_ms is None for one in last):
+        return False
+    rates = [one.answered / one.seconds for one in last]
+    delays = [one.p99_ms or 0.0 for one in last]
+    return max(spread(rates), spread(delays)) <= percent / 100
