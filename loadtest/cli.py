@@ -279,6 +279,43 @@ def record(
 
 
 @app.command()
+def synth(
+    trace: Annotated[Path, typer.Argument(help="A recorded trace.")],
+    output: Annotated[Path, typer.Option(help="Trace to write.")],
+    utterances: Annotated[int, typer.Option(help="How many; 0: as many as recorded.")] = 0,
+    speakers: Annotated[int, typer.Option(help="How many; 0: as many as recorded.")] = 0,
+    length: Annotated[float, typer.Option(help="Times the length of an utterance.")] = 1.0,
+    contexts: Annotated[float, typer.Option(help="Times the contexts of a request (K).")] = 1.0,
+    words: Annotated[float, typer.Option(help="Times the words of a context (W).")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn.")] = 1,
+) -> None:
+    """Make a larger or wider trace from a recorded one, and say which statistics it keeps.
+
+    Example: python -m loadtest synth t.parquet --utterances 10000 --contexts 2 --output big.parquet
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from loadtest import synth as synthetic
+    from loadtest.table import number
+    from loadtest.trace import read_trace, trace_of, write_trace
+
+    recorded = read_trace(trace)
+    scale = synthetic.Scale(utterances, speakers, length, contexts, words)
+    spoken = synthetic.synthesise(recorded, scale, seed)
+    statistics = synthetic.compare(recorded, trace_of(spoken))
+    write_trace(output, spoken, synthetic.about(recorded, scale, seed, statistics))
+    table = Table()
+    for name in ("", "recorded", "synthetic", ""):
+        table.add_column(name, justify="right" if name else "left")
+    for one in statistics:
+        kept = "kept" if one.is_kept else "changed"
+        name = one.name.replace("_", " ")
+        table.add_row(name, number(one.recorded), number(one.synthetic), kept)
+    Console(highlight=False).print(table)
+
+
+@app.command()
 def show(trace: Annotated[Path, typer.Argument(help="A trace.")]) -> None:
     """Print what a trace holds.
 

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from loadtest.report import Report
-from loadtest.svg import Point, Series, bar_chart, line_chart
+from loadtest.svg import WIDE, Point, Series, bar_chart, line_chart
 from loadtest.table import milliseconds, number, percent, rows_of, warnings_of
 
 STYLE = """
@@ -24,7 +24,7 @@ body { margin: 0; background: var(--page); color: var(--ink);
 main { max-width: 1120px; margin: 0 auto; padding: 28px 20px 60px; }
 h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 16px; margin: 0 0 2px; }
 p { margin: 0; color: var(--soft); } .note { font-size: 13px; margin: 0 0 8px; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); gap: 12px;
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(155px, 1fr)); gap: 12px;
   margin: 20px 0; }
 .tile, section { background: var(--card); border: 1px solid var(--edge); border-radius: 8px;
   padding: 14px 16px; }
@@ -76,9 +76,9 @@ def page_of(report: Report) -> str:
         f'<div class="tiles">{"".join(_tiles(report))}</div>',
         '<div class="charts">',
         *(_charts(report) if windows else []),
-        _section("All figures", _table(("", ""), rows_of(report))),
         *_steps(report),
         *_servers(report),
+        _section("All figures", _table(("", ""), rows_of(report))),
         _section("Where this comes from", _table(("", ""), _origin(report))),
         "</div>",
     ]
@@ -144,7 +144,7 @@ def _charts(report: Report) -> list[str]:
     return [
         _section(
             "Latency",
-            line_chart(latency, x_name=seconds, y_name="ms", log=True, shaded=shaded),
+            line_chart(latency, x_name=seconds, y_name="ms", log=True, shaded=shaded, width=WIDE),
             "From the planned time of each request, per window."
             + " Shaded: the client is on its small model." * bool(shaded),
             wide=True,

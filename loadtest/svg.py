@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT = 720, 250
+WIDTH, WIDE, HEIGHT = 520, 1070, 240
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 34
 MAX_MARKS = 150  # points of a series that get a mark with a text of their own
 
@@ -53,7 +53,7 @@ class Axis:
                 for power in range(
                     math.floor(math.log10(self.least)), math.ceil(math.log10(self.most)) + 1
                 )
-                for step in ((1,) if self.most / self.least > 30 else (1, 2, 5))
+                for step in ((1,) if self.most / self.least > 300 else (1, 2, 5))
                 if self.least * 0.999 <= 10.0**power * step <= self.most * 1.001
             ]
         step = _round_step((self.most - self.least) / 5)
@@ -98,16 +98,18 @@ def line_chart(
     log: bool = False,
     shaded: Sequence[tuple[float, float, str]] = (),
     x_ticks: Sequence[tuple[float, str]] | None = None,
+    width: int = WIDTH,
 ) -> str:
     """A chart of lines over one axis.
 
     Args
+        width    in pixels, about as wide as it is shown, so that texts keep their size
         shaded   (from, to, what) of x: stretches with a background of their own
         x_ticks  places and their texts, where they are not the values themselves
     """
     points = [(x, y) for one in series for x, y in one.points if y is not None]
     xs = [x for one in series for x, _ in one.points] or [0.0, 1.0]
-    across = Axis(min(xs), max(xs), LEFT, WIDTH - RIGHT)
+    across = Axis(min(xs), max(xs), LEFT, width - RIGHT)
     up = y_axis([y for _, y in points], log=log)
     parts = [
         f'<rect class="shade" x="{across.place(a):.1f}" y="{TOP}" '
@@ -125,7 +127,7 @@ def line_chart(
     )
     return (
         f'<div class="legend">{legend}</div>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'<svg viewBox="0 0 {width} {HEIGHT}" role="img" '
         f'aria-label="{escape(y_name)} by {escape(x_name)}">' + "".join(parts) + "</svg>"
     )
 
@@ -137,12 +139,12 @@ def _grid(
     for value in up.ticks():
         y = up.place(value)
         parts.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<line class="grid" x1="{LEFT}" x2="{across.end}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
         parts.append(_text("tick", LEFT - 6, y + 4, label(value), "end"))
     for value, text in ticks:
         parts.append(_text("tick", across.place(value), HEIGHT - BOTTOM + 15, text, "middle"))
-    parts.append(_text("axis", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 3, x_name, "middle"))
+    parts.append(_text("axis", (LEFT + across.end) / 2, HEIGHT - 3, x_name, "middle"))
     middle = (TOP + HEIGHT - BOTTOM) / 2
     turned = _text("axis", 0, 0, y_name, "middle")
     parts.append(f'<g transform="translate(12 {middle}) rotate(-90)">{turned}</g>')

@@ -189,6 +189,18 @@ def write_trace(path: Path, spoken: Sequence[Spoken], about: Mapping[str, Any]) 
         FormatError  what TRACE.md does not allow
         OSError
     """
+    table = _table_of(spoken, about)
+    _trace_of(table, "the trace to be written")
+    with replacing(path) as file:
+        pq.write_table(table, file, compression="zstd", compression_level=12)
+
+
+def trace_of(spoken: Sequence[Spoken]) -> Trace:
+    """The same in memory; raises `FormatError` as `write_trace` does."""
+    return _trace_of(_table_of(spoken, {}), "the trace")
+
+
+def _table_of(spoken: Sequence[Spoken], about: Mapping[str, Any]) -> pa.Table:
     rows = [(one, request) for one in spoken for request in one.requests]
     columns = [
         [one.name for one, _ in rows],
@@ -201,10 +213,7 @@ def write_trace(path: Path, spoken: Sequence[Spoken], about: Mapping[str, Any]) 
     ]
     header = json.dumps({**about, "version": VERSION}, sort_keys=True, ensure_ascii=False)
     arrays = [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)]
-    table = pa.Table.from_arrays(arrays, schema=SCHEMA.with_metadata({HEADER: header.encode()}))
-    _trace_of(table, "the trace to be written")
-    with replacing(path) as file:
-        pq.write_table(table, file, compression="zstd", compression_level=12)
+    return pa.Table.from_arrays(arrays, schema=SCHEMA.with_metadata({HEADER: header.encode()}))
 
 
 def read_trace(path: Path) -> Trace:
