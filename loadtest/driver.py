@@ -85,7 +85,8 @@ class _Worker:
             preexec_fn=partial(end_with_parent, os.getpid()),
         )
         self.tell(json.dumps(asdict(settings)))
-        threading.Thread(target=self._listen, args=(heard,), daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, args=(heard,), daemon=True)
+        self._listener.start()
 
     def tell(self, line: str) -> None:
         """A line of its input; one that has ended hears nothing."""
@@ -96,8 +97,9 @@ class _Worker:
 
     def _listen(self, heard: queue.Queue[Record]) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            heard.put(json.loads(line))
+        with self.process.stdout as said:
+            for line in said:
+                heard.put(json.loads(line))
         status = self.process.wait()
         heard.put({"type": "exit", "client": self.index, "status": status})
 
@@ -109,6 +111,7 @@ class _Worker:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+        self._listener.join()
 
 
 class Run:

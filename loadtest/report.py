@@ -175,14 +175,14 @@ class _Merged:
         }
 
 
-def _thinned(curve: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _thinned(curve: list[tuple[float, float]]) -> list[list[float]]:
     """Points at least a hundredth of a decade of the slower share apart, and the last."""
-    kept: list[tuple[float, float]] = []
+    kept: list[list[float]] = []
     place = -1.0
     for percent, value in curve:
         here = 9.0 if percent >= 100 else -math.log10(1 - percent / 100)
         if here >= place + 0.01 or percent >= 100:
-            kept.append((round(percent, 6), value))
+            kept.append([round(percent, 6), value])
             place = here
     return kept
 

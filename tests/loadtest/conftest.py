@@ -49,3 +49,29 @@ def trace_file(files: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> P
 def trace(trace_file: Path) -> Trace:
     """The same, read."""
     return read_trace(trace_file)
+
+
+@pytest.fixture(scope="session")
+def results(servers: Cluster, trace_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a finished run: two client processes, a ramp, then a step."""
+    pytest.importorskip("hdrh")
+    from loadtest.driver import RunSettings
+    from loadtest.plan import Load, Segment
+    from loadtest.session import measure, write_report
+    from loadtest.worker import ClientSettings
+
+    folder = tmp_path_factory.mktemp("run")
+    load = Load((Segment(2.0, 40, 80), Segment(1.0, 60, 60)), warmup_s=0.5)
+    settings = RunSettings(
+        servers.write(folder / "cluster.toml"),
+        trace_file,
+        load,
+        ClientSettings(60.0, cache_dir=str(folder / "cache")),
+        processes=2,
+        window_s=0.5,
+    )
+    (folder / "results").mkdir()
+    said: list[str] = []
+    report = measure(settings, folder / "results", said.append)
+    assert write_report(report, folder / "results", said.append), said
+    return folder / "results"
