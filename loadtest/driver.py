@@ -276,8 +276,9 @@ class Run:
             merged.merge(Latencies.decode(part["latency"]))
         answered = sum(part["outcomes"].get(OK, 0) for part in parts)
         requests = sum(part["requests"] for part in parts)
+        messages = sum(part["counts"].get("messages_ok", 0) for part in parts)
         seconds = self._settings.window_s
-        self._outcomes.append(Outcome(seconds, requests, answered, merged.at_ms(99.0)))
+        self._outcomes.append(Outcome(seconds, requests, answered, messages, merged.at_ms(99.0)))
         if record["window"] < 0:
             # What comes before time 0 says whether anybody answers, and nothing of how fast.
             self._outcomes[-1] = replace(self._outcomes[-1], p99_ms=None)
@@ -303,9 +304,7 @@ class Run:
     def _early(self) -> str:
         """Why the run should end now; empty if it should not."""
         if is_gone(self._outcomes):
-            return (
-                f"the cluster vanished: nothing was answered for {2 * self._settings.window_s:g} s"
-            )
+            return f"the cluster vanished: no server answered for {2 * self._settings.window_s:g} s"
         percent = self._settings.stability_percent
         if percent is not None and is_stable(self._outcomes, percent):
             return f"stable: the last windows agree within {percent:g} %"

@@ -8,6 +8,7 @@ sending; both of requests that were answered or ran into their deadline.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
@@ -62,6 +63,10 @@ class Asked(Protocol):
     @property
     def cascade(self) -> Any:
         """Its `mode`; `ConfigError` where it has no cascade."""
+
+    @property
+    def metrics(self) -> Any:
+        """Its families for Prometheus."""
 
     def utterance(self) -> Any:
         """A `Handle`."""
@@ -121,6 +126,7 @@ class Replay:
         self._next: int | None = None  # window to be emitted next
         self._stopped = asyncio.Event()
         self._start = 0.0
+        self._due_s = math.inf  # of the request that is sent next: what was due before is sent
         self._before: Record = {}
         self.fault: BaseException | None = None  # what no decoder should meet: a bug
 
@@ -150,15 +156,17 @@ class Replay:
         for due, request, stream, is_last in zip(
             plan.due_s.tolist(), plan.request.tolist(), plan.stream.tolist(), ends, strict=True
         ):
+            self._due_s = due
             await asyncio.sleep(max(start + due - time.monotonic(), 0.0))
             if self._stopped.is_set():
                 break
             handle = handles.pop(stream, None) or self._open()
             if not is_last:
                 handles[stream] = handle
-            task = loop.create_task(self._send(handle, request, due))
+            task = loop.create_task(self._send(handle, request, due, self._enter(request, due)))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
+        self._due_s = math.inf
         if tasks:
             await asyncio.wait(tasks)
         await self._finish(sampler)
@@ -190,7 +198,7 @@ class Replay:
                         return
                     if self._trace.queries[request]:
                         asked = True
-                        await self._send(handle, request, now)
+                        await self._send(handle, request, now, self._enter(request, now))
                 if not asked:
                     await asyncio.sleep(0)
 
@@ -218,10 +226,14 @@ class Replay:
             known[request] = found
         return found
 
-    async def _send(self, handle: Any, request: int, due_s: float) -> None:
+    def _enter(self, request: int, due_s: float) -> _Window:
+        """The window of a request, which waits for it from now on."""
         window = self._windows[self._number(due_s)]
         window.sent += 1
         window.audio_s += self._trace.audio_share_s[request]
+        return window
+
+    async def _send(self, handle: Any, request: int, due_s: float, window: _Window) -> None:
         sent = time.monotonic()
         try:
             if isinstance(handle, DlmError):
@@ -259,7 +271,8 @@ class Replay:
 
     def _counted(self) -> Record:
         """What the client has counted so far, and the processor seconds of this process."""
-        return {**asdict(self._client.stats), "cpu_s": time.process_time()}
+        counted = asdict(self._client.stats)
+        return {**counted, "messages_ok": _answered(self._client), "cpu_s": time.process_time()}
 
     def _take_sample(self, number: int) -> None:
         """What was counted since the last sample belongs to this window."""
@@ -283,8 +296,9 @@ class Replay:
     def _emit_ended(self, final: bool = False) -> None:
         assert self._next is not None
         while self._next in self._windows:
-            window = self._windows[self._next]
-            if window.sample is None or (window.ended < window.sent and not final):
+            window, end_s = self._windows[self._next], (self._next + 1) * self._window_s
+            whole = window.ended == window.sent and self._due_s >= end_s
+            if window.sample is None or not (whole or final):
                 return
             self._emit(self._windows.pop(self._next).record(self._next))
             self._next += 1
@@ -308,6 +322,14 @@ def _last_of_streams(stream: NDArray[np.int32]) -> list[bool]:
     _, back = np.unique(stream[::-1], return_index=True)
     last[len(stream) - 1 - back] = True
     return [bool(one) for one in last]
+
+
+def _answered(client: Asked) -> int:
+    """Messages that servers have answered."""
+    for family in client.metrics.collect():
+        if family.name == "dlm_client_messages":
+            return sum(int(s.value) for s in family.samples if s.labels["result"] == OK)
+    return 0
 
 
 def _mode_of(client: Asked) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SILENT_WINDOWS = 2  # without a single answer, one after the other: the cluster is gone
+SILENT_WINDOWS = 2  # in which no server answered, one after the other: the cluster is gone
 STABLE_WINDOWS = 3
 
 
@@ -13,20 +13,23 @@ STABLE_WINDOWS = 3
 class Outcome:
     """What decides of one window, of all client processes together.
 
-    seconds  its length
+    seconds   its length
+    answered  requests; some are without any server, by what clients hold
+    messages  that servers answered
     """
 
     seconds: float
     requests: int
     answered: int
+    messages: int
     p99_ms: float | None
 
 
 def is_gone(windows: Sequence[Outcome]) -> bool:
-    """Whether nothing was answered for a while, though something was asked."""
+    """Whether no server answered for a while, and requests failed for it."""
     last = windows[-SILENT_WINDOWS:]
     return len(last) == SILENT_WINDOWS and all(
-        one.requests > 0 and one.answered == 0 for one in last
+        one.answered < one.requests and one.messages == 0 for one in last
     )
 
 

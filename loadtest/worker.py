@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from prometheus_client import CollectorRegistry
 
 from dlm.client import AsyncClient, ClientConfig
 from dlm.client.runtime import Stats
@@ -97,6 +98,7 @@ class _Instant:
 
     def __init__(self, handle: Any) -> None:
         self.stats = Stats()
+        self.metrics = CollectorRegistry()
         self._found = SimpleNamespace(source=np.zeros((1, 1), np.uint8))
         self._handle = SimpleNamespace(
             family=handle.family,

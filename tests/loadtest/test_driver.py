@@ -1,0 +1,386 @@
+"""The driver: it waits for no answer, a stall shows where it hit, and runs end by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+pytest.importorskip("hdrh")
+
+from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, until
+from dlm.client import AsyncClient, ClientConfig, Family
+from dlm.client.runtime import Stats
+from dlm.cluster.proxy import Proxies
+from dlm.errors import ConfigError, DlmError
+from loadtest.driver import Run, RunSettings, records_of
+from loadtest.latency import Latencies
+from loadtest.plan import CONSTANT, Load, Schedule, Segment, schedule
+from loadtest.replay import Replay
+from loadtest.report import build
+from loadtest.stopping import Outcome, is_gone, is_stable
+from loadtest.trace import Trace
+from loadtest.worker import ClientSettings, WorkerSettings, precise_loop
+
+ROOT = Path(__file__).parents[2]
+STALL_S = 0.6
+
+
+def merged(records: list[dict[str, Any]], name: str) -> Latencies:
+    """A histogram of all windows."""
+    whole = Latencies()
+    for record in records:
+        whole.merge(Latencies.decode(record[name]))
+    return whole
+
+
+class Stall:
+    """Servers behind proxies that let nothing pass for a while, from some request on."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self.proxies = Proxies(addresses)
+        self.sent = 0
+
+    def count(self, at: int) -> None:
+        """One more request is sent; with the one of this number the stall begins."""
+        self.sent += 1
+        if self.sent == at:
+            threading.Thread(target=self._stall).start()
+
+    def _stall(self) -> None:
+        for number in range(len(self.proxies.addresses)):
+            self.proxies.set(number, partition=True)
+        time.sleep(STALL_S)
+        for number in range(len(self.proxies.addresses)):
+            self.proxies.heal(number)
+
+
+class Counting:
+    """A client that tells of each request before it is sent."""
+
+    def __init__(self, client: AsyncClient, tell: Callable[[], None]) -> None:
+        self.client = client
+        self.tell = tell
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.client, name)
+
+    def utterance(self) -> Any:
+        """A handle that tells, too."""
+        handle, tell = self.client.utterance(), self.tell
+
+        class Told:
+            family, vocabulary = handle.family, handle.vocabulary
+            states_after = staticmethod(handle.states_after)
+
+            @staticmethod
+            async def extend(states: Any, words: Any) -> Any:
+                tell()
+                return await handle.extend(states, words)
+
+        return Told()
+
+
+def asking(trace: Trace) -> list[int]:
+    """Requests of the trace that need a message: contexts of two words or more."""
+    long = np.diff(trace.context_word_begin) >= 2
+    counts = np.add.reduceat(long, trace.context_begin[:-1])
+    return [int(at) for at in np.flatnonzero((counts > 0) & (trace.queries > 0))]
+
+
+def run_replay(
+    servers: Cluster,
+    trace: Trace,
+    cache: Path,
+    drive: Callable[[Replay], Any],
+    ends_after: int | None = None,
+) -> tuple[list[dict[str, Any]], int]:
+    """Records of a replay through a stall that begins with request 100, and requests sent.
+
+    Args
+        ends_after  requests, of a closed loop
+    """
+    stall = Stall(servers.addresses)
+    records: list[dict[str, Any]] = []
+
+    async def go() -> None:
+        config = ClientConfig(60.0, cache_dir=cache)
+        async with AsyncClient.connect(stall.proxies.addresses, config) as client:
+            replay: Replay
+
+            def tell() -> None:
+                stall.count(100)
+                if stall.sent == ends_after:
+                    replay.stop()
+
+            replay = Replay(Counting(client, tell), trace, 1.0, records.append)
+            replay.prepare(np.flatnonzero(trace.queries).tolist())
+            await drive(replay)
+            assert replay.fault is None
+
+    try:
+        with asyncio.Runner(loop_factory=precise_loop) as runner:
+            runner.run(go())
+    finally:
+        stall.proxies.close()
+    return records, stall.sent
+
+
+def test_a_stall_is_in_p99_of_the_open_loop_and_a_closed_loop_hides_it(
+    servers: Cluster, trace: Trace, tmp_path: Path
+) -> None:
+    """The same server, the same stall, the same requests. In the open loop all that were due in the
+    stall waited for its end; in the closed loop one did, and the next was never due."""
+    requests = asking(trace)
+    count = 400
+    due = np.arange(count) / 200
+    some = np.array([requests[at % len(requests)] for at in range(count)], np.int32)
+    plan = Schedule(due, some, np.arange(count, dtype=np.int32))
+
+    async def open_loop(replay: Replay) -> None:
+        await replay.open_loop(plan, time.monotonic(), 2.0)
+
+    records, sent = run_replay(servers, trace, tmp_path, open_loop)
+    latency = merged(records, "latency")
+    assert latency.count == sent == count
+    p99 = latency.at_ms(99.0)
+    assert p99 is not None
+    assert p99 > 500 * STALL_S
+
+    async def closed_loop(replay: Replay) -> None:
+        order = np.arange(len(trace.names), dtype=np.int64)
+        await replay.closed_loop(1, time.monotonic(), 0.0, WAIT_S, order)
+
+    records, sent = run_replay(servers, trace, tmp_path, closed_loop, ends_after=400)
+    latency = merged(records, "latency")
+    assert latency.count == sent >= 400
+    longest = [1 for share, ms in latency.curve() if ms > 500 * STALL_S and share < 99.7]
+    assert longest == []  # the stall is there, in one request of four hundred
+    assert latency.facts()["max_ms"] > 500 * STALL_S  # type: ignore[operator]
+
+
+def test_latency_counts_from_the_planned_time(trace: Trace) -> None:
+    """Of a client whose first answer holds the process up, the later requests are late, and say
+    so; windows are those of the planned times."""
+
+    class Slow:
+        stats = Stats()
+        metrics = CollectorRegistry()
+        cascade = SimpleNamespace(mode="full")
+        asked = 0
+
+        def utterance(self) -> Any:
+            family = Family("full", "m", "s")
+            vocabulary = SimpleNamespace(id_of=lambda word: 1)
+            return SimpleNamespace(
+                family=family,
+                vocabulary=vocabulary,
+                states_after=lambda contexts: None,
+                extend=self.extend,
+            )
+
+        async def extend(self, states: Any, words: Any) -> Any:
+            self.asked += 1
+            if self.asked == 1:
+                time.sleep(0.3)
+            return SimpleNamespace(source=np.zeros((1, 1), np.uint8))
+
+    records: list[dict[str, Any]] = []
+
+    async def go() -> None:
+        replay = Replay(Slow(), trace, 0.1, records.append)
+        requests = np.array(asking(trace)[:3], np.int32)
+        plan = Schedule(np.array([0.0, 0.05, 0.15]), requests, np.arange(3, dtype=np.int32))
+        await replay.open_loop(plan, time.monotonic(), 0.2)
+
+    asyncio.run(go())
+    assert [record["requests"] for record in records] == [2, 1]
+    second = Latencies.decode(records[1]["latency"])
+    late = Latencies.decode(records[1]["late"]).facts()
+    assert second.facts()["p50_ms"] >= 140  # type: ignore[operator]
+    assert late["p50_ms"] >= 140  # type: ignore[operator]
+    assert Latencies.decode(records[1]["service"]).count == 1
+
+
+def settings_for(
+    folder: Path, cluster: Path, trace_file: Path, load: Load, **changed: Any
+) -> RunSettings:
+    """Of a run with small windows."""
+    client = changed.pop("client", ClientSettings(60.0, cache_dir=str(folder / "cache")))
+    return RunSettings(cluster, trace_file, load, client, **{"window_s": 0.5, **changed})
+
+
+def header(settings: RunSettings, trace: Trace) -> dict[str, Any]:
+    """The first record of a run."""
+    return {
+        "type": "header",
+        "provenance": {},
+        "trace": {},
+        "load": settings.load.facts(),
+        "clients": {},
+        "window_s": settings.window_s,
+    }
+
+
+def test_a_cluster_that_vanishes_ends_the_run_and_keeps_what_was_measured(
+    files: ModelFiles, trace: Trace, trace_file: Path, tmp_path: Path
+) -> None:
+    """Servers are killed in the middle of an hour; the report has the windows before, the error and
+    the reason."""
+    with Cluster(files, kind=ProcessServer) as servers:
+        cluster = servers.write(tmp_path / "cluster.toml")
+        client = ClientSettings(0.4, cache_dir=str(tmp_path / "cache"))
+        load = Load((Segment(3600, 40, 40),), pattern=CONSTANT, warmup_s=0.5)
+        settings = settings_for(tmp_path, cluster, trace_file, load, client=client)
+        records: list[dict[str, Any]] = [header(settings, trace)]
+
+        def keep(record: dict[str, Any]) -> None:
+            records.append(record)
+            if record.get("window") == 1:
+                for server in servers.servers:
+                    server.process.kill()
+
+        Run(settings, keep, lambda line: None).run()
+    report = build(records)
+    assert report["ended"] == "the cluster vanished: no server answered for 1 s"
+    assert not report["complete"]
+    assert report["windows"][0]["answered"] > 0
+    assert report["windows"][-1]["failed"] > 0
+    assert {*report["results"]["outcomes"]} & {"shard_down", "deadline_exceeded"}
+    assert any(report["errors"].values())
+
+
+def test_a_run_ends_once_its_windows_agree(
+    servers: Cluster, trace: Trace, trace_file: Path, tmp_path: Path
+) -> None:
+    """Long before the load does."""
+    load = Load((Segment(3600, 60, 60),), pattern=CONSTANT, warmup_s=0.5)
+    cluster = servers.write(tmp_path / "cluster.toml")
+    settings = settings_for(tmp_path, cluster, trace_file, load, stability_percent=100_000.0)
+    records: list[dict[str, Any]] = [header(settings, trace)]
+    Run(settings, records.append, lambda line: None).run()
+    report = build(records)
+    assert report["ended"] == "stable: the last windows agree within 100000 %"
+    assert report["complete"]
+    assert report["stability"]["windows"] == 3
+    assert report["stability"]["rate_spread"] < 1000
+
+
+def test_a_client_process_that_dies_ends_the_run(
+    servers: Cluster, trace: Trace, trace_file: Path, tmp_path: Path
+) -> None:
+    """What all clients measured before is kept."""
+    load = Load((Segment(3600, 1, 1),), 4, warmup_s=0.0)
+    cluster = servers.write(tmp_path / "cluster.toml")
+    settings = settings_for(tmp_path, cluster, trace_file, load, processes=2)
+    records: list[dict[str, Any]] = [header(settings, trace)]
+    pids: dict[int, int] = {}
+
+    def keep(record: dict[str, Any]) -> None:
+        records.append(record)
+        if record["type"] == "ready":
+            pids[record["client"]] = record["pid"]
+        if record.get("window") == 1:
+            os.kill(pids[1], signal.SIGKILL)
+
+    Run(settings, keep, lambda line: None).run()
+    report = build(records)
+    assert report["ended"] == "client process 1 ended with status -9"
+    assert not report["complete"]
+    assert report["results"]["answered"] > 0
+    assert report["load"]["loop"] == "closed"
+
+
+def test_what_cannot_start_is_told_with_its_reason(
+    servers: Cluster, trace_file: Path, tmp_path: Path
+) -> None:
+    """A trace that is none, no servers, more processes than decoders."""
+    cluster = servers.write(tmp_path / "cluster.toml")
+    load = Load((Segment(1, 1, 1),))
+    (tmp_path / "bad.parquet").write_text("no trace")
+    settings = settings_for(tmp_path, cluster, tmp_path / "bad.parquet", load)
+    with pytest.raises(DlmError, match=r"client process 0: .*bad\.parquet is not a trace"):
+        Run(settings, lambda record: None, lambda line: None).run()
+    with pytest.raises(ConfigError, match="fewer --processes"):
+        settings_for(tmp_path, cluster, trace_file, Load(load.segments, 2), processes=3)
+    with pytest.raises(ConfigError, match="windows of 0 s"):
+        settings_for(tmp_path, cluster, trace_file, load, window_s=0.0)
+
+
+def test_settings_reach_a_client_process_as_they_are() -> None:
+    """Through JSON."""
+    load = Load((Segment(1, 2, 3), Segment(4, 5, 6)), 0, "gamma", 2.0, 7.0)
+    settings = WorkerSettings("c", "t", load, ClientSettings(1.0, True, "s"), 0.5, 6, 1, 2)
+    assert WorkerSettings.from_json(json.dumps(asdict(settings))) == settings
+
+
+def test_decisions_about_the_end() -> None:
+    """Silence needs requests that failed, and no message answered; stability three windows that
+    agree in both."""
+    good, idle = Outcome(1, 10, 10, 9, 5.0), Outcome(1, 0, 0, 0, None)
+    silent = Outcome(1, 10, 3, 0, None)
+    assert not is_gone([Outcome(1, 10, 10, 0, 1.0)] * 2)  # answered by the clients alone
+    assert is_gone([good, silent, silent])
+    assert not is_gone([silent])
+    assert not is_gone([silent, good])
+    assert not is_gone([silent, idle])
+    assert is_stable([good, good, good], 1.0)
+    assert not is_stable([good, good], 1.0)
+    assert not is_stable([good, good, Outcome(1, 10, 10, 9, 6.0)], 10.0)
+    assert not is_stable([good, good, Outcome(1, 10, 8, 9, 5.0)], 10.0)
+    assert is_stable([silent, good, good, Outcome(1, 10, 10, 9, 5.2)], 10.0)
+    assert not is_stable([good, good, idle], 10.0)
+
+
+def test_ctrl_c_makes_a_report_of_what_was_measured(
+    servers: Cluster, trace_file: Path, tmp_path: Path
+) -> None:
+    """Of the command, as SIGTERM does."""
+    cluster = servers.write(tmp_path / "cluster.toml")
+    output = tmp_path / "out"
+    environ = {**os.environ, "DLM_CACHE_DIR": str(tmp_path / "cache")}
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "loadtest", "run", trace_file, "--cluster", cluster),
+            *("--duration", "3600", "--window", "0.5", "--warmup", "0", "--output", output),
+        ],
+        cwd=ROOT,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    journal = output / "records.jsonl"
+    until(lambda: journal.exists() and '"window": 1' in journal.read_text(), process)
+    process.send_signal(signal.SIGINT)
+    printed, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1, errors
+    assert "messages per second of audio" in printed
+    assert "the run is not complete: interrupted" in printed
+    assert (output / "report.html").exists()
+    kinds = Counter(record["type"] for record in records_of(journal))
+    assert kinds["header"] == kinds["ready"] == kinds["started"] == 1
+
+
+def test_the_schedule_that_clients_share_is_one(trace: Trace) -> None:
+    """Two processes together send what one would."""
+    load = Load((Segment(5, 50, 50),))
+    whole = schedule(trace, load, 3)
+    parts = [whole.share(index, 2) for index in range(2)]
+    together = np.sort(np.concatenate([part.due_s for part in parts]))
+    assert (together == whole.due_s).all()
