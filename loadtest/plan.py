@@ -152,7 +152,7 @@ def schedule(trace: Trace, load: Load, seed: int) -> Schedule:
             "rate, or run several tests one after the other"
         )
     rng = np.random.default_rng(seed)
-    asks = trace.queries > 0
+    asks = trace.asks
     first, last = trace.first_request[:-1], trace.first_request[1:]
     asked = np.concatenate([[0], np.cumsum(asks)])
     per_utterance = asked[last] - asked[first]

@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 
 from dlm.client import Client, Extension, SentenceScore, State, States, Utterance
-from dlm.client.utterance import Sentence, Word, split_words
+from dlm.client.runtime import Stats
+from dlm.client.utterance import ContextBlocks, Sentence, Word, split_words
 from dlm.errors import QueryError
 from dlm.ngram.query import Answers
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, Vocabulary, as_bytes
-from loadtest.trace import KINDS, Request, Spoken, Words
+from loadtest.trace import BLOCKS, EXTEND, KINDS, Request, Spoken, Words
 
 # What a decoder may use of a handle without asking the model anything.
 _SILENT = (
@@ -45,6 +46,7 @@ class Recorder:
         self.utterances: list[Spoken] = []
         self._client = client
         self._kind = ""
+        self._is_silent = False
         self._noted: list[tuple[float | None, Request]] | None = None
 
     @contextmanager
@@ -68,23 +70,39 @@ class Recorder:
         """A handle that records; options are those of `Client.utterance`."""
         return RecordingUtterance(self._client.utterance(**options), self)
 
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Within, nothing is noted: what a decoder asks once, before it hears anything."""
+        self._is_silent = True
+        try:
+            yield
+        finally:
+            self._is_silent = False
+
     @property
     def vocabulary(self) -> Vocabulary:
         """The client's."""
         return self._client.vocabulary
 
-    def note(self, contexts: Sequence[Words], words: Sequence[Words]) -> None:
+    @property
+    def stats(self) -> Stats:
+        """The client's."""
+        return self._client.stats
+
+    def note(self, contexts: Sequence[Words], words: Sequence[Words], call: str = EXTEND) -> None:
         """Adds a request; one that asks nothing is left out.
 
         Raises  QueryError  no utterance is being spoken
         """
+        if self._is_silent:
+            return
         if self._noted is None:
             raise QueryError(
                 "a recorded handle was asked outside of an utterance; ask it within "
                 "`Recorder.spoken`, which says whose audio it is"
             )
-        if contexts and words and words[0]:
-            request = Request(0.0, self._kind, tuple(contexts), tuple(words))
+        if contexts and (call == BLOCKS or (words and words[0])):
+            request = Request(0.0, self._kind, tuple(contexts), tuple(words), call)
             self._noted.append((self.at_s, request))
 
 
@@ -109,16 +127,27 @@ class RecordingUtterance:
         if name.startswith("__"):
             raise AttributeError(name)
         if name not in _SILENT:
-            raise QueryError(f"{name} of a handle is not recorded; expected extend or score")
+            raise QueryError(
+                f"{name} of a handle is not recorded; expected extend, score, "
+                "score_sentences or context_blocks"
+            )
         return getattr(self._handle, name)
 
     def extend(self, states: States | Sequence[State], words: Any, **options: Any) -> Extension:
         """See `Utterance.extend`."""
         found = self._handle.extend(states, words, **options)
-        kept = states.contexts() if isinstance(states, States) else [one.context for one in states]
-        contexts = [tuple(self._table[w] for w in context) for context in kept]
-        self._recorder.note(contexts, self._rows(words))
+        self._recorder.note(self._contexts(states), self._rows(words))
         return found
+
+    def context_blocks(self, states: States | Sequence[State], **options: Any) -> ContextBlocks:
+        """See `Utterance.context_blocks`."""
+        found = self._handle.context_blocks(states, **options)
+        self._recorder.note(self._contexts(states), (), BLOCKS)
+        return found
+
+    def _contexts(self, states: States | Sequence[State]) -> list[Words]:
+        kept = states if isinstance(states, States) else self._handle.states(states)
+        return [tuple(self._table[w] for w in context) for context in kept.contexts()]
 
     def score(
         self, contexts: Sequence[Sequence[Word]], words: Sequence[Word], **options: Any

@@ -25,13 +25,14 @@ from dlm.errors import DlmError
 from dlm.ngram.query import FULL, PARTIAL, SMALL
 from loadtest.latency import Latencies
 from loadtest.plan import Schedule
-from loadtest.trace import Trace
+from loadtest.trace import BLOCKS, Trace
 
 Record: TypeAlias = dict[str, Any]
 # Outcomes whose time counts: an answer, and the deadline, which a stalled server runs into. A
 # refusal is quick, and would make a failing server look fast.
 DEADLINE = "deadline_exceeded"
 LASTED = (OK, DEADLINE)
+_Prepared: TypeAlias = tuple[States, NDArray[np.uint32] | None]
 SOURCES = {FULL: "full", PARTIAL: "partial", SMALL: "small"}
 
 
@@ -51,6 +52,9 @@ class Handle(Protocol):
 
     async def extend(self, states: Any, words: Any) -> Any:
         """See `Utterance.extend`."""
+
+    async def context_blocks(self, states: Any) -> Any:
+        """See `Utterance.context_blocks`."""
 
 
 class Asked(Protocol):
@@ -121,7 +125,7 @@ class Replay:
         self._trace = trace
         self._window_s = window_s
         self._emit = emit
-        self._prepared: dict[Family, dict[int, tuple[States, NDArray[np.uint32]]]] = {}
+        self._prepared: dict[Family, dict[int, _Prepared]] = {}
         self._windows: defaultdict[int, _Window] = defaultdict(_Window)
         self._next: int | None = None  # window to be emitted next
         self._stopped = asyncio.Event()
@@ -196,7 +200,7 @@ class Replay:
                     now = time.monotonic() - start
                     if now >= until_s or self._stopped.is_set():
                         return
-                    if self._trace.queries[request]:
+                    if self._trace.asks[request]:
                         asked = True
                         await self._send(handle, request, now, self._enter(request, now))
                 if not asked:
@@ -214,8 +218,8 @@ class Replay:
         except DlmError as exc:
             return exc
 
-    def _asked(self, handle: Handle, request: int) -> tuple[States, NDArray[np.uint32]]:
-        """States and words of a request, in ids of the handle's model."""
+    def _asked(self, handle: Handle, request: int) -> _Prepared:
+        """States and words of a request, in ids of the handle's model; no words of blocks."""
         known = self._prepared.setdefault(handle.family, {})
         found = known.get(request)
         if found is None:
@@ -223,6 +227,7 @@ class Replay:
             id_of = handle.vocabulary.id_of
             ids = np.array([[id_of(w) for w in row] for row in one.words], np.uint32)
             found = (handle.states_after(one.contexts), ids[0] if len(ids) == 1 else ids)
+            found = (found[0], None) if one.call == BLOCKS else found
             known[request] = found
         return found
 
@@ -238,7 +243,11 @@ class Replay:
         try:
             if isinstance(handle, DlmError):
                 raise handle
-            found = await handle.extend(*self._asked(handle, request))
+            states, words = self._asked(handle, request)
+            if words is None:
+                found = await handle.context_blocks(states)
+            else:
+                found = await handle.extend(states, words)
             outcome = OK
             if found.source.any():
                 for source, count in zip(*np.unique(found.source, return_counts=True), strict=True):

@@ -153,7 +153,7 @@ class _Synthesis:
         return out or [Request(0.0, source.requests[0].kind, (), ())]
 
     def _scaled(self, request: Request) -> Request:
-        if not request.queries:
+        if not request.contexts:
             return request
         per_state = len(request.words) > 1
         contexts, rows = list(request.contexts), list(request.words)
@@ -167,7 +167,7 @@ class _Synthesis:
             contexts += more
             if per_state:
                 rows += [rows[int(self._rng.integers(len(rows)))] for _ in more]
-        if len(rows[0]) > 1 and self._scale.words != 1.0:
+        if rows and len(rows[0]) > 1 and self._scale.words != 1.0:
             rows = self._widened(rows)
         return replace(request, contexts=tuple(contexts), words=tuple(rows))
 

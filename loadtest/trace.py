@@ -26,6 +26,8 @@ from dlm.files import replacing
 VERSION = 1
 HEADER = b"dlm.trace"  # key of the file's metadata
 KINDS = ("frame", "lattice", "nbest")
+EXTEND, BLOCKS = "extend", "context_blocks"
+CALLS = (EXTEND, BLOCKS)  # methods of an utterance
 # Audio time may pass the end of an utterance by so much: seconds are float32, and decoders round.
 LATE_S = 0.05
 
@@ -39,6 +41,7 @@ SCHEMA = pa.schema(
         pa.field("utterance_s", pa.float32(), nullable=False),
         pa.field("at_s", pa.float32(), nullable=False),
         pa.field("kind", pa.string(), nullable=False),
+        pa.field("call", pa.string(), nullable=False),
         pa.field("contexts", pa.list_(_WORDS), nullable=False),
         pa.field("words", pa.list_(_WORDS), nullable=False),
     ]
@@ -53,16 +56,18 @@ class Request:
     kind      one of `KINDS`
     contexts  K contexts, words most recent last, as the recorded model's states kept them
     words     one row, asked of every context; or K rows of equal length. Without contexts none
+    call      one of `CALLS`; `BLOCKS` asks all that is stored after the contexts, and no words
     """
 
     at_s: float
     kind: str
     contexts: tuple[Words, ...]
     words: tuple[Words, ...]
+    call: str = EXTEND
 
     @property
     def queries(self) -> int:
-        """Pairs of a context and a word."""
+        """Pairs of a context and a word; of blocks none."""
         return len(self.contexts) * (len(self.words[0]) if self.words else 0)
 
 
@@ -85,7 +90,7 @@ class Trace:
         seconds                 (U,)  float32
         utterance               (R,)  int32   of each request; not descending
         at_s                    (R,)  float32
-        kind                    (R,)  uint8   place in `KINDS`
+        kind, call              (R,)  uint8   place in `KINDS`, in `CALLS`
         context_begin, row_begin (R + 1,) int64  where the contexts and rows of a request begin
         context_word_begin      (C + 1,) int64
         row_word_begin          (N + 1,) int64
@@ -100,6 +105,7 @@ class Trace:
     utterance: NDArray[np.int32]
     at_s: NDArray[np.float32]
     kind: NDArray[np.uint8]
+    call: NDArray[np.uint8]
     context_begin: NDArray[np.int64]
     context_word_begin: NDArray[np.int64]
     context_words: NDArray[np.int32]
@@ -136,6 +142,11 @@ class Trace:
         return self.context_counts * self.word_counts
 
     @cached_property
+    def asks(self) -> NDArray[np.bool_]:
+        """(R,) whether a request asks anything: other rows say that the audio cost nothing."""
+        return self.context_counts > 0
+
+    @cached_property
     def first_request(self) -> NDArray[np.int64]:
         """(U + 1,) where the requests of each utterance begin."""
         return np.searchsorted(self.utterance, np.arange(len(self.names) + 1)).astype(np.int64)
@@ -153,6 +164,7 @@ class Trace:
             KINDS[self.kind[number]],
             self._lists(number, self.context_begin, self.context_word_begin, self.context_words),
             self._lists(number, self.row_begin, self.row_word_begin, self.row_words),
+            CALLS[self.call[number]],
         )
 
     def _lists(
@@ -208,6 +220,7 @@ def _table_of(spoken: Sequence[Spoken], about: Mapping[str, Any]) -> pa.Table:
         [one.seconds for one, _ in rows],
         [request.at_s for _, request in rows],
         [request.kind for _, request in rows],
+        [request.call for _, request in rows],
         [request.contexts for _, request in rows],
         [request.words for _, request in rows],
     ]
@@ -262,7 +275,8 @@ def _trace_of(table: pa.Table, where: str) -> Trace:
         columns["utterance_s"].take(begins).to_numpy(zero_copy_only=False),
         np.repeat(np.arange(len(names), dtype=np.int32), counts),
         columns["at_s"].to_numpy(zero_copy_only=False),
-        _kinds(columns["kind"], where),
+        _places(columns["kind"], KINDS, "kind", where),
+        _places(columns["call"], CALLS, "call", where),
         contexts.begin,
         contexts.word_begin,
         places[: len(contexts.words)],
@@ -319,11 +333,11 @@ def _begins(column: pa.Array) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
 
 
-def _kinds(column: pa.Array, where: str) -> NDArray[np.uint8]:
-    found = pc.index_in(column, value_set=pa.array(KINDS))
+def _places(column: pa.Array, names: Sequence[str], what: str, where: str) -> NDArray[np.uint8]:
+    found = pc.index_in(column, value_set=pa.array(names))
     if found.null_count:
-        other = sorted(set(column.to_pylist()) - set(KINDS))
-        raise FormatError(f"{where} has requests of kind {other[0]!r}; expected {list(KINDS)}")
+        other = sorted(set(column.to_pylist()) - set(names))
+        raise FormatError(f"{where} has requests of {what} {other[0]!r}; expected {list(names)}")
     return found.to_numpy(zero_copy_only=False).astype(np.uint8)
 
 
@@ -340,17 +354,22 @@ def _check(trace: Trace, columns: Mapping[str, pa.Array], where: str) -> None:
     same_speaker = np.array(trace.speakers)[trace.utterance] == np.array(
         columns["speaker"].to_pylist()
     )
+    is_block = trace.call == CALLS.index(BLOCKS)
     faults = [
         (~(np.isfinite(seconds) & (seconds > 0)), "utterance_s is not a number above 0"),
         (seconds != trace.seconds[trace.utterance], "utterance_s differs within an utterance"),
         (~same_speaker, "speaker differs within an utterance"),
         (~((trace.at_s >= 0) & (trace.at_s <= seconds + LATE_S)), "at_s is not in the utterance"),
         ((trace.context_counts == 0) & (rows != 0), "words are asked of no context"),
+        (is_block & (rows != 0), "words are asked of context_blocks"),
         (
-            (rows != 1) & (rows != trace.context_counts),
+            ~is_block & (rows != 1) & (rows != trace.context_counts),
             "words has neither one row nor a row for each context",
         ),
-        ((trace.context_counts > 0) & (trace.word_counts == 0), "no words are asked"),
+        (
+            ~is_block & (trace.context_counts > 0) & (trace.word_counts == 0),
+            "no words are asked",
+        ),
         (np.isin(np.arange(len(trace)), ragged), "rows of words differ in length"),
     ]
     for at, why in faults:

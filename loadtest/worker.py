@@ -104,7 +104,8 @@ class _Instant:
             family=handle.family,
             vocabulary=handle.vocabulary,
             states_after=handle.states_after,
-            extend=self._extend,
+            extend=self._answer,
+            context_blocks=self._answer,
         )
 
     @property
@@ -116,7 +117,7 @@ class _Instant:
         """The same each time."""
         return self._handle
 
-    async def _extend(self, states: Any, words: Any) -> Any:
+    async def _answer(self, states: Any, words: Any = None) -> Any:
         return self._found
 
 
@@ -143,7 +144,7 @@ async def work(settings: WorkerSettings, lines: asyncio.Queue[str]) -> None:
     else:
         rng = np.random.default_rng([settings.seed, settings.index])
         order = shuffled(len(trace.names), 20 * len(trace.names), rng)
-        requests = np.flatnonzero(trace.queries).tolist()
+        requests = np.flatnonzero(trace.asks).tolist()
         if not requests:
             raise ConfigError("the trace asks nothing; record one with requests")
     async with AsyncClient.connect(settings.cluster, settings.client.config()) as client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +73,13 @@ def results(servers: Cluster, trace_file: Path, tmp_path_factory: pytest.TempPat
     )
     (folder / "results").mkdir()
     said: list[str] = []
+    before = servers.beats()
     report = measure(settings, folder / "results", said.append)
+    served = {
+        name: sum(getattr(beat, name) for beat in servers.beats())
+        - sum(getattr(beat, name) for beat in before)
+        for name in ("messages", "queries")
+    }
+    (folder / "served.json").write_text(json.dumps(served))
     assert write_report(report, folder / "results", said.append), said
     return folder / "results"

@@ -100,7 +100,7 @@ def asking(trace: Trace) -> list[int]:
     """Requests of the trace that need a message: contexts of two words or more."""
     long = np.diff(trace.context_word_begin) >= 2
     counts = np.add.reduceat(long, trace.context_begin[:-1])
-    return [int(at) for at in np.flatnonzero((counts > 0) & (trace.queries > 0))]
+    return [int(at) for at in np.flatnonzero((counts > 0) & trace.asks)]
 
 
 def run_replay(
@@ -129,7 +129,7 @@ def run_replay(
                     replay.stop()
 
             replay = Replay(Counting(client, tell), trace, 1.0, records.append)
-            replay.prepare(np.flatnonzero(trace.queries).tolist())
+            replay.prepare(np.flatnonzero(trace.asks).tolist())
             await drive(replay)
             assert replay.fault is None
 

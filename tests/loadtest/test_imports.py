@@ -32,14 +32,16 @@ def private_imports(text: str) -> list[str]:
 
 
 def private_attributes(text: str) -> list[str]:
-    """Attributes with an underscore of anything but self and cls."""
+    """Attributes with an underscore that the file does not give its own objects."""
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)]
+    own = {node.attr for node in found if ast.unparse(node.value) in ("self", "cls")}
     return [
         ast.unparse(node)
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Attribute)
-        and node.attr[:1] == "_"
+        for node in found
+        if node.attr[:1] == "_"
         and node.attr[:2] != "__"
-        and ast.unparse(node.value) not in ("self", "cls")
+        and node.attr not in own
+        and ast.unparse(node.value) != "os"
     ]
 
 

@@ -11,7 +11,7 @@ from dlm.client import Client, ClientConfig
 from dlm.errors import QueryError, TextError
 from loadtest.recorder import Recorder
 from loadtest.rescoring import Confusions, Transcript, positions, read_transcripts, rescore
-from loadtest.trace import Spoken, Trace
+from loadtest.trace import Request, Spoken, Trace
 
 COUNTED = ("queries", "zero_message", "duplicates", "sent_queries", "messages")
 
@@ -54,17 +54,19 @@ def test_every_call_of_a_decoder_is_noted(files: ModelFiles) -> None:
             handle.extend(found.states.reshape(-1), [[c], [d]])
             handle.score([[a, b], []], [c, d])
             handle.extend([handle.null()], [])
+            assert len(handle.context_blocks([handle.begin()])) == 1
         with recorder.spoken("two", speaker="x", seconds=2.0, kind="nbest"):
             assert recorder.utterance().score_sentences([f"{a} {b}", [c]])[0].tokens == 3
             recorder.utterance().score_sentences(["", "x"], bos=False, eos=False)
         with recorder.spoken("three", speaker="y", seconds=3.0, kind="frame"):
             pass
     one, two, three = recorder.utterances
-    assert [r.at_s for r in one.requests] == [0.5, 2.0, 2.0]
+    assert [r.at_s for r in one.requests] == [0.5, 2.0, 2.0, 2.0]
     assert one.requests[0].contexts == ((),)
     assert one.requests[0].words == (first[:2],)
     assert one.requests[1].words == ((first[2],), (first[3],))
     assert one.requests[2].contexts == (first[:2], ())
+    assert one.requests[3] == Request(2.0, "frame", ((b"<s>",),), (), "context_blocks")
     assert [r.at_s for r in two.requests] == [1.0, 2.0]
     assert two.requests[0].contexts[:3] == (
         (b"<s>",),
@@ -83,6 +85,8 @@ def test_calls_that_cannot_be_recorded_are_refused(files: ModelFiles) -> None:
         recorder = Recorder(client)
         handle = recorder.utterance()
         with pytest.raises(QueryError, match="outside of an utterance"):
+            handle.extend([handle.begin()], [1])
+        with recorder.silent():
             handle.extend([handle.begin()], [1])
         with pytest.raises(QueryError, match="next_words of a handle is not recorded"):
             handle.next_words(handle.begin(), 3)

@@ -15,8 +15,9 @@ from loadtest.trace import HEADER, SCHEMA, Request, Spoken, read_trace, write_tr
 
 SHARED = Request(0.5, "lattice", ((b"<s>",), (), (b"a", b"\xff")), ((b"b", b"c"),))
 PAIRED = Request(1.0, "frame", ((b"a",), (b"b",)), ((b"x",), (b"y",)))
+BLOCK = Request(0.5, "frame", ((b"a",),), (), "context_blocks")
 NOTHING = Request(0.0, "frame", (), ())
-SPOKEN = [Spoken("one", "ada", 1.0, (SHARED, PAIRED)), Spoken("two", "bob", 2.5, (NOTHING,))]
+SPOKEN = [Spoken("one", "ada", 1.0, (SHARED, PAIRED)), Spoken("two", "bob", 2.5, (NOTHING, BLOCK))]
 
 
 def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -25,9 +26,10 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
     trace = read_trace(tmp_path / "t.parquet")
     assert list(trace.utterances()) == SPOKEN
     assert trace.about == {"model": "m", "version": 1}
-    assert trace.queries.tolist() == [6, 2, 0] == [r.queries for s in SPOKEN for r in s.requests]
+    assert trace.queries.tolist() == [6, 2, 0, 0] == [r.queries for s in SPOKEN for r in s.requests]
     assert trace.audio_s == 3.5
-    assert trace.audio_share_s.tolist() == [0.5, 0.5, 2.5]
+    assert trace.audio_share_s.tolist() == [0.5, 0.5, 1.25, 1.25]
+    assert trace.asks.tolist() == [True, True, False, True]
 
 
 def test_other_tools_read_the_columns(tmp_path: Path) -> None:
@@ -43,6 +45,8 @@ def test_other_tools_read_the_columns(tmp_path: Path) -> None:
     ("changed", "message"),
     [
         ({"kind": "phone"}, "of kind 'phone'; expected"),
+        ({"call": "score"}, "of call 'score'; expected"),
+        ({"call": "context_blocks"}, "words are asked of context_blocks"),
         ({"at_s": 1.2}, "row 0 .*at_s is not in the utterance"),
         ({"at_s": float("nan")}, "at_s is not"),
         ({"utterance_s": 0.0}, "utterance_s is not a number above 0"),
@@ -66,6 +70,7 @@ def test_rows_that_cannot_be_are_refused(
         "utterance_s": 1.0,
         "at_s": 0.5,
         "kind": "frame",
+        "call": "extend",
         "contexts": [[b"a"], [b"b"]],
         "words": [[b"x"], [b"y"]],
     }
