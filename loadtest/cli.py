@@ -230,15 +230,24 @@ def compare(
 
 @app.command()
 def record(
-    text: Annotated[
-        Path, typer.Argument(help="Text, a sentence per line; or TSV with seconds, speaker, text.")
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Lattices: a folder or file of SLF. Or text: a sentence per line, or TSV with the "
+            "columns seconds, speaker and text."
+        ),
     ],
     model: Annotated[
         str, typer.Option(help="cluster.toml, folder of a shard set, ARPA file or dlm://HOST:PORT.")
     ],
     output: Annotated[Path, typer.Option(help="Trace to write.")],
-    contexts: Annotated[int, typer.Option(min=1, max=1000, help="Hypotheses kept.")] = 10,
-    words: Annotated[int, typer.Option(min=1, max=1000, help="Candidates of a position.")] = 20,
+    contexts: Annotated[int, typer.Option(min=1, max=1000, help="Hypotheses; of text alone.")] = 10,
+    words: Annotated[
+        int, typer.Option(min=1, max=1000, help="Candidates of a position; of text alone.")
+    ] = 20,
+    lm_scale: Annotated[
+        float, typer.Option(help="Weight of the language model; of lattices alone.")
+    ] = 12.0,
     spoken: Annotated[
         bool,
         typer.Option("--spoken", help="Lower case, letters and apostrophes alone, of the text."),
@@ -246,31 +255,36 @@ def record(
     limit: Annotated[int, typer.Option(min=0, help="Utterances at most; 0: all.")] = 0,
     audio: Annotated[str, typer.Option(help="Source and licence of the audio, kept inside.")] = "",
 ) -> None:
-    """Record what a rescorer asks: the hypotheses times the candidates of each word.
+    """Record what a rescorer asks while it rescores lattices, or known text.
 
-    Example: python -m loadtest record said.tsv --spoken --model shards/model --output t.parquet
+    Of text, candidates are the words that are spelled most alike, and times follow the letters.
+
+    Example: python -m loadtest record lattices/ --model shards/model --output t.parquet
     """
     from dlm.asr.open import open_model
     from dlm.cli.progress import stage_printer
     from dlm.progress import ProgressReporter
+    from loadtest.decoders import lattice_files, lattices_of, transcripts_of
     from loadtest.recorder import Recorder
-    from loadtest.rescoring import Confusions, read_transcripts, rescore
     from loadtest.trace import write_trace
 
-    said = read_transcripts(text, as_spoken=spoken)[: limit or None]
+    files = lattice_files(source)
     tell = stage_printer()
-    progress = ProgressReporter(tell)
     with open_model(model, tell=tell) as client:
         recorder = Recorder(client)
-        confusions = Confusions(client.vocabulary.words)
-        progress.stage(f"rescoring {len(said)} utterances", len(said), "utterances")
-        for one in said:
-            rescore(recorder, one, confusions, contexts, words)
+        if files:
+            decode = lattices_of(recorder, files[: limit or None], lm_scale)
+        else:
+            decode = transcripts_of(recorder, source, spoken, limit, contexts, words)
+        progress = ProgressReporter(tell)
+        progress.stage(f"rescoring {len(decode.steps)} utterances", len(decode.steps), "utterances")
+        for step in decode.steps:
+            step()
             progress.step(1)
         about = {
             "model": client.manifest.model,
             "order": client.manifest.order,
-            "decoder": f"rescoring of known text, {contexts} contexts x {words} words",
+            "decoder": decode.name,
             "audio": audio,
             "made_by": "python -m loadtest record",
         }

@@ -121,7 +121,11 @@ def test_one_line_says_which_extras_turn_skipped_tests_on() -> None:
 
 PAGES = sorted(
     str(page.relative_to(ROOT))
-    for page in [*(ROOT / "dlm").rglob("*.md"), ROOT / "tests/README.md"]
+    for page in [
+        *(ROOT / "dlm").rglob("*.md"),
+        *(ROOT / "loadtest").rglob("*.md"),
+        ROOT / "tests/README.md",
+    ]
     if page.name != "CHANGELOG.md"  # tells of what was
 )
 # What looks like a name of ours: CamelCase, or words with underscores.
@@ -137,7 +141,9 @@ def prose(page: str) -> str:
 def words() -> set[str]:
     """Every word of what is written in a language for machines."""
     kinds = {".py", ".proto", ".toml", ".yaml"}
-    files = [f for d in ("dlm", "tests", "proto", "deploy") for f in (ROOT / d).rglob("*")]
+    files = [
+        f for d in ("dlm", "loadtest", "tests", "proto", "deploy") for f in (ROOT / d).rglob("*")
+    ]
     texts = [file.read_text(encoding="utf-8") for file in files if file.suffix in kinds]
     return {word for text in texts for word in re.findall(r"\w+", text)}
 
@@ -166,6 +172,13 @@ def test_the_page_of_a_folder_names_all_of_its_files(folder: str) -> None:
     named = re.findall(r"`([\w/.*]+)`", page)
     named += [name[: name.index("/") + 1] for name in named if "/" in name]
     assert not wanted - set(named), folder
+
+
+def test_the_pages_of_loadtest_name_all_of_its_files() -> None:
+    """How it works, file by file."""
+    here = ROOT / "loadtest"
+    named = re.findall(r"`([\w/.*]+)`", (here / "DESIGN.md").read_text(encoding="utf-8"))
+    assert {path.name for path in here.glob("*.py")} - {"__init__.py", "__main__.py"} <= set(named)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,0 +1,137 @@
+"""The commands, as users type them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster import ModelFiles
+from dlm.errors import DlmError
+from loadtest.cli import DEMO_TRACE, app
+from loadtest.trace import read_trace
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "loadtest/README.md").read_text(encoding="utf-8")
+Loadtest = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def loadtest(tmp_path: Path) -> Loadtest:
+    """Runs `python -m loadtest` in a folder of its own."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "DLM_CACHE_DIR": str(tmp_path / "cache")}
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "loadtest", *map(str, arguments)],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+        )
+
+    return run
+
+
+def test_every_command_is_on_the_page_and_shows_an_example() -> None:
+    """And every option that the page uses exists."""
+    shown = CliRunner().invoke(app, ["--help"]).output
+    commands = re.findall(r"^  (\w+)  ", shown.split("Commands:")[1], re.M)
+    assert commands
+    for command in commands:
+        assert f"loadtest {command}" in README, command
+        text = CliRunner().invoke(app, [command, "--help"], terminal_width=300).output
+        assert f"Example: python -m loadtest {command}" in text
+        for line in re.findall(rf"python -m loadtest {command} (.*)", README):
+            for option in re.findall(r"--[a-z-]+", line.split("#")[0]):
+                assert option in text, line
+
+
+def test_record_show_and_synth_go_from_text_to_a_larger_trace(
+    loadtest: Loadtest, files: ModelFiles, tmp_path: Path
+) -> None:
+    """The statistics are printed; those that changed are named."""
+    (tmp_path / "t.txt").write_text(" ".join(files.words()[5:25]) + "\n")
+    recorded = loadtest(
+        *("record", "t.txt", "--model", files.directory, "--output", "t.parquet"),
+        *("--contexts", 3, "--words", 4, "--audio", "none"),
+    )
+    assert recorded.returncode == 0, recorded.stderr
+    about = read_trace(tmp_path / "t.parquet").about
+    assert about["audio"] == "none"
+    assert about["decoder"] == "rescoring of known text, 3 contexts x 4 words"
+    assert about["model"] == files.manifest.model
+    assert loadtest("show", "t.parquet").stdout == recorded.stdout
+    made = loadtest("synth", "t.parquet", "--utterances", 3, "--words", 2, "--output", "s.parquet")
+    assert made.returncode == 0, made.stderr
+    lines = {line.split("│")[1].strip(): line for line in made.stdout.splitlines() if "│" in line}
+    assert "changed" in lines["utterances"]
+    assert "kept" in lines["utterance s"]
+    synthetic = read_trace(tmp_path / "s.parquet").about["synthetic"]
+    assert "words_per_context" in synthetic["changed"]
+    assert synthetic["seed"] == 1
+
+
+def test_the_trace_that_comes_along_is_small_and_says_where_it_is_from() -> None:
+    """Its audio may be used by anybody."""
+    trace = read_trace(DEMO_TRACE)
+    assert DEMO_TRACE.stat().st_size < 100_000
+    assert "public domain" in trace.about["audio"]
+    assert len(trace) > 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--steps", "5,fast"], "--steps 5,fast: rates with commas between are expected"),
+        (["run", "--steps", "5", "--ramp-to", "9"], "--ramp-to and --steps were both given"),
+        (["run", "--arrival-pattern", "uniform"], "arrival pattern 'uniform'"),
+        (["run", "--request-rate", "0"], "0 to 0 requests per second for 100 s; numbers above 0"),
+        (["run", "--cluster", "c.toml", "--shard-set", "d"], "--cluster and --shard-set were both"),
+        (["compare", "a.json", "b.json"], "a.json does not exist; a report.json"),
+        (["report", "nothing"], "nothing does not exist"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_started(arguments: list[str], message: str) -> None:
+    """With what was found and what is expected."""
+    done = CliRunner().invoke(app, arguments)
+    assert isinstance(done.exception, DlmError)
+    assert str(done.exception).startswith(message)
+
+
+def test_an_error_is_one_line_and_status_one(loadtest: Loadtest) -> None:
+    """On standard error; of files, too."""
+    done = loadtest("show", "nothing.parquet")
+    assert done.returncode == 1
+    assert done.stderr == "loadtest: nothing.parquet: No such file or directory\n"
+    assert not done.stdout
+
+
+@pytest.mark.slow
+def test_one_command_measures_a_cluster_that_it_starts(loadtest: Loadtest, tmp_path: Path) -> None:
+    """As on a fresh clone, only shorter; `report` prints the same again."""
+    pytest.importorskip("hdrh")
+    done = loadtest("run", "--duration", 4, "--warmup", 1, "--window", 1)
+    assert done.returncode == 0, done.stderr
+    assert "starting 2 servers on this machine" in done.stderr
+    assert "requests/s, p50" in done.stderr
+    assert "messages per second of audio" in done.stdout
+    (folder,) = (tmp_path / "loadtest-results").iterdir()
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"records.jsonl", "report.json", "report.csv", "report.html"}
+    report = json.loads((folder / "report.json").read_text())
+    assert report["results"]["failed"] == 0
+    assert report["results"]["messages"] > 0
+    assert len(report["servers"]) == 2
+    (folder / "report.html").unlink()
+    again = loadtest("report", folder)
+    assert again.returncode == 0
+    assert again.stdout.splitlines()[:15] == done.stdout.splitlines()[:15]
+    assert (folder / "report.html").exists()
