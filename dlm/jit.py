@@ -58,10 +58,12 @@ log = EventLog(__name__)
 _FOLDER = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
 
 
-def kernel(types: str | Callable[..., Any]) -> Any:
+def kernel(types: str | Callable[..., Any], *, nogil: bool = True) -> Any:
     """Compiles a function when it is first called, without the GIL, and keeps what it compiled.
 
     Args
+        nogil  False holds the GIL, for what takes a microsecond: letting go of it takes as long,
+               and what is shared by threads needs no lock
         types  of its arguments, as "uint32[:], out int64[:, :], bool": arrays in C order, those
                marked `out` writable. Then it is compiled once, and other arguments are a
                TypeError; and it can be compiled ahead. Without, anew for each kind of arguments:
@@ -70,7 +72,7 @@ def kernel(types: str | Callable[..., Any]) -> Any:
     if callable(types):
         return _kept(numba.njit(nogil=True)(types))
     text = types
-    return lambda function: _declared(_kept(numba.njit(nogil=True)(function)), text)
+    return lambda function: _declared(_kept(numba.njit(nogil=nogil)(function)), text)
 
 
 def _declared(dispatcher: Any, text: str) -> Any:

@@ -32,7 +32,14 @@ def public_names(path: Path) -> set[str]:
 
 
 # The modules that decoders import, each with an `__all__`.
-DECODERS = [path for path in sorted((PACKAGE / "asr").glob("*.py")) if public_names(path)]
+DECODERS = [path for path in sorted((PACKAGE / "asr").rglob("*.py")) if public_names(path)]
+
+
+def dotted(path: Path) -> str:
+    """The name of the module in a file."""
+    names = ("dlm", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(names[:-1] if names[-1] == "__init__" else names)
+
 
 # Where the product begins: what users import, the command and what stands for each of its
 # subcommands, and what is run as a program of its own.
@@ -40,7 +47,8 @@ ENTRIES = [
     "dlm",
     "dlm.__main__",
     "dlm.asr",
-    *(f"dlm.asr.{path.stem}" for path in DECODERS),
+    *map(dotted, DECODERS),
+    "dlm.asr.kenlm.__main__",
     "dlm.cli.main",
     *(f"dlm.cli.{module}" for module, _ in COMMANDS.values()),
     "dlm.cli.submit",  # what spark-submit is given

@@ -228,7 +228,13 @@ class Client(_Face):
         """
         return cls(open_local(Path(directory), verify=verify))
 
-    def utterance(self, *, deadline_s: float | None = None, on_switch: str = FINISH) -> Utterance:
+    def utterance(
+        self,
+        *,
+        deadline_s: float | None = None,
+        on_switch: str = FINISH,
+        wait_s: float | None = None,
+    ) -> Utterance:
         """A new handle, pinned to the model in use: the full one, or the small one while the
         servers fail (`Utterance.family`).
 
@@ -237,11 +243,14 @@ class Client(_Face):
             on_switch   where the client goes over to the small model before the utterance ends:
                         "finish" ends it on the low orders of the full one, without messages;
                         "rescore" has its next call raise `ModelSwitched`
+            wait_s      for the model that takes the place of one that servers hold no longer;
+                        `connect_s` where not given, and with 0 the one that was in use
         Raises
             ClientClosed  the client is closed
             QueryError    a deadline that is not a number of seconds above 0
         """
-        return Utterance(*self._open(deadline_s, on_switch, self._core.config.connect_s))
+        wait_s = self._core.config.connect_s if wait_s is None else wait_s
+        return Utterance(*self._open(deadline_s, on_switch, wait_s))
 
     def close(self) -> None:
         """Lets go of every connection."""

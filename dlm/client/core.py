@@ -32,6 +32,7 @@ from dlm.client.topology import Connect, Servers, Topology
 from dlm.client.transport import Connection, GrpcConnection
 from dlm.client.warm import canary_queries
 from dlm.errors import ConfigError, DlmError, ShardDown
+from dlm.index.search.local import LocalModel
 from dlm.logs import EventLog
 from dlm.ngram.query import Answers
 from dlm.tracing import Span, Tracer
@@ -51,10 +52,12 @@ class Core:
         connect    makes a connection to an address
         clock      seconds, monotonic
     Attributes
-        timed  whether its calls end by their deadlines
+        timed        whether its calls end by their deadlines
+        local_model  what answers, where that is in this process
     """
 
     timed = True
+    local_model: LocalModel | None = None
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ class _LocalCore(Core):
     def __init__(self, model: LocalModel, directory: Path, source: int = FULL) -> None:
         super().__init__(FixedEndpoints([]), ClientConfig())
         self.timed = source == SMALL  # which answers within the deadlines of a client of servers
-        self.model = model
+        self.local_model: LocalModel = model
         self.source = source
         grams = LowGrams(directory, model.manifest, model.low, model.vocabulary)
         self.table.known = Snapshot(Topology(model.manifest, {}, {}), grams)
@@ -73,7 +73,7 @@ class _LocalCore(Core):
     ) -> Future[Any]:
         """See `Core.submit`; the future is done."""
         self.check_open()
-        manifest = self.model.manifest
+        manifest = self.local_model.manifest
         check_queries(manifest.order, manifest.vocabulary_size, contexts, lengths, counts, words)
         runtime = self._runtime
         with runtime.lock:
@@ -92,7 +92,7 @@ class _LocalCore(Core):
                     for array in (lengths, contexts[reached], counts, words)
                 )
             )
-            answers = self.model.score_groups(groups)
+            answers = self.local_model.score_groups(groups)
             if self.source != FULL:
                 source = np.full(len(answers), self.source, np.uint8)
                 answers = replace(answers, source=source)
@@ -112,7 +112,7 @@ class _LocalCore(Core):
                 parts.append(None)
                 continue
             context = np.ascontiguousarray(contexts[row, width - length :])
-            found = self.model.stored_words(context)
+            found = self.local_model.stored_words(context)
             total = int(found.totals[0])
             parts.append(BlockPart(total, found.log10_backoffs, found.words, found.answers))
         return parts, np.full(len(parts), self.source, np.uint8)

@@ -31,6 +31,7 @@ from dlm.client import kernels
 from dlm.client.asks import BLOCKS, SCORES, Asks
 from dlm.client.blocks import UNKNOWN_S, BlockFetch, blocks_asked, joined
 from dlm.client.core import Core
+from dlm.client.lowgrams import LowGrams
 from dlm.client.modes import Mode
 from dlm.client.runtime import Snapshot
 from dlm.errors import (
@@ -43,6 +44,7 @@ from dlm.errors import (
     StaleShardSet,
 )
 from dlm.index.search.blocks import ContextBlock
+from dlm.index.search.local import LocalModel
 from dlm.ngram.query import FULL, SMALL, Answers
 from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes
 
@@ -289,6 +291,13 @@ class ContextBlocks:
             np.broadcast_to(self.source.reshape(-1, 1), shape).copy(),
         )
 
+    def answers(self, row: int, words: NDArray[np.uint32]) -> Answers:
+        """Answers to words by id, each after one of the states.
+
+        Trusts  the ids are below the vocabulary's size
+        """
+        return self._blocks[row].score(words)
+
     def score(self, row: int, word: Word) -> tuple[float, State]:
         """log10 P of one word after one of the states, and the state after it."""
         block = self._blocks[row]
@@ -505,6 +514,17 @@ class _Handle:
         """The words of the handle's family, on which it stays from then on."""
         self._settled = True  # whoever looks up an id means this model
         return self._words
+
+    @property
+    def local_model(self) -> LocalModel | None:
+        """The model, where it is in this process; None where servers hold it."""
+        return self._core.local_model
+
+    @property
+    def low_orders(self) -> LowGrams:
+        """The 1- and 2-grams of the handle's family, on which it stays from then on."""
+        self._settled = True
+        return self._snapshot.grams
 
     # -- a new handle whose model was taken away ----------------------------------------------
 

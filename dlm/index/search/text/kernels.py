@@ -111,25 +111,39 @@ def score_tokens(  # type: ignore[no-untyped-def]
     # Row i + 1 belongs to token i of the block, row 0 to the last one of the block before.
     count = np.int64(len(words))
     rows = min(count, np.int64(TOKENS)) + _1
-    token = np.zeros((rows, T_COLUMNS), np.int64)
-    best = np.zeros(rows, np.float32)
+    lengths = max(np.int64(order), _2) + _1
+    # One allocation for all: those of each array took as long as two tokens.
+    halves = (rows * lengths + _1) >> _1  # of arrays of float32
+    places = rows * np.int64(T_COLUMNS + 3) + _3 + (2 * rows * lengths) + 2 * halves
+    memory = np.zeros(places + np.int64(2 * STAGE + 1 + STAGE * S_COLUMNS), np.int64)
+    end = rows * np.int64(T_COLUMNS)
+    token = memory[:end].reshape(rows, T_COLUMNS)
     # By length k of the context that ends in the token: its node; its weight, where no table holds
     # it; and the address of its weight, which is read at the end if it is needed: most are not,
     # and the tables are larger than the near caches.
-    lengths = max(np.int64(order), _2) + _1
-    node = np.zeros(rows * lengths, np.int64)
-    weight = np.zeros(rows * lengths, np.float32)
+    node = memory[end : end + rows * lengths]
+    end += rows * lengths
+    address = memory[end : end + rows * lengths]
+    end += rows * lengths
+    weight = memory[end : end + halves].view(np.float32)
+    end += halves
+    best = memory[end : end + halves].view(np.float32)
+    end += halves
     weight_at = np.int64(weight.ctypes.data)
     zero_at = weight_at  # the weight of no words
-    address = np.full(rows * lengths, zero_at)
+    address[:] = zero_at
     # Rows of tokens: those that a stage goes through. A row is written before it is known whether
     # it belongs, so that there is no branch to predict; hence one place more.
-    alone = np.zeros(2 * STAGE + 1, np.int64)
-    found = np.zeros(rows + 1, np.int64)
-    live = np.zeros(rows + 1, np.int64)
-    kept = np.zeros(rows + 1, np.int64)
+    found = memory[end : end + rows + _1]
+    end += rows + _1
+    live = memory[end : end + rows + _1]
+    end += rows + _1
+    kept = memory[end : end + rows + _1]
+    end += rows + _1
+    alone = memory[end : end + np.int64(2 * STAGE + 1)]
+    end += np.int64(2 * STAGE + 1)
     # A search, by its place in its stage.
-    search = np.zeros((STAGE, S_COLUMNS), np.int64)
+    search = memory[end : end + np.int64(STAGE * S_COLUMNS)].reshape(STAGE, S_COLUMNS)
 
     # The list of the word before.
     first, size, step, rest = _0, _0, _0, key_bits

@@ -1,0 +1,70 @@
+"""KenLM's settings and its small value types."""
+
+from __future__ import annotations
+
+from dlm.client import ClientConfig
+
+
+class KenlmLoadMethod:
+    """How KenLM brings a binary file into memory. A shard set is always mapped."""
+
+    LAZY = 0
+    POPULATE_OR_LAZY = 1
+    POPULATE_OR_READ = 2
+    READ = 3
+    PARALLEL_READ = 4
+
+
+class ArpaComplaint:
+    """Of what in an ARPA file KenLM complains. dlm refuses a faulty one, whatever is chosen."""
+
+    ALL = 0
+    EXPENSIVE = 1
+    NONE = 2
+
+
+class KenlmConfig:
+    """KenLM's `Config`, and one setting more.
+
+    load_method, arpa_complain  taken for compatibility; they change nothing
+    show_progress  whether it is said on standard error how far the sharding of an ARPA file is
+    client         how servers are asked, a `ClientConfig`; None: as `ClientConfig(partial=True)`
+    """
+
+    def __init__(self) -> None:
+        self.load_method = KenlmLoadMethod.POPULATE_OR_READ
+        self.show_progress = True
+        self.arpa_complain = ArpaComplaint.ALL
+        self.client: ClientConfig | None = None
+
+
+class WordScore:
+    """KenLM's `FullScoreReturn`: read-only.
+
+    log_prob      log10 P
+    ngram_length  of the longest n-gram found, as KenLM counts it
+    oov           whether the vocabulary lacks the word
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, log_prob: float, ngram_length: int, oov: bool) -> None:
+        self._values = float(log_prob), int(ngram_length), bool(oov)
+
+    @property
+    def log_prob(self) -> float:
+        """See the class."""
+        return self._values[0]
+
+    @property
+    def ngram_length(self) -> int:
+        """See the class."""
+        return self._values[1]
+
+    @property
+    def oov(self) -> bool:
+        """See the class."""
+        return self._values[2]
+
+    def __repr__(self) -> str:
+        return f"FullScoreReturn{self._values}"

@@ -1,0 +1,296 @@
+"""One word after one state, in one call that takes only numbers.
+
+States are small integers: rows of a table (`row_kernels.py`). A step finds its answer in a cache,
+or else searches the word in the lists of the row. The blocks of `index.search.kernels`, which wait
+for memory of many queries at once, take longer for one.
+
+Everything is behind addresses, since taking an array costs as much as a step. The GIL is held, so
+that threads share a table without a lock.
+"""
+
+# mypy: disable-error-code="assignment,misc"
+from __future__ import annotations
+
+import numpy as np
+
+from dlm.asr.kenlm.row_kernels import (
+    ask_ahead,
+    bits_of_float32,
+    load32,
+    of,
+    of_word,
+    put_word_at,
+    search,
+    search_longer,
+    store32,
+    store64,
+    walk,
+    weight_from,
+    word_at,
+)
+from dlm.index.packed.kernels import (
+    as_float32,
+    find_key,
+    load64,
+    mask_of,
+    prefetch,
+    two_fields,
+)
+from dlm.index.packed.low import PAIR_FLAG_BITS
+from dlm.index.search import view as at
+from dlm.index.search.kernels import open_list
+from dlm.jit import inlined, kernel
+
+# Places in a table, an array of int64.
+(
+    VIEW,  # address of the view of the low orders, or of the one shard with them
+    WHOLE,  # 1: all of the model is behind the view
+    ORDER,
+    ROWS,  # address of the states, see below
+    STRIDE,  # bytes of a row
+    CONTEXTS,  # bytes of a row before its contexts
+    COUNT,  # rows in use
+    CAPACITY,
+    SLOTS,  # address of the hash table of rows: int64, row + 1, or 0
+    SLOT_MASK,
+    CACHE,  # address of lines of four steps
+    LINE_MASK,
+    ASKED,
+    HITS,
+    PLACES,
+) = range(15)
+
+WAYS = 4  # steps of a line: two numbers each, 64 bytes in all
+LINE_BYTES = 16 * WAYS
+# A step's answer: the row of the next state, and above it the length of the n-gram.
+ROW_BITS = 27
+# In place of an answer.
+NEEDS_SHARD, FULL = -1, -2
+
+_0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
+_4, _16, _32 = np.int64(4), np.int64(16), np.int64(32)
+_MIX = np.int64(-7046029254386353131)  # 2**64 over the golden ratio
+_LOW_32 = np.int64((1 << 32) - 1)
+
+
+@inlined
+def add_one(table, place):  # type: ignore[no-untyped-def]
+    """ModelCounts."""
+    store64(table + (np.int64(place) << _3), of(table, place) + _1)
+
+
+@inlined
+def line_of(table, key):  # type: ignore[no-untyped-def]
+    """The address of the line of the cache where a step may be."""
+    mixed = (key ^ (key >> _32)) * _MIX
+    return of(table, CACHE) + ((mixed >> _32) & of(table, LINE_MASK)) * np.int64(LINE_BYTES)
+
+
+@inlined
+def put_step(line, key, value):  # type: ignore[no-untyped-def]
+    """Keeps a step in its line, in place of the one used longest ago."""
+    for way in range(WAYS - 1, 0, -1):
+        here = line + np.int64(way) * _16
+        store64(here, load64(here - _16))
+        store64(here + np.int64(8), load64(here - np.int64(8)))
+    store64(line, key)
+    store64(line + np.int64(8), value)
+
+
+@inlined
+def enter_row(table):  # type: ignore[no-untyped-def]
+    """The number of the row that was written after the last one: of the same one, where there is
+    one already; FULL where there is no room.
+
+    Trusts  a row more than the capacity, to write in
+    """
+    rows, stride, count = of(table, ROWS), of(table, STRIDE), of(table, COUNT)
+    row = rows + count * stride
+    length = load32(row)
+    mixed = length
+    for i in range(length):
+        mixed = (mixed ^ word_at(row, np.int64(i))) * _MIX
+        mixed ^= mixed >> _32
+    slots, mask = of(table, SLOTS), of(table, SLOT_MASK)
+    slot = (mixed * _MIX >> _32) & mask
+    while True:
+        other = of(slots, slot)
+        if other == 0:
+            break
+        there = rows + (other - _1) * stride
+        same = load32(there) == length
+        for i in range(length):
+            same = same and word_at(there, np.int64(i)) == word_at(row, np.int64(i))
+        if same:
+            return other - _1
+        slot = (slot + _1) & mask
+    if count == of(table, CAPACITY):
+        return np.int64(FULL)
+    store64(slots + (slot << _3), count + _1)
+    store64(table + (np.int64(COUNT) << _3), count + _1)
+    walk(of(table, VIEW), of(table, ORDER), row, row + of(table, CONTEXTS))
+    return count
+
+
+@inlined
+def next_row(table, state, word, length):  # type: ignore[no-untyped-def]
+    """The number of the state that is the last `length` words of a state and a word, or FULL."""
+    stride = of(table, STRIDE)
+    before = of(table, ROWS) + state * stride
+    row = of(table, ROWS) + of(table, COUNT) * stride
+    store32(row, length)
+    put_word_at(row, _0, word)
+    for i in range(1, length):
+        put_word_at(row, np.int64(i), word_at(before, np.int64(i) - _1))
+    return enter_row(table)
+
+
+@kernel("int64, int64, int64", nogil=False)
+def step(table, state, word):  # type: ignore[no-untyped-def]
+    """Scores a word after a state.
+
+    Args
+        table  address of a table
+        state  a row in use;  word  an id below the vocabulary's size
+    Returns
+        (log10 P, answer): the row of the next state, and from bit ROW_BITS on KenLM's ngram_length;
+        or NEEDS_SHARD, where the view does not hold what is stored, or FULL
+    Guarantees
+        equals ngram.backoff.score bit for bit
+    """
+    key = (state << _32 | word) + _1
+    line = line_of(table, key)
+    for way in range(WAYS):
+        here = line + np.int64(way) * _16
+        if load64(here) == key:
+            add_one(table, ASKED)
+            add_one(table, HITS)
+            value = load64(here + np.int64(8))
+            return np.float64(as_float32(value)), value >> _32
+    row = of(table, ROWS) + state * of(table, STRIDE)
+    ask_ahead(of(table, VIEW), row, row + of(table, CONTEXTS), word)
+    if load32(row + _4) and not of(table, WHOLE):
+        return 0.0, np.int64(NEEDS_SHARD)
+    log10_prob, found, reach = search(of(table, VIEW), row, row + of(table, CONTEXTS), word)
+    after = next_row(table, state, word, reach)
+    if after < 0:
+        return 0.0, after
+    after |= found << np.int64(ROW_BITS)
+    put_step(line, key, after << _32 | bits_of_float32(log10_prob))
+    add_one(table, ASKED)
+    return np.float64(log10_prob), after
+
+
+@kernel("int64, int64, int64, float64, int64, int64, bool", nogil=False)
+def enter_step(table, state, word, log10_prob, found, reach, keep):  # type: ignore[no-untyped-def]
+    """Enters what a shard answered; returns as `step` does.
+
+    Args
+        found, reach  KenLM's ngram_length, and how many words of (state, word) are the next state
+        keep          whether the cache has it from now on
+    """
+    after = next_row(table, state, word, reach)
+    if after < 0:
+        return 0.0, after
+    after |= found << np.int64(ROW_BITS)
+    if keep:
+        key = (state << _32 | word) + _1
+        bits = bits_of_float32(np.float32(log10_prob)) & _LOW_32
+        put_step(line_of(table, key), key, after << _32 | bits)
+    add_one(table, ASKED)
+    return log10_prob, after
+
+
+@kernel("int64, uint32[:]", nogil=False)
+def enter_state(table, words):  # type: ignore[no-untyped-def]
+    """The row of the state with these words, newest first; FULL where there is no room.
+
+    Trusts  fewer words than the order, ids below the vocabulary's size
+    """
+    row = of(table, ROWS) + of(table, COUNT) * of(table, STRIDE)
+    store32(row, np.int64(len(words)))
+    for i in range(len(words)):
+        put_word_at(row, np.int64(i), np.int64(words[i]))
+    return enter_row(table)
+
+
+BLOCK = 64  # words whose places are asked for before the first is looked at
+
+
+@kernel("int64, int64[:], uint32[:, :], out float32[:, :], out uint8[:, :]")
+def score_rows(table, rows, words, log10_prob, reach):  # type: ignore[no-untyped-def]
+    """Scores words after states of a table whose view is the whole model.
+
+    Shapes
+        rows        (K,)    int64
+        words       (1, W) for all states, or (K, W)  uint32
+        log10_prob  (K, W)  float32  filled
+        reach       (K, W)  uint8    filled: how many words of (state, word) are the next state
+    Guarantees
+        equals ngram.backoff.score bit for bit
+    Trusts  rows in use, ids below the vocabulary's size
+    """
+    view = of(table, VIEW)
+    key_bits = of(view, at.KEY_BITS)
+    key_mask, multiplier = mask_of(key_bits), of(view, at.MULTIPLIER)
+    word_bits = of(view, at.WORD_PROB_BITS) + _1
+    value_bits = (
+        of(view, at.PAIR_PROB_BITS) + np.int64(PAIR_FLAG_BITS) + of(view, at.PAIR_BACKOFF_BITS)
+    )
+    width = words.shape[1]
+    keys = np.empty(width, np.int64)
+    alone_prob = np.empty(width, np.float32)
+    alone_reach = np.empty(width, np.uint8)
+    lows = np.empty(BLOCK, np.int64)
+    sizes = np.empty(BLOCK, np.int64)
+    bits = np.empty(BLOCK, np.int64)
+    for k in range(len(rows)):
+        here = words[k if len(words) > 1 else 0]
+        if k == 0 or len(words) > 1:
+            for i in range(width):
+                prefetch(of(view, at.WORD_VALUE) + ((np.int64(here[i]) * word_bits) >> _3))
+            for i in range(width):
+                keys[i] = (np.int64(here[i]) * multiplier) & key_mask
+                prob, alone = of_word(view, np.int64(here[i]))
+                alone_prob[i] = prob
+                alone_reach[i] = np.uint8(alone)
+        row = of(table, ROWS) + rows[k] * of(table, STRIDE)
+        contexts = row + of(table, CONTEXTS)
+        length = load32(row)
+        weight = weight_from(contexts, length, 1)
+        bit, size = _0, _0
+        if length:
+            bit, size = load64(contexts), load32(contexts + np.int64(8))
+        if size == 0:
+            for i in range(width):
+                log10_prob[k, i] = np.float32(weight + alone_prob[i])
+                reach[k, i] = alone_reach[i]
+            continue
+        step, first, rest = open_list(bit, size, key_bits)
+        for begin in range(0, width, BLOCK):
+            asked = min(width - begin, BLOCK)
+            for i in range(asked):
+                prefetch((bit + (keys[begin + i] >> rest) * step) >> _3)
+            for i in range(asked):
+                low, high = _0, size
+                if step:
+                    low, high = two_fields(bit + (keys[begin + i] >> rest) * step, step)
+                lows[i] = low
+                sizes[i] = high - low
+                bits[i] = first + low * (rest + value_bits)
+                prefetch(bits[i] >> _3)
+            for i in range(asked):
+                column = begin + i
+                place = find_key(bits[i], rest, _0, sizes[i], keys[column] & mask_of(rest))
+                if place < 0:
+                    log10_prob[k, column] = np.float32(weight + alone_prob[column])
+                    reach[k, column] = alone_reach[column]
+                    continue
+                value_at = bits[i] + sizes[i] * rest + place * value_bits
+                _, matched, longest, best = search_longer(
+                    view, contexts, length, size, lows[i] + place, value_at
+                )
+                if matched == 1:
+                    best = alone_prob[column]
+                log10_prob[k, column] = np.float32(weight_from(contexts, length, matched) + best)
+                reach[k, column] = np.uint8(longest)

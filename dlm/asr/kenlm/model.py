@@ -1,0 +1,233 @@
+"""KenLM's `Model`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.asr.kenlm import sentences
+from dlm.asr.kenlm.batch import NextStates, score_batch
+from dlm.asr.kenlm.config import KenlmConfig, WordScore
+from dlm.asr.kenlm.opened import OpenedModel, opened
+from dlm.asr.kenlm.state import KenlmState
+from dlm.asr.kenlm.table import NULL, ROW_MASK, StepTable
+from dlm.asr.kenlm.words import Words
+from dlm.asr.open import SCHEME
+from dlm.errors import DlmError
+from dlm.ngram.vocab import UNK_ID, as_bytes
+
+__all__ = ["KenlmLanguageModel", "KenlmModel"]
+
+
+class KenlmModel:
+    """A language model by the interface of the package `kenlm`; all scores are log10.
+
+    Args
+        path    of a cluster.toml, of a shard set's folder, of an ARPA file (sharded once, into the
+                cache) or of a pointer file; or "dlm://..."; see `asr.open.open_model`
+        config  see `KenlmConfig`
+    Attributes
+        path    in bytes, absolute
+    Raises
+        OSError  there is no model: the message says why, and the error of dlm is its cause
+    Guarantees
+        Scores are those of the ARPA model, in float32, bit for bit. Calls never raise where servers
+        fail (unless `config.client` says otherwise): 2-grams answer what no shard does in time, and
+        `stats` counts it. Any thread may call; forks and pickles open nothing anew in a process
+        that has the model open
+    """
+
+    def __init__(self, path: str | bytes, config: KenlmConfig | None = None) -> None:
+        config = KenlmConfig() if config is None else config
+        if not isinstance(config, KenlmConfig):
+            raise TypeError(f"config is a dlm.asr.kenlm.Config, not {type(config).__name__}")
+        named = _bytes_of(path)
+        self.path = named if named.startswith(SCHEME.encode()) else os.path.abspath(named)  # noqa: PTH100
+        self._client_config = config.client
+        try:
+            self._opened: OpenedModel = opened(
+                self.path, config.client, show_progress=config.show_progress
+            )
+        except (DlmError, OSError) as exc:
+            raise OSError(f"Cannot read model {os.fsdecode(named)!r} ({exc})") from exc
+
+    @property
+    def order(self) -> int:
+        """N; a state has at most N - 1 words."""
+        return self._opened.table.order
+
+    def __repr__(self) -> str:
+        return f"<Model from {os.path.basename(self.path)!r}>"  # noqa: PTH119
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._client_config is None:
+            return type(self), (self.path,)
+        config = KenlmConfig()
+        config.client = self._client_config
+        return type(self), (self.path, config)
+
+    def __contains__(self, word: str | bytes) -> bool:
+        """Whether the vocabulary has a word; the unknown word is not one. Asks no server."""
+        return self._opened.table.ids[_str_of(word)] != UNK_ID
+
+    # -- sentences ----------------------------------------------------------------------------
+
+    def score(self, sentence: str | bytes, bos: bool = True, eos: bool = True) -> float:
+        """log10 P of a sentence, split at white space.
+
+        Args
+            bos  whether it begins after <s>; never write <s> into the sentence
+            eos  whether its end, </s>, is scored, too
+        """
+        return sentences.score(self._opened, _bytes_of(sentence), bool(bos), bool(eos))
+
+    def perplexity(self, sentence: str | bytes) -> float:
+        """Of a sentence and its end: 10 ** (-log10 P / (words + 1))."""
+        text = _bytes_of(sentence)
+        return float(10.0 ** (-self.score(text) / (len(text.split()) + 1)))
+
+    def full_scores(
+        self, sentence: str | bytes, bos: bool = True, eos: bool = True
+    ) -> Iterator[tuple[float, int, bool]]:
+        """Of each word, and of the end: log10 P, KenLM's ngram_length, whether it is unknown."""
+        return sentences.full_scores(self._opened, _bytes_of(sentence), bool(bos), bool(eos))
+
+    def score_many(
+        self, sentences_: Sequence[str | bytes], bos: bool = True, eos: bool = True
+    ) -> NDArray[np.float64]:
+        """`score` of each sentence, (sentences,) float64, in few calls or messages."""
+        texts = [_bytes_of(sentence) for sentence in sentences_]
+        return sentences.score_many(self._opened, texts, bool(bos), bool(eos))
+
+    # -- states -------------------------------------------------------------------------------
+
+    def BeginSentenceWrite(self, state: KenlmState) -> None:
+        """Makes `state` the one at the beginning of a sentence."""
+        table = self._opened.current()
+        self._write(state, table, table.begin)
+
+    def NullContextWrite(self, state: KenlmState) -> None:
+        """Makes `state` the one that knows nothing of the past."""
+        self._write(state, self._opened.current(), NULL)
+
+    def BaseScore(self, in_state: KenlmState, word: str, out_state: KenlmState) -> float:
+        """log10 P of `word` after `in_state`; `out_state` becomes the state after it.
+
+        The two may be one object.
+        """
+        try:
+            opened = self._opened
+            log10_prob: float
+            table: Any = in_state._table
+            if table is opened.table:
+                row = in_state._row
+            else:
+                table, row = opened.resolve(in_state)
+            log10_prob, answer = table.step(table.address, row, table.ids[word])
+            if answer < 0:
+                table, log10_prob, answer = opened.ask(table, row, table.ids[word])
+            out_state._table = table
+            out_state._row = answer & ROW_MASK
+            return log10_prob
+        except AttributeError:
+            raise _no_state(in_state, out_state) from None
+
+    def BaseFullScore(self, in_state: KenlmState, word: str, out_state: KenlmState) -> WordScore:
+        """As `BaseScore`, with the length of the n-gram found and whether the word is unknown."""
+        if not (isinstance(in_state, KenlmState) and isinstance(out_state, KenlmState)):
+            raise _no_state(in_state, out_state)
+        table, row = self._opened.resolve(in_state)
+        found = table.ids[word]
+        log10_prob, length, table, row = sentences.step(self._opened, table, row, found)
+        self._write(out_state, table, row)
+        return WordScore(log10_prob, length, found == UNK_ID)
+
+    @staticmethod
+    def _write(state: KenlmState, table: StepTable, row: int) -> None:
+        if not isinstance(state, KenlmState):
+            raise _no_state(state, state)
+        state._table, state._row = table, row
+
+    # -- what the package kenlm does not have -------------------------------------------------
+
+    def base_score_batch(
+        self, states: Sequence[KenlmState], words: Any
+    ) -> tuple[NDArray[np.float32], NextStates]:
+        """K states, each extended by W words.
+
+        Args
+            words  W words for all states, or K rows of W words
+        Returns
+            (K, W) float32 log10 P, and the states after: `after[k, w]`
+        Raises
+            QueryError, FamilyMismatch
+        """
+        return score_batch(self._opened, states, words)
+
+    def next_distribution(self, state: KenlmState) -> NDArray[np.float32]:
+        """log10 P of every word after `state`: (V,) float32, in the order of `vocab`.
+
+        That of <s> is what the file says, though it follows nothing.
+        """
+        table, row = self._opened.resolve(state)
+        return sentences.distribution(self._opened, table, row)
+
+    def top_k(self, state: KenlmState, k: int) -> list[tuple[str, float]]:
+        """The `k` likeliest next words and their log10 P, best first, among equals the first of
+        the vocabulary. </s> and <unk> are among them, <s> is not."""
+        found = self.next_distribution(state)
+        vocabulary = self._opened.table.utterance.vocabulary
+        if vocabulary.begin_id != UNK_ID:
+            found[vocabulary.begin_id] = -np.inf
+        best = np.argsort(-found, kind="stable")[: max(k, 0)]
+        words = self.vocab
+        return [(words[i], float(found[i])) for i in best.tolist()]
+
+    @property
+    def vocab(self) -> Words:
+        """The words by id; the unknown word is the first."""
+        return Words(self._opened.table.utterance.vocabulary)
+
+    def stats(self) -> dict[str, int]:
+        """What was scored of this model in this process, since it was opened.
+
+        queries  words scored;  cached  of them, those that were remembered
+        asked    what the low orders on this machine did not answer
+        fetched  contexts of which all that is stored after them was fetched, a message each
+        partial  of what was asked, those that no shard answered in time, and 2-grams did
+        small    words scored with the small model, while servers failed
+        """
+        return self._opened.stats()
+
+
+class KenlmLanguageModel(KenlmModel):
+    """The older name of `Model`."""
+
+
+def _bytes_of(text: object) -> bytes:
+    if not isinstance(text, (str, bytes)):
+        raise TypeError(f"Cannot convert {type(text)} to string")
+    return as_bytes(text)
+
+
+def _str_of(word: object) -> str:
+    if isinstance(word, bytes):
+        return word.decode("utf-8", "surrogateescape")
+    if not isinstance(word, str):
+        raise TypeError(f"Cannot convert {type(word)} to string")
+    return word
+
+
+def _no_state(*states: object) -> TypeError:
+    for state in states:
+        if not isinstance(state, KenlmState):
+            found = f"{type(state).__module__}.{type(state).__qualname__}"
+            return TypeError(
+                f"a state is {found}; a dlm.asr.kenlm.State is expected, since the states of the "
+                "package kenlm cannot be read"
+            )
+    return TypeError("two states and a word are expected")

@@ -1,0 +1,142 @@
+"""What the `Model`s of one name share in a process: a client, and the table in use."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import weakref
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.asr.kenlm.state import KenlmState, PickledStates
+from dlm.asr.kenlm.table import NEEDS_SHARD, NULL, ModelCounts, StepTable
+from dlm.asr.open import SCHEME, open_model
+from dlm.client import ClientConfig
+from dlm.errors import DlmError, FamilyMismatch
+from dlm.ngram.query import PARTIAL
+from dlm.wire.secret import signature
+
+LOOK_S = 1.0  # between two looks at which model new sentences are scored with
+
+_opened: weakref.WeakValueDictionary[tuple[Any, ...], OpenedModel] = weakref.WeakValueDictionary()
+
+
+def opened(named: bytes, config: ClientConfig | None, *, show_progress: bool) -> OpenedModel:
+    """The model of this name; the one that is open already, unless its file changed since.
+
+    Raises  as `open_model`
+    """
+    text = os.fsdecode(named)
+    stamp = None if text.startswith(SCHEME) else signature(Path(text))
+    key = (named, repr(stamp), repr(config))
+    found = _opened.get(key)
+    if found is None:
+        found = _opened[key] = OpenedModel(named, config, show_progress=show_progress)
+    return found
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"dlm: {line}\n")
+
+
+class OpenedModel:
+    """A client, and the table of states that new sentences begin in.
+
+    Attributes
+        table  of the model in use
+    """
+
+    def __init__(self, named: bytes, config: ClientConfig | None, *, show_progress: bool) -> None:
+        # A decoder cannot handle errors of servers: what no shard answers in time, 2-grams do.
+        config = replace(ClientConfig(), partial=True) if config is None else config
+        self.client = open_model(named, config=config, tell=_tell if show_progress else None)
+        self.counts = ModelCounts()
+        utterance = self.client.utterance()
+        self.table = StepTable(utterance, self.counts, self)
+        self._is_fixed = utterance.local_model is not None and config.small is None
+        self._looked_s = time.monotonic()
+
+    def current(self) -> StepTable:
+        """The table that a new sentence begins in: of the model that the client would use now."""
+        if not self._is_fixed and time.monotonic() - self._looked_s > LOOK_S:
+            self._look()
+        return self.table
+
+    def _look(self) -> None:
+        self._looked_s = time.monotonic()
+        try:
+            utterance = self.client.utterance(wait_s=0.0)
+        except DlmError:
+            return  # the sentence begins on the model as it was, and its 2-grams answer
+        if utterance.family != self.table.family:
+            self.table.count()
+            self.table = StepTable(utterance, self.counts, self)
+
+    def resolve(self, state: KenlmState) -> tuple[StepTable, int]:
+        """The table and the row that a state goes on in.
+
+        Raises
+            TypeError       not a state of dlm
+            FamilyMismatch  (a TypeError) a state of another model
+        """
+        if not isinstance(state, KenlmState):
+            found = f"{type(state).__module__}.{type(state).__qualname__}"
+            raise TypeError(
+                f"a state is {found}; a dlm.asr.kenlm.State is expected, since the states of the "
+                "package kenlm cannot be read"
+            )
+        other = state._table
+        if other is None:
+            return self.table, NULL
+        if other.family == self.table.family:
+            return self.entered(self.table, other.words(state._row))
+        if not isinstance(other, PickledStates) and other.owner is self:
+            return other, state._row  # a sentence that began on the model before
+        raise FamilyMismatch(
+            f"a state of the model {other.family.model} was given to the model "
+            f"{self.table.family.model}; scores of two models do not mix in a sentence"
+        )
+
+    def entered(self, table: StepTable, words: tuple[int, ...]) -> tuple[StepTable, int]:
+        """The row of a state with these ids, most recent first; and its table, which is another
+        where this one is full."""
+        row = table.row_of(words)
+        return (table, row) if row >= 0 else self._renewed(table, words)
+
+    def _renewed(self, table: StepTable, words: tuple[int, ...]) -> tuple[StepTable, int]:
+        fresh = table.renewed()
+        if table is self.table:
+            self.table = fresh
+        return fresh, fresh.row_of(words)
+
+    def ask(self, table: StepTable, row: int, word: int) -> tuple[StepTable, float, int]:
+        """A step that the table alone did not know; the table that its answer is of."""
+        while True:
+            log10_prob, answer = table.step(table.address, row, word)
+            if answer == NEEDS_SHARD:
+                log10_prob, answer = table.ask(row, word)
+            if answer >= 0:
+                return table, log10_prob, answer
+            table, row = self._renewed(table, table.words(row))
+
+    def count_asked(self, source: NDArray[np.uint8] | None, queries: int = 0) -> None:
+        """ModelCounts queries that went past the table.
+
+        Args
+            source   whose answer each is; None: all are the full model's, and there are `queries`
+        """
+        asked = queries if source is None else source.size
+        self.counts.queries += asked
+        self.counts.asked += asked
+        if source is not None:
+            self.counts.partial += int((source == PARTIAL).sum())
+
+    def stats(self) -> dict[str, int]:
+        """See `Model.stats`."""
+        self.table.count()
+        return asdict(self.counts)

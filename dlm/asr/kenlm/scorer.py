@@ -1,0 +1,60 @@
+"""Text to ids and scores, in one compiled call each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.asr.kenlm import sentence_kernels as kernels
+from dlm.ngram.vocab import Vocabulary
+from dlm.ngram.wordtable import PADDING, WordTable
+
+# What splits words: as `bytes.split`.
+_DELIMITERS = np.zeros(256, np.uint8)
+_DELIMITERS[list(b" \t\n\r\v\f")] = 1
+_PADDING = b"\n" + PADDING
+# Where the bytes of a bytes object begin; after them CPython puts one more, a zero.
+_IN_BYTES = bytes.__basicsize__ - 1
+
+
+class TextScorer:
+    """The words of a model, and sentences of text where all of it is in this process.
+
+    Args
+        view  of the one shard; of the low orders alone, only words are looked up
+    """
+
+    def __init__(self, vocabulary: Vocabulary, order: int, view: NDArray[np.int64]) -> None:
+        table = WordTable.from_vocabulary(vocabulary)
+        self._kept = table, view, np.zeros(kernels.SCRATCH_BYTES, np.uint8)
+        self._numbers = numbers = np.zeros(kernels.PLACES, np.int64)
+        numbers[kernels.VIEW], numbers[kernels.VIEW_PLACES] = view.ctypes.data, len(view)
+        numbers[kernels.ORDER] = order
+        numbers[kernels.BEGIN_ID], numbers[kernels.END_ID] = vocabulary.begin_id, vocabulary.end_id
+        numbers[kernels.SLOTS] = table.slots.ctypes.data
+        numbers[kernels.SLOT_MASK] = len(table.slots) - 2
+        numbers[kernels.WORD_BEGIN] = table.word_begin.ctypes.data
+        numbers[kernels.WORD_BYTES] = table.word_bytes.ctypes.data
+        numbers[kernels.DELIMITERS] = _DELIMITERS.ctypes.data
+        numbers[kernels.SCRATCH] = self._kept[-1].ctypes.data
+        self._address = numbers.ctypes.data
+        self._score: Callable[..., float] = kernels.score_sentence.compile()
+        self._find: Callable[[int, int, int], int] = kernels.find_id.compile()
+
+    def id_of(self, word: bytes) -> int:
+        """The id of a word, 0 where the vocabulary lacks it."""
+        padded = word + _PADDING  # which this name keeps in its place
+        return self._find(self._address, id(padded) + _IN_BYTES, len(word))
+
+    def score(self, text: bytes, bos: bool, eos: bool) -> float:
+        """The sum of the scores of its words, TEXT_BYTES at most, in float64."""
+        padded = text + _PADDING
+        return self._score(self._address, id(padded) + _IN_BYTES, len(text), bos, eos)
+
+    def take_count(self) -> int:
+        """Words scored since this was asked last."""
+        found = int(self._numbers[kernels.ASKED])
+        self._numbers[kernels.ASKED] = 0
+        return found

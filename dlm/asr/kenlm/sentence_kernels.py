@@ -1,0 +1,145 @@
+"""One sentence of text, in one call that takes only numbers."""
+
+# mypy: disable-error-code="assignment,misc"
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray, types
+from numba.extending import intrinsic
+
+from dlm.index.search.text.kernels import score_tokens
+from dlm.jit import kernel
+from dlm.ngram.kernels import bytes_at, find_word, hash_word, prefetch, scan_word
+
+# Places in a description of a model, an array of int64.
+(
+    VIEW,  # address of the view of the one shard
+    VIEW_PLACES,  # of it
+    ORDER,
+    BEGIN_ID,
+    END_ID,
+    SLOTS,  # addresses of the arrays of the word table, see ngram.kernels
+    SLOT_MASK,
+    WORD_BEGIN,
+    WORD_BYTES,
+    DELIMITERS,
+    SCRATCH,  # address of room for the words of a sentence and what is said of them
+    ASKED,  # words scored so far
+    PLACES,
+) = range(13)
+
+TEXT_BYTES = 4096  # of a sentence, at most
+TOKENS = TEXT_BYTES // 2 + 2
+AT_ONCE = 32
+SCRATCH_BYTES = 16 * TOKENS + 32 * AT_ONCE
+
+
+def _pointer_to(kind: Any) -> Any:
+    @intrinsic
+    def pointer(typingctx, address):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(types.int64), codegen
+
+    return pointer
+
+
+bytes_behind = _pointer_to(types.uint8)
+numbers_behind = _pointer_to(types.int64)
+words_behind = _pointer_to(types.uint64)
+ids_behind = _pointer_to(types.uint32)
+floats_behind = _pointer_to(types.float32)
+
+
+@kernel("int64, int64, int64, int64, int64", nogil=False)
+def score_sentence(model, text_at, size, bos, eos):  # type: ignore[no-untyped-def]
+    """The sum of the scores of a sentence's words, in double precision.
+
+    Args
+        model     address of a description
+        text_at   address of the text;  size  its bytes, TEXT_BYTES at most
+        bos, eos  1: it begins after <s>, its end is scored
+    Trusts
+        a delimiter after the text, and PAD_BYTES after that
+    """
+    model_ = numbers_behind(model)
+    text = bytes_behind(text_at)
+    slots, mask = words_behind(model_[SLOTS]), np.uint64(model_[SLOT_MASK])
+    word_begin, word_bytes = numbers_behind(model_[WORD_BEGIN]), bytes_behind(model_[WORD_BYTES])
+    delimiters = bytes_behind(model_[DELIMITERS])
+    order = model_[ORDER]
+    longest = max(order - 1, 0)
+    scratch = model_[SCRATCH]
+    words = carray(ids_behind(scratch), TOKENS)
+    reach = carray(bytes_behind(scratch + 4 * TOKENS), TOKENS)
+    log10_prob = carray(floats_behind(scratch + 8 * TOKENS), TOKENS)
+    rest = carray(bytes_behind(scratch + 12 * TOKENS), (3, TOKENS))
+    numbers = scratch + 16 * TOKENS
+    begins, lengths = numbers_behind(numbers), numbers_behind(numbers + 8 * AT_ONCE)
+    firsts = words_behind(numbers + 16 * AT_ONCE)
+    hashes = words_behind(numbers + 24 * AT_ONCE)
+    count = np.int64(0)
+    before = np.int64(0)
+    if bos:
+        words[0] = model_[BEGIN_ID]
+        reach[0] = 0
+        count = np.int64(1)
+        before = min(np.int64(1), longest)
+    at = np.int64(0)
+    while at < size:
+        asked = np.int64(0)
+        while asked < AT_ONCE and at < size:
+            if delimiters[text[at]] != 0:
+                at += 1
+                continue
+            begin = at
+            at, first = scan_word(text, begin, delimiters)
+            h = hash_word(text, begin, at - begin, first)
+            prefetch(slots, h & mask)
+            begins[asked] = begin
+            lengths[asked] = at - begin
+            firsts[asked] = first
+            hashes[asked] = h
+            asked += 1
+        for i in range(asked):
+            word = find_word(
+                slots, mask, word_begin, word_bytes, text, begins[i], lengths[i], firsts[i],
+                hashes[i],
+            )  # fmt: skip
+            words[count] = max(word, 0)
+            reach[count] = before
+            before = min(before + 1, longest)
+            count += 1
+    if eos:
+        words[count] = model_[END_ID]
+        reach[count] = before
+        count += 1
+    view = carray(numbers_behind(model_[VIEW]), model_[VIEW_PLACES])
+    score_tokens(
+        view, order, words[:count], reach[:count], log10_prob[:count], rest[0, :count],
+        rest[1, :count], rest[2, :count],
+    )  # fmt: skip
+    model_[ASKED] += count - bos
+    total = 0.0
+    for i in range(np.int64(bos), count):
+        total += np.float64(log10_prob[i])
+    return total
+
+
+@kernel("int64, int64, int64", nogil=False)
+def find_id(model, text_at, size):  # type: ignore[no-untyped-def]
+    """The id of a word, 0 where the vocabulary lacks it.
+
+    Trusts  PAD_BYTES after the word
+    """
+    model_ = numbers_behind(model)
+    text = bytes_behind(text_at)
+    slots, mask = words_behind(model_[SLOTS]), np.uint64(model_[SLOT_MASK])
+    word_begin, word_bytes = numbers_behind(model_[WORD_BEGIN]), bytes_behind(model_[WORD_BYTES])
+    first = bytes_at(text, np.int64(0), size)
+    h = hash_word(text, np.int64(0), size, first)
+    word = find_word(slots, mask, word_begin, word_bytes, text, np.int64(0), size, first, h)
+    return max(word, 0)

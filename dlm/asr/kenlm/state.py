@@ -1,0 +1,92 @@
+"""KenLM's `State`: what of the past still matters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlm.asr.kenlm.table import NULL, StepTable
+from dlm.client.utterance import Family
+
+
+class PickledStates:
+    """A state that came out of a pickle, until a model takes it up; as a table of one row."""
+
+    def __init__(self, family: Family, words: tuple[int, ...]) -> None:
+        self.family = family
+        self._words = words
+
+    def words(self, row: int) -> tuple[int, ...]:
+        """See `StepTable.words`."""
+        return self._words
+
+
+class KenlmState:
+    """The state of a model; as `kenlm.State`, it is written by `Model` alone.
+
+    Two states of a model are equal exactly if every continuation scores the same by the n-grams the
+    model has (the longest suffix that an n-gram extends or that has a back-off weight). A new one
+    is the state that knows nothing of the past. It hashes by what it holds: do not write to one
+    that is the key of a dict. Unlike KenLM's it pickles, and takes the argument of `copy.deepcopy`.
+    """
+
+    __slots__ = ("_row", "_table")
+
+    def __init__(self) -> None:
+        self._table: StepTable | PickledStates | None = None
+        self._row = NULL
+
+    def _words(self) -> tuple[int, ...]:
+        return () if self._table is None else self._table.words(self._row)
+
+    def _is(self, other: KenlmState) -> bool:
+        if self._table is other._table:
+            return self._row == other._row
+        words = self._words()
+        if words != other._words():
+            return False
+        if not words or self._table is None or other._table is None:
+            return True
+        return self._table.family == other._table.family
+
+    def _key(self) -> tuple[int, tuple[int, ...]]:
+        words = self._words()
+        return len(words), words
+
+    def __eq__(self, other: object) -> bool:
+        return self._is(other) if isinstance(other, KenlmState) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        return not self._is(other) if isinstance(other, KenlmState) else NotImplemented
+
+    def __lt__(self, other: KenlmState) -> bool:
+        return self._key() < other._key() if isinstance(other, KenlmState) else NotImplemented
+
+    def __le__(self, other: KenlmState) -> bool:
+        return self._key() <= other._key() if isinstance(other, KenlmState) else NotImplemented
+
+    def __gt__(self, other: KenlmState) -> bool:
+        return self._key() > other._key() if isinstance(other, KenlmState) else NotImplemented
+
+    def __ge__(self, other: KenlmState) -> bool:
+        return self._key() >= other._key() if isinstance(other, KenlmState) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._words())
+
+    def __copy__(self) -> KenlmState:
+        made = KenlmState()
+        made._table, made._row = self._table, self._row
+        return made
+
+    def __deepcopy__(self, memo: Any = None) -> KenlmState:
+        return self.__copy__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        family = None if self._table is None else self._table.family
+        return _unpickled, (family, self._words())
+
+
+def _unpickled(family: Family | None, words: tuple[int, ...]) -> KenlmState:
+    made = KenlmState()
+    made._table = None if family is None else PickledStates(family, words)
+    return made

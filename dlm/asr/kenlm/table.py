@@ -1,0 +1,221 @@
+"""States of one model as small integers, and the steps between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.asr.contexts import BLOCK_WORDS, MAX_WORDS
+from dlm.asr.kenlm import kernels
+from dlm.asr.kenlm.row_kernels import CONTEXT_BYTES, HEAD_BYTES
+from dlm.asr.kenlm.scorer import TextScorer
+from dlm.client.utterance import SMALL_KIND, ContextBlocks, Family, States, Utterance
+from dlm.ngram.query import PARTIAL
+from dlm.ngram.vocab import as_bytes
+
+# At most, in memory that is taken as it is used: 5 MB of states of a model of order 5, and 4 MB of
+# steps. A table that is full is replaced; who holds a state keeps the table that it is of.
+STATES = 1 << 18
+STEPS = 1 << 18
+NEEDS_SHARD = kernels.NEEDS_SHARD
+UNKNOWN_WORDS = 1 << 16  # whose ids are kept, at most
+NULL = 0  # the row of the state that knows nothing of the past
+ROW_MASK = (1 << kernels.ROW_BITS) - 1
+
+
+class WordIds(dict[str, int]):
+    """Ids by word, each looked up once; forgets all of them where many unknown words came."""
+
+    def __init__(self, scorer: TextScorer, size: int) -> None:
+        self._find = scorer.id_of
+        self._most = size + UNKNOWN_WORDS
+
+    def __missing__(self, word: str) -> int:
+        if not isinstance(word, str):
+            raise TypeError(f"a word is a str, not {type(word).__name__}")
+        found = self._find(as_bytes(word))
+        if len(self) >= self._most:
+            self.clear()
+        self[word] = found
+        return found
+
+
+@dataclass(slots=True)
+class ModelCounts:
+    """What was asked of a model; see `KenlmModel.stats`."""
+
+    queries: int = 0
+    cached: int = 0
+    asked: int = 0
+    fetched: int = 0
+    partial: int = 0
+    small: int = 0
+
+
+class StepTable:
+    """States and steps of the model that an utterance is pinned to.
+
+    Args
+        utterance  of a client of servers, or of one in this process
+        counts     of the model; what the servers are asked is added
+        owner      of this table: states of its other tables may go on with those
+    Attributes
+        address    of the table
+        step       `kernels.step`, which takes it
+        begin      the row of the state at the beginning of a sentence
+        ids        of words;  scorer  looks them up, and scores sentences of a whole model
+    Guarantees
+        one row for each state: two rows of a table are two states. Threads share a table: its
+        kernels hold the GIL
+    """
+
+    def __init__(
+        self, utterance: Utterance, counts: ModelCounts, owner: object, *, states: int = STATES
+    ) -> None:
+        self.utterance = utterance
+        self.family: Family = utterance.family
+        self.order = utterance.order
+        self.owner = owner
+        self._counts = counts
+        self._states = states
+        local = utterance.local_model
+        self.is_whole = local is not None and len(local.shards) == 1
+        if local is not None and self.is_whole:
+            self.view = local.shards[0].view
+        else:
+            self.view = utterance.low_orders.low.view
+        self.scorer = TextScorer(utterance.vocabulary, self.order, self.view)
+        self.ids = WordIds(self.scorer, utterance.vocabulary_size)
+        width = max(self.order, 1)
+        self._width = HEAD_BYTES // 4 + width - 1
+        contexts = -(-(HEAD_BYTES + 4 * (width - 1)) // 8) * 8
+        stride = contexts + CONTEXT_BYTES * (width - 1)
+        self._rows = np.zeros((states + 1, stride // 4), np.uint32)
+        slots = 1 << (2 * states - 1).bit_length()
+        self._slots = np.zeros(slots, np.int64)
+        lines = STEPS // kernels.WAYS
+        cache = np.zeros(lines * kernels.LINE_BYTES // 8 + 8, np.int64)
+        self._cache = cache[-cache.ctypes.data % 64 // 8 :]
+        self._numbers = numbers = np.zeros(kernels.PLACES, np.int64)
+        numbers[kernels.VIEW] = self.view.ctypes.data
+        numbers[kernels.WHOLE] = int(self.is_whole)
+        numbers[kernels.ORDER] = self.order
+        numbers[kernels.ROWS] = self._rows.ctypes.data
+        numbers[kernels.STRIDE] = stride
+        numbers[kernels.CONTEXTS] = contexts
+        numbers[kernels.CAPACITY] = states
+        numbers[kernels.SLOTS] = self._slots.ctypes.data
+        numbers[kernels.SLOT_MASK] = slots - 1
+        numbers[kernels.CACHE] = self._cache.ctypes.data
+        numbers[kernels.LINE_MASK] = lines - 1
+        self._blocks: dict[int, ContextBlocks] = {}
+        self._held = 0  # words of these
+        self.address = numbers.ctypes.data
+        self.step = compiled().step
+        self.row_of(())
+        self.begin = self.row_of((utterance.vocabulary.begin_id,) if self.order > 1 else ())
+
+    def words(self, row: int) -> tuple[int, ...]:
+        """The ids of a state, most recent first."""
+        found = self._rows[row, : self._width].tolist()
+        return tuple(found[2 : 2 + found[0]])
+
+    def states(self, rows: NDArray[np.int64]) -> States:
+        """The states of these rows as a client has them."""
+        width = max(self.order - 1, 0)
+        found = self._rows[rows, : self._width]
+        # Most recent last, and at the right.
+        return States(
+            self.family,
+            np.ascontiguousarray(_cleared(found[:, 2:], found[:, 0])[:, ::-1][:, :width]),
+            found[:, 0].astype(np.uint8),
+        )
+
+    def row_of(self, words: Sequence[int]) -> int:
+        """The row of the state with these ids, most recent first; -1 where there is no room."""
+        return int(kernels.enter_state(self.address, np.array(words, np.uint32)))
+
+    def score_rows(
+        self, rows: NDArray[np.int64], words: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+        """Of a whole model: see `kernels.score_rows`; its last two arguments."""
+        shape = len(rows), words.shape[1]
+        found, reach = np.empty(shape, np.float32), np.empty(shape, np.uint8)
+        compiled().score_rows(self.address, rows, words, found, reach)
+        return found, reach
+
+    def renewed(self) -> StepTable:
+        """An empty table of the same utterance, in place of one that is full."""
+        self.count()
+        return StepTable(self.utterance, self._counts, self.owner, states=self._states)
+
+    def count(self) -> None:
+        """Adds what this table has counted to the model's counts, once."""
+        asked, hits = int(self._numbers[kernels.ASKED]), int(self._numbers[kernels.HITS])
+        asked += self.scorer.take_count()
+        self._counts.queries += asked
+        self._counts.cached += hits
+        self._counts.small += asked * (self.family.kind == SMALL_KIND)
+        self._numbers[kernels.ASKED] = self._numbers[kernels.HITS] = 0
+
+    def _blocks_of(self, row: int) -> ContextBlocks:
+        """All that is stored after a state: decoders ask many words of it."""
+        found = self._blocks.get(row)
+        if found is None:
+            found = self.utterance.context_blocks(self.states(np.array([row])))
+            self._counts.fetched += 1
+            if found.source[0] != PARTIAL:  # which is never remembered
+                self._held += BLOCK_WORDS + int(found.sizes[0])
+                if self._held > MAX_WORDS:
+                    self._blocks = {}
+                    self._held = BLOCK_WORDS + int(found.sizes[0])
+                self._blocks[row] = found
+        return found
+
+    def ask(self, row: int, word: int) -> tuple[float, int]:
+        """As `kernels.step`, from whoever holds what the low orders lack.
+
+        Raises  UnavailableError, ProtocolError, where the client has no partial model
+        """
+        blocks = self._blocks_of(row)
+        answers = blocks.answers(0, np.array([word], np.uint32))
+        is_partial = bool(blocks.source[0] == PARTIAL)
+        self._counts.asked += 1
+        self._counts.partial += is_partial
+        log10_prob, answer = compiled().enter_step(
+            self.address,
+            row,
+            word,
+            float(answers.log10_prob[0]),
+            int(answers.ngram_length[0]),
+            int(answers.state_length[0]),
+            not is_partial,
+        )
+        return log10_prob, answer
+
+
+def _cleared(words: NDArray[np.uint32], lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Zeros past each length."""
+    used = np.arange(words.shape[1])[None, :] < lengths[:, None]
+    return np.where(used, words, 0).astype(np.uint32)
+
+
+class Compiled(NamedTuple):
+    """The compiled functions themselves: numba's dispatchers take half as long again."""
+
+    step: Callable[[int, int, int], tuple[float, int]]
+    enter_step: Callable[..., tuple[float, int]]
+    score_rows: Callable[..., None]
+
+
+@lru_cache(1)
+def compiled() -> Compiled:
+    """Compiles them, unless that was done before."""
+    return Compiled(
+        kernels.step.compile(), kernels.enter_step.compile(), kernels.score_rows.compile()
+    )
