@@ -77,14 +77,15 @@ class DlmLM(LM):  # type: ignore[misc]
         self._contexts = Contexts(utterance, max_words)
         self._recombine = recombine
         self._ahead = ahead
-        self._coming: dict[State, None] = {}  # states that were not asked yet, the last at the end
+        self._coming: list[State] = []  # states as the decoder came to them
+        self._counts = self._contexts.counts
         self._records: dict[LMState, _Record] = {}
         self._interned: dict[State, LMState] = {}
 
     @property
     def counts(self) -> Counts:
         """What the decoder asked, and what it cost."""
-        return self._contexts.counts
+        return self._counts
 
     def start(self, start_with_nothing: bool) -> LMState:
         """The state at the beginning of a sentence, or the one that knows nothing of the past."""
@@ -97,7 +98,7 @@ class DlmLM(LM):  # type: ignore[misc]
 
     def score(self, state: LMState, usr_token_idx: int) -> tuple[LMState, float]:
         """The state after the word with this index, and log10 P of the word."""
-        self._contexts.counts.queries += 1
+        self._counts.queries += 1
         record = self._records.get(state)
         if record is None:
             raise QueryError(
@@ -122,20 +123,21 @@ class DlmLM(LM):  # type: ignore[misc]
         return self._put(state.child(index), after), log10_prob
 
     def _fetch(self, state: State) -> KnownContext:
-        self._coming.pop(state, None)
         found = self._contexts.find(state)
         if found is not None:
             return found
-        wanted = [state]
+        wanted = {state: None}
         while len(state) >= 2 and self._coming and len(wanted) <= self._ahead:
-            wanted.append(self._coming.popitem()[0])
-        return self._contexts.get_all(wanted)[0]
+            coming = self._coming.pop()
+            if self._contexts.find(coming) is None:
+                wanted[coming] = None
+        return self._contexts.get_all(list(wanted))[0]
 
     def _put(self, child: LMState, state: State) -> LMState:
         if self._recombine:
             child = self._interned.setdefault(state, child)
         if child not in self._records:
             self._records[child] = _Record(state)
-            if len(state) >= 2 and self._contexts.find(state) is None:
-                self._coming[state] = None
+            if len(state) >= 2:
+                self._coming.append(state)
         return child

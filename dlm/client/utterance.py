@@ -300,8 +300,9 @@ class ContextBlocks:
 
     def score(self, row: int, word: Word) -> tuple[float, State]:
         """log10 P of one word after one of the states, and the state after it."""
-        block = self._blocks[row]
-        number = self._handle._id(word)
+        block, handle = self._blocks[row], self._handle
+        known = type(word) is int and 0 <= word < handle.vocabulary_size
+        number: int = word if known else handle._id(word)  # type: ignore[assignment]
         log10_prob, length = block.score_word(number)
         words = (*block.words_before, number)
         return log10_prob, State(self.states.family, words[len(words) - length :])

@@ -6,7 +6,7 @@ answers after the whole context, and the weights that every other word is scored
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,10 @@ class ContextBlock:
     words: NDArray[np.uint32]
     answers: Answers
     source: int = FULL
+    words_before: tuple[int, ...] = field(init=False)  # the context as numbers
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "words_before", tuple(self.context.tolist()))
 
     @classmethod
     def make(
@@ -101,13 +105,8 @@ class ContextBlock:
         return self._with_source(out)
 
     @property
-    def words_before(self) -> tuple[int, ...]:
-        """The context, most recent word last."""
-        return tuple(self.context.tolist())
-
-    @property
     def _last(self) -> int:
-        return int(self.context[-1]) if len(self.context) else -1
+        return self.words_before[-1] if self.words_before else -1
 
     def _with_source(self, out: Answers) -> Answers:
         if self.source == PARTIAL:
