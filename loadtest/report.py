@@ -50,7 +50,8 @@ def build(records: Iterable[Record]) -> Report:
     window_s, load = header["window_s"], header["load"]
     looks = _looks(by_type["servers"], ready[0]["shard_set"][:ID_DIGITS])
     numbers = sorted({record["window"] for record in by_type["window"]})
-    windows, warmup = [], []
+    windows: list[_Merged] = []
+    warmup: list[_Merged] = []
     for number in numbers:
         parts = [record for record in by_type["window"] if record["window"] == number]
         length = window_s

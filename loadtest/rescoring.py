@@ -55,7 +55,9 @@ def read_transcripts(path: Path, *, as_spoken: bool) -> list[Transcript]:
     header = lines[0].split("\t") if lines else []
     is_table = {"seconds", "speaker", "text"} <= set(header)
     found = []
-    rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if is_table else lines
+    rows: Iterable[dict[str, str] | str] = (
+        csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if is_table else lines
+    )
     for number, row in enumerate(rows):
         text = row["text"] if isinstance(row, dict) else row
         words = tuple(word.encode() for word in (spoken(text) if as_spoken else text.split()))

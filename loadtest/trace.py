@@ -338,7 +338,8 @@ def _places(column: pa.Array, names: Sequence[str], what: str, where: str) -> ND
     if found.null_count:
         other = sorted(set(column.to_pylist()) - set(names))
         raise FormatError(f"{where} has requests of {what} {other[0]!r}; expected {list(names)}")
-    return found.to_numpy(zero_copy_only=False).astype(np.uint8)
+    places: NDArray[np.uint8] = found.to_numpy(zero_copy_only=False).astype(np.uint8)
+    return places
 
 
 def _check(trace: Trace, columns: Mapping[str, pa.Array], where: str) -> None:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,15 +49,9 @@ class ClientSettings:
 
     def config(self) -> ClientConfig:
         """Of each client."""
-        rest = {} if self.cache_dir is None else {"cache_dir": Path(self.cache_dir)}
         small = None if self.small is None else Path(self.small)
-        return ClientConfig(
-            deadline_s=self.deadline_s,
-            connect_s=CONNECT_S,
-            partial=self.partial,
-            small=small,
-            **rest,
-        )
+        config = ClientConfig(self.deadline_s, CONNECT_S, partial=self.partial, small=small)
+        return config if self.cache_dir is None else replace(config, cache_dir=Path(self.cache_dir))
 
 
 @dataclass(frozen=True, slots=True)
