@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,14 @@ def distill_files(
     else:
         source = SampledSource(inputs.source, request.source, _digest(request))
         text = None if request.text is None else _given(request.text, request.public)
-        about = {"method": "relative entropy, samples", **_about(request, text)}
+        counted = [work.settings_of(given) for given in request.counts]
+        if missing := work.missing_parts(counted):
+            progress(f"note: counts of some parts alone; not given: {', '.join(missing)}")
+        about = {"method": "relative entropy, samples", **_about(request, text, counted)}
         if "text" in about:
-            what, line = "the text that was counted", _text_record_in(request.counts)
+            what, line = "the text that was counted", ""
+            if counted:
+                line = str(counted[0].get("text_record", ""))
             if text is not None:
                 what, line = f"the text {text.name}", text.record
             inputs.comments[what] = [line or _record(what, None, request.public).line]
@@ -237,21 +242,17 @@ def _given(path: Path, public: str) -> GivenText:
     return GivenText(path.name, sha256, blocks, "" if record is None else record.line)
 
 
-def _text_record_in(counts: Sequence[Path]) -> str:
-    """The record of the text that parts were counted of; "" where they know of none."""
-    return str(work.settings_of(counts[0]).get("text_record", "")) if counts else ""
-
-
-def _about(request: DistillRequest, text: GivenText | None) -> dict[str, Any]:
+def _about(
+    request: DistillRequest, text: GivenText | None, counted: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """What the header says of the sentences and of an inferred topology."""
     about: dict[str, Any] = {}
     if text is not None:
         about["text"] = {"name": text.name, "sha256": text.sha256}
-    if request.counts:
-        parts = [work.settings_of(given) for given in request.counts]
-        about["parts"] = [part[work.SHARE] for part in parts]
-        if "text" in parts[0]:
-            about["text"] = {"sha256": parts[0]["text"]}
+    if counted:
+        about["parts"] = [part[work.SHARE] for part in counted]
+        if "text" in counted[0]:
+            about["text"] = {"sha256": counted[0]["text"]}
     if request.samples is not None:
         about |= {"samples": int(request.samples), "seed": request.seed}
     if request.infers:

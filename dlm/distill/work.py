@@ -192,6 +192,25 @@ def _check_counts(found: checkpoint.Checkpoint, sums: Sequence[NDArray[np.float6
             )
 
 
+def missing_parts(counted: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Parts that are not among some whose settings these are, as "2/3 of seed 0"; in order."""
+    given: dict[str, set[str]] = {}
+    for settings in counted:
+        share = settings[SHARE]
+        whole, part = f"seed {share.get('seed')}", str(share.get("part"))
+        if "text" in settings:
+            whole, part = "the text", f"{part}/{settings.get('parts')}"
+        _, _, most = part.partition("/")
+        if most.isdecimal():
+            given.setdefault(f"{whole} {most}", set()).add(part)
+    found = []
+    for name, parts in sorted(given.items()):
+        whole, _, most = name.rpartition(" ")
+        every = (f"{place}/{most}" for place in range(1, int(most) + 1))
+        found += [f"{part} of {whole}" for part in every if part not in parts]
+    return found
+
+
 def settings_of(given: Path) -> Mapping[str, Any]:
     """With which a file, or a folder of `--work`, was counted; raises as `add_parts`."""
     return _read(_file(given)).settings

@@ -147,11 +147,17 @@ def _first(stage: StagePlan, found: Found) -> NextAction:
     if not there and stage.name not in found.under_way:
         return NextAction("begin", stage.name, (stage.name,))
     what = there[0] if there else f"a run of {stage.name}"
+    todo = "Remove it, or give another [run] folder"
+    if stage.releases:
+        todo = (
+            "Restore journal.json, or give another [run] folder: what the stage released about "
+            "users stays released, and the guarantees of both runs add up (dlm privacy compose)"
+        )
     return NextAction(
         "refuse",
         stage.name,
-        why=f"{stage.name}: {what} is there, and the journal of this folder does not know it; "
-        "remove it, or give another [run] folder",
+        why=f"{stage.name}: {what} is there, and the journal of this folder does not know it. "
+        f"{todo}",
     )
 
 

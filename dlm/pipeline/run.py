@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,16 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlm import config
-from dlm.errors import ConfigError
+from dlm.errors import ConfigError, DlmError
 from dlm.federated.provenance import file_digest
 from dlm.files import lock_file
 from dlm.pipeline.check import check, voids
-from dlm.pipeline.decide import Entry, Found, NextAction, next_action
+from dlm.pipeline.decide import Entry, Found, NextAction, StagePlan, next_action
 from dlm.pipeline.journal import PipelineJournal
 from dlm.pipeline.report import MARKDOWN, WholeReport, whole_report, write_report
 from dlm.pipeline.settings import PipelineSettings
 from dlm.pipeline.stage import Places, Stage
 from dlm.pipeline.stages import stages_of
+from dlm.pipeline.user_stages import USERS
 from dlm.progress import ProgressReporter
 
 JOURNAL = "journal.json"
@@ -83,16 +85,24 @@ class Pipeline:
                 self._tell_done(action, told, progress)
                 if action.kind == "refuse":
                     raise ConfigError(action.why)
+                self._forget_text(action)
                 stage = self._by_name[action.stage]
                 said = {"go on": ", goes on", "adopt": ", done before"}.get(action.kind, "")
                 progress.tell(f"{self._number(stage)}{said}: {stage.what}")
                 told.add(stage.name)
                 self._do(stage, action, journal, digests, progress)
             self._tell_done(action, told, progress)
-            shutil.rmtree(self._at.users, ignore_errors=True)
+            self._forget_text(action)
             report = whole_report(self.settings, self.stages)
             write_report(report, self.folder)
         return report
+
+    def _forget_text(self, action: NextAction) -> None:
+        """Removes users' sorted text, once no stage is left that reads it."""
+        names = [stage.name for stage in self.stages]
+        left = self.stages[names.index(action.stage) :] if action.stage else []
+        if not any(USERS in stage.plan.reads for stage in left):
+            shutil.rmtree(self._at.users, ignore_errors=True)
 
     def look(self) -> list[tuple[Stage, str]]:
         """Each stage, and what would be done about it: "done", "begin", "go on" or why it is
@@ -147,12 +157,29 @@ class Pipeline:
             reads = {what: found[p] for what, p in stage.plan.reads.items() if p in found}
             journal.write(stage.name, Entry(stage.plan.settings, reads))
         if action.kind != "adopt":
-            stage.run(progress)
+            try:
+                stage.run(progress)
+            except DlmError as exc:
+                for note in as_settings(str(exc), stage.plan):
+                    exc.add_note(note)
+                raise
         if stage.spare is not None:
             shutil.rmtree(stage.spare, ignore_errors=True)
         entry = journal.entries[stage.name]
         wrote = digests.of(stage.plan.writes)
         journal.write(stage.name, Entry(entry.settings, entry.reads, wrote))
+
+
+def as_settings(text: str, plan: StagePlan) -> list[str]:
+    """How a configuration says the options that an error of a command's function advises."""
+    options = dict.fromkeys(re.findall(r"--([a-z][a-z-]*[a-z])", text))
+    found = []
+    for option in options:
+        name = option.replace("-", "_")
+        place = "run" if name in ("memory", "threads") else plan.name
+        if place == "run" or name in plan.settings:
+            found.append(f"in the configuration --{option} is {name} below [{place}]")
+    return found
 
 
 @dataclass

@@ -117,11 +117,16 @@ def _prune(settings: PipelineSettings, at: Places) -> Stage | None:
         before, after = sum(done.result.counts_before), sum(done.result.counts)
         progress.tell(f"{before:,} to {after:,} n-grams")
 
-    asked = " and ".join(f"{name} {value}" for name, value in given.goal.facts().items())
+    asked = {
+        f"{given.ngrams} n-grams": given.ngrams,
+        f"{given.size} bytes": given.size,
+        f"a threshold of {given.threshold}": given.threshold,
+    }
+    how = next(text for text, value in asked.items() if value is not None)
     settings_of = {**given.goal.facts(), "keep_suffixes": given.keep_suffixes}
     return Stage(
         stage_plan(at, "prune", settings_of, {"the distilled model": at.distilled}, at.model),
-        f"the model is pruned to {asked}",
+        f"the model is pruned to {how}",
         run,
     )
 

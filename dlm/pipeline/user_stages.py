@@ -20,6 +20,8 @@ from dlm.pipeline.settings import PipelineSettings, counts_of, pieces_of, vouche
 from dlm.pipeline.stage import Places, Stage, recorded, stage_plan
 from dlm.progress import ProgressReporter
 
+USERS = "inputs.users"  # what stages call users' text that they read
+
 
 def open_users(settings: PipelineSettings) -> UserDataset:
     """The users, sorted into the pipeline's folder.
@@ -61,7 +63,7 @@ def unigrams_stage(settings: PipelineSettings, at: Places) -> Stage | None:
     if given is None or whitelist is None:
         return None
     output = counts_of(settings.run)
-    reads = {"inputs.users": settings.inputs.users, **recorded("inputs.whitelist", whitelist)}
+    reads = {USERS: settings.inputs.users, **recorded("inputs.whitelist", whitelist)}
 
     def run(progress: ProgressReporter) -> None:
         rounds = _Rounds(progress, given.rounds, timed=not given.released)
@@ -132,7 +134,7 @@ def federate_stage(settings: PipelineSettings, at: Places) -> Stage:
     """A network is trained."""
     given = settings.federate
     words = given.data.vocabulary
-    reads = {"inputs.users": settings.inputs.users, **recorded("the vocabulary", words)}
+    reads = {USERS: settings.inputs.users, **recorded("the vocabulary", words)}
     if given.pretrain.text:
         reads |= recorded("federate.pretrain.text", Path(given.pretrain.text))
 

@@ -120,6 +120,8 @@ def test_parts_of_several_workers_become_one_model(home: Path) -> None:
     with ArpaReader(home / "out.arpa") as reader:
         facts = json.loads(reader.comments[0].partition(": ")[2])
     assert [share["part"] for share in facts["parts"]] == ["1/2", "2/2"]
+    some = dlm(*args, "--counts", "part2", "-o", "some.arpa")
+    assert "not given: 1/2 of seed 0" in some.stderr
 
 
 def test_the_same_command_goes_on_and_another_is_refused(home: Path) -> None:

@@ -247,6 +247,16 @@ def test_counts_are_for_their_owner_alone(tmp_path: Path) -> None:
     assert (tmp_path / "part" / work.COUNTS).stat().st_mode & 0o777 == 0o600
 
 
+def test_parts_that_are_not_given_are_named() -> None:
+    """Of samples by their seed, and of a text; none where all are there."""
+    samples = [Sampling(90, seed=seed, part=part).settings() for seed, part in
+               ((0, (1, 3)), (0, (3, 3)), (4, (1, 1)), (5, (2, 2)))]  # fmt: skip
+    assert work.missing_parts(samples) == ["2/3 of seed 0", "1/2 of seed 5"]
+    assert work.missing_parts(samples[2:3]) == []
+    text = [Sampling(text=TEXT, part=(2, 2)).settings()]
+    assert work.missing_parts(text) == ["1/2 of the text"]
+
+
 WORKER = """
 import sys
 from pathlib import Path

@@ -166,3 +166,14 @@ def test_an_input_that_came_or_went_is_a_change() -> None:
     journal["count"] = replace(entry(COUNT), reads={**entry(COUNT).reads, "record": "R"})
     assert "record (u.rec) is missing" in next_action(stages, journal, found).why
     assert "record is no longer read" in next_action(STAGES, journal, found).why
+
+
+def test_what_a_lost_journal_leaves_of_users_is_not_to_be_removed() -> None:
+    """A second release adds to the first; other files may go."""
+    _, found = after(TOPOLOGY, COUNT)
+    assert "Remove it, or" in next_action(STAGES, {}, found).why
+    journal, _ = after(TOPOLOGY)
+    refused = next_action(STAGES, journal, found)
+    assert (refused.kind, refused.stage) == ("refuse", "count")
+    assert "Restore journal.json" in refused.why
+    assert "remove" not in refused.why.lower()

@@ -11,7 +11,7 @@ pytest.importorskip("jax", reason="pip install -e '.[train]'")
 pytest.importorskip("optax", reason="pip install -e '.[train]'")
 
 from dlm.errors import ConfigError, DlmError
-from dlm.pipeline.run import Pipeline
+from dlm.pipeline.run import Pipeline, as_settings
 from dlm.pipeline.settings import PipelineSettings
 
 CONFIG = """
@@ -154,3 +154,13 @@ def test_the_example_reads_and_names_no_unknown_setting(tmp_path: Path) -> None:
     assert found.run.seed is None
     assert {"run", "inputs", "unigrams", "federate", "estimate", "prune", "shard"} < set(tables)
     assert len(Pipeline(found).stages) == 7
+
+
+def test_an_option_that_an_error_advises_is_named_as_a_setting(tmp_path: Path) -> None:
+    """Where the stage has one; what no stage has stays as it is."""
+    (estimate, *_) = Pipeline(read(tmp_path)).stages
+    said = "remove lines, or pass --discount-fallback; raise --memory; see --tmp"
+    assert as_settings(said, estimate.plan) == [
+        "in the configuration --discount-fallback is discount_fallback below [estimate]",
+        "in the configuration --memory is memory below [run]",
+    ]
