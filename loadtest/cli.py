@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from dlm.errors import ConfigError, DlmError
+from dlm.extras import packages_of, pip_install
 
 if TYPE_CHECKING:
     from loadtest.plan import Load
 
+# Packages of the extra `asr`, which only recording of speech needs.
+SPEECH = {"flashlight", "hama", "soundfile", "soxr"}
 DEMO_TRACE = Path(__file__).parent / "traces/read-speech.parquet"
 
 app = typer.Typer(
@@ -233,8 +236,8 @@ def record(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Lattices: a folder or file of SLF. Or text: a sentence per line, or TSV with the "
-            "columns seconds, speaker and text."
+            help="Audio: a file or a folder. Or lattices: SLF, a file or a folder. Or text: a "
+            "sentence per line, or TSV with the columns seconds, speaker and text."
         ),
     ],
     model: Annotated[
@@ -255,29 +258,32 @@ def record(
     limit: Annotated[int, typer.Option(min=0, help="Utterances at most; 0: all.")] = 0,
     audio: Annotated[str, typer.Option(help="Source and licence of the audio, kept inside.")] = "",
 ) -> None:
-    """Record what a rescorer asks while it rescores lattices, or known text.
+    """Record what a decoder asks: of audio word by word, of lattices and text by position.
 
-    Of text, candidates are the words that are spelled most alike, and times follow the letters.
+    Audio is decoded as dlm transcribe does, lattices as dlm rescore does. Of text, candidates are
+    the words that are spelled most alike, and times follow the letters.
 
-    Example: python -m loadtest record lattices/ --model shards/model --output t.parquet
+    Example: python -m loadtest record audio/ --model shards/model --output t.parquet
     """
     from dlm.asr.open import open_model
     from dlm.cli.progress import stage_printer
     from dlm.progress import ProgressReporter
-    from loadtest.decoders import lattice_files, lattices_of, transcripts_of
+    from loadtest.decoders import files_of, lattices_of, speech_of, transcripts_of
     from loadtest.recorder import Recorder
     from loadtest.trace import write_trace
 
-    files = lattice_files(source)
+    lattices, speech = files_of(source)
     tell = stage_printer()
     with open_model(model, tell=tell) as client:
         recorder = Recorder(client)
-        if files:
-            decode = lattices_of(recorder, files[: limit or None], lm_scale)
+        if lattices:
+            decode = lattices_of(recorder, lattices[: limit or None], lm_scale)
+        elif speech:
+            decode = speech_of(recorder, speech[: limit or None], tell)
         else:
             decode = transcripts_of(recorder, source, spoken, limit, contexts, words)
         progress = ProgressReporter(tell)
-        progress.stage(f"rescoring {len(decode.steps)} utterances", len(decode.steps), "utterances")
+        progress.stage(f"decoding {len(decode.steps)} utterances", len(decode.steps), "utterances")
         for step in decode.steps:
             step()
             progress.step(1)
@@ -363,6 +369,11 @@ def _told() -> Iterator[None]:
     except OSError as exc:
         text = exc.strerror or str(exc)
         text, notes = (text if exc.filename is None else f"{exc.filename}: {text}"), []
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").split(".")[0] not in SPEECH:
+            raise
+        command = pip_install(packages_of("asr"))
+        text, notes = f"decoding needs {exc.name}, which is not installed; run", [command]
     except KeyboardInterrupt:
         sys.exit(130)
     print("\n     ".join([f"loadtest: {text}", *notes]), file=sys.stderr)

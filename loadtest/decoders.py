@@ -7,16 +7,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from dlm.asr.audio import SAMPLE_RATE, read_audio
 from dlm.asr.lattice import Scales
 from dlm.asr.rescore import PositionBatch, Search, rescore
 from dlm.asr.slf import read_slf, utterance_id
-from dlm.client import Utterance
+from dlm.client import Client, Utterance
 from dlm.errors import TextError
+from dlm.progress import Tell
 from loadtest import rescoring
 from loadtest.recorder import Recorder
 
-ENDINGS = (".slf", ".lat", ".htk")
+if TYPE_CHECKING:
+    from dlm.asr.transcribe import Transcriber
+
+LATTICES = (".slf", ".lat", ".htk")
+AUDIO = (".flac", ".wav", ".ogg", ".mp3")
 COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
 
 
@@ -32,22 +39,26 @@ class Decoding:
     steps: Sequence[Callable[[], None]]
 
 
-def lattice_files(source: Path) -> list[Path]:
-    """The SLF files that `source` is or holds; none where it is something else.
+def files_of(source: Path) -> tuple[list[Path], list[Path]]:
+    """The lattices and the audio files that `source` is or holds; none where it is a text.
 
-    Raises  TextError  a folder without any
+    Raises  TextError  a folder without any of them, or with both
     """
     files = sorted(source.iterdir()) if source.is_dir() else [source]
-    found = [file for file in files if _is_lattice(file.name)]
-    if source.is_dir() and not found:
-        raise TextError(f"{source} holds no lattice; files that end in {', '.join(ENDINGS)} do")
-    return found
+    lattices = [file for file in files if _plain(file.name).endswith(LATTICES)]
+    audio = [file for file in files if file.name.endswith(AUDIO)]
+    if source.is_dir() and bool(lattices) == bool(audio):
+        raise TextError(
+            f"{source} holds {len(lattices)} lattices ({', '.join(LATTICES)}) and {len(audio)} "
+            f"audio files ({', '.join(AUDIO)}); a folder of one kind is expected"
+        )
+    return lattices, audio
 
 
-def _is_lattice(name: str) -> bool:
+def _plain(name: str) -> str:
     for ending in COMPRESSED:
         name = name.removesuffix(ending)
-    return name.endswith(ENDINGS)
+    return name
 
 
 def lattices_of(recorder: Recorder, files: Sequence[Path], lm_scale: float) -> Decoding:
@@ -77,6 +88,35 @@ def _rescore_lattice(recorder: Recorder, file: Path, search: Search) -> None:
 def _as_utterance(handle: object) -> Utterance:
     """A recording handle has the methods of an utterance that a decoder asks."""
     return handle  # type: ignore[return-value]
+
+
+def speech_of(recorder: Recorder, files: Sequence[Path], tell: Tell) -> Decoding:
+    """What a CTC beam search asks word by word: `dlm transcribe`'s own decoder.
+
+    The decoder does not say at which frame it asks, but it asks in their order: the requests of a
+    segment are spread evenly over it.
+
+    Raises  ConfigError, ModuleNotFoundError  see `dlm.asr.transcribe.Transcriber`
+    """
+    from dlm.asr.transcribe import Transcriber
+
+    with recorder.silent():  # the lexicon's unigrams
+        transcriber = Transcriber(_as_client(recorder), tell=tell)
+    name = f"dlm transcribe, {transcriber.settings}"
+    return Decoding(name, [partial(_transcribe, recorder, transcriber, file) for file in files])
+
+
+def _as_client(recorder: object) -> Client:
+    return recorder  # type: ignore[return-value]
+
+
+def _transcribe(recorder: Recorder, transcriber: Transcriber, file: Path) -> None:
+    samples = read_audio(file)
+    seconds = len(samples) / SAMPLE_RATE
+    name = file.stem
+    with recorder.spoken(name, speaker=name.split("-")[0], seconds=seconds, kind="frame"):
+        for segment in transcriber.transcribe(samples):
+            recorder.spread(segment.start_s, min(segment.end_s, seconds))
 
 
 def transcripts_of(

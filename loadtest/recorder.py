@@ -39,6 +39,7 @@ class Recorder:
 
     at_s        audio time of what is asked next; None spreads an utterance's requests evenly
     utterances  those that have ended, with what was asked
+    is_silent   whether nothing is noted now, see `silent`
     """
 
     def __init__(self, client: Client) -> None:
@@ -46,7 +47,7 @@ class Recorder:
         self.utterances: list[Spoken] = []
         self._client = client
         self._kind = ""
-        self._is_silent = False
+        self.is_silent = False
         self._noted: list[tuple[float | None, Request]] | None = None
 
     @contextmanager
@@ -70,14 +71,22 @@ class Recorder:
         """A handle that records; options are those of `Client.utterance`."""
         return RecordingUtterance(self._client.utterance(**options), self)
 
+    def spread(self, begin_s: float, end_s: float) -> None:
+        """Gives what was asked so far without a time one between these, evenly, in its order."""
+        open_ = [at for at, (at_s, _) in enumerate(self._noted or ()) if at_s is None]
+        for number, at in enumerate(open_, 1):
+            assert self._noted is not None
+            at_s = begin_s + (end_s - begin_s) * number / len(open_)
+            self._noted[at] = (at_s, self._noted[at][1])
+
     @contextmanager
     def silent(self) -> Iterator[None]:
         """Within, nothing is noted: what a decoder asks once, before it hears anything."""
-        self._is_silent = True
+        self.is_silent = True
         try:
             yield
         finally:
-            self._is_silent = False
+            self.is_silent = False
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -94,7 +103,7 @@ class Recorder:
 
         Raises  QueryError  no utterance is being spoken
         """
-        if self._is_silent:
+        if self.is_silent:
             return
         if self._noted is None:
             raise QueryError(
@@ -126,7 +135,7 @@ class RecordingUtterance:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name not in _SILENT:
+        if name not in _SILENT and not self._recorder.is_silent:
             raise QueryError(
                 f"{name} of a handle is not recorded; expected extend, score, "
                 "score_sentences or context_blocks"

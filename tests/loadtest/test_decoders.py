@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from cluster import ModelFiles
 from dlm.asr.lattice import Scales
+from dlm.asr.open import open_model
 from dlm.asr.rescore import PositionBatch, Search, rescore
 from dlm.asr.slf import read_slf
 from dlm.client import Client
 from dlm.errors import TextError
-from loadtest.decoders import lattice_files, lattices_of, transcripts_of
+from loadtest.decoders import files_of, lattices_of, speech_of, transcripts_of
 from loadtest.recorder import Recorder
+from loadtest.trace import trace_of
 
+ROOT = Path(__file__).parents[2]
+DATA = Path(os.environ.get("DLM_SHARED_DATA", ROOT.parent / "shared/data"))
+AUDIO = DATA / "speech/flac/LJ001-0002.flac"
 SLF = """VERSION=1.0
 UTTERANCE=19-1-0
 N=5 L=6
@@ -42,7 +48,7 @@ def test_a_lattice_is_recorded_as_dlm_rescore_asks_it(files: ModelFiles, tmp_pat
         search = Search(Scales(lm=12.0))
         rescore(read_slf(path), client.utterance(), search, asked.append)
         recorder = Recorder(client)
-        decoding = lattices_of(recorder, lattice_files(tmp_path), 12.0)
+        decoding = lattices_of(recorder, files_of(tmp_path)[0], 12.0)
         for step in decoding.steps:
             step()
         words = client.vocabulary.words
@@ -57,15 +63,41 @@ def test_a_lattice_is_recorded_as_dlm_rescore_asks_it(files: ModelFiles, tmp_pat
         assert request.kind == "lattice"
 
 
-def test_files_that_are_lattices_are_found(tmp_path: Path) -> None:
-    """By their endings, compressed or not; a folder without any is refused."""
-    with pytest.raises(TextError, match="holds no lattice"):
-        lattice_files(tmp_path)
+def test_files_that_are_lattices_or_audio_are_found(tmp_path: Path) -> None:
+    """By their endings, compressed or not; a folder without any, or with both, is refused."""
+    with pytest.raises(TextError, match="holds 0 lattices"):
+        files_of(tmp_path)
     for name in ("b.slf.gz", "a.lat", "c.txt"):
         (tmp_path / name).write_text("")
-    assert [path.name for path in lattice_files(tmp_path)] == ["a.lat", "b.slf.gz"]
-    assert lattice_files(tmp_path / "c.txt") == []
-    assert lattice_files(tmp_path / "b.slf.gz") == [tmp_path / "b.slf.gz"]
+    assert files_of(tmp_path) == ([tmp_path / "a.lat", tmp_path / "b.slf.gz"], [])
+    assert files_of(tmp_path / "c.txt") == ([], [])
+    assert files_of(tmp_path / "b.slf.gz") == ([tmp_path / "b.slf.gz"], [])
+    (tmp_path / "d.flac").write_text("")
+    assert files_of(tmp_path / "d.flac") == ([], [tmp_path / "d.flac"])
+    with pytest.raises(TextError, match=r"holds 2 lattices .* and 1 audio files"):
+        files_of(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not AUDIO.exists(), reason=f"no {AUDIO}; see DLM_SHARED_DATA")
+def test_speech_is_recorded_as_dlm_transcribe_asks_it(tmp_path: Path) -> None:
+    """Blocks of contexts, in order, within the audio; then the sentence's scores."""
+    for package in ("flashlight", "hama", "soundfile"):
+        pytest.importorskip(package)
+    with open_model(ROOT / "dlm/data/books20k.arpa.zst") as client:
+        recorder = Recorder(client)
+        decoding = speech_of(recorder, [AUDIO], lambda line: None)
+        decoding.steps[0]()
+    (one,) = recorder.utterances
+    assert one.seconds == pytest.approx(1.9, abs=0.01)
+    times = [request.at_s for request in one.requests]
+    assert times == sorted(times)
+    assert 0 < times[0] < times[-1] == pytest.approx(one.seconds, abs=0.01)
+    calls = [request.call for request in one.requests]
+    assert calls.count("context_blocks") > 10
+    assert {request.kind for request in one.requests} == {"frame"}
+    trace = trace_of(recorder.utterances)
+    assert trace.asks.all()
 
 
 def test_texts_are_recorded_line_by_line(files: ModelFiles, tmp_path: Path) -> None:
