@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Packages of the extra `asr`, which only recording of speech needs.
 SPEECH = {"flashlight", "hama", "soundfile", "soxr"}
-DEMO_TRACE = Path(__file__).parent / "traces/read-speech.parquet"
+DEMO_TRACE = Path(__file__).parent / "traces/rescoring.parquet"
 
 app = typer.Typer(
     name="python -m loadtest",
@@ -339,7 +339,7 @@ def synth(
 def show(trace: Annotated[Path, typer.Argument(help="A trace.")]) -> None:
     """Print what a trace holds.
 
-    Example: python -m loadtest show loadtest/traces/read-speech.parquet
+    Example: python -m loadtest show loadtest/traces/rescoring.parquet
     """
     _describe(trace)
 

@@ -133,6 +133,7 @@ class Replay:
         self._due_s = math.inf  # of the request that is sent next: what was due before is sent
         self._before: Record = {}
         self.fault: BaseException | None = None  # what no decoder should meet: a bug
+        self.watch: Callable[[float], object] | None = None  # takes each latency in seconds
 
     def prepare(self, requests: Iterable[int]) -> None:
         """Looks up the words of these requests, so that no time of the run goes into it."""
@@ -264,6 +265,8 @@ class Replay:
         window.late_s.append(sent - self._start - due_s)
         if outcome in LASTED:
             window.latency_s.append(done - self._start - due_s)
+            if self.watch is not None:
+                self.watch(window.latency_s[-1])
             window.service_s.append(done - sent)
         window.call_s += done - sent
         window.ended += 1

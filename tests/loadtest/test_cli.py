@@ -79,12 +79,17 @@ def test_record_show_and_synth_go_from_text_to_a_larger_trace(
     assert synthetic["seed"] == 1
 
 
-def test_the_trace_that_comes_along_is_small_and_says_where_it_is_from() -> None:
-    """Its audio may be used by anybody."""
-    trace = read_trace(DEMO_TRACE)
-    assert DEMO_TRACE.stat().st_size < 100_000
+@pytest.mark.parametrize(("name", "kind"), [("rescoring", "lattice"), ("ctc", "frame")])
+def test_the_traces_that_come_along_are_small_and_say_where_they_are_from(
+    name: str, kind: str
+) -> None:
+    """Their audio may be used by anybody."""
+    path = DEMO_TRACE.with_name(f"{name}.parquet")
+    trace = read_trace(path)
+    assert path.stat().st_size < 100_000
     assert "public domain" in trace.about["audio"]
     assert len(trace) > 300
+    assert {request.kind for one in trace.utterances() for request in one.requests} == {kind}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from loadtest.trace import Trace, read_trace, trace_of
 
 # The beginning of an utterance, where a rescorer asks all unigrams, is not like its middle.
 FOR_ANY_LENGTH = ("utterances", "speakers")
-PACKAGED = Path(__file__).parents[2] / "loadtest/traces/read-speech.parquet"
+PACKAGED = Path(__file__).parents[2] / "loadtest/traces/rescoring.parquet"
 
 
 def made(trace: Trace, scale: Scale) -> Trace:
