@@ -133,6 +133,11 @@ def _distances(reference: Sequence[str], hypothesis: Sequence[str]) -> NDArray[n
     return table
 
 
+def distance(reference: Sequence[str], hypothesis: Sequence[str]) -> int:
+    """The number of errors alone."""
+    return int(_distances(reference, hypothesis)[-1, -1])
+
+
 def word_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> WordErrors:
     """The errors of a hypothesis."""
     kinds = [step[0] for step in align(reference, hypothesis)]

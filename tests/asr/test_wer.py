@@ -14,6 +14,7 @@ from dlm.asr.transcripts import paired, read_transcripts
 from dlm.asr.wer import (
     WordErrors,
     align,
+    distance,
     error_rate,
     rate_difference,
     spoken_words,
@@ -29,16 +30,16 @@ def plain_distance(reference: list[str], hypothesis: list[str]) -> int:
     """Levenshtein's recursion."""
 
     @cache
-    def distance(i: int, j: int) -> int:
+    def errors(i: int, j: int) -> int:
         if i == 0 or j == 0:
             return i + j
         return min(
-            distance(i - 1, j) + 1,
-            distance(i, j - 1) + 1,
-            distance(i - 1, j - 1) + (reference[i - 1] != hypothesis[j - 1]),
+            errors(i - 1, j) + 1,
+            errors(i, j - 1) + 1,
+            errors(i - 1, j - 1) + (reference[i - 1] != hypothesis[j - 1]),
         )
 
-    return distance(len(reference), len(hypothesis))
+    return errors(len(reference), len(hypothesis))
 
 
 @settings(max_examples=300, deadline=None)
@@ -53,6 +54,7 @@ def test_an_alignment_is_a_shortest_way(reference: list[str], hypothesis: list[s
         assert kind == expected
     errors = word_errors(reference, hypothesis)
     assert errors.errors == plain_distance(reference, hypothesis)
+    assert distance(reference, hypothesis) == errors.errors
     assert errors.words == len(reference)
 
 

@@ -7,8 +7,8 @@ speech (`DLM_SHARED_DATA`/speech): posteriors of the packaged acoustic model, cl
 babble of other speakers at so many dB; flashlight's beam search over a lexicon of 60,000 words;
 the models of `wer_models.py`. Utterances that share 8 words in a row with their text are left out.
 
-1. weights are tuned with KenLM, which is quick, on a grid; each speaker's are those that are best
-   for all other speakers
+1. weights are tuned with KenLM, which is quick, on a grid, with a beam of 20; each speaker's are
+   those that are best for all other speakers
 2. each speaker is decoded with these by KenLM, and by a real cluster of two servers; `partial` by
    the client of the full model whose servers have been killed
 3. the table: WER with its interval (bootstrap by speaker), the difference from full (paired), the
@@ -57,6 +57,7 @@ from dlm.asr.wer import (
     Interval,
     WordErrors,
     by_group,
+    distance,
     error_rate,
     rate_difference,
     total,
@@ -69,7 +70,7 @@ from dlm.files import replacing, write_whole
 CONDITIONS = ("clean", "10", "5", "0")  # dB of speech above babble
 VOICES = 6  # of the babble
 SHARDS = 2
-BEAM, NBEST = 60, 100
+BEAM, TUNING_BEAM, NBEST = 60, 20, 100
 GRID = tuple(product((1.0, 1.5, 2.0, 2.5, 3.0), (-1.0, 0.0, 1.0)))
 SHOWS = 1.96 + 0.84  # standard errors: found at 5 %, in 80 of 100 samples
 
@@ -136,9 +137,9 @@ class Study:
         gain = samples.std() / babble.std() * 10.0 ** (-float(condition) / 20.0)
         return np.asarray(samples + gain * babble, np.float32)
 
-    def decoder(self, weights: Weights, nbest: int = 1) -> CtcDecoder:
+    def decoder(self, weights: Weights, *, beam: int = BEAM, nbest: int = 1) -> CtcDecoder:
         """The beam search with these weights."""
-        settings = BeamSettings(lm_weight=weights[0], word_score=weights[1], beam=BEAM, nbest=nbest)
+        settings = BeamSettings(lm_weight=weights[0], word_score=weights[1], beam=beam, nbest=nbest)
         acoustic = self.acoustic
         return CtcDecoder(
             self.lexicon,
@@ -169,8 +170,8 @@ def decode(decoder: CtcDecoder, lm: Any, one: Spoken, posteriors: NDArray[np.flo
     sentences = decoder.decode(posteriors, lm)
     seconds = time.perf_counter() - began
     texts = [sentence.text for sentence in sentences] or [""]
-    errors = [word_errors(one.words, text.split()) for text in texts]
-    return Decoded(texts[0], errors[0], min(e.errors for e in errors), seconds)
+    fewest = min(distance(one.words, text.split()) for text in texts)
+    return Decoded(texts[0], word_errors(one.words, texts[0].split()), fewest, seconds)
 
 
 def cached(path: Path, make: Callable[[], Any]) -> Any:
@@ -189,7 +190,7 @@ def tune(study: Study, model: str, condition: str, lm: Callable[[], Any]) -> dic
         posteriors = study.posteriors(condition)
         rows = []
         for weights in GRID:
-            decoder = study.decoder(weights)
+            decoder = study.decoder(weights, beam=TUNING_BEAM)
             rows.append(
                 {
                     one.name: decode(decoder, lm(), one, posteriors[one.name]).errors.errors
@@ -213,7 +214,7 @@ def decode_all(
     """Each utterance with its speaker's weights."""
     say(f"decoding {condition} with {what}")
     posteriors = study.posteriors(condition)
-    decoders = {weights: study.decoder(weights, NBEST) for weights in set(chosen.values())}
+    decoders = {weights: study.decoder(weights, nbest=NBEST) for weights in set(chosen.values())}
     return {
         one.name: asdict(decode(decoders[chosen[one.speaker]], lm(), one, posteriors[one.name]))
         for one in study.spoken
