@@ -13,7 +13,7 @@ from cluster import WAIT_S, command
 from pipeline.runs import DRIVER, Run
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def dlm(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Runs the command in a folder, to its end or to where it is killed."""
     kept = tmp_path_factory.mktemp("kept")

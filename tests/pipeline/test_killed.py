@@ -44,33 +44,32 @@ KILLED = [
 
 
 def test_killed_anywhere_it_ends_in_the_same_bytes(tmp_path: Path, dlm: Run) -> None:
-    """A simulation, killed eleven times in one folder and never in another: model, manifest and
-    report are the same, and nobody takes them for private."""
-    whole, cut = people(tmp_path / "whole"), people(tmp_path / "cut")
-    first = dlm(whole, "pipeline", "p.toml")
-    assert first.returncode == 0, first.stderr
-    assert "NO GUARANTEE: run.seed is set" in first.stderr
-    assert first.stdout.startswith("NO GUARANTEE: the keys were made from a configured seed")
+    """A simulation, killed eleven times, and then done anew as a whole, which only a simulation may
+    be: model, manifest and report are the same, and nobody takes them for private."""
+    folder = people(tmp_path / "run")
     for where, count, when, done in KILLED:
-        stopped = dlm(cut, "pipeline", "p.toml", killed=(where, count, when))
+        stopped = dlm(folder, "pipeline", "p.toml", killed=(where, count, when))
         assert stopped.returncode == -signal.SIGKILL, (where, stopped.stderr)
-        assert done_stages(cut) == STAGES[:done], where
+        assert done_stages(folder) == STAGES[:done], where
         assert stopped.stderr.count("done before, and not repeated") <= done
-        assert not (cut / "out/privacy.md").exists()
+        assert not (folder / "out/privacy.md").exists()
         # Users' text goes as soon as no stage is left that reads it.
-        assert done < 3 or not (cut / "out/users.store").exists(), where
-    last = dlm(cut, "pipeline", "p.toml")
+        assert done < 3 or not (folder / "out/users.store").exists(), where
+    last = dlm(folder, "pipeline", "p.toml")
     assert last.returncode == 0, last.stderr
     assert last.stderr.count("done before, and not repeated") == len(STAGES)
-    assert results(cut) == results(whole)
-    assert not (cut / "out/users.store").exists()
-    assert not (cut / "out/counts.tsv.work").exists()
-    assert not [path for path in (cut / "out").rglob(".*") if path.name != ".lock"]
-    # Anew as a whole, which only a simulation may be.
-    again = dlm(cut, "pipeline", "p.toml", "--redo", "unigrams")
-    assert again.returncode == 0, again.stderr
-    assert again.stderr.count("done before, and not repeated") == 1  # the topology
-    assert results(cut) == results(whole)
+    assert not (folder / "out/users.store").exists()
+    assert not (folder / "out/counts.tsv.work").exists()
+    assert not (folder / "out/distilled.work").exists()
+    assert not [path for path in (folder / "out").rglob(".*") if path.name != ".lock"]
+    found = results(folder)
+    anew = ("--redo", "estimate", "--redo", "unigrams")
+    whole = dlm(folder, "pipeline", "p.toml", *anew)
+    assert whole.returncode == 0, whole.stderr
+    assert "done before" not in whole.stderr
+    assert "NO GUARANTEE: run.seed is set" in whole.stderr
+    assert whole.stdout.startswith("NO GUARANTEE: the keys were made from a configured seed")
+    assert results(folder) == found
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
