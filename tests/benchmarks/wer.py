@@ -52,7 +52,7 @@ from dlm.asr.acoustic import AcousticModel
 from dlm.asr.audio import read_audio
 from dlm.asr.ctc import BeamSettings, CtcDecoder
 from dlm.asr.flashlight import DlmLM
-from dlm.asr.lexicon import PhonemeLexicon, model_lexicon
+from dlm.asr.lexicon import model_lexicon
 from dlm.asr.wer import (
     Interval,
     WordErrors,
@@ -100,6 +100,7 @@ class Study:
         text, shared = write_text(sorted((DATA / "text").glob("*.zst")), every, work)
         self.spoken = [one for one in every if one.name not in shared]
         self.arpas = make_models(text, work)
+        self.of_kenlm = tuple(model for model in MODELS if model != "unigram")  # 2-grams at least
         self.acoustic = AcousticModel()
         with Client.local(self.shards("full"), verify=False) as client:
             self.lexicon = model_lexicon(client.utterance(), self.acoustic.labels, tell=say)
@@ -155,12 +156,17 @@ def say(line: str) -> None:
     print(time.strftime("%H:%M:%S"), line, file=sys.stderr, flush=True)
 
 
-def kenlm_of(arpa: Path, lexicon: PhonemeLexicon) -> Any:
-    """flashlight's own KenLM, in C++."""
+def local_lm(study: Study, model: str) -> Any:
+    """flashlight's own KenLM, in C++; dlm's in this process where KenLM refuses the model."""
+    if model not in study.of_kenlm:
+        client = Client.local(study.shards(model), verify=False)
+        return DlmLM(client.utterance(), study.lexicon.words)
     from flashlight.lib.text.decoder.kenlm import KenLM
     from flashlight.lib.text.dictionary import Dictionary
 
-    dictionary = Dictionary([*lexicon.words, "<unk>"])
+    arpa = study.arpas[model]
+    say(f"reading {arpa} with KenLM")
+    dictionary = Dictionary([*study.lexicon.words, "<unk>"])
     return KenLM(str(arpa), dictionary)
 
 
@@ -256,16 +262,16 @@ def run(study: Study, models: Sequence[str], conditions: Sequence[str], by: Sequ
 
         def lm(model: str = model, loaded: list[Any] = loaded) -> Any:
             if not loaded:
-                say(f"reading {study.arpas[model]} with KenLM")
-                loaded.append(kenlm_of(study.arpas[model], study.lexicon))
+                loaded.append(local_lm(study, model))
             return loaded[0]
 
+        path = study.work / "decoded"
         for condition in conditions:
             chosen = tune(study, model, condition, lm)
-            path = study.work / "decoded" / f"{model}.{condition}.kenlm.json"
-            cached(path, partial(decode_all, study, condition, chosen, lm, f"KenLM, {model}"))
+            decode = partial(decode_all, study, condition, chosen, lm, f"{model}, here")
+            if model in study.of_kenlm:
+                cached(path / f"{model}.{condition}.kenlm.json", decode)
         loaded.clear()
-        path = study.work / "decoded"
         left = [c for c in conditions if not (path / f"{model}.{c}.dlm.json").exists()]
         if left and "dlm" in by:
             with served(study, model) as make:
@@ -332,7 +338,7 @@ def markdown(study: Study, figures: dict[str, Any], conditions: Sequence[str]) -
             one = Interval(**minus)
             difference = f"{100 * one.value:+.2f} ({100 * one.low:+.2f}..{100 * one.high:+.2f})"
             shows = f"{100 * SHOWS * one.error:.2f}"
-        same = "{}/{}".format(*facts["as_kenlm"]) if "as_kenlm" in facts else "KenLM only"
+        same = "{}/{}".format(*facts["as_kenlm"]) if "as_kenlm" in facts else facts["by"]
         lines.append(
             f"| {condition if condition == 'clean' else condition + ' dB'} | {model} "
             f"| {100 * wer.value:.2f} ({100 * wer.low:.1f}..{100 * wer.high:.1f}) | {difference} "

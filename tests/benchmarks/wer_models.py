@@ -24,6 +24,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from dlm.files import replacing, write_whole
+from dlm.ngram.arpa import ArpaReader
 
 GRAM = 8  # an utterance that shares so many words in a row with the text is left out
 SMALL = (4, 10, 30)
@@ -105,9 +106,8 @@ def make_models(text: Path, work: Path) -> dict[str, Path]:
     arpas = {name: work / f"{name}.arpa" for name in MODELS}
     full = arpas["full"]
     _once(full, "estimate", text, "--order", 5, "--output")
-    with full.open("rb") as file:
-        head = [file.readline() for _ in range(6)]
-    count = sum(int(line.split(b"=")[1]) for line in head if b"=" in line)
+    with ArpaReader(full) as reader:
+        count = sum(reader.counts)
     for share in SMALL:
         _once(arpas[f"small_{share}"], "prune", full, "--ngrams", count // share, "--output")
     _once(arpas["partial"], "reduce", full, "--order", 2, "--output")
