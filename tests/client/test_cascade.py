@@ -309,12 +309,12 @@ def test_a_client_with_partial_takes_the_small_model_that_cluster_toml_names(
     quiet = connect(path, partial=True, heartbeats=False)
     assert quiet._small is None
     decoder = connect(path, partial=True, **QUICK)
-    assert decoder._small.model.manifest.shard_set == small.manifest.shard_set
+    assert decoder._small.local_model.manifest.shard_set == small.manifest.shard_set
     copied = pickle.loads(pickle.dumps(decoder))
-    assert copied._small.model.manifest.shard_set == small.manifest.shard_set
+    assert copied._small.local_model.manifest.shard_set == small.manifest.shard_set
     copied.close()
     own = connect(path, small=files.directory, **QUICK)
-    assert own._small.model.manifest.shard_set == files.manifest.shard_set
+    assert own._small.local_model.manifest.shard_set == files.manifest.shard_set
     write_cluster_file(path, endpoints, shard_set="00", small=tmp_path / "absent")
     connect(path)
     with pytest.raises(ConfigError, match="no such folder on this machine"):
@@ -416,7 +416,7 @@ def test_a_copy_has_the_same_small_model(cluster, connect, small, cache_dir) -> 
         copied = pickle.loads(pickle.dumps(client))
         try:
             assert copied._small.source == SMALL
-            assert copied._small.model.manifest.shard_set == small.manifest.shard_set
+            assert copied._small.local_model.manifest.shard_set == small.manifest.shard_set
             assert copied.utterance().family.kind == "full"
         finally:
             copied.close()
