@@ -1,6 +1,6 @@
 """Contexts that decoders come back to, each with all that is stored after it, as many as fit.
 
-Of the many thousand words a second that a decoder asks, few follow different contexts; so what is
+A decoder asks thousands of words per second, but of few contexts; so what is
 fetched is contexts, and what is kept is the blocks of those asked last.
 """
 

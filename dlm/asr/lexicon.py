@@ -29,7 +29,7 @@ from dlm.ngram.vocab import UNK_ID
 from dlm.progress import Tell
 
 WORDS = 60_000
-HOMOPHONES = 6  # flashlight's trie holds no more words at one place
+HOMOPHONES = 6  # flashlight's trie holds at most this many words at one place
 TABLE = "pronunciations.tsv.zst"
 _ALL_S = 120.0  # for the unigrams of a model, all of them
 Sounds = tuple[str, ...]  # IPA phonemes of a word

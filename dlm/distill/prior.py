@@ -92,6 +92,6 @@ def as_backed_off(
 
 
 def check_visits(visits: float) -> None:
-    """Raises `ConfigError` for fewer than 0, and for what is no number."""
+    """Raises `ConfigError` for numbers below 0, and for what is not a number."""
     if not 0 <= visits < math.inf:
         raise ConfigError(f"a prior of {visits}; give 0 or more visits")

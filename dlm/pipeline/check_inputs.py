@@ -52,7 +52,7 @@ def topology_records(arpa: Path) -> list[Provenance]:
 
 
 def _check_apart(settings: PipelineSettings) -> None:
-    """Text that is said to be public is no file of users, nor are held-out users the users."""
+    """Public text is not a file of users, and held-out users are not users that train."""
     inputs = settings.inputs
     of_users = {"users": inputs.users, "held_out": inputs.held_out}
     others = {f"inputs.{name}": path for name, path in inputs.files().items()}
