@@ -73,9 +73,16 @@ def resolve(
         said = "; ".join(v + _nearest_variable(v, prefix, fields) for v in unknown)
         noun = "variable" if len(unknown) == 1 else "variables"
         raise ConfigError(f"unknown environment {noun} {said}; unset it, or name a setting")
-    values.update({variables[v]: environ[v] for v in variables if v in environ})
-    values.update({k: v for k, v in (flags or {}).items() if v is not None})
-    return kind(**{name: _coerce(section, name, fields[name], v) for name, v in values.items()})
+    from_environ = {variables[v]: environ[v] for v in variables if v in environ}
+    given = {k: v for k, v in (flags or {}).items() if v is not None}
+    values |= from_environ | given
+    text = from_environ.keys() - given.keys()
+    return kind(
+        **{
+            name: _coerce(section, name, fields[name], value, text=name in text)
+            for name, value in values.items()
+        }
+    )
 
 
 def read_toml(file: Path) -> dict[str, Any]:
@@ -111,16 +118,19 @@ def _nearest_variable(variable: str, prefix: str, fields: Iterable[str]) -> str:
     return f" (did you mean {prefix}{found[0]}?)" if found else ""
 
 
-def _coerce(section: str, name: str, kind: Any, value: Any) -> Any:
-    """A string from the environment as the field's type; other values must have it already."""
+def _coerce(section: str, name: str, kind: Any, value: Any, *, text: bool) -> Any:
+    """A value of the environment (`text`) as the field's type; others must have it already.
+
+    Paths are strings wherever they are from.
+    """
     kinds = [one for one in get_args(kind) if one is not type(None)]
     if len(kinds) == 1 and type(None) in get_args(kind):  # int | None
         kind = kinds[0]
     try:
         if isinstance(value, str) and kind is not str:
-            if kind is bool:
+            if kind is bool and text:
                 return {"1": True, "true": True, "0": False, "false": False}[value.lower()]
-            if kind in (int, float, Path):
+            if kind is Path or (text and kind in (int, float)):
                 return kind(value)
         if isinstance(value, bool) and kind in (int, float):  # an int, in Python
             raise ValueError

@@ -24,6 +24,15 @@ def packages_of(extra: str) -> list[str]:
     return [one["package"] for one in found if one is not None and one["extra"] == extra]
 
 
+def needed(missing: ModuleNotFoundError, packages: list[str]) -> ModuleNotFoundError:
+    """The same error, with what to install."""
+    return ModuleNotFoundError(
+        f"this needs {missing.name}, which is not installed; run\n  {pip_install(packages)}",
+        name=missing.name,
+        path=missing.path,
+    )
+
+
 def pip_install(packages: list[str]) -> str:
     """The command that installs them for the interpreter that runs."""
     return shlex.join([sys.executable, "-m", "pip", "install", *packages])

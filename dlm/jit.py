@@ -36,7 +36,7 @@ from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
 from dlm.files import scratch_file, scratch_folder, try_lock, write_whole
-from dlm.logs import EventLog
+from dlm.progress import compiling_notice
 
 PACKAGE = Path(__file__).parent
 # The files whose text is in compiled code: kernels, and the modules whose constants they use.
@@ -52,9 +52,6 @@ SOURCES = (
 )
 KEPT = 3  # folders of other versions; a process may still run one
 _DIGEST_BYTES = 16
-# At DEBUG, of each kernel that is kept nowhere: `jit.compiling`, then `jit.compiled`; between them
-# the same of those that it takes in.
-log = EventLog(__name__)
 _FOLDER = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
 
 
@@ -167,11 +164,11 @@ class _Kernels(NullCache):  # type: ignore[misc]
                 if _digest(data[_DIGEST_BYTES:]) == data[:_DIGEST_BYTES].hex():
                     parts = pickle.loads(data[_DIGEST_BYTES:])
                     return CompileResult._rebuild(target_context, *parts)
-        self._log("jit.compiling")
+        compiling_notice.begin()
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        self._log("jit.compiled")
+        compiling_notice.end()
         if data.lifted or data.library.has_dynamic_globals:
             return  # bound to this process
         content = dumps(data._reduce())
@@ -179,9 +176,6 @@ class _Kernels(NullCache):  # type: ignore[misc]
         # A full disk, or a folder that was taken away: the process goes on with what it compiled.
         with contextlib.suppress(OSError):
             write_whole(folders()[-1] / name, bytes.fromhex(_digest(content)) + content)
-
-    def _log(self, event: str) -> None:
-        log.debug(event, extra={"kernel": self._name})
 
 
 def _digest(data: bytes) -> str:
@@ -282,7 +276,7 @@ HELPERS = 3  # at most, each of 150 MB: the processors that are seen may not all
 Tell = Callable[[int, int], None]
 
 
-def compile_ahead(kernels: Sequence[Any], tell: Tell = lambda done, of: None) -> int:
+def compile_ahead(kernels: Sequence[Any], tell: Tell | None = None) -> int:
     """Compiles those kernels that are nowhere kept, side by side in processes of their own.
 
     numba compiles one function at a time in a process. Of several processes that need the same
@@ -291,12 +285,17 @@ def compile_ahead(kernels: Sequence[Any], tell: Tell = lambda done, of: None) ->
     Args
         kernels  whose types are declared; those that take long first
         tell     called with the number of kernels done and of all to do, from 0, in any thread; not
-                 at all where all are there
+                 at all where all are there; None: `compiling_notice` reports it
     Returns      how many were compiled
     """
     missing = [] if config.DISABLE_JIT else [k for k in dict.fromkeys(kernels) if _is_missing(k)]
     if not missing:
         return 0
+    with compiling_notice.hidden() if tell else compiling_notice.compiling(len(missing)):
+        return _compile_missing(missing, tell or (lambda done, of: None))
+
+
+def _compile_missing(missing: Sequence[Any], tell: Tell) -> int:
     of, telling = len(missing), threading.Lock()
     tell(0, of)
     with _compiling_alone():

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 Tell = Callable[[str], None]
+
+COMPILING = "compiling kernels (first use only)"
 
 
 class ProgressReporter:
@@ -68,3 +73,104 @@ class ProgressReporter:
 
 def _rate(each_s: float) -> str:
     return f"{each_s:,.0f}" if each_s >= 10 else f"{each_s:.2g}"
+
+
+class CompilingNotice:
+    """Reports that kernels compile at their first call, once they have taken `silent_s` in total.
+
+    dlm.jit calls `begin` and `end`, which may nest, from one thread at a time. No lock: a fork in
+    another thread must not leave one taken.
+
+    Args
+        tell      takes the line
+        every_s   between two lines that count the kernels compiled so far; None: one line in all
+        silent_s  seconds that are not worth a line
+    Attributes
+        spent_s  seconds since `use` in which kernels compiled, but for hidden ones
+    """
+
+    def __init__(
+        self,
+        tell: Tell,
+        *,
+        every_s: float | None = None,
+        silent_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._silent_s = silent_s
+        self._depth = 0  # a kernel compiles the kernels that it calls
+        self._hidden = 0
+        self.use(tell, every_s=every_s)
+
+    def use(self, tell: Tell, *, every_s: float | None = None) -> None:
+        """From here on lines go to `tell`, as if nothing was compiled so far."""
+        self._tell, self._every_s = tell, every_s
+        self._compiled = 0
+        self.spent_s, self._began_s = 0.0, self._clock()
+        self._due = [True]  # until the first line; whoever pops it tells
+        self._told_s = self._began_s
+
+    def begin(self) -> None:
+        """A kernel begins to compile."""
+        self._depth += 1
+        if self._depth > 1 or self._hidden:
+            return
+        self._began_s = self._clock()
+        if self._due:
+            timer = threading.Timer(max(self._silent_s - self.spent_s, 0.0), self._look)
+            timer.daemon = True
+            with suppress(RuntimeError):  # no thread can be started
+                timer.start()
+
+    def end(self, kernels: int = 1) -> None:
+        """It is compiled; or so many are."""
+        self._look()
+        self._depth = max(self._depth - 1, 0)
+        if not self._depth and not self._hidden:
+            self._compiled += kernels
+            self.spent_s += self._clock() - self._began_s
+
+    @contextmanager
+    def compiling(self, kernels: int) -> Iterator[None]:
+        """So many are compiled within."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end(kernels)
+
+    def _look(self) -> None:
+        if not self._depth or self._hidden:
+            return
+        now = self._clock()
+        if self._due:
+            if self.spent_s + now - self._began_s < self._silent_s:
+                return
+            with suppress(IndexError):  # another thread was quicker
+                self._due.pop()
+                self._told_s = now
+                self._tell(COMPILING)
+        elif self._every_s is not None and now - self._told_s >= self._every_s:
+            self._told_s = now
+            self._tell(f"{COMPILING}: {self._compiled} so far")
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """No line while something else reports how far compiling is; nor a first line after it."""
+        self._hidden += 1
+        try:
+            yield
+        finally:
+            self._hidden -= 1
+            self._due.clear()
+            self._told_s = self._clock()
+
+
+def _log(line: str) -> None:
+    # No name and fields: where logging is not configured, Python prints the message as it is.
+    logging.getLogger("dlm.jit").warning("dlm: %s", line, extra={"event": "jit.waiting"})
+
+
+# Of this process. A library has only the log; commands print.
+compiling_notice = CompilingNotice(_log)

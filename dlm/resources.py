@@ -17,7 +17,8 @@ def parse_size(text: str) -> int:
     """Bytes of a size as a person writes it: 800M, 1.5G, 2GiB; units are powers of 1,024."""
     match = _SIZE.match(text.strip())
     if match is None:
-        raise ConfigError(f"{text!r} is no size; write for example 800M or 2G")
+        percent = "; percentages are not supported" if "%" in text else ""
+        raise ConfigError(f"{text!r} is not a size{percent}; write for example 800M or 2G")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 

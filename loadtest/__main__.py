@@ -1,5 +1,10 @@
 """`python -m loadtest`."""
 
-from loadtest.cli import main
+import sys
 
-main()
+try:  # Ctrl-C while modules are imported, too
+    from loadtest.cli import main
+
+    main()
+except KeyboardInterrupt:
+    sys.exit(130)

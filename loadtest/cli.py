@@ -1,4 +1,4 @@
-"""`python -m loadtest`: load tests of a dlm cluster. The only file here that prints and exits."""
+"""`python -m loadtest`: load tests of a dlm cluster. Only cli*.py print and exit."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from dlm.errors import ConfigError, DlmError
+from dlm.errors import DlmError
 from dlm.extras import packages_of, pip_install
-
-if TYPE_CHECKING:
-    from loadtest.plan import Load
+from loadtest.cli_capacity import capacity
+from loadtest.cli_chaos import chaos
+from loadtest.cli_paper import paper
+from loadtest.cli_plan import plan
+from loadtest.cli_run import run, show_report
 
 # Packages of the extra `asr`, which only recording of speech needs.
 SPEECH = {"flashlight", "hama", "soundfile", "soxr"}
-DEMO_TRACE = Path(__file__).parent / "traces/rescoring.parquet"
 
 app = typer.Typer(
     name="python -m loadtest",
@@ -33,144 +34,8 @@ app = typer.Typer(
 )
 
 
-@app.command()
-def run(
-    trace: Annotated[
-        Path | None, typer.Argument(help="Trace to replay; without one, the one that comes along.")
-    ] = None,
-    cluster: Annotated[
-        Path | None,
-        typer.Option(help="cluster.toml of the servers; without it, a cluster is started here."),
-    ] = None,
-    shard_set: Annotated[
-        Path | None, typer.Option(help="Shard set to serve here, in place of the packaged model.")
-    ] = None,
-    shards: Annotated[
-        int, typer.Option(min=1, max=64, help="Servers to start here for the packaged model.")
-    ] = 2,
-    request_rate: Annotated[
-        float, typer.Option(help="Requests per second (open loop), sent when they are due.")
-    ] = 50.0,
-    concurrency: Annotated[
-        int,
-        typer.Option(min=0, help="Decoders that wait for each answer (closed loop), in its place."),
-    ] = 0,
-    arrival_pattern: Annotated[
-        str, typer.Option(help="How utterances arrive: constant, poisson or gamma.")
-    ] = "poisson",
-    arrival_smoothness: Annotated[
-        float, typer.Option(help="Shape of gamma: 1 is poisson, less is burstier.")
-    ] = 1.0,
-    ramp_to: Annotated[
-        float, typer.Option(help="Rate at the end, reached evenly from --request-rate; 0: none.")
-    ] = 0.0,
-    steps: Annotated[
-        str, typer.Option(help="Rates one after another, for --duration each: 50,100,200.")
-    ] = "",
-    duration: Annotated[float, typer.Option(help="Seconds that are measured.")] = 100.0,
-    warmup: Annotated[float, typer.Option(help="Seconds before that, not measured.")] = 10.0,
-    window: Annotated[float, typer.Option(help="Seconds that figures are kept by.")] = 5.0,
-    until_stable: Annotated[
-        bool,
-        typer.Option("--until-stable", help="End once the last three windows agree."),
-    ] = False,
-    stability_percentage: Annotated[
-        float, typer.Option(help="How closely, in answers per second and p99.")
-    ] = 10.0,
-    processes: Annotated[int, typer.Option(help="Client processes.")] = 1,
-    deadline: Annotated[float, typer.Option(help="Seconds that a request has.")] = 2.0,
-    partial: Annotated[
-        bool, typer.Option("--partial", help="Clients answer from 2-grams where shards fail.")
-    ] = False,
-    small: Annotated[
-        Path | None, typer.Option(help="Shard set that clients go over to while servers fail.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and the order of utterances.")] = 1,
-    output: Annotated[
-        Path | None, typer.Option(help="New folder for the results; one is named after the time.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print the report alone.")] = False,
-) -> None:
-    """Run a load test and write a report: JSON, CSV, HTML.
-
-    Without options it takes two minutes, on a cluster that it starts on this machine.
-    Exit status 1 where nothing could be measured, or the run broke off.
-
-    Example: python -m loadtest run --cluster cluster.toml --request-rate 200
-    """
-    from dlm.cli.progress import stage_printer
-    from loadtest.driver import RunSettings
-    from loadtest.local_cluster import local_cluster
-    from loadtest.session import measure, results_folder, write_report
-    from loadtest.worker import ClientSettings
-
-    load = _load(
-        request_rate, concurrency, arrival_pattern, arrival_smoothness, ramp_to, steps, duration,
-        warmup,
-    )  # fmt: skip
-    if cluster is not None and shard_set is not None:
-        raise ConfigError("--cluster and --shard-set were both given; one of them is expected")
-    tell = stage_printer(quiet=quiet)
-    with contextlib.ExitStack() as stack:
-        folder = results_folder(output)
-        found = cluster or stack.enter_context(local_cluster(shard_set, shards, tell))
-        settings = RunSettings(
-            found,
-            trace or DEMO_TRACE,
-            load,
-            ClientSettings(deadline, partial, None if small is None else str(small.absolute())),
-            processes,
-            window,
-            seed,
-            stability_percentage if until_stable else None,
-        )
-        report = measure(settings, folder, tell)
-    _show(report)
-    whole = write_report(report, folder, lambda line: print(line, file=sys.stderr))
-    if whole:
-        print(f"wrote {folder}/report.html, report.json, report.csv")
-    if not (whole and report["complete"]):
-        raise typer.Exit(1)
-
-
-def _load(
-    rate: float,
-    concurrency: int,
-    pattern: str,
-    smoothness: float,
-    ramp_to: float,
-    steps: str,
-    duration: float,
-    warmup: float,
-) -> Load:
-    from loadtest.plan import Load, Segment
-
-    if ramp_to and steps:
-        raise ConfigError("--ramp-to and --steps were both given; one of them is expected")
-    try:
-        rates = [float(one) for one in steps.split(",")] if steps else [rate]
-    except ValueError:
-        raise ConfigError(f"--steps {steps}: rates with commas between are expected") from None
-    segments = tuple(Segment(duration, one, ramp_to or one) for one in rates)
-    return Load(segments, concurrency, pattern, smoothness, warmup)
-
-
-def _show(report: dict[str, Any]) -> None:
-    """The figures, and what to know before reading them."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from loadtest.table import rows_of, warnings_of
-
-    table = Table(show_header=False, title="Load test", title_justify="left")
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in rows_of(report):
-        table.add_row(name, value)
-    console = Console(highlight=False)
-    console.print(table)
-    for text in warnings_of(report):
-        console.print(f"! {text}", markup=False, soft_wrap=True)
+app.command()(run)
+app.command()(paper)
 
 
 @app.command()
@@ -184,7 +49,7 @@ def report(
     from loadtest.session import read_report, write_report
 
     found = read_report(results)
-    _show(found)
+    show_report(found)
     folder = results if results.is_dir() else results.parent
     if not write_report(found, folder, lambda line: print(line, file=sys.stderr)):
         raise typer.Exit(1)
@@ -352,6 +217,11 @@ def _describe(path: Path) -> None:
     for name, value in describe(read_trace(path), path.name).items():
         shown = number(value) if isinstance(value, (int, float)) else value
         print(f"{name.replace('_', ' '):22} {shown}")
+
+
+app.command()(capacity)
+app.command()(plan)
+app.command()(chaos)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -16,17 +16,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from dlm.client.metrics import OK
 from dlm.errors import ConfigError, DlmError
-from dlm.server.parent import end_with_parent
+from loadtest.faults import Faults
 from loadtest.latency import Latencies
-from loadtest.plan import Load
 from loadtest.replay import Record
+from loadtest.schedule import Load
 from loadtest.servers import ServerWatch
-from loadtest.stopping import Outcome, is_gone, is_stable
+from loadtest.stopping import SILENT_WINDOWS, Outcome, is_gone, is_stable
 from loadtest.worker import ClientSettings, WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,6 +33,8 @@ READY_S = 600.0  # of client processes: the first one of a version compiles kern
 LEAD_S = 0.25  # from the order to start until the first request may be due
 GRACE_S = 20.0  # beyond a request's deadline, for the last window
 KILL_S = 5.0
+LOAD_ENDED = "the load ended"
+BACK_S = 30.0  # that clients and servers may need after the last planned fault
 Keep = Callable[[Record], None]
 
 
@@ -76,13 +77,12 @@ class _Worker:
         self.index = settings.index
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "loadtest.worker"],
+            [sys.executable, "-m", "loadtest.worker", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": path, "GRPC_VERBOSITY": "NONE"},
             start_new_session=True,  # Ctrl-C reaches the parent, which stops them
-            preexec_fn=partial(end_with_parent, os.getpid()),
         )
         self.tell(json.dumps(asdict(settings)))
         self._listener = threading.Thread(target=self._listen, args=(heard,), daemon=True)
@@ -120,10 +120,18 @@ class Run:
     Args
         keep  takes every record as it comes
         tell  takes lines for a person
+        faults  what breaks meanwhile
     """
 
-    def __init__(self, settings: RunSettings, keep: Keep, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        keep: Keep,
+        tell: Callable[[str], None],
+        faults: Faults | None = None,
+    ) -> None:
         self._settings = settings
+        self._faults = faults
         self._keep = keep
         self._tell = tell
         self._heard: queue.Queue[Record] = queue.Queue()
@@ -154,7 +162,11 @@ class Run:
                 for worker in workers:
                     worker.tell(json.dumps({"start": self._start}))
                 self._keep({"type": "started", "at": time.time()})
+                if self._faults is not None:
+                    self._faults.start(self._start, self._heard.put)
                 why = self._measure(workers)
+                if self._faults is not None and why == LOAD_ENDED:
+                    self._faults.wait()
             finally:
                 watch.close()
             self._drain()
@@ -165,8 +177,9 @@ class Run:
 
     def _part(self, index: int) -> WorkerSettings:
         s = self._settings
+        cluster = s.cluster if self._faults is None else self._faults.through
         return WorkerSettings(
-            str(s.cluster.absolute()),
+            str(cluster.absolute()),
             str(s.trace.absolute()),
             s.load,
             s.client,
@@ -202,7 +215,7 @@ class Run:
     def _measure(self, workers: list[_Worker]) -> str:
         """Why it ended."""
         settings = self._settings
-        why = "the load ended"
+        why = LOAD_ENDED
         last = self._start + settings.load.seconds + settings.client.deadline_s + GRACE_S
         try:
             while len(self._ended) < settings.processes:
@@ -224,7 +237,8 @@ class Run:
         except KeyboardInterrupt:
             why = "interrupted"
             self._stop(workers)
-            self._wait_ended()
+            with contextlib.suppress(KeyboardInterrupt):  # once more: the report comes at once
+                self._wait_ended()
         return why
 
     def _stop(self, workers: list[_Worker]) -> None:
@@ -262,6 +276,8 @@ class Run:
             self._ended.add(record["client"])
         elif kind == "window":
             self._add(record)
+        elif kind == "fault":
+            self._tell(f"at {record['at_s']:g} s: {record['what']}")
         return ""
 
     def _add(self, record: Record) -> None:
@@ -303,12 +319,17 @@ class Run:
 
     def _early(self) -> str:
         """Why the run should end now; empty if it should not."""
-        if is_gone(self._outcomes):
+        if is_gone(self._outcomes) and not self._is_breaking():
             return f"the cluster vanished: no server answered for {2 * self._settings.window_s:g} s"
         percent = self._settings.stability_percent
         if percent is not None and is_stable(self._outcomes, percent):
             return f"stable: the last windows agree within {percent:g} %"
         return ""
+
+    def _is_breaking(self) -> bool:
+        """Whether a planned fault may be why no server answers."""
+        at_s, silent_s = self._at_s(), SILENT_WINDOWS * self._settings.window_s
+        return self._faults is not None and (at_s or 0.0) < self._faults.last_s + silent_s + BACK_S
 
 
 def records_of(path: Path) -> Iterator[Record]:

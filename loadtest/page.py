@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
 from loadtest.report import Report
 from loadtest.svg import WIDE, Point, Series, bar_chart, line_chart
-from loadtest.table import milliseconds, number, percent, rows_of, warnings_of
+from loadtest.table import number, percent, rows_of, tables_of, warnings_of
 
 STYLE = """
 :root { color-scheme: light dark; --page: #f9f9f7; --card: #fcfcfb; --ink: #0b0b0b; --soft: #52514e;
   --faint: #898781; --grid: #e1e0d9; --edge: #e4e3de; --shade: #fbe9c6;
-  --s1: #2a78d6; --s2: #eb6834; --s3: #1baf7a; --s4: #4a3aa7; }
+  --s1: #2a78d6; --s2: #eb6834; --s3: #1baf7a; --s4: #4a3aa7; --s5: #b3267e; --s6: #8a6d0b; }
 @media (prefers-color-scheme: dark) { :root { --page: #0d0d0d; --card: #1a1a19; --ink: #fff;
   --soft: #c3c2b7; --faint: #898781; --grid: #2c2c2a; --edge: #2c2c2a; --shade: #4a3a12;
-  --s1: #3987e5; --s2: #d95926; --s3: #199e70; --s4: #9085e9; } }
+  --s1: #3987e5; --s2: #d95926; --s3: #199e70; --s4: #9085e9; --s5: #e05cab; --s6: #c9a227; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink);
   font: 15px/1.45 system-ui, -apple-system, "Segoe UI", sans-serif; }
@@ -40,17 +40,21 @@ svg { width: 100%; height: auto; display: block; }
 .tick { fill: var(--faint); font-size: 11px; font-variant-numeric: tabular-nums; }
 .axis { fill: var(--soft); font-size: 12px; }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; } .faint { stroke-dasharray: 5 4; }
+.fault { stroke: var(--ink); stroke-dasharray: 4 3; opacity: .7; }
 .mark { opacity: 0; } .mark:hover { opacity: 1; }
 .bar { fill: var(--s1); } .mean { stroke: var(--ink); stroke-dasharray: 3 3; }
 .line.s1 { stroke: var(--s1); } .line.s2 { stroke: var(--s2); } .line.s3 { stroke: var(--s3); }
-.line.s4 { stroke: var(--s4); } .mark.s1 { fill: var(--s1); } .mark.s2 { fill: var(--s2); }
+.line.s4 { stroke: var(--s4); } .line.s5 { stroke: var(--s5); } .line.s6 { stroke: var(--s6); }
+.mark.s5 { fill: var(--s5); } .mark.s6 { fill: var(--s6); }
+.mark.s1 { fill: var(--s1); } .mark.s2 { fill: var(--s2); }
 .mark.s3 { fill: var(--s3); } .mark.s4 { fill: var(--s4); }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 16px; font-size: 13px; color: var(--soft);
   min-height: 20px; }
 .key::before { content: ""; display: inline-block; width: 14px; height: 3px; border-radius: 2px;
   vertical-align: middle; margin-right: 6px; background: var(--s1); }
 .key.s2::before { background: var(--s2); } .key.s3::before { background: var(--s3); }
-.key.s4::before { background: var(--s4); }
+.key.s4::before { background: var(--s4); } .key.s5::before { background: var(--s5); }
+.key.s6::before { background: var(--s6); } .shown .mark { opacity: 1; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14px;
   font-variant-numeric: tabular-nums; }
@@ -73,15 +77,20 @@ def page_of(report: Report) -> str:
         f"Model {target['model'][:12]}, order {target['order']}, {target['ngrams']:,} n-grams, "
         f"{len(target['shard_bytes'])} shards.</p>",
         *[f'<p class="warning">{escape(text)}</p>' for text in warnings_of(report)],
-        f'<div class="tiles">{"".join(_tiles(report))}</div>',
+        tiles(_tiles(report)),
         '<div class="charts">',
         *(_charts(report) if windows else []),
-        *_steps(report),
+        *_tables(report),
         *_servers(report),
-        _section("All figures", _table(("", ""), rows_of(report))),
-        _section("Where this comes from", _table(("", ""), _origin(report))),
+        section("All figures", table(("", ""), rows_of(report))),
+        section("Where this comes from", table(("", ""), _origin(report))),
         "</div>",
     ]
+    return document(title, body)
+
+
+def document(title: str, body: Sequence[str]) -> str:
+    """A page of its own."""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -107,10 +116,18 @@ def _load_text(report: Report) -> str:
     )
 
 
-def _tiles(report: Report) -> list[str]:
+def tiles(texts: Sequence[tuple[str, str]]) -> str:
+    """Large figures, each with what it is."""
+    cells = [
+        f'<div class="tile"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in texts
+    ]
+    return f'<div class="tiles">{"".join(cells)}</div>'
+
+
+def _tiles(report: Report) -> list[tuple[str, str]]:
     r = report["results"]
     p50, p99 = r["latency"]["p50_ms"], r["latency"]["p99_ms"]
-    tiles = [
+    return [
         (number(r["messages_per_audio_s"]), "messages per second of audio"),
         (number(p99, "ms"), f"p99 latency; p50 {number(p50, 'ms')}"),
         (number(r["query_time_per_audio_s"], "s"), "query time per second of audio"),
@@ -118,7 +135,6 @@ def _tiles(report: Report) -> list[str]:
         (number(r["messages_per_minute"]), "messages per minute"),
         (f"{r['failed']:,}", f"of {r['requests']:,} requests failed"),
     ]  # fmt: skip
-    return [f'<div class="tile"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in tiles]
 
 
 def _charts(report: Report) -> list[str]:
@@ -140,22 +156,36 @@ def _charts(report: Report) -> list[str]:
         Series("servers", over_time("server_cores")),
     ]
     shaded = _on_small(report)
+    marks = _marks(report)
     seconds = "seconds"
     return [
-        _section(
+        section(
             "Latency",
-            line_chart(latency, x_name=seconds, y_name="ms", log=True, shaded=shaded, width=WIDE),
+            line_chart(
+                latency,
+                x_name=seconds,
+                y_name="ms",
+                log=True,
+                shaded=shaded,
+                marks=marks,
+                width=WIDE,
+            ),
             "From the planned time of each request, per window."
-            + " Shaded: the client is on its small model." * bool(shaded),
+            + " Shaded: a client is on its small model." * bool(shaded)
+            + " Dashed: what was broken, and taken back." * bool(marks),
             wide=True,
         ),
-        _section("Requests per second", line_chart(rates, x_name=seconds, y_name="per second")),
-        _section(
+        *_sources(report, over_time, shaded, marks),
+        section(
+            "Requests per second",
+            line_chart(rates, x_name=seconds, y_name="per second", marks=marks),
+        ),
+        section(
             "Latency by percentile",
             _percentiles(report),
             "All windows; p99.9 means that one request in a thousand took longer.",
         ),
-        _section(
+        section(
             "Messages per second of audio",
             line_chart(
                 [Series("messages", over_time("messages_per_audio_s"))],
@@ -163,7 +193,7 @@ def _charts(report: Report) -> list[str]:
                 y_name="per second of audio",
             ),
         ),
-        _section("CPU", line_chart(cores, x_name=seconds, y_name="cores")),
+        section("CPU", line_chart(cores, x_name=seconds, y_name="cores", marks=marks)),
     ]
 
 
@@ -172,6 +202,43 @@ def _at(window: dict[str, Any], path: Sequence[str]) -> float | None:
     for name in path:
         found = found[name]
     return None if found is None else float(found)
+
+
+def _marks(report: Report) -> list[tuple[float, str]]:
+    """Times of faults, each with its commands."""
+    found: dict[float, list[str]] = {}
+    for one in report.get("faults", []):
+        found.setdefault(one["at_s"], []).append(one["command"])
+    return [(at_s, ", ".join(commands)) for at_s, commands in found.items()]
+
+
+def _sources(
+    report: Report,
+    over_time: Callable[..., list[Point]],
+    shaded: Sequence[tuple[float, float, str]],
+    marks: Sequence[tuple[float, str]],
+) -> list[str]:
+    """Who answered, where it was not the full model alone, or was to be seen."""
+    results = report["results"]
+    if not (marks or results.get("partial_share") or results.get("small_share")):
+        return []
+
+    def share(name: str) -> list[Point]:
+        return [(x, None if y is None else 100 * y) for x, y in over_time(name)]
+
+    partial, small = share("partial_share"), share("small_share")
+    full = [
+        (x, None if a is None or b is None else 100 - a - b)
+        for (x, a), (_, b) in zip(partial, small, strict=True)
+    ]
+    series = [
+        Series("scores of the full model", full),
+        Series("of its 2-grams", partial),
+        Series("of the small model", small),
+        Series("requests that failed", share("failed_share")),
+    ]
+    chart = line_chart(series, x_name="seconds", y_name="%", shaded=shaded, marks=marks, width=WIDE)
+    return [section("Who answered", chart, "Of the scores, and of the requests.", wide=True)]
 
 
 def _on_small(report: Report) -> list[tuple[float, float, str]]:
@@ -200,29 +267,18 @@ def _percentiles(report: Report) -> str:
     return line_chart(series, x_name="percent", y_name="ms", log=True, x_ticks=shown)
 
 
-def _steps(report: Report) -> list[str]:
-    if not report["steps"]:
-        return []
-    names = ("requests/s", "answered/s", "p50 / p95 / p99 / p99.9 ms", "failed", "client cores")
-    rows = [
-        (
-            f"{number(s['begin_per_s'])} to {number(s['end_per_s'])}",
-            number(s["answered_per_s"]),
-            milliseconds(s["latency"]),
-            f"{s['failed']:,}",
-            number(s["client_cores"]),
-        )
-        for s in report["steps"]
-    ]
+def _tables(report: Report) -> list[str]:
+    note = "Windows that lie in one of them whole."
     return [
-        _section("Steps", _table(names, rows), "Windows that lie in one step whole.", wide=True)
+        section(title, table(names, rows), note, wide=True)
+        for title, names, rows in tables_of(report)
     ]
 
 
 def _servers(report: Report) -> list[str]:
     balance = report["balance"]
     charts = [
-        _section(
+        section(
             f"{what} per shard",
             bar_chart([(f"shard {n}", float(v)) for n, v in enumerate(one["per_shard"])], number),
             f"(max - avg) / avg = {percent(one['imbalance'])}; dashed: the average.",
@@ -243,7 +299,7 @@ def _servers(report: Report) -> list[str]:
         )
         for s in report["servers"]
     ]
-    return [*charts, *([_section("Servers", _table(names, rows), wide=True)] if rows else [])]
+    return [*charts, *([section("Servers", table(names, rows), wide=True)] if rows else [])]
 
 
 def _origin(report: Report) -> list[tuple[str, str]]:
@@ -251,6 +307,7 @@ def _origin(report: Report) -> list[tuple[str, str]]:
     machine = p["machine"]
     return [
         ("ended", report["ended"]),
+        *[(f"at {number(one['at_s'], 's')}", one["what"]) for one in report.get("faults", [])],
         ("command", " ".join(p["command"])),
         ("commit", str(p["commit"])),
         ("dlm, Python, seed", f"{p['dlm']}, {p['python']}, {p['seed']}"),
@@ -267,13 +324,15 @@ def _origin(report: Report) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def _section(title: str, content: str, note: str = "", *, wide: bool = False) -> str:
+def section(title: str, content: str, note: str = "", *, wide: bool = False) -> str:
+    """A card with a heading."""
     kind = ' class="wide"' if wide else ""
     says = f'<p class="note">{escape(note)}</p>' if note else ""
     return f"<section{kind}><h2>{escape(title)}</h2>{says}{content}</section>"
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; the first cell of a row is its heading."""
     head = "".join(f"<th>{escape(name)}</th>" for name in names) if any(names) else ""
     lines = "".join(
         "<tr>"

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dlm.client import Client, Extension, SentenceScore, State, States, Utterance
-from dlm.client.runtime import Stats
+from dlm.client.metrics import Stats
 from dlm.client.utterance import ContextBlocks, Sentence, Word, split_words
 from dlm.errors import QueryError
 from dlm.ngram.query import Answers

@@ -8,6 +8,7 @@ sending; both of requests that were answered or ran into their deadline.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import Counter, defaultdict
@@ -19,12 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import Family, States
-from dlm.client.metrics import FAILED, OK, result_of
-from dlm.client.runtime import Stats
+from dlm.client.metrics import FAILED, OK, Stats, result_of
 from dlm.errors import DlmError
 from dlm.ngram.query import FULL, PARTIAL, SMALL
 from loadtest.latency import Latencies
-from loadtest.plan import Schedule
+from loadtest.schedule import Schedule
 from loadtest.trace import BLOCKS, Trace
 
 Record: TypeAlias = dict[str, Any]
@@ -32,6 +32,7 @@ Record: TypeAlias = dict[str, Any]
 # refusal is quick, and would make a failing server look fast.
 DEADLINE = "deadline_exceeded"
 LASTED = (OK, DEADLINE)
+LONG_S = 0.2  # a wait that can be ended; to wake within microseconds, the last part cannot
 _Prepared: TypeAlias = tuple[States, NDArray[np.uint32] | None]
 SOURCES = {FULL: "full", PARTIAL: "partial", SMALL: "small"}
 
@@ -86,7 +87,7 @@ class _Window:
     call_s: float = 0.0
     outcomes: Counter[str] = field(default_factory=Counter)
     errors: dict[str, str] = field(default_factory=dict)  # the first text of each outcome
-    sources: Counter[str] = field(default_factory=Counter)  # scores by who gave them, but full
+    sources: Counter[str] = field(default_factory=Counter)  # scores by who gave them
     latency_s: list[float] = field(default_factory=list)
     service_s: list[float] = field(default_factory=list)
     late_s: list[float] = field(default_factory=list)
@@ -162,7 +163,7 @@ class Replay:
             plan.due_s.tolist(), plan.request.tolist(), plan.stream.tolist(), ends, strict=True
         ):
             self._due_s = due
-            await asyncio.sleep(max(start + due - time.monotonic(), 0.0))
+            await self._until(start + due)
             if self._stopped.is_set():
                 break
             handle = handles.pop(stream, None) or self._open()
@@ -175,6 +176,14 @@ class Replay:
         if tasks:
             await asyncio.wait(tasks)
         await self._finish(sampler)
+
+    async def _until(self, at: float) -> None:
+        """Sleeps; of a long wait, `stop` ends the first part."""
+        if (left_s := at - time.monotonic()) > LONG_S:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), left_s - LONG_S / 2)
+        if not self._stopped.is_set():
+            await asyncio.sleep(max(at - time.monotonic(), 0.0))
 
     async def closed_loop(
         self, decoders: int, start: float, first_s: float, until_s: float, order: NDArray[np.int64]
@@ -253,6 +262,8 @@ class Replay:
             if found.source.any():
                 for source, count in zip(*np.unique(found.source, return_counts=True), strict=True):
                     window.sources[SOURCES[int(source)]] += int(count)
+            else:
+                window.sources[SOURCES[FULL]] += found.source.size
         except DlmError as exc:
             outcome = result_of(exc)
             window.errors.setdefault(outcome, str(exc))

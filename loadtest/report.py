@@ -82,6 +82,8 @@ def build(records: Iterable[Record]) -> Report:
         "windows": [{**w.facts(), **_servers_at(looks, w), **_target_rate(load, w)}
                     for w in windows],
         "modes": _modes([*warmup, *windows]),
+        "faults": [{n: one[n] for n in ("at_s", "command", "what")} for one in by_type["fault"]],
+        "stretches": _stretches(by_type["fault"], windows),
         "servers": _servers(measured),
     }  # fmt: skip
 
@@ -148,6 +150,8 @@ class _Merged:
             "failed_share": _per(failed, n),
             "outcomes": dict(self.outcomes),
             "sources": dict(self.sources),
+            "partial_share": _per(self.sources["partial"], self.sources.total()),
+            "small_share": _per(self.sources["small"], self.sources.total()),
             "requests_per_s": _per(n, self.seconds),
             "answered_per_s": _per(answered, self.seconds),
             "audio_s": self.audio_s,
@@ -194,9 +198,12 @@ def _per(count: float, of: float) -> float | None:
 
 def _looks(records: list[Record], shard_set: str) -> list[Report]:
     """Looks at the servers since time 0, each with what happened since the one before."""
-    found, before_s = [], None
+    found: list[Report] = []
+    before_s: float | None = None
+    machine: Report | None = None
     for record in records:
-        at_s = record["at_s"]
+        at_s, then = record["at_s"], machine
+        machine = record.get("machine")
         if at_s is not None and before_s is not None:
             passed_s = at_s - before_s
             rows = [
@@ -213,7 +220,15 @@ def _looks(records: list[Record], shard_set: str) -> list[Report]:
                 }
                 for row in record["servers"]
             ]
-            found.append({"at_s": at_s, "seconds": passed_s, "servers": rows})
+            found.append(
+                {
+                    "at_s": at_s,
+                    "seconds": passed_s,
+                    "servers": rows,
+                    "busy_s": machine["busy_s"] - then["busy_s"] if machine and then else 0.0,
+                    "total_s": machine["total_s"] - then["total_s"] if machine and then else 0.0,
+                }
+            )
         before_s = at_s
     return found
 
@@ -229,9 +244,22 @@ def _servers(looks: list[Report]) -> list[Report]:
 
 
 def _server_totals(looks: list[Report]) -> Report:
-    cpu_s = sum(row["cpu_s"] for look in looks for row in look["servers"])
+    by_process: Counter[tuple[str, int | None]] = Counter()
+    for look in looks:
+        for row in look["servers"]:
+            by_process[row["address"], row["worker"]] += row["cpu_s"]
     seconds = sum(look["seconds"] for look in looks)
-    return {"server_cpu_s": cpu_s, "server_cores": _per(cpu_s, seconds)}
+    cpu_s = float(by_process.total())
+    return {
+        "server_cpu_s": cpu_s,
+        "server_cores": _per(cpu_s, seconds),
+        "busiest_server_cores": _per(max(by_process.values(), default=0.0), seconds),
+        "machine_cpu_share": _machine_share(looks),
+    }
+
+
+def _machine_share(looks: list[Report]) -> float | None:
+    return _per(sum(look["busy_s"] for look in looks), sum(look["total_s"] for look in looks))
 
 
 def _servers_at(looks: list[Report], window: _Merged) -> Report:
@@ -241,8 +269,12 @@ def _servers_at(looks: list[Report], window: _Merged) -> Report:
         if window.begin_s <= middle < window.begin_s + window.seconds:
             cpu_s = sum(row["cpu_s"] for row in look["servers"])
             silent = sum(row["state"] != "ready" for row in look["servers"])
-            return {"server_cores": _per(cpu_s, look["seconds"]), "servers_not_ready": silent}
-    return {"server_cores": None, "servers_not_ready": None}
+            return {
+                "server_cores": _per(cpu_s, look["seconds"]),
+                "servers_not_ready": silent,
+                "machine_cpu_share": _machine_share([look]),
+            }
+    return {"server_cores": None, "servers_not_ready": None, "machine_cpu_share": None}
 
 
 def _target_rate(load: Report, window: _Merged) -> Report:
@@ -308,13 +340,34 @@ def _steps(load: Report, windows: list[_Merged]) -> list[Report]:
     if len(segments) < 2:
         return []
     ends = list(itertools.accumulate(one["seconds"] for one in segments))
-    steps = []
-    for one, begin, end in zip(segments, [0.0, *ends], ends, strict=False):
-        inside = [w for w in windows if begin <= w.begin_s and w.begin_s + w.seconds <= end + 1e-6]
-        parts = [part for w in inside for part in w.parts]
-        merged = _Merged(begin, sum(w.seconds for w in inside), parts)
-        steps.append({**one, **merged.facts()})
-    return steps
+    return [
+        {**one, **_between(begin, end, windows).facts()}
+        for one, begin, end in zip(segments, [0.0, *ends], ends, strict=False)
+    ]
+
+
+def _between(begin: float, end: float, windows: list[_Merged]) -> _Merged:
+    """The windows that lie between two times whole, as one."""
+    inside = [
+        w for w in windows if begin <= w.begin_s + 1e-6 and w.begin_s + w.seconds <= end + 1e-6
+    ]
+    parts = [part for w in inside for part in w.parts]
+    return _Merged(begin, sum(w.seconds for w in inside), parts)
+
+
+def _stretches(faults: list[Record], windows: list[_Merged]) -> list[Report]:
+    """From fault to fault, each by itself, with what came last."""
+    if not faults or not windows:
+        return []
+    commands: defaultdict[float, list[str]] = defaultdict(list)
+    for one in faults:
+        commands[one["at_s"]].append(one["command"])
+    begins = [0.0, *(at_s for at_s in sorted(commands) if at_s > 0)]
+    ends = [*begins[1:], windows[-1].begin_s + windows[-1].seconds]
+    return [
+        {"after": ", ".join(commands[begin]), **_between(begin, end, windows).facts()}
+        for begin, end in zip(begins, ends, strict=True)
+    ]
 
 
 def _modes(windows: list[_Merged]) -> list[Report]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from dlm.errors import ConfigError
 from dlm.files import temporary_folder, write_whole
 from loadtest.driver import Run, RunSettings
+from loadtest.faults import Faults
 from loadtest.latency import check_installed
 from loadtest.page import page_of
 from loadtest.provenance import provenance
@@ -28,12 +29,13 @@ RESULTS = Path("loadtest-results")
 Tell = Callable[[str], None]
 
 
-def results_folder(output: Path | None) -> Path:
-    """A new folder: `output`, or one named after the time below `RESULTS`.
+def results_folder(output: Path | None, prefix: str = "") -> Path:
+    """A new folder: `output`, or one named after `prefix` and the time below `RESULTS`.
 
     Raises  ConfigError  it is not empty, or cannot be made
     """
-    folder = RESULTS / datetime.now().strftime("%Y-%m-%dT%H-%M-%S") if output is None else output
+    named = RESULTS / datetime.now().strftime(f"{prefix}%Y-%m-%dT%H-%M-%S")
+    folder = named if output is None else output
     try:
         folder.mkdir(parents=True, exist_ok=True)
         used = any(folder.iterdir())
@@ -42,6 +44,17 @@ def results_folder(output: Path | None) -> Path:
     if used:
         raise ConfigError(f"{folder} is not empty; give another --output, or remove it first")
     return folder
+
+
+@contextlib.contextmanager
+def new_results(output: Path | None, prefix: str = "") -> Iterator[Path]:
+    """The same; it is gone after the block if nothing was written into it."""
+    folder = results_folder(output, prefix)
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 class Journal:
@@ -75,7 +88,9 @@ class Journal:
             self._file.close()
 
 
-def measure(settings: RunSettings, folder: Path, tell: Tell) -> Report:
+def measure(
+    settings: RunSettings, folder: Path, tell: Tell, faults: Faults | None = None
+) -> Report:
     """Runs a load test and writes its records and report into `folder`.
 
     Raises
@@ -96,7 +111,7 @@ def measure(settings: RunSettings, folder: Path, tell: Tell) -> Report:
         }
     )
     try:
-        Run(settings, journal.keep, tell).run()
+        Run(settings, journal.keep, tell, faults).run()
     finally:
         journal.close()
     report = build(journal.records)
@@ -106,15 +121,20 @@ def measure(settings: RunSettings, folder: Path, tell: Tell) -> Report:
 
 
 def write_report(report: Report, folder: Path, tell: Tell) -> bool:
-    """Writes report.json, report.csv and report.html; false where the folder had no room.
-
-    What has no room there goes to the system's folder for temporary files, if that has.
-    """
+    """Writes report.json, report.csv and report.html; see `write_files`."""
     files = {
         "report.json": json.dumps(report, indent=1) + "\n",
         "report.csv": csv_of(report),
         "report.html": page_of(report),
     }
+    return write_files(files, folder, tell)
+
+
+def write_files(files: dict[str, str], folder: Path, tell: Tell) -> bool:
+    """Writes texts by their names; false where the folder had no room.
+
+    What has no room there goes to the system's folder for temporary files, if that has.
+    """
     whole = True
     for name, text in files.items():
         try:

@@ -1,6 +1,6 @@
 """Charts as SVG, by hand: no script, no network, readable in light and dark.
 
-Colours are CSS variables of the page (`page.STYLE`): s1 to s4 for series, in a fixed order.
+Colours are CSS variables of the page (`page.STYLE`): s1 to s6 for series, in a fixed order.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from html import escape
 
 WIDTH, WIDE, HEIGHT = 520, 1070, 240
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 34
+MARK_ROWS = 4  # texts of marks, one below the other
 MAX_MARKS = 150  # points of a series that get a mark with a text of their own
 
 Point = tuple[float, float | None]
@@ -97,6 +98,7 @@ def line_chart(
     y_name: str,
     log: bool = False,
     shaded: Sequence[tuple[float, float, str]] = (),
+    marks: Sequence[tuple[float, str]] = (),
     x_ticks: Sequence[tuple[float, str]] | None = None,
     width: int = WIDTH,
 ) -> str:
@@ -105,6 +107,7 @@ def line_chart(
     Args
         width    in pixels, about as wide as it is shown, so that texts keep their size
         shaded   (from, to, what) of x: stretches with a background of their own
+        marks    (at, what) of x: lines from top to bottom, with their texts
         x_ticks  places and their texts, where they are not the values themselves
     """
     points = [(x, y) for one in series for x, y in one.points if y is not None]
@@ -121,6 +124,9 @@ def line_chart(
     parts += _grid(up, across, ticks, x_name, y_name)
     for number, one in enumerate(series, 1):
         parts += _line(one, number, across, up)
+    for number, (at, what) in enumerate(marks):
+        if across.least <= at <= across.most:
+            parts.append(_mark(across, at, what, TOP + 10 + 13 * (number % MARK_ROWS), width))
     legend = "".join(
         f'<span class="key s{number}">{escape(one.name)}</span>'
         for number, one in enumerate(series, 1)
@@ -149,6 +155,17 @@ def _grid(
     turned = _text("axis", 0, 0, y_name, "middle")
     parts.append(f'<g transform="translate(12 {middle}) rotate(-90)">{turned}</g>')
     return parts
+
+
+def _mark(across: Axis, at: float, what: str, y: float, width: int) -> str:
+    """A line with its text beside it: to the left where it would be cut off to the right."""
+    x = across.place(at)
+    is_left = x > width / 2
+    text = _text("tick", x - 4 if is_left else x + 4, y, what, "end" if is_left else "start")
+    return (
+        f'<g><title>{escape(what)} at {label(at)}</title><line class="fault" x1="{x:.1f}" '
+        f'x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>{text}</g>'
+    )
 
 
 def _text(kind: str, x: float, y: float, text: str, anchor: str = "start") -> str:
@@ -180,12 +197,15 @@ def _line(one: Series, number: int, across: Axis, up: Axis) -> list[str]:
     return parts
 
 
-def bar_chart(bars: Sequence[tuple[str, float]], text_of: Callable[[float], str]) -> str:
-    """Horizontal bars, and a line at their average."""
-    row, left, right = 24, 90, 110
+def bar_chart(
+    bars: Sequence[tuple[str, float]], text_of: Callable[[float], str], *, average: bool = True
+) -> str:
+    """Horizontal bars, and a line at their average unless that means nothing."""
+    longest = max((len(name) for name, _ in bars), default=0)
+    row, left, right = 24, min(max(90, 6 * longest + 16), WIDTH // 2), 110
     height = row * len(bars) + 8
     most = max((value for _, value in bars), default=0.0) or 1.0
-    average = sum(value for _, value in bars) / max(len(bars), 1)
+    mean = sum(value for _, value in bars) / max(len(bars), 1)
     across = Axis(0.0, most, left, WIDTH - right)
     parts = []
     for number, (name, value) in enumerate(bars):
@@ -196,6 +216,7 @@ def bar_chart(bars: Sequence[tuple[str, float]], text_of: Callable[[float], str]
             + f'<rect class="bar" x="{left}" y="{y}" width="{width:.1f}" '
             f'height="{row - 8}" rx="3"/>' + _text("tick", left + width + 6, y + 13, text_of(value))
         )
-    x = across.place(average)
-    parts.append(f'<line class="mean" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}"/>')
+    if average:
+        x = across.place(mean)
+        parts.append(f'<line class="mean" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}"/>')
     return f'<svg viewBox="0 0 {WIDTH} {height}" role="img">' + "".join(parts) + "</svg>"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dlm.errors import ConfigError
-from loadtest.plan import shuffled
+from loadtest.schedule import shuffled
 from loadtest.statistics import describe
 from loadtest.trace import Request, Spoken, Trace, Words
 

@@ -17,7 +17,15 @@ COLUMNS = {
         name: (name,)
         for name in (
             *("begin_s", "seconds", "target_per_s", "requests", "answered", "failed", "audio_s"),
-            *("requests_per_s", "messages", "messages_per_audio_s", "queries"),
+            *(
+                "requests_per_s",
+                "failed_share",
+                "partial_share",
+                "small_share",
+                "messages",
+                "messages_per_audio_s",
+                "queries",
+            ),
             *("queries_per_message", "zero_message_share", "query_time_per_audio_s"),
             *("client_cores", "server_cores", "bytes_sent", "bytes_received", "mode"),
         )
@@ -112,6 +120,44 @@ def rows_of(report: Report) -> list[tuple[str, str]]:
         modes = ", ".join(f"{m['mode']} from {number(m['at_s'])} s" for m in report["modes"])
         rows.append(("mode of the cascade", modes))
     return rows
+
+
+Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
+
+
+def tables_of(report: Report) -> list[Table]:
+    """Title, names of the columns and rows: of steps, and of stretches between faults."""
+    found: list[Table] = []
+    if report["steps"]:
+        names: tuple[str, ...] = (
+            *("requests/s", "answered/s", "p50 / p95 / p99 / p99.9 ms", "failed", "client cores"),
+        )
+        rows: list[tuple[str, ...]] = [
+            (
+                f"{number(s['begin_per_s'])} to {number(s['end_per_s'])}",
+                number(s["answered_per_s"]),
+                milliseconds(s["latency"]),
+                f"{s['failed']:,}",
+                number(s["client_cores"]),
+            )
+            for s in report["steps"]
+        ]
+        found.append(("Steps", names, rows))
+    if report.get("stretches"):
+        names = ("from", "after", "p50 / p95 / p99 / p99.9 ms", "failed", "2-grams", "small model")
+        rows = [
+            (
+                number(s["begin_s"], "s"),
+                s["after"] or "-",
+                milliseconds(s["latency"]),
+                percent(s["failed_share"]),
+                percent(s["partial_share"]),
+                percent(s["small_share"]),
+            )
+            for s in report["stretches"]
+        ]
+        found.append(("From fault to fault", names, rows))
+    return found
 
 
 def warnings_of(report: Report) -> list[str]:

@@ -26,10 +26,11 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from dlm.client import AsyncClient, ClientConfig
-from dlm.client.runtime import Stats
+from dlm.client.metrics import Stats
 from dlm.errors import ConfigError, DlmError
-from loadtest.plan import Load, Schedule, Segment, schedule, shuffled
+from dlm.server.parent import end_with_parent
 from loadtest.replay import Record, Replay
+from loadtest.schedule import Load, Schedule, Segment, schedule, shuffled
 from loadtest.trace import Trace, read_trace
 
 # To find what the driver itself costs: so many requests at this rate, of a client that answers at
@@ -223,4 +224,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    end_with_parent(int(sys.argv[1]))  # here: a fork that runs Python can abort in a parent of gRPC
     main()

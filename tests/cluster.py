@@ -44,6 +44,7 @@ from dlm.server.config import ServerConfig
 from dlm.server.health import Event
 from dlm.server.ready import Notice, Ready
 from dlm.wire._pb import shard_pb2 as pb
+from forked import Process, start
 from models import PlainModel
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,7 +66,9 @@ sys.exit(serve(
 """
 
 
-def until(holds: Callable[[], bool], process: subprocess.Popen[Any] | None = None) -> None:
+def until(
+    holds: Callable[[], bool], process: subprocess.Popen[Any] | Process | None = None
+) -> None:
     """Returns once `holds()` is true; looks again and again, and fails after a long while.
 
     Args
@@ -145,7 +148,8 @@ class _Process:
     """A command that serves, and the file that it writes when it is ready.
 
     Args
-        file  that it writes; what is there before is stale
+        file    that it writes; what is there before is stale
+        forked  a program that `forked.start` runs, with `line` as its arguments
     """
 
     def __init__(
@@ -153,16 +157,22 @@ class _Process:
         line: Sequence[str],
         file: Path,
         *,
-        cwd: Path | None = None,
+        cwd: Path,
         env: Mapping[str, str] | None = None,
+        forked: str = "",
     ) -> None:
         self._file = file
         self._stale = self._content()
         # Files, not pipes: a child that prints much never waits for its parent.
         self._printed, self._errors = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115
-        self.process = subprocess.Popen(
-            line, cwd=cwd, env=env, stdout=self._printed, stderr=self._errors
-        )
+        self.process: subprocess.Popen[bytes] | Process
+        if forked:
+            streams = (self._printed.fileno(), self._printed.fileno(), self._errors.fileno())
+            self.process = start(forked, line, streams=streams, cwd=cwd, env=env or os.environ)
+        else:
+            self.process = subprocess.Popen(
+                line, cwd=cwd, env=env, stdout=self._printed, stderr=self._errors
+            )
 
     def _content(self) -> bytes | None:
         try:
@@ -291,12 +301,12 @@ class ProcessServer(_Process):
         file = ready_file or Path(self._folder.name) / "ready.json"
         directories = [str(d) for d in (directory if isinstance(directory, list) else [directory])]
         arguments = json.dumps([directories, index, {"port": port, **config}, str(file)])
-        super().__init__(
-            [*within, sys.executable, "-c", CHILD, arguments],
-            file,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        if within or open_files is not None:
+            line = [*within, sys.executable, "-c", CHILD, arguments]
+            super().__init__(line, file, cwd=ROOT, env=environ)
+        else:
+            super().__init__(["-c", arguments], file, cwd=ROOT, env=environ, forked=CHILD)
         if open_files is not None:  # long before it opens or raises anything
             both = open_files if isinstance(open_files, tuple) else (open_files, open_files)
             resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, both)

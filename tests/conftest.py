@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
+import importlib
 import os
 import shutil
 import signal
@@ -30,6 +32,26 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_STATE] = tempfile.mkdtemp(prefix="dlm-state-")
     os.environ["DLM_STATE_DIR"] = config.stash[_STATE]
     config.stash[_STDERR] = os.dup(2)  # tests see another, which pytest reads
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was collected is there to the end: the garbage collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
+    if hasattr(session.config, "workerinput") and len(session.items) > 1000:
+        compile_kernels()
+
+
+def compile_kernels() -> None:
+    """Before most of the suite runs, kernels are compiled: by one of its processes, which the
+    others wait for. Each would compile them for itself where they are first called."""
+    from dlm import jit
+
+    paths = sorted({path for name in jit.SOURCES[:2] for path in jit.PACKAGE.rglob(name)})
+    parts = [path.relative_to(jit.PACKAGE).with_suffix("").parts for path in paths]
+    modules = [importlib.import_module(".".join(["dlm", *names])) for names in parts]
+    found = [kernel for module in modules for kernel in vars(module).values()]
+    jit.compile_ahead([k for k in found if getattr(getattr(k, "_cache", None), "types", "")])
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -188,14 +188,14 @@ def test_no_word_of_a_query_is_logged_counted_or_traced(files, tmp_path, caplog)
         # A fault inside whose message holds what was asked; at the server, and at the client.
         service = cluster.servers[0].server.service
 
-        def fails(groups: object) -> None:
+        def fails(*_: object) -> None:
             raise RuntimeError(f"{MARK} {MARKED_ID}")
 
-        service.check = fails
+        service.answerer.score = fails
         queries = queries_to(files, 0)[:2]
         with pytest.raises(DlmError):
             submit(clients[0].utterance(), queries, WAIT_S).result(WAIT_S)
-        del service.check
+        del service.answerer.score
         network.instant = RuntimeError(f"{MARK} {MARKED_ID}")
         with pytest.raises(DlmError):
             submit(clients[1].utterance(), queries, WAIT_S).result(WAIT_S)

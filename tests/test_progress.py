@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from dlm.progress import ProgressReporter
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from dlm.cli.progress import stage_printer
+from dlm.progress import CompilingNotice, ProgressReporter, compiling_notice
+
+WAIT_S = 60.0
 
 
 class Clock:
@@ -58,3 +69,107 @@ def test_without_a_total_no_share_is_told() -> None:
         "counting: 4,000 words, 500 words/s",
         "counting: 8,000 words, 500 words/s, 50 %, 16 s left",
     ]
+
+
+# -- kernels that compile at their first call --------------------------------------------------
+
+
+def test_the_notice_is_given_once_and_only_where_compiling_takes_long() -> None:
+    """Seconds between two kernels do not count, and a kernel within another is no second one."""
+    said: list[str] = []
+    clock = Clock()
+    notice = CompilingNotice(said.append, clock=clock)
+    for _ in range(3):
+        notice.begin()
+        notice.begin()
+        clock.now += 0.3
+        notice.end()
+        notice.end()
+        clock.now += 3600
+    assert said == []
+    assert notice.spent_s == pytest.approx(0.9)
+    for _ in range(2):
+        notice.begin()
+        clock.now += 0.3
+        notice.end()
+    assert said == ["compiling kernels (first use only)"]
+
+
+def test_a_command_s_notice_counts_the_kernels_compiled_so_far() -> None:
+    """At most every `every_s`; their number is not known ahead."""
+    said: list[str] = []
+    clock = Clock()
+    notice = CompilingNotice(said.append, every_s=5, clock=clock)
+    notice.use(said.append, every_s=5)
+    for _ in range(5):
+        notice.begin()
+        clock.now += 2
+        notice.end()
+    assert said == [
+        "compiling kernels (first use only)",
+        "compiling kernels (first use only): 3 so far",
+    ]
+
+
+def test_the_notice_is_given_while_one_kernel_takes_long() -> None:
+    """No second one need begin."""
+    told = threading.Event()
+    notice = CompilingNotice(lambda line: told.set(), silent_s=0.01)
+    notice.begin()
+    assert told.wait(WAIT_S)
+
+
+def test_kernels_that_are_counted_ahead_give_no_notice() -> None:
+    """Something else reported them; what is compiled later is no news."""
+    said: list[str] = []
+    clock = Clock()
+    notice = CompilingNotice(said.append, clock=clock)
+    with notice.hidden():
+        notice.begin()
+        clock.now += 60
+        notice.end()
+    with notice.compiling(3):
+        clock.now += 60
+    assert said == []
+    notice.use(said.append)
+    with notice.compiling(3):
+        clock.now += 60
+    assert said == ["compiling kernels (first use only)"]
+
+
+def test_a_quiet_command_gives_no_notice(capsys: pytest.CaptureFixture[str]) -> None:
+    """And one that is not quiet gives it on standard error."""
+    tell, every_s = compiling_notice._tell, compiling_notice._every_s
+    try:
+        for quiet in (True, False):
+            stage_printer(quiet=quiet, timed=False)
+            compiling_notice._tell("compiling")
+            assert capsys.readouterr().err == ("" if quiet else "compiling\n")
+    finally:
+        compiling_notice.use(tell, every_s=every_s)
+
+
+# Scores by a kernel that no folder holds, in a program that configures no logging.
+FIRST_USE = """
+import numpy as np
+from dlm.progress import compiling_notice
+compiling_notice._silent_s = 0.0
+from dlm.client.kernels import next_states
+from dlm.server.kernels import count_orders
+next_states.compile()
+count_orders.compile()
+"""
+
+
+def test_a_program_that_uses_the_library_says_once_that_it_compiles(tmp_path: Path) -> None:
+    """On standard error, through logging; the next one finds the kernels and says nothing."""
+
+    def run() -> str:
+        return subprocess.run(
+            [sys.executable, "-c", FIRST_USE],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+            capture_output=True, text=True, check=True,
+        ).stderr  # fmt: skip
+
+    assert run() == "dlm: compiling kernels (first use only)\n"
+    assert run() == ""

@@ -119,10 +119,10 @@ def test_a_failure_is_told_by_its_kind_alone(files, connect, exporter) -> None:
         client = connect(cluster, trace=True)
         utterance = client.utterance()
 
-        def fails(groups: object) -> None:
+        def fails(*_: object) -> None:
             raise RuntimeError("secret")
 
-        cluster.servers[0].server.service.check = fails
+        cluster.servers[0].server.service.answerer.score = fails
         with pytest.raises(ProtocolError, match="RuntimeError"):
             submit(utterance, queries_to(files, 0)[:1], WAIT_S).result(WAIT_S)
         found = spans(exporter, 2)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.asr.word_ids import check_utterance, word_ids
 from dlm.client.utterance import State, Utterance, Word
 from dlm.errors import QueryError
 from dlm.ngram.query import PARTIAL
@@ -37,6 +38,8 @@ class TokenLM:
                    its unknown word. All words of the model, by id, where not given
         natural    scores are natural logarithms, as in NeMo; log10 where False
         max_bytes  rows that are kept from call to call
+    Raises
+        QueryError, ConfigError  see `dlm.asr.word_ids`; the model lacks all of the tokens
     """
 
     def __init__(
@@ -47,19 +50,11 @@ class TokenLM:
         natural: bool = True,
         max_bytes: int = MAX_ROWS_BYTES,
     ) -> None:
-        vocabulary = utterance.vocabulary
-        if tokens is None:
-            self._ids = np.arange(utterance.vocabulary_size)
-        else:
-            found = [vocabulary.id_of(t) if isinstance(t, (str, bytes)) else int(t) for t in tokens]
-            self._ids = np.array(found, np.int64)
-            if len(found) and not 0 <= min(found) <= max(found) < utterance.vocabulary_size:
-                raise QueryError(
-                    f"token ids from {min(found)} to {max(found)}; ids are 0 to "
-                    f"{utterance.vocabulary_size - 1}"
-                )
+        check_utterance(utterance)
+        every = range(utterance.vocabulary_size)
+        self._ids = np.array(every if tokens is None else word_ids(utterance, tokens), np.int64)
         # The sentence end is one more column, for `get_final`.
-        self._asked = np.append(self._ids, vocabulary.end_id)
+        self._asked = np.append(self._ids, utterance.vocabulary.end_id)
         self._utterance = utterance
         self._scale = LN_10 if natural else 1.0
         self._most = max(max_bytes // (_ROW_BYTES * len(self._asked)), 1)

@@ -1,19 +1,24 @@
 """The language model of a flashlight-text decoder (and of torchaudio's `ctc_decoder`).
 
 flashlight asks one word of one state at a time, up to 36,000 times per second of audio, and tells
-states apart by identity. So each state has a record here, under its `LMState`; all that the model
-stores after a context is fetched once, in one message, and answers from then on.
+states apart by identity. So what is known of a state stands here under its `LMState`; all that the
+model stores after a context is fetched once, in one message, and answers from then on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flashlight.lib.text.decoder import LM, LMState
-
 from dlm.asr.contexts import MAX_WORDS, Contexts, Counts, KnownContext
+from dlm.asr.word_ids import check_utterance, word_ids
 from dlm.client.utterance import State, Utterance, Word
 from dlm.errors import QueryError
+from dlm.extras import needed
+
+try:
+    from flashlight.lib.text.decoder import LM, LMState
+except ModuleNotFoundError as exc:
+    raise needed(exc, ["flashlight-text"]) from exc
 
 __all__ = ["DlmLM"]
 
@@ -21,15 +26,13 @@ AHEAD = 32
 END = -1  # what flashlight's own models call the child of the sentence end
 
 
-class _Record:
-    """A state of the decoder: by index of a word what `score` returns; its context once asked."""
+class _Asked(dict[int, tuple[LMState, float]]):
+    """A state that the decoder asked of: by index of a word what `score` returns."""
 
-    __slots__ = ("after", "context", "state")
+    __slots__ = ("context",)
 
-    def __init__(self, state: State) -> None:
-        self.state = state
-        self.context: KnownContext | None = None
-        self.after: dict[int, tuple[LMState, float]] = {}
+    def __init__(self, context: KnownContext) -> None:
+        self.context = context
 
 
 class DlmLM(LM):  # type: ignore[misc]
@@ -50,8 +53,9 @@ class DlmLM(LM):  # type: ignore[misc]
         ahead      contexts that are fetched along with one that is asked, of those that the decoder
                    came to last: some of them are asked next, and a message costs more than they do
     Raises
+        QueryError, ConfigError  see `dlm.asr.word_ids`; the model lacks all of the words
         QueryError, UnavailableError, ProtocolError, out of the decoder that calls it; with
-        `ClientConfig(partial=True)` none of a server
+            `ClientConfig(partial=True)` none of a server
     """
 
     def __init__(
@@ -64,22 +68,18 @@ class DlmLM(LM):  # type: ignore[misc]
         ahead: int = AHEAD,
     ) -> None:
         LM.__init__(self)
-        vocabulary = utterance.vocabulary
-        ids = [vocabulary.id_of(w) if isinstance(w, (str, bytes)) else int(w) for w in words]
-        if ids and not 0 <= min(ids) <= max(ids) < utterance.vocabulary_size:
-            raise QueryError(
-                f"word ids from {min(ids)} to {max(ids)}; ids are 0 to "
-                f"{utterance.vocabulary_size - 1}"
-            )
+        check_utterance(utterance)
         # By index; the last is that of END, as Python counts.
-        self._ids = [*ids, vocabulary.end_id]
+        self._ids = [*word_ids(utterance, words), utterance.vocabulary.end_id]
         self._utterance = utterance
         self._contexts = Contexts(utterance, max_words)
         self._recombine = recombine
         self._ahead = ahead
         self._coming: list[State] = []  # states as the decoder came to them
         self._counts = self._contexts.counts
-        self._records: dict[LMState, _Record] = {}
+        # Most states are never asked of: those that are have a table of their own besides.
+        self._states: dict[LMState, State] = {}
+        self._asked: dict[LMState, _Asked] = {}
         self._interned: dict[State, LMState] = {}
 
     @property
@@ -89,7 +89,8 @@ class DlmLM(LM):  # type: ignore[misc]
 
     def start(self, start_with_nothing: bool) -> LMState:
         """The state at the beginning of a sentence, or the one that knows nothing of the past."""
-        self._records.clear()
+        self._states.clear()
+        self._asked.clear()
         self._interned.clear()
         self._coming.clear()
         self._contexts.begin_sentence()
@@ -99,28 +100,30 @@ class DlmLM(LM):  # type: ignore[misc]
     def score(self, state: LMState, usr_token_idx: int) -> tuple[LMState, float]:
         """The state after the word with this index, and log10 P of the word."""
         self._counts.queries += 1
-        record = self._records.get(state)
-        if record is None:
-            raise QueryError(
-                "a state of another sentence, or of another decoder, was given; each decoder needs "
-                "a DlmLM of its own, and start() ends the states of the sentence before"
-            )
-        found = record.after.get(usr_token_idx)
-        if found is None:
-            found = record.after[usr_token_idx] = self._ask(state, record, usr_token_idx)
-        return found
+        try:
+            return self._asked[state][usr_token_idx]
+        except KeyError:  # once per state and word, of some ten times that they are asked
+            return self._ask(state, usr_token_idx)
 
     def finish(self, state: LMState) -> tuple[LMState, float]:
         """The state after the sentence end, and its log10 P."""
         return self.score(state, END)
 
-    def _ask(self, state: LMState, record: _Record, index: int) -> tuple[LMState, float]:
+    def _ask(self, state: LMState, index: int) -> tuple[LMState, float]:
         if not END <= index < len(self._ids) - 1:
             raise QueryError(f"word {index} of a lexicon of {len(self._ids) - 1} was asked")
-        if record.context is None:
-            record.context = self._fetch(record.state)
-        log10_prob, after = record.context.score(self._ids[index])
-        return self._put(state.child(index), after), log10_prob
+        asked = self._asked.get(state)
+        if asked is None:
+            known = self._states.get(state)
+            if known is None:
+                raise QueryError(
+                    "a state of another sentence, or of another decoder, was given; each decoder "
+                    "needs a DlmLM of its own, and start() ends the states of the sentence before"
+                )
+            asked = self._asked[state] = _Asked(self._fetch(known))
+        log10_prob, after = asked.context.score(self._ids[index])
+        found = asked[index] = self._put(state.child(index), after), log10_prob
+        return found
 
     def _fetch(self, state: State) -> KnownContext:
         found = self._contexts.find(state)
@@ -136,8 +139,8 @@ class DlmLM(LM):  # type: ignore[misc]
     def _put(self, child: LMState, state: State) -> LMState:
         if self._recombine:
             child = self._interned.setdefault(state, child)
-        if child not in self._records:
-            self._records[child] = _Record(state)
+        if child not in self._states:
+            self._states[child] = state
             if len(state) >= 2:
                 self._coming.append(state)
         return child

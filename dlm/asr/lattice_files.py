@@ -95,6 +95,10 @@ def _format_of(path: Path) -> str:
         return NBEST
     if any(line.startswith(("VERSION=", "V=", "N=", "I=", "UTTERANCE=")) for line in lines):
         return SLF
+    if not lines:
+        raise LatticeError(
+            "this holds nothing; lattices or n-best lists are expected", path=str(path)
+        )
     fields = [line.split() for line in lines[:2]]
     if (
         len(fields) == 2

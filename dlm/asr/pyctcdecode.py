@@ -11,24 +11,29 @@ beams are tuples, and with those whose beams are objects.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
-
-from pyctcdecode import language_model
-from pyctcdecode.alphabet import Alphabet
-from pyctcdecode.constants import (
-    DEFAULT_ALPHA,
-    DEFAULT_BETA,
-    DEFAULT_SCORE_LM_BOUNDARY,
-    DEFAULT_UNK_LOGP_OFFSET,
-    LOG_BASE_CHANGE_FACTOR,
-)
-from pyctcdecode.decoder import BeamSearchDecoderCTC
-from pyctcdecode.language_model import LanguageModel
+from typing import Any, NoReturn
 
 from dlm.asr.contexts import MAX_WORDS, Contexts, Counts
+from dlm.asr.word_ids import check_known, check_utterance
 from dlm.client.utterance import State, Utterance
-from dlm.errors import ConfigError
+from dlm.errors import ConfigError, QueryError
+from dlm.extras import needed
 from dlm.ngram.vocab import UNK_ID
+
+try:
+    from pyctcdecode import language_model
+    from pyctcdecode.alphabet import Alphabet
+    from pyctcdecode.constants import (
+        DEFAULT_ALPHA,
+        DEFAULT_BETA,
+        DEFAULT_SCORE_LM_BOUNDARY,
+        DEFAULT_UNK_LOGP_OFFSET,
+        LOG_BASE_CHANGE_FACTOR,
+    )
+    from pyctcdecode.decoder import BeamSearchDecoderCTC
+    from pyctcdecode.language_model import LanguageModel
+except ModuleNotFoundError as exc:
+    raise needed(exc, ["--no-deps", "pyctcdecode", "pygtrie"]) from exc
 
 __all__ = ["DlmDecoder", "DlmLanguageModel", "DlmState", "build_decoder"]
 
@@ -74,8 +79,9 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
         alpha, beta, unk_score_offset, score_boundary  as in pyctcdecode
         max_words  stored words that are kept in memory, 11 bytes each
     Raises
+        QueryError, ConfigError  see `dlm.asr.word_ids`; the model lacks all of the unigrams
         QueryError, UnavailableError, ProtocolError, out of the decoder that calls it; with
-        `ClientConfig(partial=True)` none of a server
+            `ClientConfig(partial=True)` none of a server
     """
 
     def __init__(
@@ -89,7 +95,11 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
         *,
         max_words: int = MAX_WORDS,
     ) -> None:
+        check_utterance(utterance)
         vocabulary = utterance.vocabulary
+        if isinstance(unigrams, (str, bytes)):
+            raise QueryError("unigrams are a string; a collection of words is expected")
+        check_known(unigrams or (), utterance)
         if unigrams is None:
             unigrams = [w.decode("utf-8", "surrogateescape") for w in vocabulary.words[1:]]
         self._known = _Known(utterance)
@@ -136,14 +146,15 @@ class DlmLanguageModel(LanguageModel):  # type: ignore[misc]
 
     def save_to_dir(self, filepath: str) -> None:
         """Not offered: the model is where its servers are."""
-        raise ConfigError(
-            f"{filepath}: a model behind a cluster is not saved with a decoder; make the decoder "
-            "with build_decoder where it is needed"
-        )
+        _refuse_saving(filepath)
 
 
 class DlmDecoder(BeamSearchDecoderCTC):  # type: ignore[misc]
     """pyctcdecode's decoder, which fetches for all beams of a frame together; same results."""
+
+    def save_to_dir(self, filepath: str) -> None:
+        """Not offered, and nothing is written."""
+        _refuse_saving(filepath)
 
     def _get_lm_beams(
         self,
@@ -162,6 +173,13 @@ class DlmDecoder(BeamSearchDecoderCTC):  # type: ignore[misc]
         return found
 
 
+def _refuse_saving(folder: str) -> NoReturn:
+    raise ConfigError(
+        f"{folder}: a model behind a cluster is not saved with a decoder; make the decoder with "
+        "build_decoder where it is needed"
+    )
+
+
 def _unscored(
     beams: Iterable[Any], cached: Mapping[tuple[str, bool], Any], is_eos: bool
 ) -> list[tuple[DlmState, str]]:
@@ -169,6 +187,8 @@ def _unscored(
     found: dict[str, tuple[DlmState, str]] = {}
     for beam in beams:
         text, word = beam[:2] if isinstance(beam, tuple) else (beam.text, beam.next_word)
+        if not (word or is_eos):
+            continue  # most beams: no word has ended, and the text has its score
         merged = f"{text} {word}" if text and word else text or word
         if (merged, is_eos) not in cached:
             found.setdefault(merged, (cached[text, False][2], word))  # the first is asked

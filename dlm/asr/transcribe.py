@@ -98,8 +98,11 @@ class Transcriber:
             yield self._transcribe(segment)
 
     def _transcribe(self, segment: Segment) -> Transcript:
-        log_probs = self._acoustic.log_probs(segment.samples)
         utterance = self._client.utterance()
+        end_s = segment.start_s + len(segment.samples) / SAMPLE_RATE
+        if segment.samples.min() == segment.samples.max():  # digital silence, perhaps of hours
+            return Transcript(segment.start_s, end_s, (), utterance.family.kind, 0, (), ())
+        log_probs = self._acoustic.log_probs(segment.samples)
         lexicon, decoder = self._decoder_of(utterance)
         before = self._client.stats.partial
         lm = DlmLM(utterance, lexicon.ids.tolist())
@@ -110,7 +113,7 @@ class Transcriber:
         kind = utterance.family.kind
         return Transcript(
             segment.start_s,
-            segment.start_s + len(segment.samples) / SAMPLE_RATE,
+            end_s,
             tuple(sentences),
             PARTIAL_MODE if partial and kind == FULL_KIND else kind,
             partial,

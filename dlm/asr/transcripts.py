@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -90,9 +89,10 @@ def _table_rows(path: Path, lines: list[str], header: list[str]) -> Iterator[_Ro
     text, name = _column(header, TEXT_COLUMNS), _column(header, NAME_COLUMNS)
     speaker = _column(header, ("speaker",))
     assert text is not None and name is not None
-    for number, row in enumerate(csv.reader(lines[1:], delimiter="\t"), 2):
-        if not row:
+    for number, line in enumerate(lines[1:], 2):
+        if not line:
             continue
+        row = line.split("\t")  # quotes are text: one that is not closed takes no line with it
         if len(row) != len(header):
             raise TextError(
                 f"line {number} of {path} has {len(row)} columns; {len(header)} are expected, as "
@@ -126,9 +126,12 @@ def paired(reference: TranscriptFile, hypothesis: TranscriptFile) -> dict[str, t
     Raises  TextError  an utterance without a hypothesis, or a hypothesis of none
     """
     if reference.numbered != hypothesis.numbered:
+        alone, named = (
+            ("reference", "hypothesis") if reference.numbered else ("hypothesis", "reference")
+        )
         raise TextError(
-            "one of the two files names its utterances, the other has text alone; names in both, "
-            "or in neither, are expected"
+            f"the {named} names its utterances, the {alone} has text alone; names in both, or in "
+            "neither, are expected: a name, a tab and the text"
         )
     given = dict(hypothesis.texts)
     if not reference.texts.keys() & given.keys():

@@ -1,63 +1,95 @@
-"""`dlm cluster`: every shard of one or more sets on this machine, in one command."""
+"""`dlm cluster`: serves every shard of one or more sets on this host."""
 
 from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from dlm.cli.json_output import print_json_line
+from dlm.cli.options import (
+    Ca,
+    Cert,
+    Key,
+    LogLevel,
+    TlsCert,
+    TlsClientCa,
+    TlsKey,
+    TokenFile,
+    Tokens,
+)
+
+if TYPE_CHECKING:
+    from dlm.cluster.processes import Server
+    from dlm.index.layout import Manifest
 
 
 def cluster(
     directories: Annotated[
-        list[Path], typer.Argument(help="Folder of a shard set; more folders, more models.")
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Folders of shard sets, one per model."),
     ],
     cluster_file: Annotated[
-        Path, typer.Option("--cluster", help="File to write, which client commands take.")
+        Path,
+        typer.Option("--cluster", metavar="FILE", help="File to write for clients to read."),
     ] = Path("cluster.toml"),
     port: Annotated[
-        int, typer.Option(help="Port of shard 0, the others follow; 0 takes free ports.")
+        int,
+        typer.Option(help="Port of shard 0; the others follow it. 0 picks free ports."),
     ] = 0,
-    workers: Annotated[int, typer.Option(help="Processes of each server.")] = 1,
+    workers: Annotated[int, typer.Option(help="Processes per server.")] = 1,
     replicas: Annotated[
         int,
-        typer.Option(min=1, max=64, help="Servers of each shard; one may fail and nobody sees."),
+        typer.Option(min=1, max=64, help="Servers per shard; with 2 or more, one may fail."),
     ] = 1,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Start a server again that ended.")
-    ] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Restart servers that exit.")] = False,
     small: Annotated[
         Path | None,
-        typer.Option(help="Shard set that decoders' clients go over to while servers fail."),
+        typer.Option(
+            metavar="DIR",
+            help="Shard set that decoders fall back to while servers fail; named in cluster.toml.",
+        ),
     ] = None,
     metrics_port: Annotated[
-        int, typer.Option(help="Port of the metrics of shard 0, the others follow; 0 is none.")
+        int,
+        typer.Option(help="Port of shard 0's metrics; the others follow it. 0 disables them."),
     ] = 0,
-    tls_cert: Annotated[str | None, typer.Option(help="As of dlm serve.")] = None,
-    tls_key: Annotated[str | None, typer.Option(help="As of dlm serve.")] = None,
-    tls_client_ca: Annotated[str | None, typer.Option(help="As of dlm serve.")] = None,
-    tokens: Annotated[str | None, typer.Option(help="As of dlm serve.")] = None,
-    ca: Annotated[str, typer.Option(help="As of dlm score; written for clients.")] = "",
-    cert: Annotated[str, typer.Option(help="As of dlm score; written for clients.")] = "",
-    key: Annotated[str, typer.Option(help="As of dlm score; written for clients.")] = "",
-    token_file: Annotated[str, typer.Option(help="As of dlm score; written for clients.")] = "",
-    log_level: Annotated[str, typer.Option(help="Of the servers.")] = "warning",
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    tokens: Tokens = None,
+    ca: Ca = "",
+    cert: Cert = "",
+    key: Key = "",
+    token_file: TokenFile = "",
+    log_level: LogLevel = "warning",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object once all servers are ready.")
+    ] = False,
 ) -> None:
-    """Serve every shard on loopback until Ctrl-C or SIGTERM.
+    """Serve every shard on this host until Ctrl-C or SIGTERM.
 
-    With several folders each server holds its shard of every set that has one. --small is written
-    into cluster.toml, and clients with `partial` on open it by themselves.
+    Stopping also removes cluster.toml.
 
-    Example: dlm cluster shards/model, and in another terminal: dlm score text.txt
+    Servers listen on loopback. One that exits is reported and the others keep running; the command
+    exits with 1 once none is left. With several folders, each server holds its shard of every set
+    that has one. --ca, --cert, --key and --token-file are written to cluster.toml for clients, and
+    so is --small, which clients with `partial` open by themselves.
+
+    Examples:
+        dlm cluster shards/model
+        dlm cluster shards/model --replicas 2 --restart --small shards/small
     """
     from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_reads
     from dlm.client.security import ClientSecurity
     from dlm.client.topology import write_cluster_file
-    from dlm.cluster.processes import Server, check_free, running_servers, supervise
+    from dlm.cluster.processes import check_free, running_servers, supervise
     from dlm.errors import ConfigError
     from dlm.index.layout import read_manifest
     from dlm.index.search.local import LocalModel
@@ -66,12 +98,18 @@ def cluster(
     count = replicas * max(manifest.shards for manifest in manifests)
     for name, first in (("port", port), ("metrics-port", metrics_port)):
         if first and not 1 <= first <= 65536 - count:
-            raise ConfigError(f"--{name} {first}: {count} ports from there must lie in 1 to 65535")
+            raise ConfigError(
+                f"--{name} is {first}; this cluster needs {count} ports from there on, and all "
+                "must be in 1 to 65535"
+            )
     if not cluster_file.absolute().parent.is_dir():
-        raise ConfigError(f"{cluster_file}: its folder does not exist")
+        raise ConfigError(
+            f"--cluster: the folder of {cluster_file} does not exist; create it, or name another "
+            "file"
+        )
     check_free(cluster_file)
     if small is not None:
-        LocalModel.open(small)  # whole, every checksum right: not found out when it is needed
+        LocalModel.open(small)  # a damaged one is found now, not when it is needed
     check_reads("--tls-cert, --tokens", tls_cert, tls_key, tls_client_ca, tokens)
     beside = cluster_file.absolute().parent  # what clients take the paths of cluster.toml to be of
     for_clients = [beside / file for file in (ca, cert, key, token_file) if file]
@@ -125,15 +163,8 @@ def cluster(
         ) as servers:
             if not asked_to_stop:
                 written = write(servers)
-                for directory, manifest in zip(directories, manifests, strict=True):
-                    print(
-                        f"{manifest.shards} shards of {directory} (shard set {manifest.shard_set})"
-                    )
-                for server in servers:
-                    print(f"  shard {server.endpoint.shard} at {server.endpoint.address}")
-                if small is not None:
-                    print(f"small model {small}")
-                print(f"wrote {cluster_file}; Ctrl-C stops", flush=True)
+                facts = _facts(directories, manifests, servers, cluster_file, small)
+                print_json_line(facts) if as_json else _print(facts)
             for line in supervise(servers, lambda: asked_to_stop, restart=restart, changed=rewrite):
                 print(line, file=sys.stderr)
     finally:
@@ -142,3 +173,35 @@ def cluster(
         for number, handler in previous.items():
             signal.signal(number, handler)
     print("stopped", file=sys.stderr)
+
+
+def _facts(
+    directories: Sequence[Path],
+    manifests: Sequence[Manifest],
+    servers: Sequence[Server],
+    cluster_file: Path,
+    small: Path | None,
+) -> dict[str, Any]:
+    """What is served, and where."""
+    return {
+        "shard_sets": [
+            {"directory": str(directory), "shard_set": one.shard_set, "shards": one.shards}
+            for directory, one in zip(directories, manifests, strict=True)
+        ],
+        "servers": [
+            {"shard": server.endpoint.shard, "address": server.endpoint.address}
+            for server in servers
+        ],
+        "small": None if small is None else str(small),
+        "cluster": str(cluster_file),
+    }
+
+
+def _print(facts: dict[str, Any]) -> None:
+    for one in facts["shard_sets"]:
+        print(f"{one['shards']} shards of {one['directory']} (shard set {one['shard_set']})")
+    for server in facts["servers"]:
+        print(f"  shard {server['shard']} at {server['address']}")
+    if facts["small"] is not None:
+        print(f"small model {facts['small']}")
+    print(f"wrote {facts['cluster']}; Ctrl-C stops the servers and removes it", flush=True)

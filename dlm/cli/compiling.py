@@ -1,4 +1,4 @@
-"""Compiles kernels before the work begins, and says so where that takes long."""
+"""Compiles kernels before the work begins, and reports it if that takes long."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from dlm.cli.progress import COMPILING, SILENT_S, compiling_is_shown
 from dlm.jit import compile_ahead
+from dlm.progress import COMPILING
+
+SILENT_S = 1.0
 
 
 class _Progress:
-    """A line on standard error: rewritten on a terminal; elsewhere one when it is due, one at the
-    end."""
+    """A line on standard error, rewritten on a terminal; elsewhere printed twice at most."""
 
     def __init__(self) -> None:
         self._done = self._of = 0
@@ -23,7 +24,7 @@ class _Progress:
         self._timer.daemon = True
 
     def tell(self, done: int, of: int) -> None:
-        """Takes up how many are done."""
+        """Records how many are done."""
         with self._lock:
             self._done, self._of = done, of
             if done == 0:
@@ -32,7 +33,7 @@ class _Progress:
                 self._print()
 
     def end(self) -> None:
-        """Nothing is shown from here on."""
+        """Shows nothing from here on."""
         self._timer.cancel()
         with self._lock:
             self._ended = True
@@ -56,10 +57,9 @@ class _Progress:
 
 
 def compile_kernels(kernels: Sequence[Any]) -> None:
-    """Compiles those that are not kept from an earlier start; see `jit.compile_ahead`."""
+    """Compiles those that the cache does not have; see `jit.compile_ahead`."""
     progress = _Progress()
     try:
-        with compiling_is_shown():
-            compile_ahead(kernels, progress.tell)
+        compile_ahead(kernels, progress.tell)
     finally:
         progress.end()

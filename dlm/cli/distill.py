@@ -1,8 +1,7 @@
-"""`dlm distill`: a model approximated by one that has the n-grams of another."""
+"""`dlm distill`: approximates a model on given n-grams."""
 
 from __future__ import annotations
 
-import json as json_text
 import math
 import sys
 import time
@@ -11,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from dlm.cli.json_output import print_json
+from dlm.cli.options import Json, Memory, Public, Quiet, Threads
 from dlm.cli.progress import stage_printer
 
 
@@ -18,15 +19,16 @@ def distill(
     source: Annotated[
         str,
         typer.Argument(
-            help="What to approximate: an ARPA file, a run of dlm federate, or module:factory, a "
-            "Python object with vocabulary and log_probs."
+            metavar="SOURCE",
+            help="Model to approximate: an ARPA file, a run folder of dlm federate, or "
+            "module:factory, a Python object with vocabulary and log_probs.",
         ),
     ],
     topology: Annotated[
         str,
         typer.Option(
-            help="ARPA file whose n-grams the new model has, its values do not matter; self: "
-            "n-grams that the source says; self+FILE: both."
+            help="N-grams of the new model: those of an ARPA file, whose values are ignored; self "
+            "for n-grams that the source generates; self+FILE for both."
         ),
     ],
     output: Annotated[
@@ -34,83 +36,99 @@ def distill(
         typer.Option(
             "--output",
             "-o",
-            help="ARPA file to write; .gz, .zst, .xz compress. Without it, counts stay in --work.",
+            metavar="FILE",
+            help="ARPA file to write; .gz, .zst or .xz compresses it. Without it, only counts are "
+            "written, to --work.",
         ),
     ] = None,
     samples: Annotated[
         float | None,
-        typer.Option(help="Sentences to sample, such as 1e5; an ARPA file needs none."),
+        typer.Option(help="Number of sentences to sample, such as 1e5; an ARPA file needs none."),
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(help="Text, a sentence a line, whose contexts count in place of samples."),
+        typer.Option(
+            metavar="FILE", help="Text whose contexts replace samples, one sentence per line."
+        ),
     ] = None,
-    order: Annotated[int, typer.Option(help="Of the n-grams of --topology self, 1 to 5.")] = 3,
+    order: Annotated[int, typer.Option(help="Order with --topology self, 1 to 5.")] = 3,
     ngrams: Annotated[
         int | None,
-        typer.Option(help="How many --topology self keeps, of all orders; all if not given."),
+        typer.Option(
+            metavar="N",
+            help="N-grams to keep with --topology self, over all orders.  [default: all]",
+        ),
     ] = None,
     interpolated: Annotated[
         bool,
         typer.Option(
             "--interpolated",
-            help="With self+FILE: write the interpolation of the models on either, not the model "
-            "made anew on its n-grams.",
+            help="With self+FILE: interpolate the models on both sets of n-grams, instead of "
+            "fitting one model on all of them.",
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
     work: Annotated[
         Path | None,
-        typer.Option(help="Folder for counts, with which the same command goes on after a kill."),
+        typer.Option(
+            metavar="DIR",
+            help="Folder for counts. If the run is interrupted, the same command resumes from it.",
+        ),
     ] = None,
     part: Annotated[
-        str, typer.Option(help="I/N: count the I-th of N parts alone, into --work.")
+        str, typer.Option(metavar="I/N", help="Count only part I of N, into --work.")
     ] = "1/1",
     counts: Annotated[
         list[Path] | None,
-        typer.Option(help="Folder of a part's --work, once for each part: add up, count nothing."),
+        typer.Option(
+            metavar="DIR",
+            help="The --work folder of one part; repeat for every part. Adds them up and counts "
+            "nothing.",
+        ),
     ] = None,
     prior: Annotated[
         float | None,
-        typer.Option(help="Visits added to each context that samples visited; 0.01 for words."),
+        typer.Option(help="Visits added to every context that samples visited; 0.01 for words."),
     ] = None,
     capitalize: Annotated[
         Path | None,
-        typer.Option(help="ARPA file of cased text, for a network of words in lower case."),
+        typer.Option(
+            metavar="FILE", help="ARPA file of cased text, for a network of lower-case words."
+        ),
     ] = None,
     unigrams: Annotated[
         Path | None,
-        typer.Option(help="Counts of words (dlm unigrams) that replace the model's unigrams."),
+        typer.Option(
+            metavar="FILE", help="Word counts (from dlm unigrams) to replace the unigrams with."
+        ),
     ] = None,
     unigram_weight: Annotated[
-        float, typer.Option(help="Of these counts; the rest stays with the model's unigrams.")
+        float, typer.Option(help="Weight of these counts; the model's unigrams have the rest.")
     ] = 1.0,
-    public: Annotated[
-        str, typer.Option(help="Who says that what has no privacy record is of no user's text.")
-    ] = "",
-    memory: Annotated[
-        str | None, typer.Option(help="Limit, as 800M or 4G; what is free if not given.")
-    ] = None,
-    threads: Annotated[int, typer.Option(help="Threads.")] = 2,
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
+    public: Public = "",
+    memory: Memory = None,
+    threads: Threads = 2,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Approximate a model on another's n-grams, or on its own.
 
-    Of all models with the n-grams of --topology, the new one is nearest to the source by relative
-    entropy. The source's words are all in; n-grams with words that it does not know are left out.
-    A network of wordpieces knows the topology's words.
+    Of all models with the n-grams of --topology, the result is the nearest to the source by
+    relative entropy. It has all words of the source; n-grams with words that the source lacks are
+    dropped. A network of wordpieces knows every word of the topology.
 
-    An ARPA file gives its expected counts itself, without text or samples. Other sources are
-    sampled, and so is an ARPA file with --samples: at each history that a sentence visits, the
-    whole distribution counts. Where source or topology carries a privacy record, the records are
-    composed; without one the new model has no guarantee, unless --public NAME vouches.
+    An ARPA file yields its expected counts without text or samples. Other sources are sampled, and
+    so is an ARPA file with --samples: at each history of a sampled sentence, the whole distribution
+    is counted. If the source or topology carries a privacy record, the records are composed. An
+    input without one leaves the result without a guarantee, unless --public NAME vouches for it.
 
-    --capitalize splits what the network gives to a word over its cased spellings, as a model of
-    public cased text has them. --unigrams takes the frequencies of words, and words that the
-    network lacks, from counts; with --capitalize they are split as well.
+    --capitalize splits the probability of each word over its cased spellings, as in a model of
+    public cased text. --unigrams takes word frequencies, and words that the network lacks, from
+    counts; --capitalize splits these too.
 
-    Example: dlm distill big.arpa.zst --topology pruned.arpa.zst --output small.arpa.zst
+    Examples:
+        dlm distill model5.arpa --topology small.arpa.zst --output distilled.arpa.zst
+        dlm distill runs/first --topology self --samples 1e5 -o net.arpa.zst
     """
     from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.distill.files import distill_files
@@ -138,8 +156,10 @@ def distill(
     check_folder("--work", work, made=True)
     made = distill_files(request, progress=stage_printer(quiet=quiet))
     if made is None:
-        if not quiet:
-            print(f"counted; add with --counts {work}")
+        if as_json:
+            print_json({"work": str(work), "part": part})
+        elif not quiet:
+            print(f"counted; add these counts with --counts {work}")
         return
     model = made.fit.model
     known = not math.isnan(made.entropy)
@@ -153,8 +173,8 @@ def distill(
         "unvisited_contexts": made.fit.unvisited,
         "seconds": round(time.monotonic() - began, 3),
     }
-    if json:
-        print(json_text.dumps(figures))
+    if as_json:
+        print_json(figures)
         return
     said = f"perplexity of text from the source: {made.fit.perplexity:.4f} by the new model"
     if known:
@@ -175,4 +195,4 @@ def _part(text: str) -> tuple[int, int]:
     try:
         return int(place), int(parts)
     except ValueError as exc:
-        raise ConfigError(f"--part {text} is not I/N, such as 2/4") from exc
+        raise ConfigError(f"--part is {text}; expected I/N, such as 2/4") from exc

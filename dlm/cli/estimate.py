@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from dlm.cli.json_output import print_json
+from dlm.cli.options import HalfMemory, Json, Silent, TextColumn, Threads, Tmp
 from dlm.cli.progress import stage_printer
 
 if TYPE_CHECKING:
@@ -29,68 +31,79 @@ def estimate(
         typer.Option(
             "--output",
             "-o",
-            help="ARPA file: plain, .gz, .zst or .xz; - for a pipe. With Spark a folder of parts.",
+            metavar="FILE",
+            help="ARPA file to write; .gz, .zst or .xz compresses it; - is standard output. With "
+            "Spark, a folder of parts.",
         ),
     ],
     text: Annotated[
         list[str] | None,
         typer.Argument(
+            metavar="TEXT...",
             help="Text, one sentence per line: plain, .gz, .zst, .xz, .bz2 or parquet; - is "
-            "standard input. With Spark any path that it reads."
+            "standard input. With Spark, any path that Spark reads.",
         ),
     ] = None,
-    order: Annotated[int, typer.Option("--order", "-n", help="Words of an n-gram, 1 to 8.")] = 5,
+    order: Annotated[
+        int, typer.Option("--order", "-n", help="Order of the model, 1 to 8 words per n-gram.")
+    ] = 5,
     prune: Annotated[
         str,
         typer.Option(
-            help="Leave out n-grams that occur at most this often, by order, as 0,0,1; the last "
-            "number holds for the orders above."
+            metavar="COUNTS",
+            help="Drop n-grams that occur at most this often, per order: 0,0,1. The last number "
+            "applies to all higher orders.",
         ),
     ] = "",
     vocab: Annotated[
         Path | None,
-        typer.Option(help="Words that may stay, split at white space; n-grams with others go."),
+        typer.Option(
+            metavar="FILE",
+            help="Words to keep, separated by white space; n-grams with other words are dropped.",
+        ),
     ] = None,
     discount_fallback: Annotated[
         bool,
         typer.Option(
             "--discount-fallback",
-            help="Use fixed discounts where small or repetitive text gives none.",
+            help="Use fixed discounts for orders whose counts yield none, as small or repetitive "
+            "text does.",
         ),
     ] = False,
     fallback_discounts: Annotated[
-        str, typer.Option(help="Those of counts 1, 2, and 3 or more.")
+        str,
+        typer.Option(
+            metavar="D1,D2,D3", help="These discounts, for counts of 1, of 2, and of 3 or more."
+        ),
     ] = "0.5,1,1.5",
     skip: Annotated[
         bool,
         typer.Option(
             "--skip",
-            help="Leave out, and count, lines that are empty, not UTF-8, too long, or hold NUL, "
+            help="Skip and count lines that are empty, too long or not UTF-8, or that contain NUL, "
             "<s>, </s> or <unk>.",
         ),
     ] = False,
-    column: Annotated[str, typer.Option(help="Of parquet files.")] = "text",
-    memory: Annotated[
-        str | None,
-        typer.Option(help="Limit of the process, as 800M or 4G; half of what is free if none."),
-    ] = None,
-    tmp: Annotated[
-        Path | None, typer.Option(help="Folder for what does not fit in it; beside the output.")
-    ] = None,
-    threads: Annotated[int, typer.Option(help="Threads that sort, add up and write.")] = 2,
+    column: TextColumn = "text",
+    memory: HalfMemory = None,
+    tmp: Tmp = None,
+    threads: Threads = 2,
     engine: Annotated[
         EngineName,
-        typer.Option(
-            help="Where it is done: in this process, or as jobs of Spark (extra `spark`)."
-        ),
+        typer.Option(help="Run in this process, or as Spark jobs (extra `spark`)."),
     ] = EngineName.LOCAL,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
+    as_json: Json = False,
+    quiet: Silent = False,
 ) -> None:
-    """Estimate an ARPA model from text, by modified Kneser-Ney.
+    """Estimate an ARPA model from text (modified Kneser-Ney).
 
-    The n-grams and values are those of KenLM's lmplz. Text beyond the memory is sorted on disk.
+    N-grams and values equal those of KenLM's lmplz. Text larger than the memory limit is sorted on
+    disk. If the model goes to standard output, the summary goes to standard error.
 
-    Example: dlm estimate corpus.txt.zst --order 5 --prune 0,0,1 --output model.arpa.zst
+    Examples:
+        dlm estimate corpus.txt --order 3 --output model.arpa.zst
+        dlm estimate corpus.txt --order 5 --prune 0,0,1 --memory 4G -o model5.arpa
+        zcat corpus.txt.gz | dlm estimate - --order 3 --output - > model3.arpa
     """
     from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.errors import ConfigError
@@ -100,12 +113,23 @@ def estimate(
     from dlm.resources import available_bytes, parse_size
 
     if not text:
-        raise ConfigError("no text was given; name files, or - for standard input")
+        raise ConfigError("TEXT is missing; name one or more files, or - for standard input")
+    if output.isdecimal():
+        raise ConfigError(
+            f"-o is the output file; the order is -n, --order. Did you mean --order {output}? For "
+            f"a file of this name write ./{output}"
+        )
     tell = stage_printer(quiet=quiet)
 
     check_reads("--vocab", vocab)
     check_folder("--tmp", tmp)
     if engine is EngineName.LOCAL:
+        for one in text:
+            if one.isdecimal() and not Path(one).exists():
+                raise ConfigError(
+                    f"TEXT: no file named {one}. If it belongs to --prune, separate thresholds by "
+                    "commas: --prune 0,0,1"
+                )
         check_reads("TEXT", *text)
         check_writes("--output", output, stdout=True, arpa=True)
     else:  # a path without a scheme may be of Spark's own file system
@@ -127,8 +151,8 @@ def estimate(
     if engine is EngineName.SPARK:
         if memory is not None or tmp is not None:
             raise ConfigError(
-                "--memory and --tmp are of --engine local; Spark is told by spark-submit "
-                "(--executor-memory, --conf spark.local.dir=...)"
+                "--memory and --tmp apply to --engine local only; for Spark, pass "
+                "--executor-memory and --conf spark.local.dir=... to spark-submit"
             )
         summary = _with_spark(text, output, settings, ProgressReporter(tell))
     else:
@@ -136,8 +160,23 @@ def estimate(
 
         summary = run(text, output, settings, tmp=tmp, progress=ProgressReporter(tell))
     tell(f"done: {output}, {summary.arpa_bytes:,} bytes")
-    if not quiet:
-        out = sys.stderr if output == "-" else sys.stdout
+    out = sys.stderr if output == "-" else sys.stdout
+    if as_json:
+        totals = summary.totals
+        print_json(
+            {
+                "output": output,
+                "bytes": summary.arpa_bytes,
+                "counts": summary.counts,
+                "counts_before_pruning": summary.counts_before_pruning,
+                "words": totals.words,
+                "lines": totals.lines,
+                "empty_lines": totals.empty,
+                "skipped": totals.skipped,
+            },
+            to=out,
+        )
+    elif not quiet:
         print(f"text        {summary.totals.summary(skip)}", file=out)
         print(f"n-grams     {' '.join(f'{count:,}' for count in summary.counts)}", file=out)
 
@@ -158,12 +197,12 @@ _Number = TypeVar("_Number", int, float)
 
 
 def _numbers(text: str, kind: type[_Number], option: str) -> tuple[_Number, ...]:
-    """Numbers between commas or spaces."""
+    """Numbers separated by commas or spaces."""
     from dlm.errors import ConfigError
 
     try:
         return tuple(kind(part) for part in text.replace(",", " ").split())
     except ValueError as exc:
         raise ConfigError(
-            f"{option} {text!r} is no list of numbers; write for example 0,0,1"
+            f"{option} is {text!r}; expected numbers separated by commas, such as 0,0,1"
         ) from exc

@@ -1,8 +1,7 @@
-"""`dlm evaluate`: n-gram models and networks, judged on the same held-out words."""
+"""`dlm evaluate`: n-gram models and networks on the same held-out text."""
 
 from __future__ import annotations
 
-import json as json_text
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlm.cli.json_output import print_json
+from dlm.cli.options import Json, Memory, Quiet, UserColumn, UserTextColumn
 from dlm.cli.progress import stage_printer
 
 if TYPE_CHECKING:
@@ -19,39 +20,43 @@ if TYPE_CHECKING:
 def evaluate(
     models: Annotated[
         list[Path],
-        typer.Argument(metavar="MODEL...", help="ARPA files, and runs of dlm federate."),
+        typer.Argument(metavar="MODEL...", help="ARPA files and run folders of dlm federate."),
     ],
     users: Annotated[
         Path | None,
-        typer.Option(help="Users' held-out text: .parquet or TSV, plain, .zst or .gz; by user_id."),
+        typer.Option(
+            metavar="FILE",
+            help="Users' held-out text: parquet or TSV (plain, .zst or .gz) with user ids.",
+        ),
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(help="Held-out text of nobody in particular, a sentence a line.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Held-out text without user ids, one sentence per line."),
     ] = None,
     tokenizer: Annotated[
-        str, typer.Option(help="whitespace; or words: lower case, letters and apostrophes.")
+        str, typer.Option(help="whitespace; or words, lower-case letters and apostrophes.")
     ] = "whitespace",
-    user_column: Annotated[str, typer.Option(help="Name of the column of ids.")] = "user_id",
-    text_column: Annotated[str, typer.Option(help="Name of the column of text.")] = "utterance",
+    user_column: UserColumn = "user_id",
+    text_column: UserTextColumn = "utterance",
     draws: Annotated[
-        int, typer.Option(help="Times that users are drawn again, for the intervals; 0 for none.")
+        int, typer.Option(help="Bootstrap samples of users for the intervals; 0 for no intervals.")
     ] = 1000,
-    seed: Annotated[int, typer.Option(help="Of drawing users.")] = 0,
-    memory: Annotated[
-        str | None, typer.Option(help="Limit for ARPA files, as 4G; what is free if not given.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    memory: Memory = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Judge models and networks on the same text.
+    """Compare models and networks on the same held-out text.
 
-    Perplexity per word, sentence ends included; sentence log-likelihood (SLL, natural logarithm,
-    mean per sentence); and how often the next word is the one that a model puts first (top1), of
-    the words that all models know. Without OOVs means without words that one of them lacks. With
-    --users each figure has an interval (95 %, bootstrap over users), and so has the difference of
-    each model to the first. Figures of users' text are covered by no privacy guarantee.
+    Prints perplexity per word, sentence ends included; sentence log-likelihood (SLL, natural
+    logarithm, mean per sentence); and top-1 accuracy, the share of words known to all models that a
+    model ranks first. "Without OOVs" excludes words that any of the models lacks. With --users,
+    each figure has a 95 % interval (bootstrap over users), and so has each model's difference from
+    the first. No privacy guarantee covers figures of users' text.
 
-    Example: dlm evaluate private.arpa runs/first --users heldout.tsv
+    Examples:
+        dlm evaluate model.arpa.zst small.arpa.zst --text heldout.txt
+        dlm evaluate model.arpa.zst runs/first --users heldout.tsv
     """
     from dlm.cli.paths import check_reads
     from dlm.distill.evaluate import Judge, NetworkJudge, NgramJudge
@@ -63,13 +68,15 @@ def evaluate(
     from dlm.resources import available_bytes, parse_size
 
     if (users is None) == (text is None):
-        raise ConfigError("give --users, text with ids of users, or --text, text without")
+        raise ConfigError(
+            "give --users, text with user ids, or --text, text without them; not both"
+        )
     if tokenizer not in TOKENIZERS:
-        raise ConfigError(f"--tokenizer is one of {', '.join(TOKENIZERS)}; found {tokenizer}")
+        raise ConfigError(f"--tokenizer is {tokenizer}; expected one of {', '.join(TOKENIZERS)}")
     if draws < 0:
-        raise ConfigError(f"--draws {draws}; give 0 or more")
+        raise ConfigError(f"--draws is {draws}; expected 0 or more")
     if seed < 0:
-        raise ConfigError(f"--seed {seed}; give 0 or more")
+        raise ConfigError(f"--seed is {seed}; expected 0 or more")
     check_reads("MODEL", *models, folders=True)
     check_reads("--users", users, folders=True)
     check_reads("--text", text)
@@ -87,19 +94,19 @@ def evaluate(
         from dlm.federated.users import UserDataset
 
         everyone = UserDataset.open(users, user_column=user_column, text_column=text_column)
-        tell(f"judging the text of {len(everyone):,} users")
+        tell(f"scoring the text of {len(everyone):,} users")
         spoken: Iterator[Iterable[list[str]]] = (
             map(split, everyone.utterances(user)) for user in range(len(everyone))
         )
     else:
         assert text is not None
-        tell(f"judging {text}")
+        tell(f"scoring {text}")
         spoken = iter([map(split, _lines(text))])
     found = judge(judges, spoken)
     figures = found.figures(draws if users is not None else 0, seed)
     total = found.total(0)
-    if json:
-        print(json_text.dumps(_facts(found, figures, with_users=users is not None)))
+    if as_json:
+        print_json(_facts(found, figures, with_users=users is not None))
         return
     of_users = f"{found.sums.shape[1]:,} users, " if users is not None else ""
     print(
@@ -147,7 +154,7 @@ def _finite(figure: Figure) -> dict[str, float | None]:
 
 def _shown(figure: Figure) -> str:
     if figure.value is None:
-        return "not known"
+        return "unknown"
     if figure.low is None:
         return f"{figure.value:.6g}"
     return f"{figure.value:.6g}  [{figure.low:.6g}, {figure.high:.6g}]"

@@ -1,13 +1,14 @@
-"""`dlm federate`: users' devices train a model, simulated on this machine."""
+"""`dlm federate`: federated training on users' devices, simulated on this machine."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlm.cli.json_output import print_json_line
+from dlm.cli.options import Missing, Quiet, RunSettings, UserColumn, Users, UserTextColumn
 from dlm.cli.progress import stage_printer
 
 if TYPE_CHECKING:
@@ -15,45 +16,47 @@ if TYPE_CHECKING:
 
 
 def federate(
-    users: Annotated[
-        Path, typer.Argument(help="Users' text: Parquet or TSV (.zst) with user_id, utterance.")
-    ],
-    config: Annotated[Path, typer.Option("--config", "-c", help="Settings of the run, TOML.")],
+    users: Users,
+    config: RunSettings,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder of the run; goes on if it has one.")
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="Folder of the run; resumed if it exists."
+        ),
     ],
     stop_after: Annotated[
-        int | None, typer.Option(help="Rounds at which to end; without it, the run goes on.")
+        int | None,
+        typer.Option(metavar="ROUND", help="Stop after this round.  [default: run all rounds]"),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Simulate: noise that this number gives, not private.")
+        int | None, typer.Option(help="Simulate with noise from this seed; gives no guarantee.")
     ] = None,
-    missing: Annotated[
-        str, typer.Option(help="Rows without id, users without text: refuse, or count and go on.")
-    ] = "refuse",
-    user_column: Annotated[str, typer.Option(help="Name of the column of ids.")] = "user_id",
-    text_column: Annotated[str, typer.Option(help="Name of the column of text.")] = "utterance",
+    missing: Missing = "refuse",
+    user_column: UserColumn = "user_id",
+    text_column: UserTextColumn = "utterance",
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a line of JSON a round on standard output.")
+        bool, typer.Option("--json", help="Print one JSON object per round.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the rounds.")] = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Train a model on users' text in rounds, privately if asked.
+    """Train a network on users' text, in rounds.
 
-    Rounds are kept as they are done: stopped at any moment, the same command goes on. Until all are
-    done, users' text lies sorted in users.store, below the output folder.
+    The settings choose the noise, and with it the guarantee. Each round is saved when it is
+    done: after an interruption, the same command resumes. Until all rounds are done, users' text
+    lies sorted in users.store in the output folder.
 
-    Example: dlm federate users.parquet --config run.toml --output runs/first
+    Examples:
+        dlm federate users.parquet --config run.toml --output runs/first
+        dlm federate users.parquet -c run.toml -o runs/first --stop-after 100 --json
     """
     from dlm.cli.paths import check_reads, check_writes
     from dlm.errors import ConfigError
-    from dlm.federated.run_folder import finite
     from dlm.federated.settings import TrainingSettings
     from dlm.federated.train_network import train_network
     from dlm.federated.users import MISSING, UserDataset
 
     if missing not in MISSING:
-        raise ConfigError(f"--missing is {missing}; it must be one of {', '.join(MISSING)}")
+        raise ConfigError(f"--missing is {missing}; expected one of {', '.join(MISSING)}")
 
     check_reads("USERS", users, folders=True)
     check_writes("--output", output, folder=True)
@@ -71,7 +74,7 @@ def federate(
         done_now += 1
         line = done.line()
         if as_json:
-            print(json.dumps(finite(line)), flush=True)
+            print_json_line(line)
         tell(_sentence(line, settings.run.rounds))
 
     trained = train_network(
@@ -90,13 +93,13 @@ def federate(
     )
     if not done_now and trained.rounds_done < settings.run.rounds:
         tell(
-            f"nothing was done: {output} has {trained.rounds_done} rounds already, and the run is "
-            f"to stop after {settings.run.stop_after}; raise --stop-after, or leave it out"
+            f"nothing to do: {output} already has {trained.rounds_done} rounds, and stop_after is "
+            f"{settings.run.stop_after}; raise --stop-after, or leave it out"
         )
 
 
 def _sentence(line: dict[str, object], rounds: int) -> str:
-    """A round in words."""
+    """The progress line of a round."""
     text = f"round {int(str(line['round'])) + 1} of {rounds}"
     raw = line.get("not_private")
     if isinstance(raw, dict):
@@ -104,9 +107,9 @@ def _sentence(line: dict[str, object], rounds: int) -> str:
         if raw["mean_ln_prob"] is not None:
             text += f", loss {-raw['mean_ln_prob']:.3f}"
         if raw["refused"]:
-            text += f", {raw['refused']} updates refused (inf or nan)"
+            text += f", {raw['refused']} updates rejected (inf or nan)"
     held_out = line.get("held_out")
-    if isinstance(held_out, dict) and held_out["top1_in_vocabulary"] is not None:
+    if isinstance(held_out, dict) and held_out["known"]:
         text += (
             f"; held out: accuracy {100 * held_out['top1_in_vocabulary']:.2f} %, "
             f"perplexity {held_out['perplexity']:.1f}"

@@ -7,38 +7,52 @@ from typing import Annotated
 
 import typer
 
+from dlm.cli.json_output import print_json
+from dlm.cli.options import ArpaModel, ArpaOutput, Json, Silent
 from dlm.cli.progress import stage_printer
 
 
 def filter_(
-    model: Annotated[Path, typer.Argument(help="ARPA file: plain, .gz, .zst or .xz.")],
-    vocab: Annotated[Path, typer.Option(help="File of words, between white space.")],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="ARPA file; .gz, .zst or .xz compresses it.")
+    model: ArpaModel,
+    vocab: Annotated[
+        Path, typer.Option(metavar="FILE", help="Words to keep, separated by white space.")
     ],
+    output: ArpaOutput,
     contexts: Annotated[
-        bool, typer.Option("--contexts", help="Test all but the last word: no word is removed.")
+        bool,
+        typer.Option("--contexts", help="Test all words but the last, so that no word is dropped."),
     ] = False,
     renormalise: Annotated[
         bool,
         typer.Option(
-            "--renormalise", help="Make every context sum to 1 again; takes the model into memory."
+            "--renormalise", help="Make every context sum to 1 again; holds the model in memory."
         ),
     ] = False,
     memory: Annotated[
-        str | None, typer.Option(help="Limit with --renormalise, as 2G; what is free if not given.")
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory limit with --renormalise, such as 2G.  [default: the free memory]",
+        ),
     ] = None,
     tmp: Annotated[
-        Path | None, typer.Option(help="Folder for what is kept; beside the output if not given.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder for intermediate files.  [default: beside the output]"
+        ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
+    as_json: Json = False,
+    quiet: Silent = False,
 ) -> None:
     """Keep the n-grams of a model whose words are all in a list.
 
-    Words in angle brackets are always kept. Values stay as they are, as with KenLM's `filter
-    single`: text of these words scores the same, and what the others had is given to nobody.
+    Words in angle brackets are always kept. Values do not change, as in KenLM's `filter single`:
+    text made of the listed words scores the same, and the probability of the dropped words is not
+    redistributed.
 
-    Example: dlm filter model.arpa.zst --vocab words.txt --output small.arpa.zst
+    Examples:
+        dlm filter model.arpa.zst --vocab words.txt --output listed.arpa.zst
+        dlm filter model.arpa.zst --vocab words.txt --renormalise -o sums.arpa
     """
     from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.errors import ConfigError
@@ -68,12 +82,12 @@ def filter_(
 
     if contexts and renormalise:
         raise ConfigError(
-            "--contexts removes no word, and so no probability, from what is predicted; "
-            "--renormalise has nothing to do with it: give one of the two"
+            "--contexts and --renormalise were both given; --contexts drops no word, so every "
+            "context still sums to 1. Give one of the two"
         )
     if memory is not None and not renormalise:
         raise ConfigError(
-            "--memory is for --renormalise; without it the words are all that is held"
+            "--memory applies with --renormalise only; otherwise just the words are held in memory"
         )
     check_reads("MODEL", model, folders=True)
     check_reads("--vocab", vocab)
@@ -90,8 +104,8 @@ def filter_(
             needed = renormalised_bytes(reader.counts)
         if needed > limit:
             raise ConfigError(
-                f"--renormalise takes {needed:,} bytes for {model}, and the limit is {limit:,}; "
-                "raise --memory, or prune the model first"
+                f"--renormalise needs {needed:,} bytes of memory for {model}, but the limit is "
+                f"{limit:,}; raise --memory, or prune the model first"
             )
         tell(f"reading {model}")
         columns = ModelColumns.read(model)
@@ -102,7 +116,15 @@ def filter_(
         comments = comment(columns.comments, columns.counts, counts)
         write_arpa(output, vocabulary, sections, comments=comments)
         found = FilterResult(columns.counts, counts, missing)
-    if not quiet:
+    if as_json:
+        print_json(
+            {
+                "counts_before": list(found.counts_before),
+                "counts": list(found.counts),
+                "words_missing": found.words_missing,
+            }
+        )
+    elif not quiet:
         for order, (before, after) in enumerate(
             zip(found.counts_before, found.counts, strict=True), 1
         ):

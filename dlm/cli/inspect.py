@@ -1,24 +1,33 @@
-"""`dlm info`, `dlm verify`, `dlm export`: what is in a shard set, and whether it is whole."""
+"""`dlm info`, `dlm verify`, `dlm export`: what a shard set holds, and whether it is valid."""
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dlm.cli.json_output import print_json
+from dlm.cli.options import Json
 from dlm.cli.progress import stage_printer
 
 if TYPE_CHECKING:
     from dlm.index.layout import Manifest
 
-Directory = Annotated[Path, typer.Argument(help="Folder of a shard set.")]
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a shard set.")]
+
+
+def facts_of(manifest: Manifest, directory: Path) -> dict[str, Any]:
+    """What a shard set holds, for machines."""
+    from dlm.index.describe import describe
+
+    return {**describe(manifest), "privacy": privacy(manifest, directory)}
 
 
 def summary(manifest: Manifest, directory: Path) -> None:
-    """Prints a shard set for a person."""
+    """Prints what a shard set holds, for people."""
     from dlm.index.describe import describe
 
     facts = describe(manifest)
@@ -32,8 +41,8 @@ def summary(manifest: Manifest, directory: Path) -> None:
         rows.append(("blanks by order", " + ".join(f"{c:,}" for c in facts["blanks"])))
     rows += [
         ("encoding", facts["encoding"]),
-        ("bytes", f"{facts['bytes']:,} ({facts['bytes_per_ngram']:.2f} an n-gram)"),
-        ("shards", f"{facts['shards']}, the heaviest {facts['balance']:.4f} of the mean"),
+        ("bytes", f"{facts['bytes']:,} ({facts['bytes_per_ngram']:.2f} per n-gram)"),
+        ("shards", f"{facts['shards']}, the heaviest {facts['balance']:.4f} times the mean"),
     ]
     rows += [
         (f"  {entry['name']}", f"{entry['bytes']:,} bytes, {entry['ngrams']:,} n-grams")
@@ -41,32 +50,31 @@ def summary(manifest: Manifest, directory: Path) -> None:
     ]
     rows += [("privacy", privacy(manifest, directory)), ("provenance", "")]
     for key, value in facts["provenance"].items():
-        rows += [(f"  {key}", _told(v)) for v in (value if isinstance(value, list) else [value])]
+        rows += [(f"  {key}", _shown(v)) for v in (value if isinstance(value, list) else [value])]
     width = max(len(name) for name, _ in rows) + 2
     for name, value in rows:
         print(f"{name:{width}}{value}".rstrip())
 
 
-NO_RECORD = "no record, and so no guarantee for those whose text the model was made of"
-WRONG = "WRONG, nothing can be claimed: "
+NO_RECORD = "no record, so no guarantee for the people whose text the model was made from"
+WRONG = "WRONG, no guarantee can be claimed: "
 
 
 def privacy(manifest: Manifest, directory: Path) -> str:
-    """What protects those whose text a shard set was made of: what its one record says.
+    """The guarantee that a shard set's privacy record states.
 
-    Two records, one that was changed, and one whose epsilon does not follow from its noise say
-    nothing. The latter is found where the extra `train` is installed.
+    It states none if there are two records, if the record was changed, or if its epsilon does not
+    follow from its noise; the last is checked only where the extra `train` is installed.
     """
     from dlm.errors import DlmError
     from dlm.federated.lookup import FileSnapshot, record_of_file
-    from dlm.federated.provenance import LINE_PREFIX
+    from dlm.federated.provenance import is_record_line
     from dlm.federated.recorded import sidecar
     from dlm.index.layout import MANIFEST
 
     place = directory / MANIFEST
     said = [str(line) for line in manifest.provenance.get("comments", [])]
-    claims = (line for line in said if line.startswith(LINE_PREFIX) and "{" in line)
-    if not any(claims) and not sidecar(place).exists():
+    if not any(map(is_record_line, said)) and not sidecar(place).exists():
         return NO_RECORD
     try:
         record = record_of_file(FileSnapshot.read(place))
@@ -81,18 +89,18 @@ def privacy(manifest: Manifest, directory: Path) -> str:
     return record.statement()
 
 
-def _told(value: object) -> str:
-    """A value of the provenance; of a privacy record what it says.
+def _shown(value: object) -> str:
+    """A value of the provenance; for a privacy record, its statement.
 
-    A line that does not begin as a record is somebody's own words, and claims nothing.
+    A line that does not begin like a record is free text and claims nothing.
     """
     from dlm.errors import DlmError
-    from dlm.federated.provenance import LINE_PREFIX, Provenance
+    from dlm.federated.provenance import LINE_PREFIX, Provenance, is_record_line
 
     text = str(value)
     if not text.startswith(LINE_PREFIX):
         return text
-    if not text.removeprefix(LINE_PREFIX).lstrip().startswith("{"):
+    if not is_record_line(text):
         return f"{text} (not a record)"
     try:
         return LINE_PREFIX + Provenance.from_json(text).statement()
@@ -123,32 +131,33 @@ def helm_values(manifest: Manifest, workers: int) -> str:
 
 def info(
     directory: Directory,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
     helm: Annotated[
-        bool, typer.Option("--helm", help="Print values of the Helm chart: shards and resources.")
+        bool,
+        typer.Option("--helm", help="Print values for the Helm chart: shards and resources."),
     ] = False,
     workers: Annotated[
-        int, typer.Option(min=1, max=256, help="With --helm: processes of each server.")
+        int, typer.Option(min=1, max=256, help="With --helm: processes per server.")
     ] = 1,
 ) -> None:
-    """Tell what a shard set holds, from its manifest alone.
+    """Show what a shard set holds, from its manifest alone.
 
-    The line "privacy" says what the model's privacy record promises, or that it has none.
+    The line "privacy" states the guarantee of the model's privacy record, or that it has none.
 
-    Example: dlm info shards/model
+    Examples:
+        dlm info shards/model
+        dlm info shards/model --helm --workers 4 > values.yaml
     """
     from dlm.errors import ConfigError
-    from dlm.index.describe import describe
     from dlm.index.layout import read_manifest
 
     if as_json and helm:
-        raise ConfigError("--json and --helm were both given; one of them is expected")
+        raise ConfigError("--json and --helm were both given; give one of them")
     manifest = read_manifest(directory)
     if helm:
         print(helm_values(manifest, workers), end="")
     elif as_json:
-        facts = {**describe(manifest), "privacy": privacy(manifest, directory)}
-        print(json.dumps(facts, indent=1))
+        print_json(facts_of(manifest, directory))
     else:
         summary(manifest, directory)
 
@@ -156,22 +165,28 @@ def info(
 def verify(
     directory: Directory,
     arpa: Annotated[
-        Path | None, typer.Option(help="Compare every n-gram with this ARPA file too.")
+        Path | None,
+        typer.Option(metavar="FILE", help="ARPA file to compare every n-gram with."),
     ] = None,
     shards: Annotated[
         list[int] | None,
         typer.Option(
             "--shard",
-            help="Check only the files that a server of this shard reads; again for another.",
+            metavar="K",
+            help="Check only the files that a server of shard K reads. May be repeated.",
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Check every invariant of a shard set.
 
-    Exit status 1 where one does not hold. A host that has only some shards names them: --shard
+    Exits with 1 if one is violated. A host that has only some of the shards names them: --shard
     checks every byte of their files, of the low orders and of the vocabulary.
 
-    Example: dlm verify shards/model --arpa model.arpa.zst
+    Examples:
+        dlm verify shards/model
+        dlm verify shards/model --arpa model.arpa.zst
+        dlm verify shards/model --shard 0 --shard 1
     """
     from dlm.cli.paths import check_reads
     from dlm.errors import ConfigError
@@ -180,13 +195,31 @@ def verify(
 
     check_reads("--arpa", arpa, folders=True)
     if shards and arpa is not None:
-        raise ConfigError("--shard and --arpa were both given; to compare with a model needs all")
+        raise ConfigError(
+            "--shard and --arpa were both given; comparing with a model needs all shards. Give one "
+            "of the two"
+        )
+    if arpa is not None:
+        _refuse_quantised(directory, arpa)
     tell = stage_printer()
 
     if shards:
         report = verify_files(directory, shards, progress=tell)
     else:
         report = run(directory, arpa=arpa, progress=tell)
+    if as_json:
+        print_json(
+            {
+                "directory": str(directory),
+                "valid": not report.violations,
+                "complete": report.complete,
+                "violations": [dataclasses.asdict(one) for one in report.violations],
+                "warnings": report.warnings,
+            }
+        )
+        if report.violations:
+            raise typer.Exit(1)
+        return
     for warning in report.warnings:
         print(f"warning: {warning}")
     for violation in report.violations:
@@ -197,23 +230,47 @@ def verify(
         raise typer.Exit(1)
     if shards:
         named = ", ".join(str(shard) for shard in sorted(set(shards)))
-        print(f"{directory}: the files of shard {named} are whole; others were not checked")
+        print(f"{directory}: the files of shard {named} are valid; other shards were not checked")
         return
-    compared = "" if arpa is None else f", every n-gram as in {arpa}"
-    print(f"{directory}: whole{compared}")
+    compared = "" if arpa is None else f"; every n-gram equals that of {arpa}"
+    print(f"{directory}: valid{compared}")
+
+
+def _refuse_quantised(directory: Path, arpa: Path) -> None:
+    """Values of a quantised set differ from those of its ARPA file on purpose."""
+    from dlm.errors import ConfigError, DlmError
+    from dlm.index.layout import read_manifest
+
+    try:
+        bits = read_manifest(directory).provenance.get("bits")
+    except (DlmError, OSError):  # `verify` says what is wrong with it
+        return
+    if bits is not None:
+        raise ConfigError(
+            f"{directory} is quantised ({bits} bits), so its values differ from those of "
+            f"{arpa} on purpose. Leave --arpa out to check the set itself; to compare, run `dlm "
+            f"export {directory} --output exported.arpa` first"
+        )
 
 
 def export(
     directory: Directory,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="ARPA file to write, .gz, .zst or .xz; - is stdout."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="ARPA file to write; .gz, .zst or .xz compresses it.  [default: standard output]",
+        ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write the ARPA model that a shard set holds.
 
-    Example: dlm export shards/model --output model.arpa.zst
+    Examples:
+        dlm export shards/model --output exported.arpa.zst
+        dlm export shards/model | head
     """
     from dlm.cli.paths import check_writes
     from dlm.errors import ConfigError
@@ -222,6 +279,8 @@ def export(
     if output is not None and str(output) == "-":
         output = None
     if output is not None and output.exists() and not force:
-        raise ConfigError(f"{output} exists; give another --output, or --force to replace it")
+        raise ConfigError(
+            f"--output: {output} already exists; name another file, or pass --force to overwrite it"
+        )
     check_writes("--output", output, arpa=True)
     export_arpa(directory, sys.stdout.buffer if output is None else output)

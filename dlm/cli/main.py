@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from dlm import __version__
+from dlm.cli.help import GroupHelp, add_command
 from dlm.errors import ConfigError, DlmError
 from dlm.extras import packages_of, pip_install
 
@@ -21,33 +22,61 @@ from dlm.extras import packages_of, pip_install
 # run is imported: to import all of them takes as long as to score 100,000 words.
 COMMANDS = {
     "demo": ("demo", "demo"),
+    "shard": ("shard", "shard"),
+    "serve": ("serve", "serve"),
+    "cluster": ("cluster", "cluster"),
+    "status": ("status", "status"),
+    "token": ("token", "token"),
+    "score": ("score", "score"),
+    "perplexity": ("perplexity", "perplexity"),
+    "rescore": ("rescore", "rescore"),
+    "transcribe": ("transcribe", "transcribe"),
+    "wer": ("wer", "wer"),
     "estimate": ("estimate", "estimate"),
     "prune": ("prune", "prune"),
     "reduce": ("reduce", "reduce"),
     "merge": ("merge", "merge"),
     "filter": ("filter", "filter_"),
     "distill": ("distill", "distill"),
-    "perplexity": ("perplexity", "perplexity"),
     "evaluate": ("evaluate", "evaluate"),
-    "shard": ("shard", "shard"),
-    "verify": ("inspect", "verify"),
     "info": ("inspect", "info"),
+    "verify": ("inspect", "verify"),
     "export": ("inspect", "export"),
-    "serve": ("serve", "serve"),
-    "cluster": ("cluster", "cluster"),
-    "chaos": ("chaos", "chaos"),
-    "status": ("status", "status"),
-    "score": ("score", "score"),
-    "rescore": ("rescore", "rescore"),
-    "transcribe": ("transcribe", "transcribe"),
-    "wer": ("wer", "wer"),
-    "token": ("token", "token"),
+    "pipeline": ("pipeline", "pipeline"),
     "unigrams": ("unigrams", "unigrams"),
     "pieces": ("pieces", "pieces"),
     "federate": ("federate", "federate"),
-    "pipeline": ("pipeline", "pipeline"),
     "privacy": ("privacy", "app"),
 }
+
+# The first command under each heading of `dlm --help`; those after it in `COMMANDS` follow.
+HEADINGS = {
+    "demo": "Start here",
+    "shard": "Serve a model",
+    "score": "Score and decode",
+    "estimate": "Make a model",
+    "info": "Inspect shards",
+    "pipeline": "Train privately",
+}
+
+SUMMARY = "Serve n-gram language models too big for one machine, over gRPC, and build them."
+FIRST_STEPS = f"""\
+{SUMMARY}
+
+See it work:    dlm demo
+Serve a model:  dlm shard MODEL.arpa --shards 2 --output shards, then dlm cluster shards
+All commands:   dlm --help"""
+EXAMPLES = """\
+dlm demo
+dlm shard model.arpa.zst --shards 2 --output shards/model
+dlm cluster shards/model
+echo "the man went home" | dlm score --cluster cluster.toml"""
+
+
+class RootHelp(GroupHelp):
+    """Help of `dlm` itself."""
+
+    FIRST_STEPS = FIRST_STEPS
 
 
 def _version(wanted: bool) -> None:
@@ -58,10 +87,13 @@ def _version(wanted: bool) -> None:
 
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
-    """Serve n-gram language models too large for one machine, exactly, over gRPC."""
+    """Options of `dlm` itself."""
     # gRPC reads it when a command imports it. Its own lines are not JSON and name lines of its
     # source. The command itself reports servers that cannot be reached.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -71,21 +103,34 @@ def program(names: Iterable[str] = COMMANDS) -> typer.Typer:
     """`dlm` with these commands."""
     out = typer.Typer(
         name="dlm",
-        help="Serve n-gram language models too large for one machine, exactly, over gRPC.",
-        no_args_is_help=True,
-        add_completion=False,
+        cls=RootHelp,
+        help=SUMMARY,
+        epilog=EXAMPLES,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
     out.callback()(options)
+    heading, headings = "", {}
+    for name in COMMANDS:
+        headings[name] = heading = HEADINGS.get(name, heading)
     for name in names:
         module, attribute = COMMANDS[name]
         command = getattr(importlib.import_module(f"dlm.cli.{module}"), attribute)
         if isinstance(command, typer.Typer):
-            out.add_typer(command, name=name)
+            out.add_typer(command, name=name, rich_help_panel=headings[name])
         else:
-            out.command(name)(command)
+            add_command(out, name, headings[name], command)
     return out
+
+
+def _needed(arguments: list[str]) -> Iterable[str]:
+    """The commands that these arguments of `dlm` need: one, or all where it is not clear which."""
+    if "_DLM_COMPLETE" in os.environ:  # a shell asks how a line goes on
+        line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+        arguments = line.split()[1:]
+    elif not arguments:
+        return ()
+    return arguments[:1] if arguments and arguments[0] in COMMANDS else COMMANDS
 
 
 def __getattr__(name: str) -> Any:
@@ -95,21 +140,21 @@ def __getattr__(name: str) -> Any:
     return globals().setdefault("app", program())
 
 
-# What extras bring; what needs them imports them when it is run.
+# The packages of extras; commands that need them import them when they run.
 EXTRAS = {
     "train": {"cryptography", "dp_accounting", "jax", "optax", "scipy", "sentencepiece"},
     "asr": {"flashlight", "hama", "pocketsphinx", "soundfile", "soxr"},
 }
 
 
-# What ends a command from outside: a service manager or `timeout`, a terminal that closes.
+# Sent by a service manager or `timeout`, and by a terminal that closes.
 END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def _ended(number: int, _frame: FrameType | None) -> NoReturn:
-    """Ends the command as an error would, so that it removes what it was writing.
+    """Ends the command as an error would, so that it removes partial files.
 
-    Once: whoever sends the signal twice (`timeout` does) must not interrupt the removal.
+    Only once: a second signal (`timeout` sends two) must not interrupt the removal.
     """
     for other in END_SIGNALS:
         signal.signal(other, signal.SIG_IGN)
@@ -119,15 +164,13 @@ def _ended(number: int, _frame: FrameType | None) -> NoReturn:
 def main() -> None:
     """Runs the command.
 
-    Exit status: 1 is an error, shown on standard error; 2 wrong usage; 128 and the number of a
-    signal that ended it.
+    Exit statuses are in README.md of this folder.
     """
     for number in END_SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:  # not where nohup ignores it
             signal.signal(number, _ended)
-    wanted = sys.argv[1:2]
     try:
-        program(wanted if wanted and wanted[0] in COMMANDS else COMMANDS)()
+        program(_needed(sys.argv[1:]))(prog_name="dlm")  # also as python -m dlm
     except DlmError as exc:
         _complain(exc)
     except OSError as exc:
@@ -150,7 +193,7 @@ def _complain(exc: BaseException) -> None:
     if isinstance(exc, OSError) and exc.strerror:
         text = exc.strerror if exc.filename is None else f"{exc.filename}: {exc.strerror}"
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-            text += "; free room on that disk, or write to another. What was there is as it was"
+            text += "; free space on that disk, or write to another. Existing files are unchanged"
     print(f"dlm: {text}", file=sys.stderr)
     for note in getattr(exc, "__notes__", []):
         print(f"     {note}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`dlm merge`: several models become one, by interpolation or by their expected counts."""
+"""`dlm merge`: interpolates models, or adds their expected counts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlm.cli.json_output import print_json
+from dlm.cli.options import (
+    ArpaOutput,
+    Json,
+    Memory,
+    Public,
+    Silent,
+    Skip,
+    TextColumn,
+    Threads,
+)
 from dlm.cli.progress import stage_printer
-from dlm.cli.scoring import COLUMN, SKIP, open_text
+from dlm.cli.scoring import open_text
 
 if TYPE_CHECKING:
     from dlm.estimate.columns import ModelColumns
@@ -20,50 +31,51 @@ Tell = Callable[[str], None]
 
 
 def merge(
-    models: Annotated[list[Path], typer.Argument(help="ARPA files: plain, .gz, .zst or .xz.")],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="ARPA file; .gz, .zst or .xz compresses it.")
+    models: Annotated[
+        list[Path],
+        typer.Argument(metavar="MODEL...", help="ARPA files: plain, .gz, .zst or .xz."),
     ],
+    output: ArpaOutput,
     weights: Annotated[
-        str | None, typer.Option(help="One for each model, as 0.6,0.4; they sum to 1.")
+        str | None,
+        typer.Option(metavar="W1,W2,...", help="One weight per model, such as 0.6,0.4; sum 1."),
     ] = None,
     tune: Annotated[
         Path | None,
-        typer.Option(help="Held-out text that the weights are found on, one sentence per line."),
+        typer.Option(
+            metavar="TEXT", help="Held-out text to tune the weights on, one sentence per line."
+        ),
     ] = None,
     by_counts: Annotated[
         bool,
         typer.Option(
             "--by-counts",
-            help="Weights are of whole sentences: add the models' expected counts.",
+            help="Weight whole sentences, not words: add the models' expected counts.",
         ),
     ] = False,
-    skip: Annotated[bool, typer.Option("--skip", help=SKIP)] = False,
-    column: Annotated[str, typer.Option(help=COLUMN)] = "text",
-    memory: Annotated[
-        str | None, typer.Option(help="Limit, as 800M or 2G; what is free if not given.")
-    ] = None,
-    threads: Annotated[int, typer.Option(help="Threads that mix.")] = 2,
-    public: Annotated[
-        str,
-        typer.Option(help="Who says that models without a record, and the text, are of no user."),
-    ] = "",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
+    skip: Skip = False,
+    column: TextColumn = "text",
+    memory: Memory = None,
+    threads: Threads = 2,
+    public: Public = "",
+    as_json: Json = False,
+    quiet: Silent = False,
 ) -> None:
     """Mix models into one, with weights given or tuned on text.
 
-    Every n-gram of any of them is kept, and backoff weights are made anew.
+    The mixture has every n-gram of every model; its backoff weights are computed anew. A word that
+    a model lacks has probability 0 in that model. --tune finds the weights under which the text is
+    most probable, and prints the perplexity of each model and of the mixture.
 
-    A word that a model lacks has probability 0 there. With --tune, the weights are those under
-    which the text is most probable, and what each model and the mixture say of it is printed.
+    With --by-counts, each sentence comes from one model, chosen by its weight. The models' expected
+    counts are added, and the new model is the one nearest to that mixture.
 
-    With --by-counts, a sentence is one of a model's with its weight, and not each word: the models'
-    expected counts are added, and the new model is the nearest to that mixture.
+    If models carry privacy records, the records are composed. A model or tuning text without a
+    record leaves the mixture without a guarantee, unless --public NAME vouches for it.
 
-    Where a model carries a privacy record, the records of all are composed. A model or tuning text
-    without one leaves the mixture without a guarantee, unless --public NAME vouches for it.
-
-    Example: dlm merge news.arpa speech.arpa --tune heldout.txt --output mixed.arpa.zst
+    Examples:
+        dlm merge model.arpa.zst model5.arpa --weights 0.6,0.4 --output mixed.arpa.zst
+        dlm merge model.arpa.zst model5.arpa --tune heldout.txt -o mixed.arpa.zst
     """
     from dlm.cli.paths import check_reads, check_writes
     from dlm.errors import ConfigError
@@ -76,15 +88,17 @@ def merge(
 
     tell = stage_printer(quiet=quiet)
 
-    if (weights is None) == (tune is None):
-        raise ConfigError("give --weights, one for each model, or --tune with held-out text")
+    if weights is None and tune is None:
+        raise ConfigError("give --weights, one per model, or --tune with held-out text")
+    if weights is not None and tune is not None:
+        raise ConfigError("--weights and --tune were both given; give one of them")
     if by_counts and tune is not None:
-        raise ConfigError("--tune finds weights of words; give --weights with --by-counts")
+        raise ConfigError("--tune and --by-counts were both given; give --weights with --by-counts")
     shares: Sequence[float] = []
     if weights is not None:
         shares = check_weights(_numbers(weights), len(models)).tolist()
     if threads < 1:
-        raise ConfigError(f"--threads {threads}: give 1 or more")
+        raise ConfigError(f"--threads is {threads}; expected 1 or more")
     check_reads("MODEL", *models, folders=True)
     check_reads("--tune", tune)
     check_writes("--output", output, arpa=True)
@@ -99,8 +113,8 @@ def merge(
         needed += 130 * sum(map(sum, counts))
     if needed > limit:
         raise ConfigError(
-            f"these models have {sum(map(sum, counts)):,} n-grams, which take about {needed:,} "
-            f"bytes to merge, and the limit is {limit:,}; raise --memory, or prune them first"
+            f"merging these {sum(map(sum, counts)):,} n-grams needs about {needed:,} bytes of "
+            f"memory, but the limit is {limit:,}; raise --memory, or prune the models first"
         )
     read = []
     for model in models:
@@ -117,7 +131,9 @@ def merge(
         union = unite(read)
         read.clear()
         if tune is not None:
-            shares, tuned = _tuned(union, open_text([tune], skip, column), models, tell, quiet)
+            shares, tuned = _tuned(
+                union, open_text([tune], skip, column), models, tell, quiet or as_json
+            )
         merged = _interpolated(union, shares, threads, tell)
     about = {
         "method": "expected counts" if by_counts else "static linear interpolation",
@@ -136,23 +152,32 @@ def merge(
     text = [] if tune is None else [f"the tuning text {tune.name}"]
     privacy = merged_record(lines, text, public)
     merged.write(output, comments=[provenance_line("merge", **about), *privacy])
+    if as_json:
+        print_json(
+            {
+                "counts": list(merged.counts),
+                "models": [str(model) for model in models],
+                "weights": list(shares),
+                "tuned": tuned,
+            }
+        )
     tell("done")
 
 
 def _interpolated(union: Union, shares: Sequence[float], threads: int, tell: Tell) -> MergedModel:
-    """The mixture of probabilities; says what had to be made to sum to 1."""
+    """The mixture of probabilities; reports what had to be scaled to sum to 1."""
     from dlm.estimate.merge import merge_models
 
     merged = merge_models(union, shares, threads=threads, progress=tell)
     if abs(merged.word_sum - 1) > 1e-6:
         tell(
-            f"the words of these models sum to {merged.word_sum:.6f} and were scaled to 1: one of "
-            "them was filtered, or is no model of probabilities"
+            f"the word probabilities sum to {merged.word_sum:.6f} and were scaled to 1: one of the "
+            "models was filtered, or does not hold probabilities"
         )
     if merged.lacking or merged.scaled:
         tell(
-            f"{merged.lacking:,} contexts did not sum to 1 by the models' own weights and do now; "
-            f"the n-grams of {merged.scaled:,} were scaled for it"
+            f"{merged.lacking:,} contexts did not sum to 1 with the models' own backoff weights; "
+            f"now they do, and for {merged.scaled:,} of them the n-grams were scaled"
         )
     return merged
 
@@ -160,14 +185,14 @@ def _interpolated(union: Union, shares: Sequence[float], threads: int, tell: Tel
 def _tuned(
     union: Union, text: Reader, models: list[Path], tell: Tell, quiet: bool
 ) -> tuple[Sequence[float], dict[str, object]]:
-    """Weights for the text, told in a table; and what the header keeps of it."""
+    """Weights for the text, printed as a table; and what the header records of it."""
     from dlm.estimate.merge import read_heldout, tune
 
     (name,) = text.sources
     tell(f"scoring {name}")
     heldout = read_heldout(union, (block.lines for block in text.read() if block.size))
     if text.totals.skipped:
-        tell(f"lines left out: {text.totals.left_out()}")
+        tell(f"skipped lines: {text.totals.left_out()}")
     tuned = tune(heldout)
     fits = [heldout.of_model(i) for i in range(len(models))]
     mixture = heldout.of_mixture(tuned.weights)
@@ -197,5 +222,5 @@ def _numbers(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError as exc:
         raise ConfigError(
-            f"--weights {text}: expected numbers with commas between, as 0.6,0.4"
+            f"--weights is {text}; expected numbers separated by commas, such as 0.6,0.4"
         ) from exc

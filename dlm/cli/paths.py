@@ -1,4 +1,4 @@
-"""What a command reads and writes, looked for before it works for hours."""
+"""Checks what a command reads and writes, before it works for hours."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dlm.errors import ConfigError
 def check_reads(
     name: str, *paths: Path | str | None, folders: bool = False, what: str = "file"
 ) -> None:
-    """Raises `ConfigError` unless each path can be read; `-` and None stand for no file.
+    """Raises `ConfigError` unless each path can be read; `-` and None name no file.
 
     Args
         name     of the option or argument
-        folders  whether a folder will do, too
-        what     is looked for: "file" or "folder"
+        folders  whether a folder is accepted too
+        what     is expected: "file" or "folder"
     """
     for path in paths:
         if path is None or str(path) == "-":
@@ -24,14 +24,14 @@ def check_reads(
         place = Path(path)
         if not place.exists():
             kind = "file or folder" if folders and what == "file" else what
-            raise ConfigError(f"{name}: no such {kind}: {place}")
+            raise ConfigError(f"{name}: no such {kind}: {place}; check the name")
         if place.is_dir() and not folders:
-            raise ConfigError(f"{name}: {place} is a folder; a file is expected")
+            raise ConfigError(f"{name}: {place} is a folder; expected a file")
         if not os.access(place, os.R_OK):
-            raise ConfigError(f"{name}: {place} may not be read by this user")
+            raise ConfigError(f"{name}: this user may not read {place}; check its permissions")
 
 
-# Compressed files of kinds that are read here, or elsewhere, and that no ARPA file is written as.
+# Compression that is not available for writing ARPA files.
 NOT_WRITTEN = (".bz2", ".lz4", ".lzma", ".zip", ".7z", ".Z")
 
 
@@ -43,36 +43,37 @@ def check_writes(
     stdout: bool = False,
     arpa: bool = False,
 ) -> None:
-    """Raises `ConfigError` unless a file can be put at `path`; None stands for no file.
+    """Raises `ConfigError` unless a file can be written at `path`; None names no file.
 
     Args
-        folder  whether it will be a folder, whose parents are made
-        stdout  whether `-` stands for standard output; else it is refused, since nobody wants a
+        folder  whether it will be a folder, whose parents are created
+        stdout  whether `-` means standard output; otherwise it is refused, since nobody wants a
                 file of that name
-        arpa    whether it will be an ARPA file, whose name says how it is compressed
+        arpa    whether it will be an ARPA file, whose suffix selects the compression
     """
     if path is None or (stdout and str(path) == "-"):
         return
     if str(path) == "-":
         raise ConfigError(
-            f"{name}: - was given, and this command does not write there to standard output; name "
-            f"a {'folder' if folder else 'file'}"
+            f"{name} is -, but this command cannot write that to standard output; name a "
+            f"{'folder' if folder else 'file'}"
         )
     place = Path(path)
     if arpa and place.suffix in NOT_WRITTEN:
         raise ConfigError(
-            f"{name}: {place}: .gz, .zst and .xz can be written, and plain text, not {place.suffix}"
+            f"{name}: cannot write {place}: {place.suffix} is not supported; expected .gz, .zst, "
+            ".xz or plain text"
         )
     if place.is_dir() and not folder:
-        raise ConfigError(f"{name}: {place} is a folder; name a file in it")
+        raise ConfigError(f"{name}: {place} is a folder; expected a file, so name one in it")
     check_folder(name, place.absolute().parent, made=folder)
 
 
 def check_folder(name: str, folder: Path | None, *, made: bool = False) -> None:
-    """Raises `ConfigError` unless files can be made in `folder`; None stands for no folder.
+    """Raises `ConfigError` unless files can be created in `folder`; None is no folder.
 
     Args
-        made  the command makes the folder, and its parents, where there is none
+        made  whether the command creates the folder and its parents if they do not exist
     """
     if folder is None:
         return
@@ -80,6 +81,6 @@ def check_folder(name: str, folder: Path | None, *, made: bool = False) -> None:
         folder = folder.parent
     if not folder.is_dir():
         found = "is not a folder" if folder.exists() else "does not exist"
-        raise ConfigError(f"{name}: the folder {folder} {found}; make it, or give another")
+        raise ConfigError(f"{name}: the folder {folder} {found}; create it, or name another")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"{name}: this user may not write to {folder}")
+        raise ConfigError(f"{name}: this user may not write to {folder}; check its permissions")

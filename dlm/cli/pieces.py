@@ -1,4 +1,4 @@
-"""`dlm pieces`: words in pieces, from how often each is used."""
+"""`dlm pieces`: wordpieces, from word counts."""
 
 from __future__ import annotations
 
@@ -7,34 +7,40 @@ from typing import Annotated
 
 import typer
 
+from dlm.cli.json_output import print_json
+from dlm.cli.options import Json
 from dlm.cli.records import PublicKey
 
 
 def pieces(
     counts: Annotated[
-        Path, typer.Argument(help="TSV of words and counts, such as dlm unigrams writes.")
+        Path,
+        typer.Argument(metavar="COUNTS", help="TSV of words and counts, as dlm unigrams writes."),
     ],
     size: Annotated[
-        int, typer.Option(help="Pieces, <unk>, <s> and </s> among them; 4000, 16000, 30000.")
+        int, typer.Option(help="Number of pieces with <unk>, <s> and </s>, such as 4000 or 16000.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The inventory, FILE.model.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Inventory to write, NAME.model.")
+    ],
     public: Annotated[
         str | None,
-        typer.Option(help="Who says that the counts are of public text, of no user."),
+        typer.Option(metavar="NAME", help="Who vouches that the counts are of public text."),
     ] = None,
     public_key: PublicKey = None,
-    max_length: Annotated[int, typer.Option(help="Characters of a piece at most.")] = 16,
+    max_length: Annotated[int, typer.Option(help="Maximum characters per piece.")] = 16,
+    as_json: Json = False,
 ) -> None:
     """Build wordpieces from word counts alone.
 
-    Nobody's text is looked at again. Every character of every word is a piece, so that no word
-    of these characters is unknown. The inventory is a SentencePiece model; beside it stands the
-    record of what protects those whose words were counted (.provenance.json), which dlm federate
-    composes with its rounds. Counts without a record promise nothing, unless somebody says by name
-    that they are of public text (--public NAME). With --public-key, counts that this key has not
-    signed (dlm privacy sign) are refused, and the pieces are of verified counts.
+    No text is read. Every character of every word is a piece, so no word made of these characters
+    is unknown. The inventory is a SentencePiece model. Beside it stands the privacy record of the
+    counts (.provenance.json), which dlm federate composes with its rounds. Counts without a record
+    carry no guarantee, unless --public NAME vouches that they are of public text. With
+    --public-key, counts that this key has not signed (dlm privacy sign) are refused.
 
-    Example: dlm pieces counts.tsv --size 4000 --output pieces.model
+    Examples:
+        dlm pieces counts.tsv --size 4000 --output pieces.model
     """
     from dlm.cli.paths import check_reads
     from dlm.federated.make_pieces import make_pieces
@@ -43,5 +49,15 @@ def pieces(
     made = make_pieces(
         counts, size, output, max_length=max_length, public=public, public_key=public_key
     )
+    if as_json:
+        print_json(
+            {
+                "output": str(output),
+                "pieces": made.inventory.size,
+                "pieces_per_word": made.per_word,
+                "privacy": made.inventory.provenance.statement(),
+            }
+        )
+        return
     print(f"{made.inventory.size:,} pieces in {output}, {made.per_word:.2f} per word")
     print(made.inventory.provenance.statement())

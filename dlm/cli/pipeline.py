@@ -1,8 +1,7 @@
-"""`dlm pipeline`: from users' text to a shard set, in one command."""
+"""`dlm pipeline`: turns users' text into a shard set."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -10,34 +9,47 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlm.cli.json_output import print_json
+from dlm.cli.options import Json, Quiet
 from dlm.cli.progress import stage_printer
 
 if TYPE_CHECKING:
     from dlm.pipeline.run import Pipeline
 
+# How `look` describes a stage -> what people read; everything else is a reason for refusing it.
+STATES = {"done": "done", "adopt": "done", "begin": "begin", "go on": "resume"}
+
 
 def pipeline(
-    config: Annotated[Path, typer.Argument(help="Inputs and the settings of each stage, TOML.")],
+    config: Annotated[
+        Path,
+        typer.Argument(metavar="CONFIG", help="TOML file: inputs, and settings of each stage."),
+    ],
     check: Annotated[
         bool,
-        typer.Option("--check", "--dry-run", help="Say what each stage would do, and do nothing."),
+        typer.Option("--check", "--dry-run", help="Print what each stage would do, and stop."),
     ] = False,
     redo: Annotated[
         list[str] | None,
-        typer.Option(help="Do this stage anew, and what was made of it; may be repeated."),
+        typer.Option(
+            metavar="STAGE", help="Redo this stage and what depends on it. May be repeated."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Make a shard set of users' text, privately.
+    """Turn users' text into a shard set, privately, in one command.
 
-    Words are counted, a network is trained, both on users' devices as this machine simulates them;
-    the network becomes an n-gram model, which is pruned and sharded. Stopped at any moment, the
-    same command goes on. privacy.md, in the folder of the run, says what all of it guarantees.
+    Counts words and trains a network, both on users' devices as this machine simulates them; then
+    distills the network into an n-gram model, prunes it and shards it. After an interruption, the
+    same command resumes. privacy.md in the run's folder states the guarantee of the whole.
 
-    Example: dlm pipeline pipeline.toml --check
+    Examples:
+        dlm pipeline pipeline.toml --check
+        dlm pipeline pipeline.toml
     """
     from dlm.cli.paths import check_folder, check_reads
+    from dlm.pipeline.quality import warnings
     from dlm.pipeline.run import Pipeline
     from dlm.pipeline.settings import PipelineSettings
     from dlm.progress import ProgressReporter
@@ -47,19 +59,21 @@ def pipeline(
     check_folder("run.folder", settings.run.folder.absolute(), made=True)
     whole = Pipeline(settings, redo or [])
     if check:
-        _tell_plan(whole)
+        _print_plan(whole, as_json)
         return
-    # How long rounds take would reveal how much users wrote.
+    # The duration of a round would reveal how much its users wrote.
     timed = not any(stage.plan.releases for stage in whole.stages)
     tell = stage_printer(quiet=quiet, timed=timed)
     try:
         report = whole.run(ProgressReporter(tell))
     except (KeyboardInterrupt, SystemExit):
         command = shlex.join(["dlm", "pipeline", str(config)])
-        print(f"dlm: stopped; what is done is kept, and this goes on: {command}", file=sys.stderr)
+        print(f"dlm: stopped; finished work is kept. To resume, run: {command}", file=sys.stderr)
         raise
+    for warning in warnings(settings):
+        tell(warning)
     if as_json:
-        print(json.dumps(report.to_dict()))
+        print_json(report.to_dict())
         return
     print(report.statement())
     for name, value in report.model.items():
@@ -68,21 +82,35 @@ def pipeline(
     print(f"{'serve it':12}dlm cluster {shlex.quote(str(whole.shards))}")
 
 
-def _tell_plan(whole: Pipeline) -> None:
-    """Each stage, what it would do, and where it stands."""
-    from dlm.pipeline.check import check, needed_bytes, voids
+def _print_plan(whole: Pipeline, as_json: bool) -> None:
+    """Prints each stage, what it would do, and its state; exits with 1 if one is refused."""
+    from dlm.pipeline.check import check, check_users, needed_bytes, voids
 
     check(whole.settings)
-    refused = False
-    for number, (stage, state) in enumerate(whole.look(), 1):
-        is_refused = state not in ("done", "begin", "go on", "adopt")
-        refused |= is_refused
-        said = "refused" if is_refused else {"adopt": "done"}.get(state, state)
-        print(f"{number}  {stage.name:10}{said:9}{stage.what}")
-        if is_refused:
-            print(f"   {state}")
-    print(f"about {needed_bytes(whole.settings):,} bytes of disk in {whole.folder}")
-    for reason in voids(whole.settings):
-        print(f"NO GUARANTEE: {reason}")
-    if refused:
+    found = whole.look()
+    left = {stage.name for stage, state in found if STATES.get(state) != "done"}
+    users = check_users(whole.settings) if left & {"unigrams", "federate"} else None
+    stages = []
+    for stage, said in found:
+        state = STATES.get(said, "refused")
+        why = said if state == "refused" else None
+        stages.append({"stage": stage.name, "state": state, "what": stage.what, "why": why})
+    needed, reasons = needed_bytes(whole.settings), list(voids(whole.settings))
+    if as_json:
+        facts = {
+            "stages": stages,
+            "disk_bytes": needed,
+            "folder": str(whole.folder),
+            "users": users,
+        }
+        print_json({**facts, "no_guarantee": reasons})
+    else:
+        for number, one in enumerate(stages, 1):
+            print(f"{number}  {one['stage']:10}{one['state']:9}{one['what']}")
+            if one["why"] is not None:
+                print(f"   {one['why']}")
+        print(f"needs about {needed:,} bytes of disk in {whole.folder}")
+        for reason in reasons:
+            print(f"NO GUARANTEE: {reason}")
+    if any(one["state"] == "refused" for one in stages):
         raise typer.Exit(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from dlm.cli.help import GroupHelp, add_command
 from dlm.cli.privacy_account import account
 from dlm.cli.privacy_audit import audit
 from dlm.cli.privacy_compose import compose
@@ -12,18 +13,25 @@ from dlm.cli.privacy_mechanism import mechanism
 from dlm.cli.privacy_plan import plan
 from dlm.cli.records import sign, verify
 
+EXAMPLES = """\
+dlm privacy plan --population 4000000 --rounds 2000 --target-rho 0.5
+dlm privacy verify runs/first --public-key key.pub"""
+
 app = typer.Typer(
-    help="What noise costs, and what it guarantees.\n\n"
-    "Example: dlm privacy plan --population 4000000 --rounds 2000 --target-rho 0.5",
-    no_args_is_help=True,
+    cls=GroupHelp,
+    help="Plan, account for and check privacy guarantees.",
+    epilog=EXAMPLES,
     rich_markup_mode=None,
 )
 
-app.command("sign")(sign)
-app.command("verify")(verify)
-app.command("account")(account)
-app.command("mechanism")(mechanism)
-app.command("plan")(plan)
-app.command("compose")(compose)
-app.command("audit")(audit)
-app.command("exposure")(exposure)
+for name, heading, function in (
+    ("plan", "Before a run", plan),
+    ("mechanism", "Before a run", mechanism),
+    ("account", "Guarantees", account),
+    ("compose", "Guarantees", compose),
+    ("audit", "Measure a run", audit),
+    ("exposure", "Measure a run", exposure),
+    ("sign", "Records", sign),
+    ("verify", "Records", verify),
+):
+    add_command(app, name, heading, function)

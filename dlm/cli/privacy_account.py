@@ -1,4 +1,4 @@
-"""`dlm privacy account`: what noise guarantees."""
+"""`dlm privacy account`: the guarantee of noise."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from dlm.cli.json_output import print_json
+from dlm.cli.options import Json
 from dlm.cli.privacy_options import (
     AS_REPORTED,
     AS_SIMULATED,
@@ -14,7 +16,6 @@ from dlm.cli.privacy_options import (
     Buffers,
     Delta,
     Gap,
-    Json,
     MadeFor,
     MinSep,
     Rounds,
@@ -22,7 +23,6 @@ from dlm.cli.privacy_options import (
     blt_made_for,
     gap_of,
     only_of_some,
-    print_json,
     progress_line,
 )
 
@@ -30,18 +30,19 @@ from dlm.cli.privacy_options import (
 def account(
     mechanism: Which,
     noise_multiplier: Annotated[
-        float, typer.Option(help="Standard deviation of the independent draws over the clip norm.")
+        float, typer.Option(help="Standard deviation of the independent noise over the clip norm.")
     ],
     rounds: Rounds,
     delta: Delta,
     gap: Gap = None,
     min_sep: MinSep = None,
-    max_part: Annotated[int | None, typer.Option(help="Most participations of one user.")] = None,
+    max_part: Annotated[int | None, typer.Option(help="Maximum participations per user.")] = None,
     sampling_probability: Annotated[
         str | None,
         typer.Option(
-            help="Instead of these: each user was drawn by itself in each round with this "
-            "probability, as 0.01 or 5000/763430; gaussian only."
+            metavar="P",
+            help="Instead of participation: the probability that a user is sampled in a round "
+            "(Poisson sampling), such as 0.01 or 5000/763430; gaussian only.",
         ),
     ] = None,
     made_for: MadeFor = None,
@@ -50,41 +51,43 @@ def account(
     column_norm: Annotated[
         float | None,
         typer.Option(
-            help="Norm of the columns of the bandmf, bandtoep or bandfhu matrix that the noise "
-            "multiplier was published with; ours have 1."
+            help="Column norm of the bandmf, bandtoep or bandfhu matrix that a published noise "
+            "multiplier refers to; dlm's matrices have 1."
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What the noise of a mechanism guarantees: zCDP and epsilon.
+    """Compute the guarantee of a mechanism's noise: zCDP and epsilon.
 
-    The first epsilon is what a run reports, whose noise is discrete Gaussian: what every mechanism
-    of that rho has. The exact Gaussian's, which simulations report and the papers print, is some
-    4 to 8 % smaller.
+    The first epsilon is what a run reports, whose noise is discrete Gaussian; it holds for every
+    mechanism with that rho. The epsilon of exact Gaussian noise, which simulations report and the
+    papers print, is about 4 to 8 % smaller.
 
-    A BLT is the one of BLT Table 4 that was made for the nearest gap (100, 400 or 1,000 rounds),
-    unless --made-for says otherwise: account for the one that is run. With --sampling-probability,
-    epsilon of Poisson-sampled cohorts: as a run reports it, by today's two accountants and by the
-    moments accountant of DP-FedAvg's tables. A noise multiplier that was published with a matrix whose columns have another norm
-    than 1 is accounted for with --column-norm.
+    A BLT is by default the one of BLT Table 4 made for the nearest gap (100, 400 or 1,000 rounds);
+    use --made-for to account for the one that was run. With --sampling-probability, epsilon is that
+    of Poisson-sampled cohorts: as a run reports it, by two current accountants, and by the moments
+    accountant of DP-FedAvg's tables. Use --column-norm for a noise multiplier published with a
+    matrix whose column norm is not 1.
 
-    Example: dlm privacy account --mechanism tree --noise-multiplier 7 --rounds 930 --min-sep 212 --max-part 4 --delta 1e-10
-
-    Example: dlm privacy account --mechanism gaussian --noise-multiplier 1 --rounds 5000 --sampling-probability 5000/763430 --delta 1e-9
-    """  # noqa: E501
+    Examples:
+        dlm privacy account --mechanism tree --noise-multiplier 7 --rounds 930 \\
+            --min-sep 212 --max-part 4 --delta 1e-10
+        dlm privacy account --mechanism gaussian --noise-multiplier 1 --rounds 5000 \\
+            --sampling-probability 5000/763430 --delta 1e-9
+    """
     from dlm.errors import ConfigError
     from dlm.federated.account.answers import guarantee_of, sampled_guarantee_of, sensitivity_of
 
     if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
         raise ConfigError(
-            f"--noise-multiplier is {noise_multiplier}; it must be a finite number, 0 or more"
+            f"--noise-multiplier is {noise_multiplier}; expected a finite number, 0 or more"
         )
     if sampling_probability is not None:
         others = (gap, min_sep, max_part, made_for, buffers, bands, column_norm)
         if any(given is not None for given in others):
             raise ConfigError(
-                "--sampling-probability is instead of --gap, --min-sep, --max-part, --made-for, "
-                "--buffers, --bands and --column-norm"
+                "--sampling-probability replaces --gap, --min-sep, --max-part, --made-for, "
+                "--buffers, --bands and --column-norm; leave those out"
             )
         probability = _probability(sampling_probability)
         answer = sampled_guarantee_of(
@@ -98,13 +101,13 @@ def account(
         return
     if (gap is None and min_sep is None) or max_part is None:
         raise ConfigError(
-            "give --gap (or --min-sep) and --max-part, what separates a user's participations and "
-            "how many they are; or --sampling-probability for Poisson-sampled cohorts"
+            "participation is missing; give --gap (or --min-sep) and --max-part, or "
+            "--sampling-probability for Poisson-sampled cohorts"
         )
     if mechanism.value == "blt" and buffers is not None and made_for is None:
         raise ConfigError(
-            f"--buffers is {buffers} without --made-for: the BLT accounted for is then one of BLT "
-            "Table 4, whose buffers are published; give both, or neither"
+            f"--buffers is {buffers} without --made-for; the default BLT is one of BLT Table 4, "
+            "whose buffers are published. Give both options, or neither"
         )
     gap = gap_of(gap, min_sep)
     only_of_some(mechanism.value, rounds, made_for=made_for, buffers=buffers, bands=bands)
@@ -158,7 +161,7 @@ def _print_sampled(answer: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _probability(given: str) -> float:
-    """Of "0.01" or "5000/763430"."""
+    """The value of "0.01" or "5000/763430"."""
     from dlm.errors import ConfigError
 
     users, _, population = given.partition("/")
@@ -166,8 +169,8 @@ def _probability(given: str) -> float:
         probability = float(users) / float(population or 1)
     except (ValueError, ZeroDivisionError):
         raise ConfigError(
-            f"--sampling-probability is {given!r}, not a number as 0.01 or 5000/763430"
+            f"--sampling-probability is {given!r}; expected a number such as 0.01 or 5000/763430"
         ) from None
     if not 0 < probability <= 1:
-        raise ConfigError(f"the sampling probability is {probability}, not in (0, 1]")
+        raise ConfigError(f"--sampling-probability is {probability}; expected above 0, at most 1")
     return probability

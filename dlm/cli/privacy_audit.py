@@ -8,36 +8,46 @@ from typing import Annotated
 
 import typer
 
+from dlm.cli.json_output import print_json
+from dlm.cli.options import Json
 from dlm.cli.privacy_options import (
-    Json,
-    print_json,
     progress_line,
 )
 
 
 def audit(
-    config: Annotated[Path, typer.Argument(help="Settings of a run, TOML, as of dlm federate.")],
-    canaries: Annotated[int, typer.Option(help="Users planted, each by a coin.")] = 1_000,
+    config: Annotated[
+        Path,
+        typer.Argument(metavar="CONFIG", help="TOML file with the settings of dlm federate."),
+    ],
+    canaries: Annotated[
+        int, typer.Option(help="Canary users, each present with probability 1/2.")
+    ] = 1_000,
     parameters: Annotated[
-        int, typer.Option(help="Numbers of the model; at least 10 for each canary.")
+        int, typer.Option(help="Parameters of the model; at least 10 per canary.")
     ] = 16_384,
-    confidence: Annotated[float, typer.Option(help="Of the lower bound.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence of the lower bound.")] = 0.95,
     seed: Annotated[
-        int | None, typer.Option(help="Of coins, canaries and noise; the system's if not given.")
+        int | None,
+        typer.Option(help="Seed of coins, canaries and noise.  [default: the system's randomness]"),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write what was found to this file, JSON.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="JSON file to write the results to."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure what a run's noise hides: a lower bound of mu beside accounting's upper one.
+    """Audit a run's noise with canary users.
 
-    Canaries that send a direction of their own go the way of users' updates, in the worst pattern
-    of participation, and are looked for in all that a run releases. The rounds are those of the
-    settings; no text is read, and nothing of the run is kept. Exit status 1 if the lower bound is
-    above the upper one: the noise is then smaller than what is accounted for.
+    Prints a lower bound of mu beside the upper bound of accounting. Canaries send directions of
+    their own through the path of users' updates, in the worst pattern of participation, and are
+    searched for in everything that a run releases. The number of rounds is that of the settings; no
+    text is read, and nothing is kept. Exits with 1 if the lower bound exceeds the upper one: the
+    noise is then smaller than accounted for.
 
-    Example: dlm privacy audit run.toml
+    Examples:
+        dlm privacy audit run.toml
+        dlm privacy audit run.toml --canaries 200 --json
     """
     from dlm.cli.paths import check_reads, check_writes
     from dlm.federated.audit import Auditor
@@ -62,13 +72,13 @@ def audit(
         print(f"{found.mechanism}, {settings.noise} noise, {found.rounds} rounds, gap {found.gap}, "
               f"at most {found.max_part} participations")  # fmt: skip
         print(f"canaries     {found.present} of {found.canaries} present, in rounds {shown}{more}")
-        sure = f"{100 * found.confidence:.10g}"  # with as many digits as were given
+        sure = f"{100 * found.confidence:.10g}"  # with the digits that were given
         print(f"accounting   mu at most {found.upper_mu:.4g} (zCDP rho {found.rho:.4g})")
         print(f"audit        mu at least {found.lower_mu:.4g}, {sure}% confidence: "
-              f"{found.missed} missed, {found.false_alarms} seen that were not there")  # fmt: skip
+              f"{found.missed} missed, {found.false_alarms} false alarms")  # fmt: skip
         print(f"note: this pattern reaches {found.reached:.1%} of the sensitivity accounted for; "
               f"two canaries' directions have a cosine of about {found.cosine:.2g}")  # fmt: skip
         if not found.holds:
-            print("THE NOISE IS SMALLER THAN WHAT IS ACCOUNTED FOR")
+            print("THE NOISE IS SMALLER THAN ACCOUNTED FOR")
     if not found.holds:
         raise typer.Exit(1)

@@ -7,42 +7,47 @@ from typing import Annotated
 
 import typer
 
-from dlm.cli.privacy_options import (
-    Json,
-    print_json,
-)
+from dlm.cli.json_output import print_json
+from dlm.cli.options import Json
 
 
 def compose(
     reports: Annotated[
-        list[Path], typer.Argument(metavar="REPORT...", help="privacy.json of each run.")
+        list[Path],
+        typer.Argument(metavar="REPORT...", help="privacy.json of each run, or the run's folder."),
     ],
     delta: Annotated[
-        float | None, typer.Option(help="Of the guarantee; that of the reports if they agree.")
+        float | None,
+        typer.Option(help="Delta of the guarantee.  [default: that of the reports, if they agree]"),
     ] = None,
     disjoint: Annotated[
         list[str] | None,
         typer.Option(
-            help="Two runs with no user in common, by their places, as 1,2; may be repeated."
+            metavar="I,J",
+            help="Two runs without common users, by position, such as 1,2. May be repeated.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The guarantee of several runs together, for every user.
+    """Compose the guarantees of several runs, for every user.
 
-    Each user counts as being in all of them. Of runs that share nobody (--disjoint) the worst
-    counts, not the sum. --disjoint speaks of the users whose text the runs themselves had: what a
-    run inherits (the counts of its vocabulary) counts for every user, unless the report of those
-    counts is given too. Runs that share a ledger are not disjoint. If one run has no guarantee,
-    the whole has none; exit status 1.
+    Each user counts as being in all runs. Of runs that share no user (--disjoint), the worst
+    counts, not the sum. --disjoint refers to the users whose text the runs themselves read: what a
+    run inherits, such as the counts of its vocabulary, counts for every user, unless the report of
+    those counts is given too. Runs that share a ledger are not disjoint. If one run has no
+    guarantee, the whole has none, and the command exits with 1.
 
-    Example: dlm privacy compose first/privacy.json second/privacy.json
+    Examples:
+        dlm privacy compose first/privacy.json second/privacy.json
+        dlm privacy compose a.json b.json --disjoint 1,2 --delta 1e-10
     """
     import dataclasses
 
     from dlm.cli.paths import check_reads
     from dlm.federated.account.runs import compose_runs, read_run
+    from dlm.federated.run_folder import REPORTS
 
+    reports = [one / REPORTS[1] if one.is_dir() else one for one in reports]
     for report in reports:
         check_reads("REPORT", report)
     runs = [read_run(report) for report in reports]
@@ -59,10 +64,13 @@ def compose(
         else:
             print("together: NO GUARANTEE.")
             if found.simulated is not None:
-                print(f"figures of a simulation, which promise nothing to anybody: "
+                print(f"figures of a simulation, which are not a guarantee: "
                       f"{found.simulated.statement()}")  # fmt: skip
         if found.worst and len(found.worst) < len(runs):
-            print(f"the worst off are in runs {', '.join(str(p + 1) for p in found.worst)}")
+            print(
+                f"the least protected users are in runs "
+                f"{', '.join(str(p + 1) for p in found.worst)}"
+            )
         for note in found.notes:
             print(f"note: {note}")
     if guarantee is None:
@@ -70,11 +78,13 @@ def compose(
 
 
 def _pair(given: str) -> tuple[int, int]:
-    """Places from 0, of "1,2"."""
+    """Positions from 0, of "1,2"."""
     from dlm.errors import ConfigError
 
     try:
         first, second = (int(part) - 1 for part in given.split(","))
     except ValueError:
-        raise ConfigError(f"--disjoint is {given!r}, not two places as 1,2") from None
+        raise ConfigError(
+            f"--disjoint is {given!r}; expected the positions of two runs, such as 1,2"
+        ) from None
     return first, second

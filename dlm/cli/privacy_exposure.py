@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dlm.cli.json_output import print_json
+from dlm.cli.options import Json, RunSettings, UserColumn, Users, UserTextColumn
 from dlm.cli.privacy_options import (
-    Json,
-    print_json,
     progress_line,
 )
 
 
 def exposure(
-    users: Annotated[
-        Path, typer.Argument(help="Users' text: Parquet or TSV (.zst) with user_id, utterance.")
-    ],
-    config: Annotated[Path, typer.Option("--config", "-c", help="Settings of the run, TOML.")],
-    holders: Annotated[str, typer.Option(help="Users who have a secret, by group.")] = "1,4,16",
-    secrets: Annotated[int, typer.Option(help="Secrets of each group.")] = 5,
-    repeats: Annotated[int, typer.Option(help="Times that a holder says it.")] = 4,
-    references: Annotated[int, typer.Option(help="Random phrases that it is ranked among.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of both runs, and of the secrets.")] = 0,
-    user_column: Annotated[str, typer.Option(help="Name of the column of ids.")] = "user_id",
-    text_column: Annotated[str, typer.Option(help="Name of the column of text.")] = "utterance",
+    users: Users,
+    config: RunSettings,
+    holders: Annotated[
+        str, typer.Option(metavar="N,N,...", help="Number of users who hold a secret, per group.")
+    ] = "1,4,16",
+    secrets: Annotated[int, typer.Option(help="Secrets per group.")] = 5,
+    repeats: Annotated[int, typer.Option(help="Times that each holder says the secret.")] = 4,
+    references: Annotated[int, typer.Option(help="Random phrases to rank it among.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Seed of both runs and of the secrets.")] = 0,
+    user_column: UserColumn = "user_id",
+    text_column: UserTextColumn = "utterance",
     as_json: Json = False,
 ) -> None:
-    """Plant secrets among users, and rank them in the network by exposure.
+    """Measure how much a network exposes planted secrets.
 
-    Trains twice with the settings of dlm federate, with noise and without, each a simulation that
-    is kept nowhere. A secret is three random words after two known ones; its exposure is log2 of
-    the phrases it is ranked among, over its rank.
+    Trains twice with the settings of dlm federate, with noise and without; both are simulations
+    that are not kept. A secret is three random words after two known ones. Its exposure is log2 of
+    the number of phrases it is ranked among, divided by its rank.
 
-    Example: dlm privacy exposure users.parquet --config run.toml --holders 1,16
+    Examples:
+        dlm privacy exposure users.parquet --config run.toml --holders 1,16
     """
     import dataclasses
 
@@ -49,7 +49,7 @@ def exposure(
     try:
         counts = [int(part) for part in holders.split(",")]
     except ValueError:
-        raise ConfigError(f"--holders is {holders!r}, not numbers as 1,4,16") from None
+        raise ConfigError(f"--holders is {holders!r}; expected numbers such as 1,4,16") from None
     settings = TrainingSettings.read(config)
     check_reads("data.vocabulary", settings.data.vocabulary)
     dataset = UserDataset.open(users, user_column=user_column, text_column=text_column)
@@ -60,8 +60,8 @@ def exposure(
     if as_json:
         print_json(dataclasses.asdict(found))
         return
-    print(f"exposure of secrets among {found.references} phrases, in bits: {found.most:.1f} ranks "
-          f"first, {found.chance:.1f} is chance")  # fmt: skip
+    print(f"exposure of secrets among {found.references} phrases, in bits: {found.most:.1f} is "
+          f"rank 1, {found.chance:.1f} is chance")  # fmt: skip
     print(f"{'holders':>8} {'no noise: mean':>16} {'first':>6} {found.mechanism + ': mean':>16} "
           f"{'first':>6}")  # fmt: skip
     for group in found.groups:

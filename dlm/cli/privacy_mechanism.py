@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlm.cli.json_output import print_json
+from dlm.cli.options import Json
 from dlm.cli.privacy_options import (
     DEFAULT_BUFFERS,
     Bands,
     Buffers,
     Gap,
-    Json,
     MadeFor,
     MaxPart,
     MinSep,
@@ -21,7 +22,6 @@ from dlm.cli.privacy_options import (
     blt_made_for,
     gap_of,
     only_of_some,
-    print_json,
     progress_line,
 )
 from dlm.cli.privacy_plots import check_plot, plot_errors
@@ -39,18 +39,20 @@ def mechanism(
     buffers: Buffers = None,
     bands: Bands = None,
     error: Annotated[
-        str | None, typer.Option(help="A BLT is optimised for: max (if not given) or mean.")
+        str | None, typer.Option(help="Loss to optimise a BLT for: max or mean.  [default: max]")
     ] = None,
     made_for: MadeFor = None,
     as_json: Json = False,
     plot: Plot = None,
 ) -> None:
-    """The losses of a mechanism: noise in running sums at equal privacy.
+    """Compute the losses of a mechanism at equal privacy.
 
-    An optimised mechanism is optimised for this participation, or for that of --made-for, and kept
-    in the cache folder.
+    A loss is the error of prefix sums. A mechanism that is optimised is optimised for this
+    participation, or for that of --made-for, and cached.
 
-    Example: dlm privacy mechanism --mechanism blt --rounds 2052 --gap 342 --max-part 6 --buffers 2
+    Examples:
+        dlm privacy mechanism --mechanism blt --rounds 2052 --gap 342 --max-part 6 \\
+            --buffers 2
     """
     from dlm.federated.account.answers import losses_of
     from dlm.federated.noise.make import make_mechanism

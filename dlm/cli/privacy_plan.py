@@ -6,51 +6,54 @@ from typing import Annotated
 
 import typer
 
+from dlm.cli.json_output import print_json
+from dlm.cli.options import Json
 from dlm.cli.privacy_options import (
     AS_REPORTED,
     AS_SIMULATED,
     SIMULATED,
     Delta,
-    Json,
     Name,
     Plot,
     Rounds,
     Which,
-    print_json,
 )
 from dlm.cli.privacy_plots import check_plot, plot_plan
 
 
 def plan(
-    population: Annotated[int, typer.Option(help="Users that can take part.")],
+    population: Annotated[int, typer.Option(help="Number of users who can take part.")],
     rounds: Rounds,
     delta: Delta = 1e-10,
-    target_rho: Annotated[float | None, typer.Option(help="zCDP to reach.")] = None,
+    target_rho: Annotated[float | None, typer.Option(help="Target zCDP rho.")] = None,
     target_epsilon: Annotated[
-        float | None, typer.Option(help="Or epsilon to reach, as a run reports it.")
+        float | None, typer.Option(help="Or target epsilon, as a run reports it.")
     ] = None,
     simulated_goal: Annotated[
-        int, typer.Option(help="Users a round in a simulation that learned well.")
+        int, typer.Option(help="Users per round of a simulation that learned well.")
     ] = 500,
     simulated_noise: Annotated[
         float | None,
-        typer.Option(help="And its noise multiplier; tree 0.54 and blt 0.568 if not given."),
+        typer.Option(help="Noise multiplier of that simulation.  [default: tree 0.54, blt 0.568]"),
     ] = None,
-    largest_goal: Annotated[int, typer.Option(help="Most users a round can have.")] = 6_500,
+    largest_goal: Annotated[int, typer.Option(help="Maximum users per round.")] = 6_500,
     round_minutes: Annotated[
-        float | None, typer.Option(help="How long a round takes, for the timer.")
+        float | None, typer.Option(help="Minutes per round, to compute the timer.")
     ] = None,
     mechanism: Which = Name.tree,
     as_json: Json = False,
     plot: Plot = None,
 ) -> None:
-    """What to run for a target: report goal, noise and timer (GDP 2.5).
+    """Find what to run for a target: report goal, noise and timer.
 
-    One mechanism is compared with itself: a tree, independent noise, or the BLT of BLT Table 4 that
-    was made for a gap of 400. Bands change with the gap, and what noise they bear with them. If no
-    report goal meets the target, that is said first and the exit status is 1.
+    The method is GDP section 2.5. A mechanism is compared with itself: a tree, independent noise,
+    or the BLT of BLT Table 4 that was made for a gap of 400. Banded mechanisms are excluded, since
+    their bands, and with them the noise they bear, change with the gap. If no report goal meets the
+    target, the command says so first and exits with 1.
 
-    Example: dlm privacy plan --population 4000000 --rounds 2000 --target-rho 0.5 --round-minutes 4
+    Examples:
+        dlm privacy plan --population 4000000 --rounds 2000 --target-rho 0.5 \\
+            --round-minutes 4
     """
     from dlm.errors import ConfigError
     from dlm.federated.account.answers import planned_sensitivity
@@ -59,13 +62,15 @@ def plan(
 
     check_plot(plot)
     if (target_rho is None) == (target_epsilon is None):
-        raise ConfigError("give one target: --target-rho or --target-epsilon")
+        raise ConfigError("give exactly one target: --target-rho or --target-epsilon")
     if target_rho is None:
         assert target_epsilon is not None
         target_rho = rho_for_epsilon(target_epsilon, delta)
     if simulated_noise is None:
         if mechanism not in SIMULATED:
-            raise ConfigError(f"give --simulated-noise: none is known for {mechanism.value}")
+            raise ConfigError(
+                f"--simulated-noise is missing; there is no default for {mechanism.value}"
+            )
         simulated_noise = SIMULATED[mechanism]
     made = make_plan(
         population=population,
@@ -90,9 +95,9 @@ def plan(
     chosen = made.chosen
     if not made.keeps_utility:
         print("NOT MET: no report goal up to the largest meets the target with the simulation's "
-              "noise; what follows has more, and no simulation shows that it learns")  # fmt: skip
+              "noise; this plan has more, and no simulation shows that it learns")  # fmt: skip
     print(f"target        zCDP rho {target_rho:.4g}, {mechanism.value}, {rounds} rounds")
-    print(f"report goal   {chosen.report_goal} users a round")
+    print(f"report goal   {chosen.report_goal} users per round")
     print(f"noise         multiplier {chosen.noise_multiplier:.4g}")
     print(f"separation    gap {chosen.gap} (MinS {chosen.min_sep}), at most "
           f"{chosen.max_part} participations")  # fmt: skip

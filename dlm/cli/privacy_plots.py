@@ -13,20 +13,22 @@ DRAWN = (".png", ".svg", ".pdf")
 
 
 def check_plot(path: Path | None) -> None:
-    """Refuses a figure that could not be written, before what it shows is computed."""
+    """Rejects a figure that cannot be written, before its content is computed."""
     from dlm.errors import ConfigError
 
     if path is None:
         return
     if path.suffix.lower() not in DRAWN:
-        raise ConfigError(f"--plot is {path}; its name must end in {', '.join(DRAWN)}")
+        raise ConfigError(f"--plot is {path}; expected a name that ends in {', '.join(DRAWN)}")
     if not path.parent.is_dir():
-        raise ConfigError(f"--plot is {path}, and there is no folder {path.parent}")
+        raise ConfigError(
+            f"--plot: the folder {path.parent} does not exist; create it, or name another"
+        )
     _figure()
 
 
 def _figure() -> Any:
-    """pyplot, drawing to files alone."""
+    """pyplot, for files only."""
     from dlm.errors import ConfigError
     from dlm.extras import pip_install
 
@@ -37,7 +39,9 @@ def _figure() -> Any:
         from matplotlib import pyplot
     except ImportError as exc:
         command = pip_install(["matplotlib"])
-        raise ConfigError(f"a plot needs matplotlib; run\n  {command}") from exc
+        raise ConfigError(
+            f"--plot needs matplotlib, which is not installed; run\n  {command}"
+        ) from exc
     return pyplot
 
 

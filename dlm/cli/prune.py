@@ -1,16 +1,29 @@
-"""`dlm prune`: an ARPA model becomes smaller by relative-entropy pruning."""
+"""`dlm prune`: relative-entropy pruning of an ARPA model."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dlm.cli.json_output import print_json
+from dlm.cli.options import (
+    ArpaModel,
+    ArpaOutput,
+    Json,
+    Memory,
+    Silent,
+    Skip,
+    TextColumn,
+    Threads,
+    Tmp,
+)
 from dlm.cli.progress import stage_printer
-from dlm.cli.scoring import COLUMN, SKIP, open_text
+from dlm.cli.scoring import open_text
+from dlm.progress import compiling_notice
 
 if TYPE_CHECKING:
     from dlm.estimate.prune import PerplexityChange, PruneResult
@@ -18,51 +31,61 @@ if TYPE_CHECKING:
 
 
 def prune(
-    model: Annotated[Path, typer.Argument(help="ARPA file: plain, .gz, .zst or .xz.")],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="ARPA file to write; .gz, .zst, .xz compress.")
-    ],
+    model: ArpaModel,
+    output: ArpaOutput,
     threshold: Annotated[
         float | None,
-        typer.Option(help="Drop n-grams of a lower score than this, such as 1e-8."),
+        typer.Option(help="Drop n-grams whose score is below this, such as 1e-8."),
     ] = None,
     ngrams: Annotated[
         str | None,
-        typer.Option(help="Keep so many in all, words included; or by order: -,500000,300000."),
+        typer.Option(
+            metavar="COUNTS",
+            help="N-grams to keep in total, words included; or per order, with - for no limit: "
+            "-,500000,300000.",
+        ),
     ] = None,
     size: Annotated[
-        str | None, typer.Option("--bytes", help="Keep what fits in a plain ARPA file: 800M, 2G.")
+        str | None,
+        typer.Option(
+            "--bytes", metavar="SIZE", help="Keep what fits in a plain ARPA file of this size: 2G."
+        ),
     ] = None,
     history: Annotated[
         Path | None,
-        typer.Option(help="ARPA file that says how probable histories are, not Kneser-Ney."),
+        typer.Option(
+            metavar="FILE",
+            help="ARPA file, not Kneser-Ney, that gives the probabilities of histories.  "
+            "[default: MODEL]",
+        ),
     ] = None,
     keep_suffixes: Annotated[
-        bool, typer.Option("--keep-suffixes", help="Keep the suffixes of what stays, too.")
+        bool, typer.Option("--keep-suffixes", help="Also keep the suffixes of n-grams that stay.")
     ] = False,
     text: Annotated[
         Path | None,
-        typer.Option(help="Text, one sentence per line, to measure what pruning costs."),
+        typer.Option(
+            metavar="FILE", help="Text, one sentence per line, on which to measure the loss."
+        ),
     ] = None,
-    skip: Annotated[bool, typer.Option("--skip", help=SKIP)] = False,
-    column: Annotated[str, typer.Option(help=COLUMN)] = "text",
-    memory: Annotated[
-        str | None, typer.Option(help="Limit, as 800M or 4G; what is free if not given.")
-    ] = None,
-    tmp: Annotated[
-        Path | None, typer.Option(help="Folder for what does not fit in it; beside the output.")
-    ] = None,
-    threads: Annotated[int, typer.Option(help="Threads.")] = 2,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+    skip: Skip = False,
+    column: TextColumn = "text",
+    memory: Memory = None,
+    tmp: Tmp = None,
+    threads: Threads = 2,
+    as_json: Json = False,
+    quiet: Silent = False,
 ) -> None:
     """Prune an ARPA model by relative entropy.
 
-    Give one of --threshold, --ngrams and --bytes. Words stay, and so does every n-gram that a
-    longer one which stays begins with; back-off weights are computed anew. The score of an n-gram
-    is e^D - 1, D being the relative entropy, in nats per word, of the model without it alone.
-    With --text, the perplexity of that text before and after is printed.
+    Give one of --threshold, --ngrams and --bytes. Words are kept, and so is every n-gram that
+    begins a longer one that is kept; backoff weights are recomputed. The score of an n-gram is
+    e^D - 1, where D is the relative entropy, in nats per word, of the model without that n-gram
+    alone. With --text, the perplexity of the text before and after is printed.
 
-    Example: dlm prune model.arpa.zst --threshold 1e-8 --output small.arpa.zst
+    Examples:
+        dlm prune model.arpa.zst --threshold 1e-8 --output small.arpa.zst
+        dlm prune model.arpa.zst --ngrams 1000 --text heldout.txt -o small.arpa.zst
     """
     from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.estimate.prune import prune_file, read_goal
@@ -89,9 +112,12 @@ def prune(
         progress=tell,
     )
     if reader is not None and skip:
-        tell(f"lines left out: {reader.totals.left_out()}")
-    if not quiet:
-        _summary(done.result, done.measured, time.monotonic() - began)
+        tell(f"skipped lines: {reader.totals.left_out()}")
+    if as_json:
+        print_json(_facts(done.result, done.measured, time.monotonic() - began))
+    elif not quiet:
+        compiling_s = compiling_notice.spent_s
+        _summary(done.result, done.measured, time.monotonic() - began, compiling_s)
 
 
 def _blocks(reader: Reader, began: Callable[[], None]) -> Iterator[bytes]:
@@ -100,8 +126,33 @@ def _blocks(reader: Reader, began: Callable[[], None]) -> Iterator[bytes]:
     yield from (block.lines for block in reader.read() if block.size)
 
 
-def _summary(result: PruneResult, measured: PerplexityChange | None, seconds: float) -> None:
-    """How many are left, by order, and what it costs."""
+def _facts(
+    result: PruneResult, measured: PerplexityChange | None, seconds: float
+) -> dict[str, Any]:
+    """What `_summary` prints, for machines."""
+    facts: dict[str, Any] = {
+        "counts_before": list(result.counts_before),
+        "counts": list(result.counts),
+        "criterion_nats_per_word": result.ln_divergence,
+        "contexts_without_mass": result.without_mass,
+        "seconds": round(seconds, 3),
+    }
+    if measured is not None:
+        facts |= {
+            "tokens": measured.tokens,
+            "oovs": measured.oovs,
+            "perplexity_before": measured.with_oovs[0],
+            "perplexity": measured.with_oovs[1],
+            "perplexity_without_oovs_before": measured.without_oovs[0],
+            "perplexity_without_oovs": measured.without_oovs[1],
+        }
+    return facts
+
+
+def _summary(
+    result: PruneResult, measured: PerplexityChange | None, seconds: float, compiling_s: float
+) -> None:
+    """How many n-grams are left per order, and what pruning costs."""
     print(f"{'order':>7} {'n-grams':>15} {'kept':>15}")
     rows = list(zip(result.counts_before, result.counts, strict=True))
     for k, (before, after) in enumerate(rows, 1):
@@ -110,7 +161,7 @@ def _summary(result: PruneResult, measured: PerplexityChange | None, seconds: fl
     print(f"{'all':>7} {before:>15,} {after:>15,} {after / max(before, 1):>7.1%}")
     if measured is None:
         print(
-            f"criterion, summed over the n-grams that went, each as if it went alone: "
+            f"criterion, summed over the pruned n-grams as if each were pruned alone: "
             f"{result.ln_divergence:.4g} nats per word; --text measures the loss on text"
         )
     else:
@@ -123,5 +174,9 @@ def _summary(result: PruneResult, measured: PerplexityChange | None, seconds: fl
             )
         print(f"measured on {measured.tokens:,} tokens, {measured.oovs:,} of them OOVs")
     if result.without_mass:
-        print(f"{result.without_mass:,} contexts have nothing left for words they do not list")
-    print(f"{seconds:.1f} s, {before / max(seconds, 1e-9):,.0f} n-grams a second")
+        have = "context has" if result.without_mass == 1 else "contexts have"
+        print(f"{result.without_mass:,} {have} no probability left for unlisted words")
+    if compiling_s >= 1.0:
+        print(f"{seconds:.1f} s, {compiling_s:.1f} s of it compiling kernels (first use only)")
+        return
+    print(f"{seconds:.1f} s, {before / max(seconds, 1e-9):,.0f} n-grams per second")

@@ -1,38 +1,49 @@
-"""`dlm privacy sign` and `verify`: whether a record is the one that was written."""
+"""`dlm privacy sign` and `verify`: sign privacy records, and check them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from dlm.federated.provenance import Provenance
+from dlm.cli.json_output import print_json
+from dlm.cli.options import Json
 
 UNVERIFIED_STATUS = 3
 
 File = Annotated[
-    Path, typer.Argument(help="Counts, wordpieces, a report, an ARPA file; or a run's folder.")
+    Path,
+    typer.Argument(
+        metavar="FILE",
+        help="Counts, wordpieces, a report or an ARPA file; or the folder of a run or shard set.",
+    ),
 ]
 PublicKey = Annotated[
     Path | None,
-    typer.Option("--public-key", help="The Ed25519 key that must have signed, PEM."),
+    typer.Option(
+        "--public-key", metavar="FILE", help="PEM file of the Ed25519 key that must have signed."
+    ),
 ]
 
 
 def sign(
     file: File,
-    key: Annotated[Path, typer.Option(help="Ed25519 key, PEM, without a passphrase.")],
+    key: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="PEM file of an Ed25519 key, without a passphrase."),
+    ],
+    as_json: Json = False,
 ) -> None:
-    """Sign a file with its privacy record, and with a shard set's manifest each of its files.
+    """Sign a file together with its privacy record.
 
-    What is signed is printed first: the SHA-256 of the file, and what its record says.
-    The signature is written beside it (.signature.json). A key is made by
-    openssl genpkey -algorithm ed25519 -out key.pem, and what others verify with is given by
-    openssl pkey -in key.pem -pubout -out key.pub
+    For a shard set, the manifest and each of its files are signed. Prints first what is signed: the
+    SHA-256 of the file, and the statement of its record. The signature is written beside the file
+    (.signature.json). To create a key, run `openssl genpkey -algorithm ed25519 -out key.pem`; to
+    extract its public half, run `openssl pkey -in key.pem -pubout -out key.pub`.
 
-    Example: dlm privacy sign runs/first --key key.pem
+    Examples:
+        dlm privacy sign runs/first --key key.pem
     """
     from datetime import UTC, datetime
 
@@ -40,56 +51,80 @@ def sign(
     from dlm.federated.signature import sign as sign_claim
 
     signer, claim = read_private_key(key), Claim.of(_meant(file))
-    for line in claim.lines():
-        print(line, flush=True)
-    print(f"signed: {sign_claim(claim, signer, at=datetime.now(UTC))}")
+    if not as_json:
+        for line in claim.lines():
+            print(line, flush=True)
+    signature = sign_claim(claim, signer, at=datetime.now(UTC))
+    if as_json:
+        print_json(
+            {
+                "file": str(claim.path),
+                "sha256": claim.sha256,
+                "files": dict(claim.files),
+                "record_sha256": claim.record.digest,
+                "privacy": claim.record.statement(),
+                "signature": str(signature),
+            }
+        )
+    else:
+        print(f"signed: {signature}")
 
 
 def verify(
     file: File,
     public_key: PublicKey = None,
+    as_json: Json = False,
 ) -> None:
-    """Tell whether a file and its privacy record are those that were signed.
+    """Check the signature of a file and its privacy record.
 
-    Prints verified, unverified or wrong, why, and what the record says; then whether the epsilon it
-    states follows from the noise it states, which is accounted for again. Exit status 0: signed by
-    the trusted key. 3: unverified, for it is not signed, or by no key that is trusted. 1: wrong;
-    the file, its record or its signature was changed, there is no record, or its epsilon does not
-    follow.
+    Prints verified, unverified or wrong, the reason, and the statement of the record; then whether
+    its epsilon follows from its noise, which is accounted for again.
 
-    Example: dlm privacy verify runs/first --public-key key.pub
+    Exits with 0 if the trusted key signed it. Exits with 3 if it is unverified: it is not signed,
+    or not by a trusted key. Exits with 1 if it is wrong: the file, its record or its signature was
+    changed, there is no record, or its epsilon does not follow.
+
+    Examples:
+        dlm privacy verify runs/first --public-key key.pub
+        dlm privacy verify shards/model --public-key key.pub --json
     """
+    from dlm.federated.account.recheck import recheck
     from dlm.federated.signature import look_at, read_public_key
 
     trusted = None if public_key is None else read_public_key(public_key)
     found = look_at(_meant(file), trusted)
-    print(f"{found.standing}: {found.text}")
-    if found.record is not None:
-        print(found.record.statement())
-        _refuse_other_numbers(found.record)
-    if found.standing == "wrong":
+    statement = None if found.record is None else found.record.statement()
+    if not as_json:
+        print(f"{found.standing}: {found.text}")
+        if statement is not None:
+            print(statement)
+    checked = None if found.record is None else recheck(found.record)
+    follows = None if checked is None else checked.follows
+    if as_json:
+        print_json(
+            {
+                "standing": found.standing,
+                "reason": found.text,
+                "privacy": statement,
+                "epsilon_follows": follows,
+                "epsilon_check": None if checked is None else checked.text,
+            }
+        )
+    elif checked is not None:
+        print(f"wrong: {checked.text}" if follows is False else f"record: {checked.text}")
+    if found.standing == "wrong" or follows is False:
         raise typer.Exit(1)
     if found.standing == "unverified":
         raise typer.Exit(UNVERIFIED_STATUS)
 
 
-def _refuse_other_numbers(record: Provenance) -> None:
-    """Prints what accounting for a record's stages gives; exit status 1 where it differs."""
-    from dlm.federated.account.recheck import recheck
-
-    found = recheck(record)
-    print(f"wrong: {found.text}" if found.follows is False else f"record: {found.text}")
-    if found.follows is False:
-        raise typer.Exit(1)
-
-
 def _meant(file: Path) -> Path:
-    """A run's checkpoint and a shard set's manifest go by the name of their folder."""
+    """The file that a name means: of a folder, its checkpoint, manifest or pipeline's model."""
     from dlm.cli.paths import check_reads
     from dlm.federated.run_folder import CHECKPOINT
 
     if file.is_dir():
-        for name in (CHECKPOINT, "manifest.json"):
+        for name in (CHECKPOINT, "manifest.json", "model.arpa.zst"):
             if (file / name).exists():
                 return file / name
     check_reads("FILE", file)

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dlm.cli.json_output import print_json
+from dlm.cli.options import ArpaModel, ArpaOutput, Json, Memory, Silent
+
 
 def reduce(
-    model: Annotated[Path, typer.Argument(help="ARPA file: plain, .gz, .zst or .xz.")],
-    order: Annotated[int, typer.Option("--order", "-n", help="The highest order to keep.")],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="ARPA file to write; .gz, .zst, .xz compress.")
-    ],
-    memory: Annotated[
-        str | None, typer.Option(help="Limit, as 800M or 4G; what is free if not given.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+    model: ArpaModel,
+    order: Annotated[int, typer.Option("--order", "-n", help="Highest order to keep.")],
+    output: ArpaOutput,
+    memory: Memory = None,
+    as_json: Json = False,
+    quiet: Silent = False,
 ) -> None:
     """Drop the highest orders of an ARPA model.
 
-    What is left backs off as before and sums to 1 as before: order 2 is what a cascade answers from
-    where a shard is down.
+    What is left keeps its values and backs off as before, so every context still sums to 1.
 
-    Example: dlm reduce model.arpa.zst --order 2 --output bigrams.arpa.zst
+    Examples:
+        dlm reduce model.arpa.zst --order 2 --output bigrams.arpa.zst
     """
     from dlm.cli.paths import check_reads, check_writes
     from dlm.estimate.reduce import reduce_arpa
@@ -45,6 +44,8 @@ def reduce(
         memory_bytes=available_bytes() if memory is None else parse_size(memory),
         comment=provenance_line("reduce", **about),
     )
-    if not quiet:
+    if as_json:
+        print_json({"counts_before": list(result.counts_before), "counts": list(result.counts)})
+    elif not quiet:
         before, after = sum(result.counts_before), sum(result.counts)
         print(f"order {len(result.counts_before)} to {order}: {before:,} to {after:,} n-grams")

@@ -1,8 +1,7 @@
-"""`dlm rescore`: lattices and n-best lists scored anew by a model of any size."""
+"""`dlm rescore`: rescores lattices and n-best lists with a model of any size."""
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dlm.cli.json_output import print_json_line
+from dlm.cli.options import Quiet, ServedModel
 from dlm.cli.progress import stage_printer
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from dlm.asr.rescore_many import RescoredUtterance
     from dlm.errors import LatticeError
 
-# A call is a position of an utterance; what no shard answers by then is scored by shorter n-grams.
+# Per position of an utterance; queries without an answer by then are scored by shorter n-grams.
 DEADLINE_S = 2.0
 
 
@@ -28,8 +29,8 @@ def rescore(
         Path,
         typer.Argument(
             metavar="IN",
-            help="Lattices or n-best lists: a file, plain, .gz, .zst, .xz or .bz2; a folder of "
-            "them; or - for standard input.",
+            help="Lattices or n-best lists: a file (plain, .gz, .zst, .xz or .bz2), a folder of "
+            "files, or - for standard input.",
         ),
     ],
     output: Annotated[
@@ -37,65 +38,84 @@ def rescore(
         typer.Option(
             "--output",
             "-o",
-            help="File to write; a folder where IN is a folder of SLF. N-best lists are JSON lines "
-            "where its name ends in .jsonl.",
+            metavar="OUT",
+            help="File to write; a folder if IN is a folder of SLF. N-best lists are written as "
+            "JSON lines if the name ends in .jsonl.",
         ),
     ],
     lm: Annotated[
         str,
-        typer.Option(help="The model: cluster.toml, a shard set's folder, or an ARPA file."),
+        typer.Option(
+            metavar="PATH", help="Model: cluster.toml, the folder of a shard set, or an ARPA file."
+        ),
     ] = "cluster.toml",
-    model: Annotated[
-        str | None,
-        typer.Option(help="Which model of the servers: the first 6 digits of its id, or more."),
-    ] = None,
+    model: ServedModel = None,
     format_: Annotated[
-        str | None, typer.Option("--format", help="Of IN: slf, kaldi or nbest; found if not given.")
+        str | None,
+        typer.Option("--format", help="Format of IN: slf, kaldi or nbest.  [default: detected]"),
     ] = None,
-    words: Annotated[
-        Path | None, typer.Option(help="words.txt of Kaldi's lattices, if labels are numbers.")
+    symbols: Annotated[
+        Path | None,
+        typer.Option(
+            "--symbol-table",
+            metavar="FILE",
+            help="words.txt of Kaldi lattices whose labels are numbers.",
+        ),
     ] = None,
     non_word: Annotated[
         list[str] | None,
-        typer.Option(help="A label that is not a word, beside <eps>, <sil>, !NULL... Repeat it."),
+        typer.Option(
+            metavar="LABEL",
+            help="Label that is not a word, besides <eps>, <sil>, !NULL... May be repeated.",
+        ),
     ] = None,
     nbest: Annotated[
-        int | None, typer.Option(help="Write so many sentences of each lattice, best first.")
+        int | None,
+        typer.Option(metavar="N", help="Write the N best sentences of each lattice instead."),
     ] = None,
-    acoustic_scale: Annotated[float | None, typer.Option(help="1 if the file has none.")] = None,
-    lm_scale: Annotated[float | None, typer.Option(help="1 if the file has none.")] = None,
+    acoustic_scale: Annotated[
+        float | None, typer.Option(help="Acoustic scale.  [default: the file's, else 1]")
+    ] = None,
+    lm_scale: Annotated[
+        float | None, typer.Option(help="LM scale.  [default: the file's, else 1]")
+    ] = None,
     word_penalty: Annotated[
-        float | None, typer.Option(help="Added for each word; 0 if the file has none.")
+        float | None,
+        typer.Option(help="Score added per word.  [default: the file's, else 0]"),
     ] = None,
-    new_weight: Annotated[float, typer.Option(help="Of the model's scores.")] = 1.0,
-    old_weight: Annotated[float, typer.Option(help="Of the lm scores that IN has.")] = 0.0,
+    new_weight: Annotated[float, typer.Option(help="Weight of the model's scores.")] = 1.0,
+    old_weight: Annotated[float, typer.Option(help="Weight of the LM scores in IN.")] = 0.0,
     beam: Annotated[
         float,
-        typer.Option(help="How far behind a hypothesis may fall, in lm scores; inf is exact."),
+        typer.Option(help="Pruning beam, in LM scores; inf searches exactly."),
     ] = 10.0,
     hypotheses: Annotated[
-        int | None, typer.Option(help="At most so many at a position; any number if not given.")
+        int | None,
+        typer.Option(metavar="N", help="Hypotheses to keep per position.  [default: no limit]"),
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Utterances under way at once.")] = 8,
-    deadline: Annotated[float, typer.Option(help="Seconds a position may take.")] = DEADLINE_S,
+    jobs: Annotated[int, typer.Option(help="Utterances to rescore at the same time.")] = 8,
+    deadline: Annotated[float, typer.Option(help="Seconds that a position may take.")] = DEADLINE_S,
     skip: Annotated[
-        bool, typer.Option("--skip", help="Leave out, and report, malformed utterances.")
+        bool, typer.Option("--skip", help="Skip and report malformed utterances.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Leave out what is in the folder --output already.")
+        bool, typer.Option("--resume", help="Skip what the folder --output already has.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One object an utterance, then one object `summary`.")
+        bool,
+        typer.Option("--json", help="Print one JSON object per utterance, then one `summary`."),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Score lattices and n-best lists with a model.
+    """Rescore lattices and n-best lists with a model.
 
-    A row for each utterance goes to standard output, without its words. Where servers fail, scores
-    come from shorter n-grams, or a small model, and the row counts them (partial, small). --output
-    appears when all is done; in a folder, each lattice when it is done.
+    Prints one row per utterance, without its words. When servers fail, scores come from shorter
+    n-grams or from a small model, and the row counts them (partial, small). A file --output appears
+    once all is done; in a folder, each lattice appears once it is done.
 
-    Example: dlm rescore lattices/ --lm cluster.toml --lm-scale 12 --output rescored/
+    Examples:
+        dlm rescore lattices/ --lm cluster.toml --lm-scale 12 --output rescored/
+        dlm rescore nbest.jsonl --lm shards/model --output rescored.jsonl
     """
     from dlm.asr.kaldi import SymbolTable
     from dlm.asr.lattice_files import SLF, FileWriter, FolderWriter, LatticeFiles
@@ -111,7 +131,7 @@ def rescore(
 
     for name, value in (("jobs", jobs), ("nbest", nbest), ("hypotheses", hypotheses)):
         if value is not None and value < 1:
-            raise ConfigError(f"--{name} {value}: give 1 or more")
+            raise ConfigError(f"--{name} is {value}; expected 1 or more")
     search = Search(None, new_weight, old_weight, beam, hypotheses)
     scales = {
         name: value
@@ -124,12 +144,14 @@ def rescore(
     }
     tell = stage_printer(quiet=quiet)
     check_reads("IN", source, folders=True)
-    check_reads("--words", words)
-    table = None if words is None else SymbolTable.read(words)
+    check_reads("--symbol-table", symbols)
+    table = None if symbols is None else SymbolTable.read(symbols)
     files = LatticeFiles.find(source, format_, table, frozenset(non_word or ()))
     in_folder = files.format == SLF and nbest is None and source.is_dir()
     if resume and not in_folder:
-        raise ConfigError("--resume is for a folder of SLF; a file appears whole, or not at all")
+        raise ConfigError(
+            "--resume applies only if IN is a folder of SLF and --nbest is not given; leave it out"
+        )
     check_writes("--output", output, folder=in_folder)
     totals = _Totals(as_json)
     with ExitStack() as stack:
@@ -154,7 +176,7 @@ def rescore(
 
 
 def _remark(one: RescoredUtterance) -> str:
-    """What a lattice's file says of scores that are not the model's own."""
+    """The comment in a lattice's file about scores that are not the model's own."""
     parts = []
     if one.partial:
         parts.append(f"{one.partial} of {one.queries} scores come from shorter n-grams")
@@ -165,7 +187,7 @@ def _remark(one: RescoredUtterance) -> str:
 
 @dataclass
 class _Totals:
-    """What standard output says: a row for each utterance, and at the end how many there were."""
+    """What standard output shows: a row per utterance, and the totals at the end."""
 
     as_json: bool
     utterances: int = 0
@@ -179,11 +201,11 @@ class _Totals:
     degraded: int = 0
 
     def skipping(self, tell: Callable[[str], None]) -> Callable[[LatticeError], None]:
-        """Counts malformed utterances, and tells where they are."""
+        """Counts malformed utterances, and reports where they are."""
 
         def skip(error: LatticeError) -> None:
             self.skipped += 1
-            tell(f"left out: {error}")
+            tell(f"skipped: {error}")
 
         return skip
 
@@ -193,7 +215,7 @@ class _Totals:
         scales: dict[str, float],
         done: Callable[[str], bool] | None,
     ) -> Iterator[Hypotheses]:
-        """What is to be rescored, with the scales that were given."""
+        """What to rescore, with the scales of the command line."""
         for one in found:
             if done is not None and done(one.id):
                 self.resumed += 1
@@ -201,7 +223,7 @@ class _Totals:
                 yield replace(one, scales=replace(one.scales, **scales))
 
     def begin(self) -> None:
-        """The head of the rows."""
+        """The header of the rows."""
         if not self.as_json:
             print("utterance\tpositions\tqueries\tpartial\tsmall", flush=True)
 
@@ -214,7 +236,7 @@ class _Totals:
         for name, value in row.items():
             setattr(self, name, getattr(self, name) + value)
         if self.as_json:
-            print(json.dumps({"id": one.found.id, **row}), flush=True)
+            print_json_line({"id": one.found.id, **row})
         else:
             print("\t".join([one.found.id, *map(str, row.values())]), flush=True)
 
@@ -223,7 +245,7 @@ class _Totals:
         facts: dict[str, Any] = {
             "utterances": self.utterances,
             "degraded": self.degraded,
-            "left out": self.skipped,
+            "skipped": self.skipped,
             "done before": self.resumed,
             "audio seconds": round(self.audio_s, 2),
             "positions": self.positions,
@@ -234,7 +256,7 @@ class _Totals:
         }
         if self.as_json:
             named = {name.replace(" ", "_"): value for name, value in facts.items()}
-            print(json.dumps({"summary": named}))
+            print_json_line({"summary": named})
         else:
             for name, value in facts.items():
                 print(f"{name[0].upper()}{name[1:]}:\t{value}")

@@ -1,9 +1,8 @@
-"""`dlm score`: log10 probabilities of sentences, from a cluster or from a shard set on disk."""
+"""`dlm score`: log10 probabilities of sentences, from servers or from a shard set on disk."""
 
 from __future__ import annotations
 
 import io
-import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dlm.cli.scoring import COLUMN, SKIP, open_text, print_summary, quick_start
+from dlm.cli.json_output import as_json_line, print_json_line
+from dlm.cli.options import (
+    Ca,
+    Cert,
+    Insecure,
+    Key,
+    ServedModel,
+    ServerName,
+    Skip,
+    TextColumn,
+    TokenFile,
+    UseProxy,
+)
+from dlm.cli.scoring import open_here, open_text, print_summary, quick_start
 from dlm.scoring import (
     BLOCK_BYTES,
     SERVED_BYTES,
@@ -31,80 +43,81 @@ def score(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="Text, one sentence per line: plain, .gz, .zst, .xz, .bz2 or parquet; standard "
-            "input without it."
+            metavar="TEXT",
+            help="Text, one sentence per line: plain, .gz, .zst, .xz, .bz2 or parquet.  "
+            "[default: standard input]",
         ),
     ] = None,
     cluster: Annotated[
-        Path | None, typer.Option(help="cluster.toml of the servers to ask.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="cluster.toml that lists the servers.  [default: cluster.toml in this folder]",
+        ),
     ] = None,
     local: Annotated[
-        Path | None, typer.Option(help="Score from this shard set on disk, without servers.")
+        Path | None,
+        typer.Option(
+            metavar="MODEL", help="Shard set or ARPA file on disk to score from, without servers."
+        ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Which model of the servers: the first 6 digits of its id, or more."),
-    ] = None,
+    model: ServedModel = None,
     words: Annotated[
-        bool, typer.Option("--words", help="Every token with its matched order.")
+        bool, typer.Option("--words", help="Print every token with its matched order.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One object a sentence, then one object `summary`.")
+        bool,
+        typer.Option("--json", help="Print one JSON object per sentence, then one `summary`."),
     ] = False,
-    skip: Annotated[bool, typer.Option("--skip", help=SKIP)] = False,
-    column: Annotated[str, typer.Option(help=COLUMN)] = "text",
-    threads: Annotated[int, typer.Option(help="Threads that score with --local.")] = 2,
-    deadline: Annotated[float, typer.Option(help="Seconds a batch of sentences may take.")] = 30.0,
-    ca: Annotated[
-        str, typer.Option(help="PEM file: who signs the servers' certificates; turns TLS on.")
-    ] = "",
-    cert: Annotated[str, typer.Option(help="PEM file: this client's certificate.")] = "",
-    key: Annotated[str, typer.Option(help="PEM file: its key, mode 600.")] = "",
-    server_name: Annotated[str, typer.Option(help="Name in the servers' certificates.")] = "",
-    token_file: Annotated[str, typer.Option(help="File with this client's token, mode 600.")] = "",
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Send the token to other machines without TLS.")
-    ] = False,
-    use_proxy: Annotated[
-        bool, typer.Option("--use-proxy", help="Use the environment's proxy; needs TLS.")
-    ] = False,
+    skip: Skip = False,
+    column: TextColumn = "text",
+    threads: Annotated[int, typer.Option(metavar="N", help="Number of threads with --local.")] = 2,
+    deadline: Annotated[float, typer.Option(help="Seconds that a batch may take.")] = 30.0,
+    ca: Ca = "",
+    cert: Cert = "",
+    key: Key = "",
+    server_name: ServerName = "",
+    token_file: TokenFile = "",
+    insecure: Insecure = False,
+    use_proxy: UseProxy = False,
 ) -> None:
-    """Score text: log10 P, tokens and OOVs; then perplexities.
+    """Score text: log10 probability, tokens and OOVs per sentence.
 
-    Each line is answered as it comes, also from a pipe. A line that --skip leaves out has a row of
-    its own: nan and no tokens, or null and "skipped" with --json.
+    The perplexities of all of it come last. Each line is scored as it arrives, also from a pipe. A
+    line that --skip leaves out has a row of its own: nan and 0 tokens, or null and "skipped" with
+    --json. With --local, an ARPA file is first sharded into a temporary folder. The options for TLS
+    and tokens override cluster.toml.
 
-    Without --cluster or --local, cluster.toml in this folder is used; what it says of TLS and
-    tokens yields to --ca, --cert, --key, --server-name and --token-file.
-    Example: dlm score --cluster cluster.toml text.txt
+    Examples:
+        echo "the man went home" | dlm score
+        dlm score --cluster cluster.toml heldout.txt
+        dlm score --local shards/model --words heldout.txt
+        dlm score --local model.arpa.zst heldout.txt
     """
     from dlm.cli.compiling import compile_kernels
     from dlm.errors import ConfigError
 
     if cluster is not None and local is not None:
-        raise ConfigError("--cluster and --local were both given; one of them is expected")
+        raise ConfigError("--cluster and --local were both given; give one of them")
     if model is not None and local is not None:
-        raise ConfigError("--model chooses among what servers hold; --local names a folder")
+        raise ConfigError(
+            "--model and --local were both given; --model applies to servers only, so leave it out"
+        )
     if threads < 1:
-        raise ConfigError(f"--threads {threads}: give 1 or more")
+        raise ConfigError(f"--threads is {threads}; expected 1 or more")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # words are bytes
     texts = [] if file is None else [file]
     with quick_start():
         reader = open_text(texts, skip, column, BLOCK_BYTES if local is not None else SERVED_BYTES)
-        if local is not None:
-            from dlm.index.layout import read_manifest
-            from dlm.index.search.local import LocalModel
-            from dlm.index.search.shard import OPENING
-            from dlm.index.search.text.score import KERNELS
-
-            read_manifest(local)  # what is wrong with it is said before anything is compiled
-            compile_kernels((*KERNELS, *OPENING))
-            opened = LocalModel.open(local)
-            _ = opened.word_table
     summary = ScoreSummary()
     with ExitStack() as stack:
         if local is not None:
+            from dlm.cli.progress import stage_printer
+
+            opened = open_here(local, None, None, stack, stage_printer())
+            with quick_start():
+                _ = opened.word_table
             scored = scored_here(opened, reader.read(), threads)
         else:
             from dlm.client import Client, ClientConfig
@@ -136,13 +149,13 @@ def score(
         facts = summary.facts()
         if skip:
             facts["skipped"] = reader.totals.skipped
-        print(json.dumps({"summary": facts}))
+        print_json_line({"summary": facts})
     else:
         print_summary(summary, reader, skip)
 
 
 def _answers(block: Block, found: Scored, *, words: bool, as_json: bool) -> str:
-    """The rows of the lines of a block, those that were left out among them."""
+    """The rows of a block's lines, with those of the skipped lines in their places."""
     if not words and not as_json:
         rows = found.rows()
         if not block.left_out:
@@ -162,9 +175,9 @@ def _answers(block: Block, found: Scored, *, words: bool, as_json: bool) -> str:
 
 
 def _gap(fault: LineFault, *, words: bool, as_json: bool) -> str:
-    """What stands in the place of a line that was left out."""
+    """The row of a skipped line."""
     if as_json:
-        return json.dumps({"log10_prob": None, "tokens": 0, "oovs": 0, "skipped": fault}) + "\n"
+        return as_json_line({"log10_prob": None, "tokens": 0, "oovs": 0, "skipped": fault}) + "\n"
     return "= nan\t0\t0\n\n" if words else "nan\t0\t0\n"
 
 
@@ -197,7 +210,7 @@ def _sentence(line: list[bytes], score: SentenceScore, *, words: bool, as_json: 
                 {"word": word, "matched_order": order, "log10_prob": finite(prob), "oov": oov}
                 for word, order, prob, oov in tokens
             ]
-        return json.dumps(facts) + "\n"
+        return as_json_line(facts) + "\n"
     rows = [
         f"{word}\t{order}\t{prob:.6f}" + ("\tOOV\n" if oov else "\n")
         for word, order, prob, oov in tokens

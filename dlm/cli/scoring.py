@@ -1,29 +1,26 @@
-"""What commands that score text share: how they open it, how they start, what they print."""
+"""What commands that score text share: opening text, starting quickly, printing a summary."""
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlm.scoring import BLOCK_BYTES
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dlm.estimate.text import Reader
+    from dlm.index.search.local import LocalModel
     from dlm.scoring import ScoreSummary
-
-SKIP = "Leave out, and count, lines that are not UTF-8, above 1 MiB, or hold NUL; nulls of parquet."
-COLUMN = "Of parquet files."
 
 
 def open_text(
     sources: Iterable[Path], skip: bool, column: str, block_bytes: int = BLOCK_BYTES
 ) -> Reader:
-    """Texts that are scored, read as all commands read text; standard input if there is none."""
+    """Opens texts to score as all commands read text; standard input if there is none."""
     from dlm.estimate.text import Reader
 
     names = [str(source) for source in sources] or ["-"]
@@ -32,10 +29,10 @@ def open_text(
 
 @contextmanager
 def quick_start() -> Iterator[None]:
-    """Opens a model in two thirds of the time; for commands that score with it and then end.
+    """Opens a model in two thirds of the time, in commands that score and then exit.
 
-    The garbage collector would look again and again at what is imported and at every word, none of
-    which ever goes. And numba would import scipy for products that no kernel here has.
+    Otherwise the garbage collector would scan imports and words over and over, none of which is
+    ever freed, and numba would import scipy for matrix products that no kernel here has.
     """
     sys.modules.setdefault("scipy.linalg.cython_blas", None)  # type: ignore[arg-type]
     collects = gc.isenabled()
@@ -48,8 +45,57 @@ def quick_start() -> Iterator[None]:
             gc.enable()
 
 
+def open_here(
+    place: Path, memory: str | None, tmp: Path | None, stack: ExitStack, tell: Callable[[str], None]
+) -> LocalModel:
+    """The shard set or ARPA file at `place`, its kernels compiled; an ARPA file is sharded first.
+
+    Args
+        memory, tmp  of sharding
+        stack        removes the temporary shard set when it closes
+    Raises
+        ConfigError       memory or tmp is given for a shard set
+        ShardFormatError  a folder that is not a shard set, or a damaged one
+    """
+    from dlm.cli.compiling import compile_kernels
+    from dlm.cli.paths import check_folder
+    from dlm.errors import ConfigError
+
+    with quick_start():
+        from dlm.index.layout import read_manifest
+        from dlm.index.search.local import LocalModel
+        from dlm.index.search.shard import OPENING
+        from dlm.index.search.text.score import KERNELS as SCORING
+        from dlm.ngram.arpa import ArpaReader, is_parts_folder
+
+        # What is wrong with the model is reported before anything compiles.
+        if not place.exists() or (place.is_dir() and not is_parts_folder(place)):
+            read_manifest(place)
+            if memory is not None or tmp is not None:
+                raise ConfigError(
+                    f"--memory and --tmp apply to an ARPA file, but {place} is a folder; leave "
+                    "them out"
+                )
+            compile_kernels((*SCORING, *OPENING))
+            return LocalModel.open(place)
+        if place.is_file():
+            with ArpaReader(place):
+                pass
+    from dlm.files import scratch_folder
+    from dlm.index.build.shard_set import KERNELS as BUILDING
+    from dlm.index.build.shard_set import build_shard_set
+    from dlm.resources import parse_size
+
+    check_folder("--tmp", tmp)
+    limit = None if memory is None else parse_size(memory)
+    compile_kernels((*BUILDING, *SCORING, *OPENING))
+    output = stack.enter_context(scratch_folder(tmp, "dlm-model")) / "set"
+    build_shard_set(place, output, 1, memory_bytes=limit, progress=tell)
+    return LocalModel.open(output, verify=False)  # written just now
+
+
 def print_summary(summary: ScoreSummary, reader: Reader, skip: bool) -> None:
-    """The perplexities and what they are of; with `skip`, how many lines were left out."""
+    """Prints perplexities and totals; with `skip`, also how many lines were skipped."""
     facts = summary.facts()
 
     def number(value: float | None) -> str:
@@ -61,4 +107,4 @@ def print_summary(summary: ScoreSummary, reader: Reader, skip: bool) -> None:
     print(f"Tokens:\t{summary.tokens}")
     print(f"Sentences:\t{summary.sentences}")
     if skip:
-        print(f"Lines left out:\t{reader.totals.left_out()}")
+        print(f"Skipped lines:\t{reader.totals.left_out()}")

@@ -1,4 +1,4 @@
-"""`dlm serve`: one shard of one or more models, answering."""
+"""`dlm serve`: serves one shard of one or more models."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from typing import Annotated, Any
 
 import typer
 
+from dlm.cli.options import LogLevel, TlsCert, TlsClientCa, TlsKey, Tokens
+
 _RFC_3339 = "%Y-%m-%dT%H:%M:%S.%fZ"
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: the event's name and its fields; never query text.
+    """One JSON object per line: the event's name and its fields, but never query text.
 
-    Times are UTC as RFC 3339 has them.
+    Times are UTC in the form of RFC 3339.
 
     Args
-        context  fields of every line whose event has none of that name
+        context  fields added to every line whose event does not set them
     """
 
     def __init__(self, context: Mapping[str, Any] | None = None) -> None:
@@ -44,7 +46,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(level: str, context: Mapping[str, Any]) -> None:
-    """Sends the library's events to standard error; see `JsonLines`."""
+    """Logs the library's events to standard error; see `JsonLines`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(context))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
@@ -52,58 +54,66 @@ def log_to_stderr(level: str, context: Mapping[str, Any]) -> None:
 
 def serve(
     directories: Annotated[
-        list[Path], typer.Argument(help="Folder of a shard set; more folders, more models.")
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Folders of shard sets, one per model."),
     ],
-    shard: Annotated[int, typer.Option(help="Which shard of each to serve, from 0.")],
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to bind; loopback by default.")] = None,
+    shard: Annotated[int, typer.Option(help="Which shard of each set to serve, from 0.")],
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to bind.  [default: loopback]")] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Processes that share the port; 1 by default.")
+        int | None, typer.Option(help="Processes that share the port.  [default: 1]")
     ] = None,
-    tls_cert: Annotated[str | None, typer.Option(help="PEM file: the server's chain.")] = None,
-    tls_key: Annotated[str | None, typer.Option(help="PEM file: its key, mode 600.")] = None,
-    tls_client_ca: Annotated[
-        str | None, typer.Option(help="PEM file: who signs certificates that clients must show.")
-    ] = None,
-    tokens: Annotated[
-        str | None, typer.Option(help="File of the tokens that let clients in; see dlm token.")
-    ] = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    tokens: Tokens = None,
     open_health: Annotated[
-        bool | None, typer.Option("--open-health", help="Health checks need no token.")
+        bool | None, typer.Option("--open-health", help="Accept health checks without a token.")
     ] = None,
     insecure: Annotated[
         bool | None,
-        typer.Option("--insecure", help="Let other machines ask without TLS or saying who asks."),
+        typer.Option(
+            "--insecure", help="Accept other hosts without TLS, or without authentication."
+        ),
     ] = None,
-    allow_remote: Annotated[bool, typer.Option("--allow-remote", hidden=True)] = False,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Port of /metrics, /healthz and /readyz; 0 is none.")
+        int | None, typer.Option(help="Port of /metrics, /healthz and /readyz; 0 disables them.")
     ] = None,
     metrics_host: Annotated[
-        str | None, typer.Option(help="Address of that port; loopback by default.")
+        str | None, typer.Option(help="Address to bind for metrics.  [default: loopback]")
     ] = None,
     preload: Annotated[
-        bool | None, typer.Option("--preload", help="Map every page before reporting ready.")
+        bool | None,
+        typer.Option("--preload", help="Load every page before the server reports ready."),
     ] = None,
     mlock: Annotated[
-        bool | None, typer.Option("--mlock", help="Keep the pages in memory; implies --preload.")
+        bool | None, typer.Option("--mlock", help="Lock the pages in memory; implies --preload.")
     ] = None,
     huge_pages: Annotated[
         bool | None, typer.Option("--huge-pages", help="Copy the files to huge pages first.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with a table [server].")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML file with a table [server]."),
+    ] = None,
     ready_file: Annotated[
         Path | None,
-        typer.Option(help="Written once ready: JSON with port, shard, shard_sets, pid."),
+        typer.Option(
+            metavar="FILE",
+            help="File to write once ready: JSON with port, shard, shard_sets and pid.",
+        ),
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: LogLevel = "info",
 ) -> None:
-    """Serve one shard until SIGTERM; then finish what is in flight.
+    """Serve one shard until SIGTERM, then finish requests in flight.
 
-    Several folders are several models behind one port: a call names the one it means, or gets the
-    first.
+    Several folders are several models on one port: a request names its model, or gets the first.
+    Logs are JSON, one object per line, on standard error.
 
-    Example: dlm serve shards/model --shard 0 --port 50060 --workers 4
+    Examples:
+        dlm serve shards/model --shard 0 --port 50060 --workers 4
+        dlm serve shards/model --shard 0 --port 50060 --host 0.0.0.0 \\
+            --tls-cert server.pem --tls-key server.key --tokens tokens
     """
     from dlm.cli.paths import check_reads, check_writes
     from dlm.config import resolve
@@ -112,12 +122,7 @@ def serve(
     from dlm.server.config import ServerConfig
 
     if log_level.lower() not in ("debug", "info", "warning", "error"):
-        raise ConfigError(f"--log-level {log_level}: debug, info, warning or error is expected")
-    if allow_remote:
-        raise ConfigError(
-            "--allow-remote is gone: give --tls-cert and --tls-key with --tls-client-ca or "
-            "--tokens, or --insecure on a network where every machine may read the model"
-        )
+        raise ConfigError(f"--log-level is {log_level}; expected debug, info, warning or error")
     check_reads("DIR", *directories, folders=True, what="folder")
     check_writes("--ready-file", ready_file)
     flags = {
@@ -137,7 +142,7 @@ def serve(
         "huge_pages": huge_pages,
     }
     settings = resolve(ServerConfig, "server", flags=flags, file=config)
-    # A free port is known later, and told by server.ready.
+    # A free port is known later; the event server.ready has it.
     log_to_stderr(
         log_level, {"shard": shard} | ({"address": settings.address} if settings.port else {})
     )

@@ -1,4 +1,4 @@
-"""`dlm shard`: an ARPA file becomes a shard set."""
+"""`dlm shard`: splits an ARPA file into a shard set."""
 
 from __future__ import annotations
 
@@ -7,56 +7,67 @@ from typing import Annotated
 
 import typer
 
+from dlm.cli.json_output import print_json
+from dlm.cli.options import ArpaModel, HalfMemory, Json, Silent, Threads, Tmp
 from dlm.cli.progress import stage_printer
 
 
 def shard(
-    model: Annotated[Path, typer.Argument(help="ARPA file: plain, .gz, .zst or .xz.")],
-    shards: Annotated[int, typer.Option("--shards", "-B", help="How many shards, 1 to 4,096.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder to make.")] = None,
+    model: ArpaModel,
+    shards: Annotated[
+        int, typer.Option("--shards", "-B", help="Number of shards, 1 to 4,096.")
+    ] = 1,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Folder to create.")
+    ] = None,
     encoding: Annotated[
-        str, typer.Option(help="exact, or compact: smaller, with quantised values.")
+        str, typer.Option(help="exact; or compact, which is smaller and quantises values.")
     ] = "exact",
     bits: Annotated[
         int | None,
-        typer.Option(help="Of a value, with compact: 3 to 16, 6 if not given; 32 keeps values."),
+        typer.Option(
+            help="Bits per value with compact: 3 to 16, or 32 to keep values; 6 if unset."
+        ),
     ] = None,
     repair: Annotated[
         bool,
-        typer.Option(help="Add prefixes that the model lacks; scores keep all but the last bit."),
+        typer.Option(
+            "--repair",
+            help="Add missing prefixes of n-grams; scores may change in the last bit.",
+        ),
     ] = False,
-    memory: Annotated[
-        str | None,
-        typer.Option(help="Limit, as 800M or 2G; half of what is free if not given."),
-    ] = None,
-    tmp: Annotated[
-        Path | None, typer.Option(help="Folder for what does not fit in it; beside the output.")
-    ] = None,
-    threads: Annotated[int, typer.Option(help="Threads that parse and sort.")] = 2,
+    memory: HalfMemory = None,
+    tmp: Tmp = None,
+    threads: Threads = 2,
     estimate: Annotated[
-        bool, typer.Option("--estimate", help="Tell how many bytes it would take; build nothing.")
+        bool,
+        typer.Option("--estimate", help="Print the sizes to expect, and build nothing."),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
+    as_json: Json = False,
+    quiet: Silent = False,
 ) -> None:
-    """Shard an ARPA model.
+    """Split an ARPA model into shards that servers map into memory.
 
-    A model larger than the memory is sorted on disk. If that is interrupted, the same command goes
-    on where it was.
+    A model larger than the memory limit is sorted on disk. If the command is interrupted, run it
+    again: it resumes.
 
-    Example: dlm shard model.arpa.zst --shards 4 --output shards/model
+    Examples:
+        dlm shard model.arpa.zst --shards 4 --estimate
+        dlm shard model.arpa.zst --shards 2 --output shards/model
+        dlm shard model.arpa.zst -B 1 --encoding compact -o shards/small
     """
     if estimate:
-        _estimate(model, shards, bits)
+        _estimate(model, shards, bits, as_json)
         return
     from dlm.cli.compiling import compile_kernels
-    from dlm.cli.inspect import summary
+    from dlm.cli.inspect import facts_of, summary
     from dlm.cli.paths import check_folder, check_reads, check_writes
     from dlm.errors import ConfigError
     from dlm.index.build.shard_set import KERNELS, build_shard_set
     from dlm.resources import parse_size
 
     if output is None:
-        raise ConfigError("give --output DIR, the folder to make (or --estimate to build nothing)")
+        raise ConfigError("--output is missing; name the folder to create, or pass --estimate")
     check_reads("MODEL", model, folders=True)
     check_writes("--output", output, folder=True)
     check_folder("--tmp", None if tmp is None else tmp.absolute(), made=True)
@@ -76,12 +87,14 @@ def shard(
         progress=tell,
     )
     tell(f"done: {output}")
-    if not quiet:
+    if as_json:
+        print_json(facts_of(manifest, output))
+    elif not quiet:
         summary(manifest, output)
 
 
-def _estimate(model: Path, shards: int, bits: int | None) -> None:
-    """Prints a line for each encoding: on disk, and in memory by shard, server and client."""
+def _estimate(model: Path, shards: int, bits: int | None, as_json: bool) -> None:
+    """Prints a row per encoding: bytes on disk, and in memory per shard, server and client."""
     from dlm.cli.status import size
     from dlm.index.coding import DEFAULT_BITS, LOSSLESS_BITS
     from dlm.index.describe import PROCESS_MIB
@@ -90,21 +103,37 @@ def _estimate(model: Path, shards: int, bits: int | None) -> None:
     found = measure(model)
     ngrams = max(sum(found.counts), 1)
     asked = DEFAULT_BITS if bits is None else bits
-    print(f"{ngrams:,} n-grams of order {len(found.counts)} in {shards} shards, within 10 %:")
-    columns = ("a shard's file", "memory of a server", "memory of a client")
-    print(f"  {'':18} {'on disk':>21} {'':17}" + "".join(f"{name:>20}" for name in columns))
-    for name, encoding, width in (
-        ("exact", "exact", None),
-        *((f"compact --bits {b}", "compact", b) for b in sorted({asked, LOSSLESS_BITS})),
-    ):
-        sizes = estimate_sizes(found, shards, encoding, width)
+    encodings: list[tuple[str, str, int | None]] = [("exact", "exact", None)]
+    encodings += [(f"compact --bits {b}", "compact", b) for b in sorted({asked, LOSSLESS_BITS})]
+    estimated = [
+        (name, estimate_sizes(found, shards, encoding, width))
+        for name, encoding, width in encodings
+    ]
+    if as_json:
+        rows = [
+            {
+                "encoding": name,
+                "disk_bytes": sizes.disk,
+                "shard_bytes": sizes.shard,
+                "server_bytes": sizes.server,
+                "client_bytes": sizes.client,
+            }
+            for name, sizes in estimated
+        ]
+        print_json({"counts": list(found.counts), "shards": shards, "sizes": rows})
+        return
+    pieces = f"{shards:,} shard{'s' * (shards != 1)}"
+    print(f"{ngrams:,} n-grams of order {len(found.counts)} in {pieces}, within 10 %:")
+    columns = ("file per shard", "memory per server", "memory per client")
+    print(f"  {'':18} {'on disk':>21} {'':18}" + "".join(f"{name:>20}" for name in columns))
+    for name, sizes in estimated:
         total = sizes.disk
         print(
-            f"  {name:18} {total:>15,} bytes  {total / ngrams:5.2f} an n-gram"
+            f"  {name:18} {total:>15,} bytes  {total / ngrams:5.2f} per n-gram"
             + "".join(f"{size(n):>20}" for n in (sizes.shard, sizes.server, sizes.client))
         )
     print(
-        f"A server maps that once, whatever its workers; beside it each process takes up to "
-        f"{PROCESS_MIB} MiB: the workers,\nand one above them where there are several. "
-        "A client's low orders are mapped and shared on its host; its words are in each process."
+        "The workers of a server share this memory. In addition, each process takes up to "
+        f"{PROCESS_MIB} MiB: the workers,\nand one parent if there are several. "
+        "Clients on one host share the low orders; each process has its own words."
     )

@@ -1,8 +1,7 @@
-"""`dlm status`: how every server of a cluster is, now or until Ctrl-C."""
+"""`dlm status`: the state of every server of a cluster, once or until Ctrl-C."""
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -11,6 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from dlm.cli.json_output import print_json
+from dlm.cli.options import (
+    Ca,
+    Cert,
+    ClusterFile,
+    Insecure,
+    Json,
+    Key,
+    ServerName,
+    TokenFile,
+    UseProxy,
+)
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -33,48 +45,50 @@ COLUMNS = (
     "uptime",
     "delay",
 )
-# What a narrow terminal goes without, the first first.
+# Columns that a narrow terminal drops, in this order.
 DROPPED = (
     *("model", "uptime", "memory", "messages/s", "refused", "delay", "failing", "in flight"),
 )
 WAIT_LOOK_S = 0.5
+SHARDS_SHOWN = 4  # of those that lack a ready server, on the line of the summary
 _COLOURS = {"ready": "green", "warming": "yellow", "draining": "yellow"}
 
 
 def status(
-    cluster: Annotated[Path, typer.Option(help="cluster.toml of the servers to ask.")] = Path(
-        "cluster.toml"
-    ),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again until Ctrl-C.")] = False,
+    cluster: ClusterFile = Path("cluster.toml"),
+    as_json: Json = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Refresh every --interval until Ctrl-C.")
+    ] = False,
     interval: Annotated[
-        float, typer.Option(help="Seconds between two heartbeats, which rates are taken from.")
+        float, typer.Option(help="Seconds between the two heartbeats that rates are computed from.")
     ] = 1.0,
-    timeout: Annotated[float, typer.Option(help="Seconds that a server has to answer.")] = 2.0,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for a server's answer.")] = 2.0,
     wait: Annotated[
-        float, typer.Option(help="Seconds to wait until every listed server is ready; 0: none.")
+        float,
+        typer.Option(
+            help="Seconds to wait for the cluster file, and until every listed server is ready; 0 "
+            "does not wait."
+        ),
     ] = 0.0,
-    ca: Annotated[
-        str, typer.Option(help="PEM file: who signs the servers' certificates; turns TLS on.")
-    ] = "",
-    cert: Annotated[str, typer.Option(help="PEM file: this client's certificate.")] = "",
-    key: Annotated[str, typer.Option(help="PEM file: its key, mode 600.")] = "",
-    server_name: Annotated[str, typer.Option(help="Name in the servers' certificates.")] = "",
-    token_file: Annotated[str, typer.Option(help="File with this client's token, mode 600.")] = "",
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Send the token to other machines without TLS.")
-    ] = False,
-    use_proxy: Annotated[
-        bool, typer.Option("--use-proxy", help="Use the environment's proxy; needs TLS.")
-    ] = False,
+    ca: Ca = "",
+    cert: Cert = "",
+    key: Key = "",
+    server_name: ServerName = "",
+    token_file: TokenFile = "",
+    insecure: Insecure = False,
+    use_proxy: UseProxy = False,
 ) -> None:
-    """Ask every server how it is.
+    """Show the state of every server of a cluster.
 
-    Exit status 1 where a shard has no server that is ready, where a server does not let us ask, or
-    where none holds the model that cluster.toml names; with --wait, where not every server that
-    cluster.toml lists is ready in time.
-    What cluster.toml says of TLS and tokens yields to the options.
-    Example: dlm status --cluster cluster.toml --watch
+    Exits with 1 if a shard has no ready server, if a server rejects our credentials, or if no
+    server holds the model that cluster.toml names; with --wait, also if a listed server is not
+    ready in time. The options for TLS and tokens override cluster.toml.
+
+    Examples:
+        dlm status
+        dlm status --cluster cluster.toml --watch
+        dlm status --wait 60 --json
     """
     from functools import partial
 
@@ -83,30 +97,44 @@ def status(
     from dlm.client.topology import read_cluster_file, read_cluster_model
     from dlm.client.transport import GrpcConnection
     from dlm.errors import ConfigError
+    from dlm.wire.secret import signature
 
     if as_json and watch:
-        raise ConfigError("--json and --watch were both given; one of them is expected")
+        raise ConfigError("--json and --watch were both given; give one of them")
     for name, value in (("interval", interval), ("timeout", timeout)):
         if not 0 < value <= 3600:
-            raise ConfigError(f"--{name} {value:g}: seconds above 0 are expected, 3600 at most")
+            raise ConfigError(f"--{name} is {value:g}; expected seconds above 0, at most 3600")
     if not 0 <= wait <= 86_400:
-        raise ConfigError(f"--wait {wait:g}: seconds from 0 to 86,400 are expected")
+        raise ConfigError(f"--wait is {wait:g}; expected seconds from 0 to 86,400")
     if wait and watch:
-        raise ConfigError("--wait and --watch were both given; one of them is expected")
-    endpoints = read_cluster_file(cluster)
+        raise ConfigError("--wait and --watch were both given; give one of them")
     given = ClientSecurity(
         ca, cert, key, server_name, token_file, insecure=insecure, use_proxy=use_proxy
     )
-    security = given.over(read_cluster_security(cluster))
-    check_files(security)  # a fault here is no server's
-    connect = partial(GrpcConnection, security=security)
-    servers = ClusterStatus(endpoints, connect, timeout, model=read_cluster_model(cluster))
+
+    def listed() -> ClusterStatus:
+        endpoints = read_cluster_file(cluster)
+        security = given.over(read_cluster_security(cluster))
+        check_files(security)  # a fault in these files is not a server's
+        connect = partial(GrpcConnection, security=security)
+        return ClusterStatus(endpoints, connect, timeout, model=read_cluster_model(cluster))
+
     pause = threading.Event()  # never set: waiting for it ends at once where a signal comes
+    end = time.monotonic() + wait
+    while not cluster.exists() and time.monotonic() < end:
+        pause.wait(min(interval, WAIT_LOOK_S))
+    stamp = signature(cluster)
+    servers = listed()
     try:
-        end = time.monotonic() + wait
         snapshot = servers.poll()
         while wait and not snapshot.whole and time.monotonic() < end:
             pause.wait(min(interval, WAIT_LOOK_S))
+            if (
+                signature(cluster) != stamp and cluster.exists()
+            ):  # that one was of an earlier cluster
+                stamp = signature(cluster)
+                servers.close()
+                servers = listed()
             snapshot = servers.poll()
         if watch:
             _watch(servers, pause, interval)
@@ -116,7 +144,7 @@ def status(
     finally:
         servers.close()
     if as_json:
-        print(json.dumps({**snapshot.facts(), "interval_s": interval}, indent=1))
+        print_json({**snapshot.facts(), "interval_s": interval})
     else:
         _print(snapshot)
     wrong = snapshot.missing or snapshot.refused or snapshot.down or snapshot.unserved
@@ -125,7 +153,7 @@ def status(
 
 
 def _watch(servers: ClusterStatus, pause: threading.Event, interval: float) -> None:
-    """Draws the looks over each other on a terminal; elsewhere one is printed after the other."""
+    """Redraws in place on a terminal; elsewhere prints one snapshot after the other."""
     from contextlib import suppress
     from datetime import datetime
 
@@ -154,22 +182,23 @@ def _print(snapshot: ClusterSnapshot) -> None:
         console = Console()
         console.print(render(snapshot, console.width))
         return
-    # In a pipe nothing is cut off to fit a terminal that is not there.
+    # In a pipe, rows are not cut to the width of a terminal.
     Console(width=10_000).print(render(snapshot))
 
 
 def render(snapshot: ClusterSnapshot, width: int | None = None, height: int | None = None) -> Group:
-    """What is wrong, the mode of the cascade, and below it the table.
+    """Problems, how many servers are ready, the mode of the cascade, and the table below them.
 
     Args
-        width   columns of the terminal; where not all of `COLUMNS` fit, the least of `DROPPED` go
-        height  its lines; where not all rows fit, there is one a server, or else one a shard, or
-                else not all of these
+        width   columns of the terminal; if not all of `COLUMNS` fit, the first of `DROPPED` go
+        height  its lines; if not all rows fit, there is one per server, else one per shard, else
+                only the first of these
     """
     from rich.console import Console
 
     lines = [(line, "red") for line in problems(snapshot)]
-    lines.append(cascade(snapshot))
+    summary = [ready(snapshot), cascade(snapshot)]
+    lines += summary
     if height is None:
         return _drawn(lines, snapshot.rows, width)
     console = Console(width=width, height=height)
@@ -183,11 +212,11 @@ def render(snapshot: ClusterSnapshot, width: int | None = None, height: int | No
         if not fits(rows):
             rows = merge_rows(snapshot.rows, key)
     if not fits(rows):
-        lines.append((f"{len(rows)} rows, of which the first are shown", "red"))
+        lines.append((f"showing the first of {len(rows)} rows", "red"))
         while len(rows) > 1 and not fits(rows):
             rows = rows[:-1]
-        if not fits(rows):
-            lines.remove(cascade(snapshot))
+        while summary and not fits(rows):
+            lines.remove(summary.pop())
     return _drawn(lines, rows, width)
 
 
@@ -206,7 +235,7 @@ def _drawn(lines: Sequence[tuple[str, str]], rows: Sequence[Row], width: int | N
         table.add_column(
             name,
             justify="left" if name in ("address", "state", "model") else "right",
-            # An address that does not fit goes on in the next line: its end is the port.
+            # A long address continues on the next line, since its end is the port.
             min_width=len(name) if name == "address" else widths[name],
             overflow="fold",
         )
@@ -218,7 +247,7 @@ def _drawn(lines: Sequence[tuple[str, str]], rows: Sequence[Row], width: int | N
 
 
 def problems(snapshot: ClusterSnapshot) -> list[str]:
-    """What is wrong, a line each; servers of which the same is to be said share one."""
+    """One line per problem; servers with the same problem share a line."""
     from dlm.client.topology import dedupe_faults
 
     out = dedupe_faults((row.address, row.error) for row in snapshot.rows if row.error)
@@ -228,26 +257,47 @@ def problems(snapshot: ClusterSnapshot) -> list[str]:
     if snapshot.unserved:
         held = sorted({row.model for row in snapshot.rows if row.model})
         out.append(
-            f"cluster.toml names model {snapshot.unserved}, and no server that answers holds it; "
-            f"they hold {', '.join(held)}. Name one of these, or serve the other"
+            f"cluster.toml names model {snapshot.unserved}, but no server that answers holds it; "
+            f"they hold {', '.join(held)}. Name one of these in cluster.toml, or serve that model"
         )
     out += [
         f"{row.address}: slow, {row.delay_ms:.3g} ms; others of shard {row.shard} are asked first"
         for row in snapshot.rows
         if row.slow and row.delay_ms is not None and row.shard not in snapshot.slow
     ]
-    return out + [f"shard {shard}: all its servers are slow" for shard in snapshot.slow]
+    return out + [f"shard {shard}: all servers are slow" for shard in snapshot.slow]
+
+
+def ready(snapshot: ClusterSnapshot) -> tuple[str, str]:
+    """How many servers are ready, of all and of the shards that lack some; and the line's colour.
+
+    A server is ready where each of its workers is, for each model that it holds.
+    """
+    is_ready: dict[str, bool] = {}
+    shard_of: dict[str, int | None] = {}
+    for row in snapshot.rows:
+        is_ready[row.address] = is_ready.get(row.address, True) and row.state == "ready"
+        shard_of[row.address] = row.shard
+    line = f"{sum(is_ready.values())} of {len(is_ready)} servers ready"
+    lacking = {shard_of[address] for address, ready in is_ready.items() if not ready}
+    shards = sorted(shard for shard in lacking if shard is not None)
+    for shard in shards[:SHARDS_SHOWN]:
+        states = [is_ready[address] for address, found in shard_of.items() if found == shard]
+        line += f"{', ' if ';' in line else '; '}shard {shard} has {sum(states)} of {len(states)}"
+    if len(shards) > SHARDS_SHOWN:
+        line += f", and {len(shards) - SHARDS_SHOWN} more shards lack some"
+    return line, "green" if not lacking else "red" if snapshot.missing else "yellow"
 
 
 def cascade(snapshot: ClusterSnapshot) -> tuple[str, str]:
-    """Which model clients use, by what heartbeats tell; and the colour to say it in."""
+    """Which model clients use, as heartbeats show it; and the colour of that line."""
     from dlm.client.modes import Mode
 
     if snapshot.mode is Mode.FULL:
         return "mode: full", "green"
     if snapshot.mode is None:
         return "mode: not known", "yellow"
-    return "mode: small, where clients have a small model; else partial, or errors", "red"
+    return "mode: small if clients have a small model, otherwise partial or errors", "red"
 
 
 def fitting_columns(widths: dict[str, int], width: int | None) -> list[str]:
@@ -263,12 +313,12 @@ def fitting_columns(widths: dict[str, int], width: int | None) -> list[str]:
 
 
 def by_server(row: Row) -> str:
-    """One row a server."""
+    """One row per server."""
     return row.address
 
 
 def by_shard(row: Row) -> str:
-    """One row a shard."""
+    """One row per shard."""
     return str(row.shard)
 
 
@@ -317,7 +367,7 @@ def _sum(rows: Sequence[Row]) -> Row:
 
 
 def cells_of(row: Row) -> list[str]:
-    """The text of each of `COLUMNS`; what is not known is empty."""
+    """The text of each of `COLUMNS`; unknown values are empty."""
 
     def number(value: float | None, form: str = ",.0f") -> str:
         return "" if value is None else format(value, form)
@@ -345,7 +395,7 @@ def cells_of(row: Row) -> list[str]:
 
 
 def size(count: int) -> str:
-    """Bytes as 512 KiB, 36.1 MiB, 2.0 GiB."""
+    """Bytes, such as 512 KiB, 36.1 MiB, 2.0 GiB."""
     if count < 1 << 20:
         return f"{count / 1024:.0f} KiB"
     unit, power = ("MiB", 20) if count < 1 << 30 else ("GiB", 30)
@@ -353,7 +403,7 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """As people say it: 42 s, 3 m 20 s, 5 h 10 m, 12 d 3 h."""
+    """Such as 42 s, 3 m 20 s, 5 h 10 m, 12 d 3 h."""
     whole = int(seconds)
     for unit, size, smaller, small in (
         ("d", 86_400, "h", 3_600),

@@ -1,4 +1,4 @@
-"""`dlm token`: a new token, as its server and its client keep it."""
+"""`dlm token`: creates a token, for the servers and for the client."""
 
 from __future__ import annotations
 
@@ -8,20 +8,32 @@ from typing import Annotated
 
 import typer
 
+from dlm.cli.json_output import print_json
+from dlm.cli.options import Json
+
 
 def token(
-    name: Annotated[str, typer.Argument(help="Whose it is: A-Z a-z 0-9 . _ -; shown in logs.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Name of the client, shown in logs: A-Z a-z 0-9 . _ -"),
+    ],
     tokens: Annotated[
-        Path | None, typer.Option(help="The server's file; the hashed token is added to it.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The servers' file; the hashed token is added to it."),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="The client's file, which must not be there yet.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The client's file, to create; it must not exist."),
     ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Make a token: hashed for the servers, whole for the client.
+    """Create a token: hashed for the servers, whole for the client.
 
-    Without --tokens or --token-file that line is printed instead.
-    Example: dlm token decoder-1 --tokens tokens --token-file decoder-1.token
+    Without --tokens, the line for the servers' file is printed; without --token-file, the secret.
+
+    Examples:
+        dlm token decoder-1 --tokens tokens --token-file decoder-1.token
+        dlm token decoder-2
     """
     from dlm.cli.paths import check_writes
     from dlm.errors import ConfigError
@@ -30,40 +42,55 @@ def token(
 
     if not is_name(name):
         raise ConfigError(
-            f"{name!r} is no name of a client: 1 to 64 characters of A-Z a-z 0-9 . _ - are "
-            "expected, the first a letter or a digit"
+            f"NAME is {name!r}; expected 1 to 64 characters of A-Z a-z 0-9 . _ -, the first a "
+            "letter or a digit"
         )
     if token_file is not None and token_file.exists():
-        raise ConfigError(f"{token_file} exists; give another --token-file, or remove it first")
+        raise ConfigError(
+            f"--token-file: {token_file} already exists; name another file, or remove it first"
+        )
     check_writes("--token-file", token_file)
     check_writes("--tokens", tokens)
     present = b""
     if tokens is not None and tokens.exists():
-        read_tokens(tokens)  # a file that servers refuse is not made longer
+        read_tokens(tokens)  # do not extend a file that servers would reject
         present = read_secret(tokens)
     new = new_token()
     line = f"{name}:{digest(new.encode()).hex()}\n"
-    # The client's first: a token that nobody holds would let in nobody, but stay for ever.
+    # The client's file first: a token that nobody holds would stay in the servers' file.
     if token_file is not None:
         _write(token_file, f"{new}\n".encode())
-        print(f"wrote {token_file}, for the client (token_file)")
     if tokens is not None:
         _write(tokens, present + line.encode())
+    if as_json:
+        print_json(
+            {
+                "name": name,
+                "tokens": None if tokens is None else str(tokens),
+                "token_file": None if token_file is None else str(token_file),
+                "line": line.rstrip() if tokens is None else None,
+                "token": new if token_file is None else None,
+            }
+        )
+        return
+    if token_file is not None:
+        print(f"wrote {token_file}, for the client (token_file)")
+    if tokens is not None:
         print(f"added {name} to {tokens}, for the servers (--tokens)")
-    if tokens is None:
-        print(f"# one line of the servers' file (--tokens), mode 600:\n{line}", end="")
+    else:
+        print(f"# line for the servers' file (--tokens), mode 600:\n{line}", end="")
     if token_file is None:
-        print(f"# the client's file (token_file), mode 600:\n{new}")
+        print(f"# content of the client's file (token_file), mode 600:\n{new}")
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Puts a file of mode 600 in place, whole or not at all; owner, group and mode stay."""
+    """Writes a file of mode 600, all of it or nothing; an existing file keeps owner and mode."""
     from dlm.files import write_whole
 
     try:
-        # Where a link stands, it stays.
+        # A symbolic link stays a link.
         write_whole(path.resolve(), content, mode=0o600, keep_owner=True)
     except OSError as exc:
-        if exc.filename is None:  # a full disk: the system does not say which of two
+        if exc.filename is None:  # on a full disk the system does not name the file
             exc.filename = os.fspath(path)
         raise

@@ -1,19 +1,22 @@
-"""`dlm transcribe`: speech becomes words, with any model that dlm opens behind the search."""
+"""`dlm transcribe`: transcribes speech, with any model that dlm opens."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dlm.cli.json_output import print_json_line
+from dlm.cli.options import Quiet, ServedModel
 from dlm.cli.progress import stage_printer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dlm.asr.transcribe import Transcript
 
 CLUSTER = "cluster.toml"
@@ -22,75 +25,101 @@ CLUSTER = "cluster.toml"
 def transcribe(
     audio: Annotated[
         list[Path],
-        typer.Argument(help="Audio that libsndfile reads, such as WAV, FLAC, OGG, MP3; any rate."),
+        typer.Argument(
+            metavar="AUDIO...",
+            help="Audio that libsndfile reads, such as WAV, FLAC, OGG and MP3, at any rate.",
+        ),
     ],
     lm: Annotated[
         str | None,
         typer.Option(
-            help="The model: cluster.toml, a shard set's folder, or an ARPA file. Without it, "
-            "cluster.toml in this folder, else a small model that comes with dlm."
+            metavar="PATH",
+            help="Model: cluster.toml, the folder of a shard set, or an ARPA file.  [default: "
+            "cluster.toml in this folder, else a small model that comes with dlm]",
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Which model of the servers: the first 6 digits of its id, or more."),
-    ] = None,
+    model: ServedModel = None,
     lm_weight: Annotated[
-        float, typer.Option(help="Of the model's log10 P beside the acoustic ln P.")
+        float, typer.Option(help="Weight of the model's log10 P beside the acoustic ln P.")
     ] = 2.0,
     word_score: Annotated[
-        float, typer.Option(help="Added for each word; above 0 favours short words.")
+        float, typer.Option(help="Score added per word; above 0 favours short words.")
     ] = 0.0,
-    beam: Annotated[int, typer.Option(help="Hypotheses kept at a time.")] = 100,
-    words: Annotated[
-        int, typer.Option(help="Words of the model that can be recognised, the likeliest.")
+    hypotheses: Annotated[
+        int, typer.Option(metavar="N", help="Hypotheses to keep at a time (the beam).")
+    ] = 100,
+    max_words: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Size of the lexicon: the N most probable words of the model."
+        ),
     ] = 60_000,
-    nbest: Annotated[int, typer.Option(help="Sentences per segment, with --json.")] = 1,
-    deadline: Annotated[float, typer.Option(help="Seconds that servers have for a call.")] = 2.0,
+    nbest: Annotated[
+        int, typer.Option(metavar="N", help="Sentences per segment, with --json.")
+    ] = 1,
+    deadline: Annotated[float, typer.Option(help="Seconds that a call to servers may take.")] = 2.0,
     partial: Annotated[
         bool,
         typer.Option(
             "--partial/--no-partial",
-            help="Where servers fail, go on with the 2-grams that are here, and say so.",
+            help="If servers fail, continue with the client's 2-grams, and report it.",
         ),
     ] = True,
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="One object per segment: words with times, scores, the n-best list."
+            "--json",
+            help="Print one JSON object per segment: words with times, scores, the n-best list.",
         ),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the stages.")] = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Recognise English speech.
+    """Transcribe English speech.
 
-    Prints the words of each file, as they are found; of several files, each after its name and a
-    tab. Long audio is cut at pauses, and each segment printed when it is done. A file that is not
-    audio is reported, the others are still done, and the exit status is 1.
+    Prints the words of each file as they are found; with several files, each after its name and a
+    tab. Long audio is cut at pauses, and each segment is printed when it is done. A file that is
+    not audio is reported and the others are transcribed; the command then exits with 1.
 
     With --nbest, the objects of --json are what `dlm rescore` reads.
-    Example: dlm transcribe a.flac --lm cluster.toml
+
+    Examples:
+        dlm transcribe a.flac
+        dlm transcribe a.flac b.flac --lm cluster.toml
+        dlm transcribe a.flac --nbest 10 --json > nbest.jsonl
     """
     from dlm.asr.audio import SAMPLE_RATE, read_audio
     from dlm.asr.ctc import BeamSettings
     from dlm.asr.open import open_model
     from dlm.asr.transcribe import Transcriber
     from dlm.cli.compiling import compile_kernels
+    from dlm.cli.paths import check_reads
     from dlm.client import ClientConfig
     from dlm.client.warm import KERNELS
-    from dlm.errors import AudioError
+    from dlm.errors import AudioError, ConfigError
     from dlm.progress import ProgressReporter
 
-    settings = BeamSettings(lm_weight=lm_weight, word_score=word_score, beam=beam, nbest=nbest)
+    settings = BeamSettings(
+        lm_weight=lm_weight, word_score=word_score, beam=hypotheses, nbest=nbest
+    )
     config = ClientConfig(partial=partial, deadline_s=deadline)
+    if nbest > 1 and not as_json:
+        raise ConfigError(
+            f"--nbest is {nbest}, but only --json prints more than the best; add --json"
+        )
+    if Path("-") in audio:
+        raise ConfigError(
+            "AUDIO is -, but audio cannot be read from standard input; write it to a file, and "
+            "name that"
+        )
+    check_reads("AUDIO", *audio)
     tell = stage_printer(quiet=quiet)
     began, heard_s, in_partial, refused = time.monotonic(), 0.0, 0, 0
     with ExitStack() as stack:
         named = _default_model(stack) if lm is None else lm
         compile_kernels(KERNELS)
         client = stack.enter_context(open_model(named, config=config, model=model, tell=tell))
-        transcriber = Transcriber(client, settings, words=words, tell=tell)
-        tell(f"listening, with {named}")
+        transcriber = Transcriber(client, settings, words=max_words, tell=tell)
+        tell(f"transcribing with {named}")
         progress = ProgressReporter(tell)
         for file in audio:
             try:
@@ -100,27 +129,49 @@ def transcribe(
                 print(f"dlm: {exc}", file=sys.stderr)
                 continue
             progress.stage(str(file), len(samples) // SAMPLE_RATE, "s of audio")
-            before = "" if len(audio) == 1 else f"{file}\t"
-            for segment in transcriber.transcribe(samples):
-                if as_json:
-                    print(_json(file, segment), flush=True)
-                elif segment.text:
-                    print(before + segment.text, end="", flush=True)
-                    before = " "
+            name = file if as_json or len(audio) > 1 else None
+            for segment in _printed(transcriber.transcribe(samples), file, name, as_json=as_json):
                 progress.step(round(segment.end_s - segment.start_s))
                 in_partial += segment.partial
-            if not as_json:
-                print("" if before == " " else before)
             heard_s += len(samples) / SAMPLE_RATE
         tell(f"{heard_s:,.1f} s of audio in {time.monotonic() - began:,.1f} s")
         if in_partial:
-            tell(f"servers failed: 2-grams answered {in_partial:,} queries in their place")
+            tell(f"servers failed: 2-grams answered {in_partial:,} queries instead")
     if refused:
         raise typer.Exit(1)
 
 
+def _printed(
+    segments: Iterator[Transcript], file: Path, name: Path | None, *, as_json: bool
+) -> Iterator[Transcript]:
+    """The segments of a file, printed as they come; an error says where the rest begins.
+
+    Args  name  printed before the words
+    """
+    from dlm.errors import DlmError
+
+    at_s, whole = 0.0, False
+    before = "" if name is None else f"{name}\t"
+    try:
+        for segment in segments:
+            if as_json:
+                print_json_line(_facts(file, segment))
+            elif segment.text:
+                print(before + segment.text, end="", flush=True)
+                before = " "
+            at_s = segment.end_s
+            yield segment
+        whole = True
+    except DlmError as exc:
+        exc.add_note(f"{file} was transcribed up to {at_s:.2f} s; what was printed is complete")
+        raise
+    finally:
+        if not as_json and (whole or before == " "):  # end a line that was begun
+            print("" if before == " " else before, flush=True)
+
+
 def _default_model(stack: ExitStack) -> str:
-    """cluster.toml in this folder, else the model of dlm's own data."""
+    """cluster.toml in this folder, else the model in dlm's own data."""
     from importlib.resources import as_file, files
 
     if Path(CLUSTER).exists():
@@ -129,12 +180,12 @@ def _default_model(stack: ExitStack) -> str:
     return str(stack.enter_context(as_file(packed)))
 
 
-def _json(file: Path, segment: Transcript) -> str:
-    """The segment as an object; `id` and `hyps` are those of an n-best list."""
+def _facts(file: Path, segment: Transcript) -> dict[str, Any]:
+    """A segment, for machines; `id` and `hyps` are those of an n-best list."""
     from dlm.units import LN_10
 
     best = segment.sentences[0] if segment.sentences else None
-    facts = {
+    return {
         "id": str(file) if segment.start_s == 0.0 else f"{file}:{segment.start_s:.2f}",
         "file": str(file),
         "start_s": round(segment.start_s, 3),
@@ -168,4 +219,3 @@ def _json(file: Path, segment: Transcript) -> str:
             for one in segment.sentences
         ],
     }
-    return json.dumps(facts, ensure_ascii=False)

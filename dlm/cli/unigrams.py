@@ -1,7 +1,8 @@
-"""`dlm unigrams`: how often people use each word of a list, counted over rounds of users."""
+"""`dlm unigrams`: counts how often users use each word of a list, over rounds of users."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from pathlib import Path
@@ -9,84 +10,101 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlm.cli.json_output import print_json
+from dlm.cli.options import Json, Missing, Quiet, UserColumn, Users, UserTextColumn
 from dlm.cli.progress import stage_printer
 from dlm.cli.records import PublicKey
 
 if TYPE_CHECKING:
     from dlm.federated.unigrams import OovRate, RoundMetrics
 
-TOLD_EVERY_S = 5.0
+REPORT_INTERVAL_S = 5.0
 
 
 def unigrams(
-    users: Annotated[
-        Path, typer.Argument(help="Users' text: .parquet or TSV, plain, .zst or .gz; by user_id.")
-    ],
+    users: Users,
     whitelist: Annotated[
-        Path, typer.Option("--whitelist", help="List of words that are counted, one per line.")
+        Path,
+        typer.Option("--whitelist", metavar="FILE", help="Words to count, one per line."),
     ],
     clip: Annotated[
         str,
-        typer.Option("--lambda", help="Most that a user adds to a round; inf takes true counts."),
+        typer.Option(
+            "--lambda",
+            metavar="LAMBDA",
+            help="Maximum that a user adds to a round; inf counts exactly.",
+        ),
     ],
-    rounds: Annotated[int, typer.Option(help="Rounds of users.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="TSV of words and counts.")],
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="TSV to write: word, count.")
+    ],
     report_goal: Annotated[
-        int | None, typer.Option(help="Users of a round; 500 if not given.")
+        int | None, typer.Option(help="Users per round.  [default: 500]")
     ] = None,
     noise_multiplier: Annotated[
         float | None,
-        typer.Option(help="Noise of a round over lambda; without it nothing is guaranteed."),
+        typer.Option(help="Noise per round over lambda; without noise there is no guarantee."),
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="Of the guarantee, with noise.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta of the guarantee; required with noise.")
+    ] = None,
     max_part: Annotated[
-        int | None, typer.Option(help="Most rounds of a user, enforced; needed with noise.")
+        int | None,
+        typer.Option(help="Maximum participations per user, enforced; required with noise."),
     ] = None,
     min_sep: Annotated[
-        int | None, typer.Option(help="Least rounds between two of a user (MinS), enforced.")
+        int | None,
+        typer.Option(help="Minimum rounds between a user's participations (MinS), enforced."),
     ] = None,
     poisson: Annotated[
         float | None,
-        typer.Option(help="Draw each user with this probability instead of a report goal."),
+        typer.Option(help="Sample each user with this probability, instead of a report goal."),
     ] = None,
     cap_words: Annotated[
-        int | None, typer.Option(help="Words of a user that are looked at.")
+        int | None, typer.Option(metavar="N", help="Use only the first N words of each user.")
     ] = None,
     tokenizer: Annotated[
-        str, typer.Option(help="words: lower case, letters and apostrophes; or whitespace.")
+        str, typer.Option(help="words, lower-case letters and apostrophes; or whitespace.")
     ] = "words",
     public: Annotated[
-        str, typer.Option(help="Who says that no user's text is in the list of words.")
+        str,
+        typer.Option(
+            metavar="NAME", help="Who vouches that the list of words comes from no user's text."
+        ),
     ] = "",
     public_key: PublicKey = None,
-    missing: Annotated[
-        str, typer.Option(help="Rows without id, users without text: refuse, or count and go on.")
-    ] = "refuse",
-    user_column: Annotated[str, typer.Option(help="Name of the column of ids.")] = "user_id",
-    text_column: Annotated[str, typer.Option(help="Name of the column of text.")] = "utterance",
+    missing: Missing = "refuse",
+    user_column: UserColumn = "user_id",
+    text_column: UserTextColumn = "utterance",
     test_fraction: Annotated[
-        float, typer.Option(help="Share of the users to keep out, for the OOV rate.")
+        float, typer.Option(help="Share of users to hold out, for the OOV rate.")
     ] = 0.0,
     capacity: Annotated[
-        int, typer.Option(help="Words of the vocabulary that the OOV rate is of.")
+        int, typer.Option(help="Size of the vocabulary for which to report the OOV rate.")
     ] = 64_000,
     seed: Annotated[
-        int | None, typer.Option(help="Simulate: draw from this seed; guarantees nothing.")
+        int | None, typer.Option(help="Simulate with noise from this seed; gives no guarantee.")
     ] = None,
-    memory: Annotated[str, typer.Option(help="Limit while users are sorted.")] = "256M",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not tell the rounds.")] = False,
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory limit while sorting users.")
+    ] = "256M",
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Count how often people use the words of a list.
+    """Count how often users use the words of a list.
 
-    Beside the counts stand who took part (.ledger.json), the privacy report (.report.md,
-    .report.json), the record that whatever is built from them inherits (.provenance.json) and the
-    journal of its rounds (.metrics.jsonl). If a run is interrupted, the same command goes on where
-    it was; until then the folder .work holds it, with users' text. With noise, the list of words
-    has a record of its own (as counts have), or somebody says by name that it is public. With
+    Beside the counts, the command writes who took part (.ledger.json), the privacy report
+    (.report.md, .report.json), the record that everything built from the counts inherits
+    (.provenance.json) and the journal of the rounds (.metrics.jsonl). If the run is interrupted,
+    the same command resumes it; until it is done, the folder .work holds users' text. With noise,
+    the list of words needs a record of its own, or --public NAME must vouch for it. With
     --public-key, a list that this key has not signed (dlm privacy sign) is refused.
 
-    Example: dlm unigrams users.parquet --whitelist words.txt --public "ACME research" --lambda 100
-    --rounds 20 --max-part 1 --noise-multiplier 1.0 --delta 1e-6 --output counts.tsv
+    Examples:
+        dlm unigrams users.parquet --whitelist words.txt --public "ACME research" \\
+            --lambda 100 --rounds 20 --max-part 1 --noise-multiplier 1.0 \\
+            --delta 1e-6 --output counts.tsv
     """
     from dlm.cli.paths import check_reads, check_writes
     from dlm.errors import ConfigError
@@ -94,11 +112,11 @@ def unigrams(
     from dlm.federated.users import MISSING, UserDataset
     from dlm.resources import parse_size
 
-    # Whatever is refused is refused before users' text is looked at.
+    # Refuse before users' text is read.
     try:
         bound = float(clip)
     except ValueError as exc:
-        raise ConfigError(f"--lambda is a number over 0 or inf; found {clip}") from exc
+        raise ConfigError(f"--lambda is {clip}; expected a number above 0, or inf") from exc
     settings = CollectionSettings(
         clip=bound,
         rounds=rounds,
@@ -117,10 +135,10 @@ def unigrams(
         seed=seed,
     )
     if missing not in MISSING:
-        raise ConfigError(f"--missing is {missing}; it must be one of {', '.join(MISSING)}")
+        raise ConfigError(f"--missing is {missing}; expected one of {', '.join(MISSING)}")
     memory_bytes = parse_size(memory)
     if memory_bytes < 1 << 20:
-        raise ConfigError(f"--memory is {memory}; sorting takes at least 1M")
+        raise ConfigError(f"--memory is {memory}; sorting needs at least 1M")
     check_reads("USERS", users, folders=True)
     check_reads("--whitelist", whitelist)
     check_writes("--output", output)
@@ -131,7 +149,7 @@ def unigrams(
     def on_round(metrics: RoundMetrics) -> None:
         nonlocal last_s
         now_s = time.monotonic()
-        if metrics.z is not None or metrics.round == rounds or now_s - last_s > TOLD_EVERY_S:
+        if metrics.z is not None or metrics.round == rounds or now_s - last_s > REPORT_INTERVAL_S:
             last_s = now_s
             tell(_line(metrics, rounds))
 
@@ -151,28 +169,38 @@ def unigrams(
         progress=tell,
         on_round=on_round,
     )
-    print(f"{len(done.counts.words):,} words in {output}")
-    print(done.report.statement())
     tell(f"done: {output}")
+    if as_json:
+        rate = done.oov
+        print_json(
+            {
+                "output": str(output),
+                "words": len(done.counts.words),
+                "privacy": done.report.statement(),
+                "held_out": None if rate is None else dataclasses.asdict(rate),
+            }
+        )
+        return
+    words = len(done.counts.words)
+    print(f"{words:,} word{'s' * (words != 1)} in {output}")
+    print(done.report.statement())
     if done.held_out:
         _print_oov(done.oov, min(capacity, len(done.counts.words)))
 
 
 def _line(metrics: RoundMetrics, rounds: int) -> str:
     between = metrics.rounds_between_new
-    rare = (
-        "none new of late" if math.isinf(between) else f"something new every {between:.1f} rounds"
-    )
+    rare = "none new lately" if math.isinf(between) else f"a new one every {between:.1f} rounds"
     text = f"round {metrics.round}/{rounds}: {metrics.words_seen:,} words seen, {rare}"
     return text if metrics.z is None else f"{text}, Z {metrics.z:+.4g}"
 
 
 def _print_oov(rate: OovRate | None, words: int) -> None:
-    """OOV rate of the users that were kept out, over all words and as a mean over users."""
+    """OOV rate of the held-out users, over all words and as a mean over users."""
     if rate is None:
-        print("OOV rate: the users kept out said no words")
+        print("OOV rate: the held-out users have no words")
         return
     print(
-        f"OOV rate of {rate.users:,} users kept out, {words:,} words: {rate.of_words:.3f} % of "
-        f"words, {rate.of_users:.3f} +- {rate.error:.3f} % a user (not covered by any guarantee)"
+        f"OOV rate of {rate.users:,} held-out users, {words:,} words: {rate.of_words:.3f} % of "
+        f"words, {rate.of_users:.3f} +- {rate.error:.3f} % per user (not covered by any guarantee)"
     )

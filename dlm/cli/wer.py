@@ -1,12 +1,14 @@
-"""`dlm wer`: word error rates, with intervals, by speaker, and of one recogniser beside another."""
+"""`dlm wer`: word error rates with intervals, per speaker, and compared between recognisers."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from dlm.cli.json_output import print_json
+from dlm.cli.options import Json
 
 if TYPE_CHECKING:
     from dlm.asr.wer import Interval, WordErrors
@@ -17,39 +19,45 @@ def wer(
         Path,
         typer.Argument(
             metavar="REF",
-            help="What was said: a table with a header (text, file or id, perhaps speaker; tabs), "
-            "lines of a name, a tab and the text, or the text alone.",
+            help="What was said: a table with a header (tab-separated; text, file or id, maybe "
+            "speaker), lines of name, tab and text, or text alone.",
         ),
     ],
     hypothesis: Annotated[
         Path,
         typer.Argument(
-            metavar="HYP", help="What was recognised: the same, or what dlm transcribe prints."
+            metavar="HYP",
+            help="What was recognised: in the same forms, or the output of dlm transcribe.",
         ),
     ],
     against: Annotated[
         Path | None,
-        typer.Option(help="What another recogniser made of the same, to compare HYP with."),
+        typer.Option(
+            metavar="FILE", help="Output of another recogniser on the same audio, to compare with."
+        ),
     ] = None,
     by_speaker: Annotated[
-        bool, typer.Option("--by-speaker", help="A line for each speaker.")
+        bool, typer.Option("--by-speaker", help="Print one line per speaker.")
     ] = False,
     alignments: Annotated[
-        bool, typer.Option("--alignments", help="Each utterance that has errors, word by word.")
+        bool,
+        typer.Option("--alignments", help="Print each utterance that has errors, word by word."),
     ] = False,
     exact: Annotated[
         bool,
         typer.Option("--exact", help="Compare words as they are, with case and punctuation."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One object.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Compare what was recognised with what was said.
+    """Compute word error rates, with intervals.
 
-    The interval is where 95 % of resampled data lie, drawn by speaker (bootstrap), or by utterance
-    where the reference names no speakers. With --against the difference is that of HYP from the
-    other, of paired samples: below zero HYP is better, for sure if its interval excludes zero.
+    The 95 % interval is a bootstrap over speakers, or over utterances if the reference names no
+    speakers. With --against, the difference is that of HYP from the other recogniser on paired
+    samples: below zero HYP is better, and significantly so if the interval excludes zero.
 
-    Example: dlm wer transcripts.tsv hypotheses.tsv --by-speaker
+    Examples:
+        dlm wer transcripts.tsv hypotheses.tsv --by-speaker
+        dlm wer transcripts.tsv hypotheses.tsv --against others.tsv --json
     """
     from dlm.asr.transcripts import paired, read_transcripts
     from dlm.asr.wer import align, by_group, error_rate, rate_difference, spoken_words, total
@@ -86,7 +94,7 @@ def wer(
     if as_json:
         if alignments:
             facts["alignments"] = {name: align(*pair) for name, pair in pairs.items()}
-        print(json.dumps(facts, ensure_ascii=False))
+        print_json(facts)
         return
     _print(facts, whole, bool(said.speakers))
     if alignments:
@@ -138,7 +146,7 @@ def _percent(rate: float | None) -> str:
 
 
 def _aligned(steps: list[tuple[str, str | None, str | None]]) -> str:
-    """Three rows, a column for each step: reference, hypothesis, what was done."""
+    """Three rows, one column per step: reference, hypothesis, kind of error."""
     rows = []
     for title, place in (("said", 1), ("heard", 2), ("", 0)):
         cells = []

@@ -1,6 +1,6 @@
 """What a message to a shard may ask: scores of words, or all that is stored after contexts.
 
-Both travel alike: in pieces of calls, through the window of a shard, to one of its servers. Here is
+Both travel alike: in parts of calls, through the lane of a shard, to one of its servers. Here is
 what differs: which bytes ask, what answers them, and over which method they go.
 """
 
@@ -19,7 +19,7 @@ from dlm.wire import codec
 
 
 class Asks(Protocol):
-    """A kind of message. `name` tells kinds apart: each has windows of its own."""
+    """A kind of message. `name` tells kinds apart: each has lanes of its own."""
 
     name: str
 
@@ -30,6 +30,9 @@ class Asks(Protocol):
         self, data: bytes, manifest: Manifest, shard: int, groups: QueryGroups, checksum: int
     ) -> Any:
         """What answers them; raises `ProtocolError` for what cannot."""
+
+    def take(self, answers: Any, place: NDArray[np.int64]) -> Any:
+        """The answers at these places."""
 
     def post(self, connection: Connection) -> Post:
         """What sends such bytes."""
@@ -57,6 +60,15 @@ class ScoreAsks:
         )
         codec.check_answers(answers, groups, manifest.order)
         return answers
+
+    def take(self, answers: Answers, place: NDArray[np.int64]) -> Answers:
+        """See `Asks`."""
+        return Answers(
+            answers.log10_prob[place],
+            answers.matched_order[place],
+            answers.ngram_length[place],
+            answers.state_length[place],
+        )
 
     def post(self, connection: Connection) -> Post:
         """See `Asks`."""
@@ -124,6 +136,10 @@ class BlockAsks:
             parts.append(BlockPart(total, weights, stored.words[here], answers))
             word_end, weight_end = word_end + count, weight_end + length - 2
         return parts
+
+    def take(self, answers: list[BlockPart], place: NDArray[np.int64]) -> list[BlockPart]:
+        """See `Asks`."""
+        return [answers[at] for at in place.tolist()]
 
     def post(self, connection: Connection) -> Post:
         """See `Asks`."""

@@ -1,198 +1,311 @@
 """One caller's batch on its way: what was asked, which parts are out, and how it ends.
 
-A call ends once: with all its answers, or with an error of its own.
+Each side has its own. The loop alone says what became of a part, once; the caller alone puts
+answers together, when its call has ended or its time is over. So nothing here needs a lock, and
+what comes too late is told to a part that nobody looks at any more.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import threading
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client import kernels, partial, router
+from dlm.client import kernels, partial
 from dlm.client.asks import BLOCKS, SCORES, Asks, BlockPart
+from dlm.client.ending import Ending
 from dlm.client.lowgrams import LowGrams
+from dlm.client.router import CallPlan, Piece
 from dlm.errors import DlmError, StaleShardSet, UnknownCall
-from dlm.ngram.query import FULL, PARTIAL, Answers, QueryGroups
+from dlm.ngram.query import PARTIAL, Answers
 from dlm.tracing import Span
 
 UNKNOWN = 255  # as a source: no server that was asked knows the call
 
 
-class Pending(Future[Any]):
-    """The future of a call; `call` until it has ended, so that whoever waits can give it up."""
+class Part:
+    """A piece of a call, waiting for or on its way to a shard.
 
-    call: Call | None = None
+    Args
+        shard_set  whose table routed it
+        more       a further part of a call that was let in
+        reroutes   fresh tables so far
+        queued     when it began to wait, by `perf_counter`
+    Attributes
+        answers    of the message that it travelled in, its own from `begin` on; None before that
+        error      why no shard answers it; None where one does, or may still
+    """
+
+    __slots__ = (
+        *("answers", "at", "begin", "call", "deadline", "error", "groups", "more", "queries"),
+        *("queued", "reroutes", "shard", "shard_set"),
+    )
+
+    def __init__(
+        self, call: Call, piece: Piece, shard_set: str, queued: float, more: bool, reroutes: int = 0
+    ) -> None:
+        self.call = call
+        self.shard, self.groups, self.at = piece
+        self.queries = len(self.at)
+        self.deadline = call.deadline
+        self.shard_set = shard_set
+        self.queued = queued
+        self.more = more
+        self.reroutes = reroutes
+        self.answers: Any = None
+        self.begin = 0
+        self.error: DlmError | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is known what becomes of it."""
+        return self.answers is not None or self.error is not None
 
 
 class Call:
-    """One caller's batch: distinct queries, and which of them still wait for an answer.
-
-    Each is answered once, by whoever comes first: a part may be ended twice (given up by one
-    thread, found stale by another), and what comes second is dropped, query by query.
+    """One caller's batch.
 
     Args
-        answers  to all the distinct queries; those of the low orders are there already
-        groups   the distinct queries
-        remote   (C,) bool: contexts whose queries a server is to answer
-        place    (Q,) int64: where the answer of each query that was asked stands
+        model     whose ids they are
+        plan      its distinct queries
+        deadline  on the clock of the client
     Attributes
-        messages  messages that carried a part of it
-        span      where it is traced
+        future    ends with the call; None is its result, and `result` makes the answers
+        parts     all that were asked of shards; replaced whole
+        let_in    it is not refused any more
         moves_on  its handle can go over to another model, so that its own being gone is an error
+        messages  that carried a part of it
+        span      where it is traced
     """
 
     asks: ClassVar[Asks] = SCORES
     __slots__ = (
-        *(
-            "_closed",
-            "_grams",
-            "_groups",
-            "_unanswered",
-            "_missing",
-            "_source",
-            "answers",
-            "deadline",
-        ),
-        *("future", "lock", "messages", "model", "moves_on", "place", "span"),
+        *("_found", "_grams", "_late", "_left", "_partial_scored", "_plan", "deadline", "future"),
+        *("let_in", "messages", "model", "moves_on", "parts", "span"),
     )
 
-    def __init__(
-        self,
-        model: str,
-        answers: Answers,
-        groups: QueryGroups,
-        remote: NDArray[np.bool_],
-        place: NDArray[np.int64],
-        deadline: float,
-    ) -> None:
+    def __init__(self, model: str, plan: CallPlan | None, deadline: float) -> None:
         self.model = model
-        self.answers = answers
-        self.place = place
         self.deadline = deadline
-        self.future = Pending()
-        self.future.call = self
-        self.lock = threading.Lock()
+        self.future = Ending()
+        self.parts: tuple[Part, ...] = ()
+        self.let_in = False
+        self.moves_on = False
         self.messages = 0
         self.span: Span | None = None
-        self.moves_on = False
-        self._groups = groups
-        self._missing = np.repeat(remote, groups.word_counts)
-        self._unanswered = int(np.count_nonzero(self._missing))
+        self._plan = plan
+        self._left = 0
         self._grams: LowGrams | None = None
-        self._source: NDArray[np.uint8] | None = None
-        self._closed = False
+        self._partial_scored: Callable[[Call, int, DlmError, int | None], None] | None = None
+        self._late: DlmError | None = None
+        self._found: Any = None
 
-    @property
-    def unanswered(self) -> int:
-        """Distinct queries that still wait for an answer."""
-        return self._unanswered
+    @classmethod
+    def of_pieces(cls, model: str, pieces: list[Piece], deadline: float) -> Call:
+        """A call that asks shards alone."""
+        count = sum(len(piece.at) for piece in pieces)
+        place = np.arange(count, dtype=np.int64)
+        room = np.empty(count, np.float32), np.empty((3, count), np.uint8)
+        at = np.concatenate([_NOWHERE, *(piece.at for piece in pieces)])
+        return cls(model, CallPlan(count, place, *room, at, pieces), deadline)
 
-    def fall_back(self, grams: LowGrams) -> None:
-        """Lets the partial model answer what no shard does in time."""
-        self._grams = grams
+    def split(self, shard_set: str, queued: float) -> None:
+        """Makes the parts of its plan, by the table of that shard set."""
+        assert self._plan is not None
+        last, parts = -1, []
+        for piece in self._plan.pieces:
+            more = self.let_in or piece.shard == last
+            parts.append(Part(self, piece, shard_set, queued, more))
+            last = piece.shard
+        self.parts = tuple(parts)
+        self._left = len(parts)
 
-    def fill(self, at: NDArray[np.int64], of: NDArray[np.int64], answers: Any) -> None:
-        """Writes answers `of` to the distinct queries `at`; the last part completes the call."""
-        self._fill(at, of, answers, FULL)
+    def fall_back(
+        self, grams: LowGrams, scored: Callable[[Call, int, DlmError, int | None], None]
+    ) -> None:
+        """Lets the partial model answer what no shard does in time.
 
-    def miss(self, piece: router.Piece, error: DlmError) -> int:
-        """No shard answers this part in time: the partial model does, or the call fails.
-
-        Returns  queries that the partial model answered
+        Args
+            scored  told how many queries it answered, why, and the shard that did not
         """
-        moves_on = self.moves_on and isinstance(error, StaleShardSet)
-        if self._grams is None or moves_on or not partial.allows_fallback(error):
-            self.fail(error)
-            return 0
-        answers = self._partial(self._grams, piece.groups)
-        return self._fill(piece.at, np.arange(len(piece.at)), answers, PARTIAL)
+        self._grams, self._partial_scored = grams, scored
 
-    def missing_shards(self) -> list[int]:
-        """Shards that have not answered yet; none where there is no partial model."""
-        if self._grams is None:
-            return []
-        with self.lock:
-            missing = self._missing.copy()
-        if not missing.any():
-            return []
-        groups, manifest = router.select(self._groups, missing), self._grams.manifest
-        remote = np.ones(len(groups.word_counts), np.bool_)
-        most = max(len(groups.words), 1)
-        pieces = router.route(groups, remote, manifest.slots, manifest.shards, most)
-        return sorted({piece.shard for piece in pieces})
+    # -- on the loop --------------------------------------------------------------------------
 
-    def give_up(self, error: DlmError) -> int:
-        """No time is left: as `miss`, for whatever is still missing."""
-        if self._grams is None or not partial.allows_fallback(error):
-            self.fail(error)
-            return 0
-        with self.lock:
-            missing = self._missing.copy()
-        filled = 0
-        if missing.any():
-            at = np.flatnonzero(missing)
-            answers = self._partial(self._grams, router.select(self._groups, missing))
-            filled = self._fill(at, np.arange(len(at)), answers, PARTIAL)
-        if not self.future.done():
-            self.succeed()  # whoever brought the last answer meanwhile has not come to it yet
-        return filled
+    def answer(self, part: Part, answers: Any, begin: int) -> None:
+        """A message brought the answers to a part, from `begin` on; the last ends the call."""
+        if not part.ended:
+            part.begin = begin
+            part.answers = answers  # last: whoever sees them, in any thread, reads the other
+            self._ended()
 
-    def _fill(self, at: NDArray[np.int64], of: NDArray[np.int64], answers: Any, source: int) -> int:
-        with self.lock:
-            if self._closed:
-                return 0  # what came too late
-            awaited = self._missing[at]
-            if not awaited.all():
-                at, of = at[awaited], of[awaited]
-            self._store(at, of, answers)
-            self._missing[at] = False
-            if source != FULL:
-                if self._source is None:
-                    self._source = np.zeros(len(self.answers), np.uint8)
-                self._source[at] = source
-            self._unanswered -= len(at)
-            done = self._closed = self._unanswered == 0
-        if done:
-            self.succeed()
-        return len(at)
-
-    def succeed(self) -> None:
-        """Ends the call with its answers."""
-        try:
-            result = self._result(self._source)
-        except Exception as exc:  # noqa: BLE001 - a caller must never be left waiting
-            error = DlmError(f"the answers to a call could not be put together: {exc!r}")
-            error.__cause__ = exc
+    def miss(self, part: Part, error: DlmError) -> None:
+        """No shard answers this part: the partial model will, or the call fails."""
+        if part.ended:
+            return
+        if not self._may_miss(error):
             self.fail(error)
             return
-        with contextlib.suppress(InvalidStateError):  # given up by its caller, or failed already
-            self.future.set_result(result)
-        self.future.call = None
+        part.error = error
+        self._ended()
 
-    def _partial(self, grams: LowGrams, groups: QueryGroups) -> Any:
-        """What the partial model answers."""
-        return partial.score(grams, groups)
+    def replace(self, part: Part, pieces: Sequence[Piece], shard_set: str) -> list[Part]:
+        """A part is asked of others, by the table of another shard set: its own parts."""
+        more = [
+            Part(self, p._replace(at=part.at[p.at]), shard_set, part.queued, True, part.reroutes)
+            for p in pieces
+        ]
+        kept = [other for other in self.parts if other is not part]
+        self.parts = (*kept, *more)
+        part.error = _MOVED
+        self._left += len(more) - 1
+        return more
 
-    def _store(self, at: NDArray[np.int64], of: NDArray[np.int64], answers: Any) -> None:
-        _copy(at, of, answers, self.answers)
+    def _ended(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self.succeed()
 
-    def _result(self, source: NDArray[np.uint8] | None) -> Any:
-        result = Answers.empty(len(self.place))
-        _copy(np.arange(len(self.place)), self.place, self.answers, result)
-        return result if source is None else replace(result, source=source[self.place])
+    # -- in any thread ------------------------------------------------------------------------
 
     def fail(self, error: DlmError) -> None:
         """Ends the call with an error of its own."""
-        with contextlib.suppress(InvalidStateError):
-            self.future.set_exception(own_copy(error))
-        self.future.call = None
+        if not self.future.done():  # given up by its caller, or failed already
+            self.future.end(own_copy(error))
+
+    def give_up(self, error: DlmError) -> None:
+        """No time is left, or nobody is to be asked: the partial model answers what is missing, or
+        the call fails."""
+        if self._may_miss(error):
+            self._late = self._late or error
+            self.succeed()
+        else:
+            self.fail(error)
+
+    def succeed(self) -> None:
+        """Ends the call with its answers."""
+        self.future.end()
+
+    def _may_miss(self, error: DlmError) -> bool:
+        moves_on = self.moves_on and isinstance(error, StaleShardSet)
+        return self._grams is not None and not moves_on and partial.allows_fallback(error)
+
+    # -- in the caller's thread ---------------------------------------------------------------
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        """What it ended with, if that is no answers."""
+        return self.future.exception(timeout_s)
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self.future.done()
+
+    def cancel(self) -> bool:
+        """Its caller does not want it any more; False where it has ended."""
+        return self.future.cancel()
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """What was asked, in the order of the queries, once the call has ended.
+
+        Raises  TimeoutError, or what the call ended with
+        """
+        self.future.result(timeout_s)
+        if self._found is None:
+            try:
+                self._found = self._finish()
+                self.parts = ()  # they hold this call
+            except DlmError:
+                raise
+            except Exception as exc:
+                raise DlmError(f"the answers to a call could not be put together: {exc!r}") from exc
+        return self._found
+
+    def _finish(self) -> Any:
+        parts = self.parts
+        # Once: what comes from here on is too late.
+        found = [(part, part.answers) for part in parts]
+        missed = [part for part, answers in found if answers is None]
+        try:
+            answers = self._put(found)
+        except Exception as exc:
+            error = next((part.error or self._late for part in missed), None)
+            if error is None:
+                raise
+            mine = own_copy(error)
+            mine.add_note(f"and the partial model failed: {exc!r}")
+            raise mine from exc
+        if missed:
+            self._tell_partial(missed)
+        return answers
+
+    def _put(self, found: list[tuple[Part, Any]]) -> Answers:
+        """The answers to all queries; the partial model's where there are none."""
+        plan = self._plan
+        assert plan is not None
+        source: NDArray[np.uint8] | None = None
+        room = plan.log10_prob, plan.known
+        for part, answers in found:
+            begin = part.begin
+            if answers is None:
+                if source is None:
+                    source = np.zeros(len(plan.log10_prob), np.uint8)
+                source[part.at] = PARTIAL
+                assert self._grams is not None
+                answers, begin = partial.score(self._grams, part.groups), 0
+            kernels.place_answers(
+                part.at,
+                begin,
+                answers.log10_prob,
+                answers.matched_order,
+                answers.ngram_length,
+                answers.state_length,
+                *room,
+            )
+        log10_prob, rest = kernels.finish(plan.place, *room)
+        return Answers(
+            log10_prob, rest[0], rest[1], rest[2], None if source is None else source[plan.place]
+        )
+
+    def _tell_partial(self, missed: list[Part]) -> None:
+        """Says of what was asked of shards in vain that the partial model answers it."""
+        if self._partial_scored is None:
+            return
+        told: dict[tuple[str, int], tuple[int, DlmError]] = {}
+        for part in missed:
+            error = part.error or self._late
+            if error is not None and not isinstance(error, UnknownCall):
+                kind = type(error).__name__, part.shard
+                told[kind] = told.get(kind, (0, error))[0] + part.queries, error
+        for (_, shard), (queries, error) in told.items():
+            self._partial_scored(self, queries, error, shard)
+
+
+class EndedCall:
+    """A call that ended as it began: with its answers, or an error."""
+
+    def __init__(self, found: Any = None, error: DlmError | None = None) -> None:
+        self.future = Ending()
+        self._found = found
+        self.future.end(error)
+
+    def give_up(self, error: DlmError) -> None:
+        """Too late."""
+
+    def done(self) -> bool:
+        """See `Call.done`."""
+        return True
+
+    def cancel(self) -> bool:
+        """See `Call.cancel`."""
+        return False
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """See `Call.result`."""
+        self.future.result()
+        return self._found
 
 
 class BlockCall(Call):
@@ -204,45 +317,33 @@ class BlockCall(Call):
     """
 
     asks: ClassVar[Asks] = BLOCKS
-    __slots__ = ("_parts",)
+    __slots__ = ()
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._parts: list[BlockPart | None] = [None] * len(self.answers)
-
-    def miss(self, piece: router.Piece, error: DlmError) -> int:
+    def miss(self, part: Part, error: DlmError) -> None:
         """As `Call.miss`; servers that do not know this call are no failure."""
-        if not isinstance(error, UnknownCall):
-            return super().miss(piece, error)
-        self._fill(piece.at, np.arange(len(piece.at)), [None] * len(piece.at), UNKNOWN)
-        return 0
+        if isinstance(error, UnknownCall) and not part.ended:
+            part.error = error
+            self._ended()
+        else:
+            super().miss(part, error)
 
-    def _partial(self, grams: LowGrams, groups: QueryGroups) -> Any:
-        return [None] * len(groups.words)
+    def _put(self, found: list[tuple[Part, Any]]) -> Any:
+        plan = self._plan
+        assert plan is not None
+        stored: list[BlockPart | None] = [None] * len(plan.log10_prob)
+        source = np.zeros(len(stored), np.uint8)
+        for part, answers in found:
+            if answers is None:
+                source[part.at] = UNKNOWN if isinstance(part.error, UnknownCall) else PARTIAL
+                continue
+            for place, to in enumerate(part.at.tolist(), part.begin):
+                stored[to] = answers[place]
+        return [stored[place] for place in plan.place.tolist()], source[plan.place]
 
-    def _store(self, at: NDArray[np.int64], of: NDArray[np.int64], answers: Any) -> None:
-        for to, place in zip(at.tolist(), of.tolist(), strict=True):
-            self._parts[to] = answers[place]
 
-    def _result(self, source: NDArray[np.uint8] | None) -> Any:
-        sources = np.zeros(len(self.answers), np.uint8) if source is None else source
-        return [self._parts[place] for place in self.place.tolist()], sources[self.place]
-
-
-def _copy(to: NDArray[np.int64], of: NDArray[np.int64], part: Answers, whole: Answers) -> None:
-    """whole[to] = part[of]"""
-    kernels.copy_answers(
-        to,
-        of,
-        part.log10_prob,
-        part.matched_order,
-        part.ngram_length,
-        part.state_length,
-        whole.log10_prob,
-        whole.matched_order,
-        whole.ngram_length,
-        whole.state_length,
-    )
+_NOWHERE = np.zeros(0, np.int64)
+# Of a part whose queries are those of other parts now.
+_MOVED = StaleShardSet("this part is asked of others")
 
 
 def own_copy(error: DlmError) -> DlmError:
@@ -252,28 +353,3 @@ def own_copy(error: DlmError) -> DlmError:
     if notes := getattr(error, "__notes__", None):
         mine.__notes__ = list(notes)
     return mine
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A piece of a call, waiting for or on its way to a shard.
-
-    shard_set  whose table routed it
-    reroutes   fresh tables so far
-    queued     when it began to wait, by `perf_counter`
-    """
-
-    call: Call
-    piece: router.Piece
-    shard_set: str
-    reroutes: int
-    queued: float
-
-
-def deliver(items: list[Item], merged: router.Grouped, answers: Any) -> None:
-    """Hands each call its part of one message's answers."""
-    begin = 0
-    for item in items:
-        end = begin + len(item.piece.at)
-        item.call.fill(item.piece.at, merged.place[begin:end], answers)
-        begin = end

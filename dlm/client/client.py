@@ -20,14 +20,15 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from dlm.client.address import check_address
-from dlm.client.cascade import CascadeStatus
 from dlm.client.cluster_file import ClusterFile
+from dlm.client.collector import ClientCollector
 from dlm.client.config import ClientConfig
 from dlm.client.core import Core
-from dlm.client.local import open_local, open_small
-from dlm.client.metrics import ClientCollector
+from dlm.client.health import CascadeStatus
+from dlm.client.local import LocalScorer, open_local, open_small
+from dlm.client.metrics import Stats
 from dlm.client.modes import Mode
-from dlm.client.runtime import Stats
+from dlm.client.scorer import Scorer
 from dlm.client.topology import Endpoint, FixedEndpoints
 from dlm.client.transport import GrpcConnection
 from dlm.client.utterance import (
@@ -99,14 +100,14 @@ def _check_addresses(cluster: Any) -> None:
 class _Face:
     """What both faces share."""
 
-    def __init__(self, core: Core) -> None:
-        if not isinstance(core, Core):
+    def __init__(self, core: Core | LocalScorer) -> None:
+        if not isinstance(core, (Core, LocalScorer)):
             name = type(self).__name__
             raise TypeError(
                 f"{name}({core!r}) opens nothing; write {name}.connect({core!r}) to ask servers, "
                 f"or {name}.local(DIR) for a shard set of this machine"
             )
-        self._core = core
+        self._core: Scorer = core
         small = core.config.small
         self._small = None if small is None else open_small(small)
 
@@ -150,6 +151,9 @@ class _Face:
     def cascade(self) -> CascadeStatus:
         """How the servers are, and which model new utterances are scored with.
 
+        The mode stays `full` where there is no small model to go over to, also while every server
+        is down: `servers` shows the state of each.
+
         Raises  ConfigError  this client sends no heartbeats, see `ClientConfig.heartbeats`
         """
         self._connect_now()
@@ -178,17 +182,22 @@ class _Face:
         return ClientCollector(self._core, self._small)
 
     def __repr__(self) -> str:
-        snapshot = self._core.table.known
-        if snapshot is None:
+        known = self._core.known()
+        if known is None:
             return f"{type(self).__name__}(not connected)"
         return (
-            f"{type(self).__name__}(shard_set={snapshot.shard_set}, "
-            f"shards={snapshot.topology.manifest.shards}, {self._core.stats})"
+            f"{type(self).__name__}(shard_set={known.manifest.shard_set}, "
+            f"shards={known.manifest.shards}, queues={self._core.load()}, "
+            f"{self._core.stats})"
         )
 
 
 class Client(_Face):
-    """The synchronous face."""
+    """A client of servers, or of a shard set in this process; any thread may use it.
+
+    `connect` and `local` make one, `utterance` a handle that scores; `with` closes it.
+    `AsyncClient` has the same methods, awaited.
+    """
 
     @classmethod
     def connect(
@@ -303,7 +312,7 @@ class Opening(Coroutine[Any, Any, "AsyncClient"]):
 
 
 class AsyncClient(_Face):
-    """The asyncio face: the same methods, awaited."""
+    """A client for asyncio: the methods of `Client`, awaited."""
 
     @classmethod
     def connect(

@@ -29,8 +29,11 @@ class ClientConfig:
     connect_s      seconds, > 0; for finding the servers, and as long again for fetching the low
                    orders. What came of them by then is kept, and connecting again goes on from
                    there. 10; more where they are larger than the network carries in that time.
-    window         messages in flight a shard, >= 1. More than one, so that a stall does not block
-                   every utterance; few, so that concurrent queries gather into one message. 4.
+    window         messages in flight a shard at most, >= 1. The second leaves only when the first
+                   takes longer than usual: so concurrent queries gather into one message, and a
+                   stall does not block every utterance. 4.
+    hedging        where a shard has several servers, ask a second one as well when a message takes
+                   longer than 95 of 100 do; two messages in a hundred at most, in the long run.
     connections    connections a server, >= 1; the second is opened when the first is busy. Workers
                    that share a port share the load by connections, so several. 4.
     max_queries    queries in one message, >= 1; fewer where the servers take fewer. 16,384: about
@@ -60,6 +63,7 @@ class ClientConfig:
     connect_s: float = 10.0
     window: int = 4
     connections: int = 4
+    hedging: bool = True
     max_queries: int = 16384
     partial: bool = False
     small: Path | None = None

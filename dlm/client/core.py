@@ -1,7 +1,7 @@
-"""One call, from queries to answers: low orders, routing, batching, transport, and back.
+"""One call, from queries to answers: planned here, in its caller's thread, and posted to the loop.
 
-Both faces of the client use this core, from any thread; what it waits for are futures that gRPC's
-own threads complete. What belongs to one process (connections, queues, locks) is in `runtime` and
+Both faces of the client use this core, from any thread; what they wait for is a call's end, of
+which the loop tells. What belongs to one process (connections, lanes, counters) is in `runtime` and
 is made anew after a fork; what does not (low orders, settings) is shared with the child.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -17,25 +16,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm import __version__
-from dlm.client import router
+from dlm.client import loop, router
 from dlm.client.asks import SCORES, Asks
-from dlm.client.call import BlockCall, Call, Pending
-from dlm.client.cascade import CascadeMonitor, CascadeStatus
+from dlm.client.call import BlockCall, Call
+from dlm.client.cascade import CascadeMonitor
 from dlm.client.config import ClientConfig
-from dlm.client.lowgrams import check_queries
-from dlm.client.metrics import CANCELLED, OK, ClientMetrics, result_of
+from dlm.client.delivery import Delivery, other_model
+from dlm.client.ending import Ending
+from dlm.client.health import CascadeStatus
+from dlm.client.metrics import CANCELLED, OK, ClientMetrics, Stats, result_of
 from dlm.client.modes import Mode
-from dlm.client.runtime import Links, Runtime, Snapshot, Stats
-from dlm.client.sender import Sender, begin_turn, other_model
+from dlm.client.runtime import Links, Runtime, Snapshot
 from dlm.client.table import Table
 from dlm.client.topology import Connect, Servers, Topology
-from dlm.client.transport import Connection, GrpcConnection
+from dlm.client.transport import BeatReply, Connection, GrpcConnection
 from dlm.client.warm import canary_queries
 from dlm.errors import ConfigError, DlmError, ShardDown
 from dlm.index.search.local import LocalModel
 from dlm.logs import EventLog
-from dlm.ngram.query import Answers
 from dlm.tracing import Span, Tracer
+from dlm.wire._pb import shard_pb2 as pb
 
 log = EventLog(__name__)
 
@@ -44,19 +44,16 @@ SURELY_EVERYWHERE = 8  # contexts a shard: so many in a call will hardly miss an
 
 
 class Core:
-    """Scores batches of ids against a cluster.
+    """Scores batches of ids against a cluster; a `scorer.Scorer`.
 
     Args
         endpoints  says where the servers are; asked again whenever the table is stale
         model      which of the models they hold; see `topology.Census.choose`
         connect    makes a connection to an address
         clock      seconds, monotonic
-    Attributes
-        timed        whether its calls end by their deadlines
-        local_model  what answers, where that is in this process
+        home       where its messages are sent and end
     """
 
-    timed = True
     local_model: LocalModel | None = None
 
     def __init__(
@@ -67,6 +64,7 @@ class Core:
         model: str | None = None,
         connect: Connect = GrpcConnection,
         clock: Clock = time.monotonic,
+        home: loop.Home = loop,
     ) -> None:
         self.config = config
         self._connect = connect
@@ -74,7 +72,8 @@ class Core:
         self._tracer = Tracer(__version__) if config.trace else None
         self._links = Links(connect)
         self.table = Table(endpoints, model, config, self._links, clock)
-        self._sender = Sender(config, self._links, self.table, clock, self._tracer)
+        self._home = home
+        self._delivery = Delivery(config, self._links, self.table, clock, self._tracer, home)
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -98,21 +97,16 @@ class Core:
 
     def load(self) -> dict[int, tuple[int, int]]:
         """Of each shard asked so far: messages in flight, and pieces that wait for one."""
-        runtime = self._runtime
-        with runtime.lock:
-            found: dict[int, tuple[int, int]] = {}
-            for (_, shard, _), window in runtime.windows.items():  # of every model that is in use
-                in_flight, waiting = found.get(shard, (0, 0))
-                found[shard] = in_flight + window.in_flight, waiting + len(window.waiting)
-            return found
+        found: dict[int, tuple[int, int]] = {}
+        for (_, shard, _), lane in list(self._runtime.lanes.items()):  # of all models in use
+            in_flight, waiting = found.get(shard, (0, 0))
+            found[shard] = in_flight + len(lane.in_flight), waiting + len(lane.waiting)
+        return found
 
     def cache_bytes(self) -> int:
         """Bytes of the files in the cache that are in use; 0 before the first snapshot."""
         snapshot = self.table.known
-        if snapshot is None:
-            return 0
-        manifest = snapshot.topology.manifest
-        return sum(manifest.file(kind).bytes for kind in ("vocabulary", "low_orders"))
+        return 0 if snapshot is None else snapshot.low_bytes
 
     def snapshot(self) -> Snapshot:
         """The shard set in use; found and fetched at the first call.
@@ -124,6 +118,10 @@ class Core:
     def current(self, timeout_s: float, unlike: str | None = None) -> Snapshot:
         """What a new handle is opened on; see `Table.current`."""
         return self.table.current(timeout_s, unlike)
+
+    def limit_s(self, deadline_s: float) -> float:
+        """Seconds after which a call with this deadline has ended."""
+        return deadline_s
 
     def connection(self, address: str) -> Connection:
         """The connection to `address`, made when first asked for."""
@@ -163,11 +161,11 @@ class Core:
                     may_switch=config.small is not None,
                     before=runtime.before,
                     mode=mode,
+                    clock=self._clock,
+                    home=self._home,
                 )
-                try:
-                    runtime.watch = watch.start()
-                except RuntimeError as exc:  # no thread can be started; the next call tries again
-                    log.warning("client.watch.failed", extra={"error": str(exc)})
+                runtime.watch = watch
+                self._delivery.tell(self._delivery.keep, watch.begin)
 
     def mode(self) -> Mode:
         """Which model new utterances are scored with."""
@@ -193,6 +191,21 @@ class Core:
         snapshot = self.table.known
         return None if snapshot is None else snapshot.topology
 
+    def tell(self, step: Callable[..., None], *args: Any) -> None:
+        """See `cascade.Host`."""
+        self._delivery.tell(step, *args)
+
+    def beat(
+        self, address: str, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
+    ) -> None:
+        """See `cascade.Host`."""
+
+        def send(made: Connection | Exception) -> None:
+            if not isinstance(made, Exception):  # else the beat is missed, in its time
+                made.heartbeat_later(request, timeout_s, reply)
+
+        self._links.reach(address, self._delivery.tell, send)
+
     def renew(self, address: str) -> None:
         """See `cascade.Host`."""
         self._links.renew(address)
@@ -203,25 +216,28 @@ class Core:
 
     def follow(self) -> None:
         """See `cascade.Host`."""
-        self.table.follow()
+        self.table.follow_later()
 
     def ask_canary(self, timeout_s: float, done: Callable[[bool], None]) -> None:
         """See `cascade.Host`: an utterance's worth of queries to each shard."""
-        snapshot = self.snapshot()
-        groups = canary_queries(snapshot.topology.manifest)
-        queries = len(groups.words)
-        deadline = self._clock() + timeout_s
-        place = np.arange(queries, dtype=np.int64)
+        snapshot = self.table.known
+        assert snapshot is not None  # else no shard is reachable
+        manifest = snapshot.topology.manifest
+        groups = canary_queries(manifest)
         # As what was let in before: a canary is never refused for what this client has to do.
-        everything = np.ones(len(groups.word_counts), np.bool_)
-        call = Call(snapshot.model, Answers.empty(queries), groups, everything, place, deadline)
+        pieces = router.route(
+            groups, manifest.slots, manifest.shards, self._delivery.max_queries(snapshot)
+        )
+        call = Call.of_pieces(snapshot.model, pieces, self._clock() + timeout_s)
+        call.let_in = True
+        call.split(snapshot.shard_set, time.perf_counter())
         call.future.add_done_callback(
             lambda ended: done(not ended.cancelled() and ended.exception() is None)
         )
-        if queries == 0:
+        if call.parts:
+            self._delivery.post(call)
+        else:
             call.succeed()
-            return
-        self._sender.dispatch(snapshot, call, groups, everything, None, 0, let_in=True)
 
     def close(self) -> None:
         """Lets go of every connection; calls under way fail with `ClientClosed`."""
@@ -260,8 +276,8 @@ class Core:
         more: bool = False,
         ahead: int = 0,
         asks: Asks = SCORES,
-    ) -> Future[Any]:
-        """Starts a call; its future has the answers, in the order of the queries.
+    ) -> Call:
+        """Starts a call; its result has the answers, in the order of the queries.
 
         Args
             model  the model that the ids belong to
@@ -271,18 +287,17 @@ class Core:
             more   these belong to a call of which a part was let in, and are not refused
             ahead  queries that this call will ask after these
             asks   with BLOCKS, `words` are how many words are there already of what is stored
-                   after each context, and the future has what `BlockCall` says
+                   after each context, and the result is what `BlockCall` says
         Shapes
             contexts (K, order - 1) uint32 most recent last, right-aligned; lengths (K,) uint8;
             counts (K,) uint32, words asked of each context; words (Q,) uint32, Q = sum(counts)
         Raises
             QueryError     at once, for what can have no answer
             StaleShardSet  at once, where no server holds the model any more
-            in the future: UnavailableError, ProtocolError
+            with the result: UnavailableError, ProtocolError
         """
         begun = time.perf_counter()
         self._links.check_open()
-        begin_turn()
         current = self.snapshot()
         found = self.table.of(model)
         gone: DlmError | None = None
@@ -291,77 +306,61 @@ class Core:
             if held is None or moves_on or not self.config.partial:
                 raise gone
             found = held
-        snapshot = found
-        manifest = snapshot.topology.manifest
-        check_queries(manifest.order, manifest.vocabulary_size, contexts, lengths, counts, words)
+        snapshot, runtime = found, self._runtime
+        manifest, counts_of = snapshot.topology.manifest, runtime.counts
         deadline = self._clock() + (self.config.deadline_s if deadline_s is None else deadline_s)
-        if len(counts) >= SURELY_EVERYWHERE * manifest.shards and not more:
+        if len(counts) >= SURELY_EVERYWHERE * manifest.shards and not more and runtime.lanes:
             each = -(-(len(words) + ahead) // manifest.shards)
-            refusal = self._sender.overload(
-                snapshot, dict.fromkeys(range(manifest.shards), each), deadline, asks
-            )
+            refusal = self._delivery.overload(snapshot, each, deadline, asks)
             if refusal is not None and not self.config.partial:
-                refused: Future[Answers] = Future()
-                refused.set_exception(refusal)
-                self._runtime.counts.call(result_of(refusal), time.perf_counter() - begun)
+                refused = Call(model, None, deadline)
+                refused.fail(refusal)
+                counts_of.call(result_of(refusal), time.perf_counter() - begun)
                 return refused
-        # A kernel is compiled for each kind of array; callers may bring slices and read-only ones.
-        grouped = router.group(
-            np.require(contexts, requirements=["C", "W"]),
-            np.require(lengths, requirements=["C", "W"]),
-            np.require(counts, requirements=["C", "W"]),
-            np.require(words, requirements=["C", "W"]),
+        plan = router.plan(
+            snapshot.grams,
+            manifest,
+            contexts,
+            lengths,
+            counts,
+            words,
+            self._delivery.max_queries(snapshot),
         )
-        answers, remote = snapshot.grams.score(grouped.groups)
         kind = Call if asks is SCORES else BlockCall
-        call = kind(model, answers, grouped.groups, remote, grouped.place, deadline)
-        call.moves_on = moves_on
+        call = kind(model, plan, deadline)
+        call.moves_on, call.let_in = moves_on, more
         if self._tracer is not None:
-            call.span = self._tracer.begin("dlm.call", queries=len(words))
-        unique_remote = asked_remotely = call.unanswered
-        if len(words) != len(grouped.groups.words):
-            asked_remotely = int(np.repeat(remote, grouped.groups.word_counts)[grouped.place].sum())
-        runtime = self._runtime
-        with runtime.lock:
-            stats = runtime.stats
-            stats.queries += len(words)
-            stats.zero_message += len(words) - asked_remotely
-            stats.duplicates += asked_remotely - unique_remote
-        if call.span is not None:
-            share = 1.0 - asked_remotely / max(len(words), 1)
-            call.future.add_done_callback(partial(_end_span, call, call.span, share))
-        if unique_remote == 0:
+            span = call.span = self._tracer.begin("dlm.call", queries=len(words))
+            if span is not None:
+                share = 1.0 - plan.remote_asked / max(len(words), 1)
+                call.future.add_done_callback(partial(_end_span, call, span, share))
+        remote = plan.remote_asked
+        counts_of.planned(len(words), len(words) - remote, remote - len(plan.at))
+        call.split(snapshot.shard_set, time.perf_counter())
+        if not call.parts:
             call.succeed()
-            runtime.counts.call(OK, time.perf_counter() - begun)
-            return call.future
+            counts_of.call(OK, time.perf_counter() - begun)
+            return call
         watch = self.watch()
         if watch is None:  # else its ticks do
             self.table.follow()
+        planned_s = time.perf_counter() - begun
+        call.future.add_done_callback(lambda done: counts_of.call(_result_of(done), planned_s))
         if self.config.partial:
-            call.fall_back(snapshot.grams)
+            call.fall_back(snapshot.grams, self._delivery.count_partial)
             if gone is None and watch is not None and watch.mode is Mode.SMALL:
                 gone = ShardDown("no message is sent meanwhile")
             if gone is not None:
                 # An utterance that began on the full model ends on its low orders.
-                self._sender.count_partial(model, call.give_up(gone), gone, None)
-                runtime.counts.call(OK, time.perf_counter() - begun)
-                return call.future
-        planned = time.perf_counter()
-        call.future.add_done_callback(
-            lambda done: runtime.counts.call(_result_of(done), planned - begun)
-        )
-        self._sender.dispatch(snapshot, call, grouped.groups, remote, None, 0, let_in=more)
-        return call.future
-
-    def give_up(self, future: Future[Answers], error: DlmError) -> None:
-        """The caller's time is over: ends its call as `_miss` does, whatever is still under way."""
-        if isinstance(future, Pending) and (call := future.call) is not None:
-            self._sender.give_up(call, error)
+                call.give_up(gone)
+                return call
+        self._delivery.post(call)
+        return call
 
 
-def _end_span(call: Call, span: Span, zero_message_share: float, done: Future[Answers]) -> None:
+def _end_span(call: Call, span: Span, zero_message_share: float, done: Ending) -> None:
     span.end(_result_of(done), messages=call.messages, zero_message_share=zero_message_share)
 
 
-def _result_of(done: Future[Answers]) -> str:
+def _result_of(done: Ending) -> str:
     return CANCELLED if done.cancelled() else result_of(done.exception())

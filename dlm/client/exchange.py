@@ -7,6 +7,7 @@ gives for nothing is done here: which reply belongs to which request, and when t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
@@ -65,17 +66,27 @@ def tell(reply: Reply, data: bytes | None, error: DlmError | None) -> None:
         log.error("client.reply.failed", extra={"error": type(exc).__name__})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Sent:
     """A message in flight; its bytes are kept, so that it can be sent again after a fork.
 
-    alone  what asks the same in a call of its own: the method, its bytes, and who gets the reply
+    alone   what asks the same in a call of its own: the method, its bytes, and who gets the reply
+    wanted  whether anybody waits for its answer
     """
 
     request: bytes
     deadline: float
     reply: Reply
     alone: tuple[str, bytes, Reply]
+    wanted: bool = True
+
+    def withdraw(self) -> None:
+        """Nobody wants its answer any more: if it has not left yet, it does not leave."""
+        self.wanted = False
+
+    def drop(self) -> None:
+        """Reports that the message was withdrawn and never sent."""
+        tell(self.reply, None, DlmError("withdrawn before it was sent"))
 
 
 class Exchange:
@@ -111,6 +122,7 @@ class Exchange:
         self._sequence = 0
         self._outgoing: deque[tuple[int, bytes]] = deque()
         self._writable: asyncio.Event | None = None  # once the stream is being opened
+        self._busy = False  # somebody will look at `_outgoing` by himself; on the loop only
         self._opened = time.monotonic()
         self._looks = inf  # when deadlines are looked at next; on the loop only
         self._task: asyncio.Task[None] | None = None
@@ -141,6 +153,9 @@ class Exchange:
             self.pending[sequence] = sent
             # Inside the lock, so that messages leave in the order of their numbers.
             self._outgoing.append((sequence, sent.request + tail))
+        if self._loop.is_here() and not self._loop.ending:
+            self._leave(sent.deadline)
+            return True
         if self._loop.post(lambda: self._leave(sent.deadline)):
             return True
         with self._lock:  # the loop has ended meanwhile; whoever took the message answers for it
@@ -195,7 +210,7 @@ class Exchange:
             self._task.cancel()
 
     def _leave(self, deadline: float) -> None:
-        if self._writable is not None:
+        if self._writable is not None and not self._busy:
             self._writable.set()
         if deadline < self._looks:
             self._looks = deadline
@@ -235,7 +250,11 @@ class Exchange:
                 writer = asyncio.create_task(self._write(call))
                 try:
                     while (data := await call.read()) is not grpc.aio.EOF:
-                        self._receive(data)
+                        if self._hear(data):
+                            # Nothing is to be read before this has left; and to wake the writer
+                            # would take another turn of the loop.
+                            with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+                                await self._drain(call)  # a failure shows where the stream is read
                         self._close_if_done()
                 finally:
                     # Nothing may hold the channel once this ends: see `loop.stop`.
@@ -263,16 +282,54 @@ class Exchange:
         self._writable = asyncio.Event()
         try:
             while True:
-                while self._outgoing:
-                    sequence, data = self._outgoing.popleft()
-                    if sequence in self.pending:
-                        await call.write(data)
+                if not self._busy:
+                    await self._drain(call)
                 self._writable.clear()
                 await self._writable.wait()
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass
         finally:
             call.cancel()
+
+    async def _drain(self, call: Any) -> None:
+        """Sends what there is; one at a time does."""
+        self._busy = True
+        try:
+            while self._outgoing:
+                sequence, data = self._outgoing.popleft()
+                if self._wants(sequence):
+                    await call.write(data)
+        finally:
+            self._busy = False
+
+    def _hear(self, data: bytes) -> bool:
+        """Takes a reply; whether the next message, which it made room for, is the only one now."""
+        if self._busy:
+            self._receive(data)
+            return False
+        self._busy = True  # what is sent meanwhile wakes nobody
+        try:
+            self._receive(data)
+        finally:
+            self._busy = False
+        if len(self._outgoing) == len(self.pending) == 1:
+            return True
+        if self._outgoing and self._writable is not None:
+            self._writable.set()
+        return False
+
+    def _wants(self, sequence: int) -> bool:
+        """Whether a message is to be sent; one that was withdrawn ends here. Its own function: what
+        the writer held while it waits would keep a client that nobody closes."""
+        with self._lock:
+            sent = self.pending.get(sequence)
+            if sent is not None and not sent.wanted:
+                del self.pending[sequence]
+        if sent is None or sent.wanted:
+            return sent is not None
+        sent.drop()
+        self._close_if_done()
+        return False
 
     def _receive(self, data: bytes) -> None:
         """Hands a reply to whoever waits for it; one that came too late goes nowhere."""

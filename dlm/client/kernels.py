@@ -1,6 +1,6 @@
-"""Grouping, routing and merging of queries: the client's share of numeric work.
+"""A caller's two compiled steps, `plan` and `finish`, and what they are made of.
 
-Arrays in, arrays out, no Python object, no GIL; called once each for a whole batch.
+Arrays in, arrays out, no Python object; `plan`, which takes longest, without the GIL.
 """
 
 # mypy: disable-error-code="assignment"
@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba.core.compiler_lock import global_compiler_lock
 
+from dlm.index.search.kernels import score_lengths
 from dlm.jit import kernel
 from dlm.ngram.kernels import slot_of
 
@@ -18,7 +19,7 @@ COMPILER = global_compiler_lock
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
-@kernel("uint32[:, :], uint8[:], uint32[:], uint32[:]")
+@kernel("uint32[:, :], uint8[:], uint32[:], uint32[:]", nogil=False)
 def group_queries(contexts, lengths, counts, words):  # type: ignore[no-untyped-def]
     """Groups queries by context and drops repeats, in the order of first appearance.
 
@@ -137,7 +138,42 @@ def group_queries(contexts, lengths, counts, words):  # type: ignore[no-untyped-
     return context_lengths, context_words, word_counts[:groups].copy(), asked, place
 
 
-@kernel("uint8[:], uint32[:], uint32[:], uint32[:], bool[:], uint16[:], int64")
+@kernel("uint8[:], uint32[:]", nogil=False)
+def repeats(context_lengths, context_words):  # type: ignore[no-untyped-def]
+    """Whether two of these contexts are the same; the first two as in `QueryGroups`."""
+    contexts = len(context_lengths)
+    size = 16
+    while size < 2 * contexts:
+        size *= 2
+    mask = np.uint64(size - 1)
+    table = np.full(size, -1, np.int32)
+    begins = np.empty(contexts, np.int64)
+    begin = np.int64(0)
+    for c in range(contexts):
+        length = np.int64(context_lengths[c])
+        begins[c] = begin
+        h = np.uint64(length)
+        for j in range(length):
+            h = (h ^ np.uint64(context_words[begin + j])) * _MULTIPLIER
+            h ^= h >> np.uint64(29)
+        at = h & mask
+        while table[at] >= 0:
+            other = np.int64(table[at])
+            if np.int64(context_lengths[other]) == length:
+                equal = True
+                for j in range(length):
+                    if context_words[begins[other] + j] != context_words[begin + j]:
+                        equal = False
+                        break
+                if equal:
+                    return True
+            at = (at + np.uint64(1)) & mask
+        table[at] = c
+        begin += length
+    return False
+
+
+@kernel("uint8[:], uint32[:], uint32[:], uint32[:], uint8[:], uint16[:], int64")
 def route_groups(  # type: ignore[no-untyped-def]
     context_lengths, context_words, word_counts, words, remote, slots, shards
 ):
@@ -145,7 +181,7 @@ def route_groups(  # type: ignore[no-untyped-def]
 
     Shapes
         the first four as in QueryGroups
-        remote  (C,)     uint8 or bool  1: a shard must answer; then a context of two words or more
+        remote  (C,)     uint8   1: a shard must answer; then a context of two words or more
         slots   (4096,)  uint16         the shard of each slot, below `shards`
     Returns
         edges   (shards + 1, 3)  int64  where each shard's contexts, context words and words begin
@@ -198,28 +234,140 @@ def route_groups(  # type: ignore[no-untyped-def]
     return edges, out_lengths, out_context, out_counts, out_words, at
 
 
-@kernel(
-    "int64[:], int64[:], float32[:], uint8[:], uint8[:], uint8[:], out float32[:], out "
-    "uint8[:], out uint8[:], out uint8[:]"
-)
-def copy_answers(  # type: ignore[no-untyped-def]
-    to, of, prob, matched, ngram, state, out_prob, out_matched, out_ngram, out_state
+@kernel("int64[:], int64, int64, uint32[:, :], uint8[:], uint32[:], uint32[:], uint16[:], int64")
+def plan(  # type: ignore[no-untyped-def]
+    view, order, size, contexts, lengths, counts, words, slots, shards
 ):
-    """Writes answer of[i] of the first four arrays to place to[i] of the last four.
+    """What a call asks of whom: checks it, groups it, answers what low orders can, and routes the
+    rest. All of a caller's work before its parts leave.
 
-    Shapes   to, of (n,) int64; the others float32, uint8, uint8, uint8
-    Trusts   places lie within the arrays: `core` makes both
+    Args
+        view   columns of the low orders
+        size   ids are below it
+    Shapes
+        contexts, lengths, counts, words as in `group_queries`; slots, shards as in `route_groups`
+    Returns
+        valid   False where lengths, counts or ids are out of range; then the rest means nothing
+        remote_asked  of the words asked, repeats included, those that a shard must answer
+        place   (Q,) int64, which of the U distinct queries each is
+        log10_prob (U,) float32, and (3, U) uint8: matched_order, ngram_length, state_length; of
+                those that low orders answer
+        edges, context_lengths, context_words, word_counts, words, at  as from `route_groups`
+    Trusts  shapes fit each other, but for sum(counts)
     """
-    for i in range(len(to)):
-        j = of[i]
-        k = to[i]
-        out_prob[k] = prob[j]
-        out_matched[k] = matched[j]
-        out_ngram[k] = ngram[j]
-        out_state[k] = state[j]
+    valid = True
+    for i in range(contexts.shape[0]):
+        for j in range(contexts.shape[1]):
+            valid &= contexts[i, j] < size
+    total = np.int64(0)
+    for i in range(len(counts)):
+        valid &= np.int64(lengths[i]) <= contexts.shape[1]
+        total += np.int64(counts[i])
+    for i in range(len(words)):
+        valid &= words[i] < size
+    if not valid or total != len(words):
+        contexts, lengths, counts, words = contexts[:0], lengths[:0], counts[:0], words[:0]
+        valid = False
+    group_lengths, group_words, word_counts, asked, place = group_queries(
+        contexts, lengths, counts, words
+    )
+    log10_prob = np.empty(len(asked), np.float32)
+    rest = np.empty((3, len(asked)), np.uint8)
+    remote = np.empty(len(group_lengths), np.uint8)
+    score_lengths(
+        view,
+        order,
+        group_lengths,
+        group_words,
+        word_counts,
+        asked,
+        False,
+        log10_prob,
+        rest[0],
+        rest[1],
+        rest[2],
+        remote,
+    )
+    edges, out_lengths, out_context, out_counts, out_words, at = route_groups(
+        group_lengths, group_words, word_counts, asked, remote, slots, shards
+    )
+    remote_asked = len(at)
+    if len(place) != len(asked) and len(at):
+        is_remote = np.zeros(len(asked), np.uint8)
+        for i in range(len(at)):
+            is_remote[at[i]] = 1
+        remote_asked = np.int64(0)
+        for q in range(len(place)):
+            remote_asked += np.int64(is_remote[place[q]])
+    return (
+        valid,
+        remote_asked,
+        place,
+        log10_prob,
+        rest,
+        edges,
+        out_lengths,
+        out_context,
+        out_counts,
+        out_words,
+        at,
+    )
 
 
-@kernel("uint32[:, :], uint32[:], uint32[:], uint8[:]")
+# What follows takes microseconds and holds the GIL: to get it back among many callers takes longer.
+
+
+@kernel(
+    "int64[:], int64, float32[:], uint8[:], uint8[:], uint8[:], out float32[:], out uint8[:, :]",
+    nogil=False,
+)
+def place_answers(  # type: ignore[no-untyped-def]
+    at, begin, log10_prob, matched, ngram, state, known_prob, known
+):
+    """Puts the answers of a shard among those of the low orders.
+
+    Shapes
+        at  (n,) int64: of the U distinct queries, those that the next four answer, from `begin` on
+        known_prob (U,), known (3, U)  as `plan` made them; these are filled
+    Trusts   places lie within the arrays: `plan` made them, and a message's answers were counted
+    """
+    for i in range(len(at)):
+        k = at[i]
+        known_prob[k] = log10_prob[begin + i]
+        known[0, k] = matched[begin + i]
+        known[1, k] = ngram[begin + i]
+        known[2, k] = state[begin + i]
+
+
+@kernel("int64[:], float32[:], uint8[:, :]", nogil=False)
+def finish(place, known_prob, known):  # type: ignore[no-untyped-def]
+    """Gives each query its answer.
+
+    Shapes   place (Q,), known_prob (U,), known (3, U)  as `plan` made them, and all are filled
+    Returns  (Q,) float32 and (3, Q) uint8, as known_prob and known
+    """
+    queries = len(place)
+    out_prob = np.empty(queries, np.float32)
+    out = np.empty((3, queries), np.uint8)
+    for q in range(queries):
+        k = place[q]
+        out_prob[q] = known_prob[k]
+        out[0, q] = known[0, k]
+        out[1, q] = known[1, k]
+        out[2, q] = known[2, k]
+    return out_prob, out
+
+
+@kernel("uint32[:], int64", nogil=False)
+def are_word(words, word):  # type: ignore[no-untyped-def]
+    """Which of `words` (Q,) are that one: (Q,) bool."""
+    out = np.empty(len(words), np.bool_)
+    for q in range(len(words)):
+        out[q] = words[q] == word
+    return out
+
+
+@kernel("uint32[:, :], uint32[:], uint32[:], uint8[:]", nogil=False)
 def next_states(contexts, counts, words, state_length):  # type: ignore[no-untyped-def]
     """What still matters after each query's word.
 

@@ -6,7 +6,8 @@ small model of a client that falls back on one is opened the same way.
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+import os
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,46 +16,99 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client.asks import SCORES, Asks, BlockPart
-from dlm.client.cascade import CascadeStatus
+from dlm.client.call import EndedCall
 from dlm.client.config import ClientConfig
-from dlm.client.core import Core
+from dlm.client.health import CascadeStatus
 from dlm.client.lowgrams import LowGrams, check_queries
-from dlm.client.runtime import Snapshot
-from dlm.client.topology import FixedEndpoints, Topology
-from dlm.client.utterance import Utterance
+from dlm.client.metrics import ClientMetrics, Stats
+from dlm.client.modes import Mode
+from dlm.client.runtime import Snapshot, closed_error
+from dlm.client.topology import Topology
+from dlm.client.utterance import MAX_DEADLINE_S, Utterance
 from dlm.errors import ConfigError, DlmError
 from dlm.index.search.local import LocalModel
 from dlm.ngram.query import FULL, SMALL, QueryGroups
 
 
-class _LocalCore(Core):
-    """Answers every call at once from the mapped shards.
+class LocalScorer:
+    """A `Scorer` that answers every call at once from the mapped shards.
 
     Args
-        source  what the answers say of themselves
+        source  what the answers say of themselves; those of a `SMALL` one keep the deadlines of a
+                client of servers
     """
 
+    begun = True
+
     def __init__(self, model: LocalModel, directory: Path, source: int = FULL) -> None:
-        super().__init__(FixedEndpoints([]), ClientConfig())
-        self.timed = source == SMALL  # which answers within the deadlines of a client of servers
-        self.local_model: LocalModel = model
+        self.config = ClientConfig()
+        self.local_model: LocalModel | None = model
         self.source = source
+        self.counts = ClientMetrics()
+        self._model = model
+        self._closed = False
         grams = LowGrams(directory, model.manifest, model.low, model.vocabulary)
-        self.table.known = Snapshot(Topology(model.manifest, {}, {}), grams)
+        self._snapshot = Snapshot(Topology(model.manifest, {}, {}), grams)
+        _open.add(self)
+
+    def begin_small(self) -> None:
+        """See `Scorer`; it is not without its model."""
+
+    def check_open(self) -> None:
+        """See `Scorer`."""
+        if self._closed:
+            raise closed_error()
+
+    def close(self) -> None:
+        """See `Scorer`."""
+        self._closed = True
+
+    def snapshot(self) -> Snapshot:
+        """See `Scorer`."""
+        return self._snapshot
 
     def current(self, timeout_s: float, unlike: str | None = None) -> Snapshot:
-        """See `Core.current`; it is the only one."""
-        return self.snapshot()
+        """See `Scorer`; it is the only one."""
+        return self._snapshot
+
+    def known(self) -> Topology:
+        """See `Scorer`."""
+        return self._snapshot.topology
+
+    def mode(self) -> Mode:
+        """See `Scorer`."""
+        return Mode.FULL
+
+    def limit_s(self, deadline_s: float) -> float:
+        """See `Scorer`; a call ends with its answer."""
+        return deadline_s if self.source == SMALL else MAX_DEADLINE_S
+
+    def watch(self) -> None:
+        """See `Scorer`; there are no servers."""
+
+    def cascade(self) -> CascadeStatus:
+        """See `Scorer`; there is none."""
+        raise ConfigError("this client asks a shard set in its own process; it has no servers")
+
+    def load(self) -> dict[int, tuple[int, int]]:
+        """See `Scorer`; nothing waits."""
+        return {}
+
+    def cache_bytes(self) -> int:
+        """See `Scorer`."""
+        return self._snapshot.low_bytes
+
+    @property
+    def stats(self) -> Stats:
+        """See `Scorer`."""
+        return self.counts.now()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "directory": self.snapshot().grams.directory.absolute(),
-            "source": self.source,
-        }
+        return {"directory": self._snapshot.grams.directory.absolute(), "source": self.source}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         directory = state["directory"]
-        _LocalCore.__init__(self, LocalModel.open(directory), directory, state["source"])
+        self.__init__(LocalModel.open(directory), directory, state["source"])  # type: ignore[misc]
 
     def submit(
         self,
@@ -70,18 +124,14 @@ class _LocalCore(Core):
         more: bool = False,
         ahead: int = 0,
         asks: Asks = SCORES,
-    ) -> Future[Any]:
-        """See `Core.submit`; the future is done."""
+    ) -> EndedCall:
+        """See `Scorer`; the call has ended."""
         self.check_open()
-        manifest = self.local_model.manifest
+        manifest = self._model.manifest
         check_queries(manifest.order, manifest.vocabulary_size, contexts, lengths, counts, words)
-        runtime = self._runtime
-        with runtime.lock:
-            runtime.stats.queries += len(words)
-        future: Future[Any] = Future()
+        self.counts.planned(len(words))
         if asks is not SCORES:
-            future.set_result(self._stored(contexts, lengths))
-            return future
+            return EndedCall(self._stored(contexts, lengths))
         width = contexts.shape[1]
         reached = np.arange(width) >= width - lengths[:, None].astype(np.int64)
         try:
@@ -92,14 +142,13 @@ class _LocalCore(Core):
                     for array in (lengths, contexts[reached], counts, words)
                 )
             )
-            answers = self.local_model.score_groups(groups)
+            answers = self._model.score_groups(groups)
             if self.source != FULL:
                 source = np.full(len(answers), self.source, np.uint8)
                 answers = replace(answers, source=source)
-            future.set_result(answers)
+            return EndedCall(answers)
         except DlmError as exc:
-            future.set_exception(exc)
-        return future
+            return EndedCall(error=exc)
 
     def _stored(
         self, contexts: NDArray[np.uint32], lengths: NDArray[np.uint8]
@@ -112,17 +161,24 @@ class _LocalCore(Core):
                 parts.append(None)
                 continue
             context = np.ascontiguousarray(contexts[row, width - length :])
-            found = self.local_model.stored_words(context)
+            found = self._model.stored_words(context)
             total = int(found.totals[0])
             parts.append(BlockPart(total, found.log10_backoffs, found.words, found.answers))
         return parts, np.full(len(parts), self.source, np.uint8)
 
-    def cascade(self) -> CascadeStatus:
-        """See `Core.cascade`; there is none."""
-        raise ConfigError("this client asks a shard set in its own process; it has no servers")
+
+_open: weakref.WeakSet[LocalScorer] = weakref.WeakSet()
 
 
-def open_local(directory: Path, *, verify: bool = True) -> Core:
+def _after_fork_in_child() -> None:
+    for scorer in list(_open):
+        scorer.counts = ClientMetrics()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def open_local(directory: Path, *, verify: bool = True) -> LocalScorer:
     """What answers from the shard set in `directory`.
 
     Raises
@@ -130,15 +186,15 @@ def open_local(directory: Path, *, verify: bool = True) -> Core:
         ShardFormatError  it is damaged
     """
     _check_folder("the shard set", directory)
-    return _LocalCore(LocalModel.open(directory, verify=verify), directory)
+    return LocalScorer(LocalModel.open(directory, verify=verify), directory)
 
 
-def open_small(directory: Path) -> Core:
+def open_small(directory: Path) -> LocalScorer:
     """The small model of a client, its kernels compiled; raises as `open_local` does."""
     _check_folder("the small model", directory)
-    core = _LocalCore(LocalModel.open(directory), directory, SMALL)
-    Utterance(core, core.snapshot(), None).score_sentences([b"", b"<unk> <unk>"])
-    return core
+    scorer = LocalScorer(LocalModel.open(directory), directory, SMALL)
+    Utterance(scorer, scorer.snapshot(), None).score_sentences([b"", b"<unk> <unk>"])
+    return scorer
 
 
 def _check_folder(what: str, directory: Path) -> None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import heapq
+import itertools
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 import uvloop
 
@@ -23,6 +26,21 @@ log = EventLog(__name__)
 
 STOP_S = 5.0
 POLLER_S = 0.2
+# Whoever was to wake the loop may have been cut off by a signal's handler: then the next does.
+WAKE_S = 0.05
+
+
+class Home(Protocol):
+    """Where all of a client's steps run, one after another."""
+
+    def post(self, call: Callable[[], None]) -> bool:
+        """Has `call` run there; from any thread. False where nothing runs there any more."""
+
+    def is_here(self) -> bool:
+        """Whether this thread is it."""
+
+    def later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
+        """There: calls `call` in so many seconds, after a fork too."""
 
 
 class LoopThread:
@@ -31,7 +49,9 @@ class LoopThread:
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
         self._posted: deque[Callable[[], None]] = deque()
-        self._woken = False
+        self._woken_until = 0.0  # somebody has woken it, until then at the latest
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = float("inf")
         self.ending = False  # nothing that is posted or started runs any more
         self._tasks: set[asyncio.Task[None]] = set()
         self.thread = threading.Thread(target=self._run, name="dlm-client", daemon=True)
@@ -47,9 +67,10 @@ class LoopThread:
         if self.ending:
             return False
         self._posted.append(call)
-        if self._woken:
+        now = time.monotonic()
+        if now < self._woken_until:
             return True  # whoever set it wakes the loop, which then runs all that was posted
-        self._woken = True
+        self._woken_until = now + WAKE_S
         try:
             self._loop.call_soon_threadsafe(self._run_posted)
         except RuntimeError:
@@ -57,12 +78,16 @@ class LoopThread:
         return True
 
     def _run_posted(self) -> None:
-        self._woken = False  # first: what is posted from here on wakes the loop again
+        self._woken_until = 0.0  # first: what is posted from here on wakes the loop again
         while self._posted:
             try:
                 self._posted.popleft()()
             except Exception as exc:  # noqa: BLE001 - the others that were posted must still run
                 log.error("client.loop.failed", extra={"error": type(exc).__name__})
+
+    def is_here(self) -> bool:
+        """Whether this thread is it."""
+        return threading.get_ident() == self.thread.ident
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """On the loop: runs `work`, which ends with the loop at the latest."""
@@ -74,6 +99,29 @@ class LoopThread:
     def call_at(self, when: float, call: Callable[..., None], *args: Any) -> None:
         """On the loop: calls `call` at `when` by time.monotonic, give or take a millisecond."""
         self._loop.call_at(when, call, *args)
+
+    def arm(self) -> None:
+        """On the loop: has the first of the process's timers run when it is due."""
+        if not _timers:
+            return
+        when = _timers[0][0]
+        if when < self._alarm_at:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm_at = when
+            self._alarm = self._loop.call_at(when, self._run_timers)
+
+    def _run_timers(self) -> None:
+        self._alarm, self._alarm_at = None, float("inf")
+        # A millisecond early is early enough: that is how well a loop keeps time.
+        due = time.monotonic() + 0.0005
+        while _timers and _timers[0][0] <= due:
+            _, _, call, args = heapq.heappop(_timers)
+            try:
+                call(*args)
+            except Exception as exc:  # noqa: BLE001 - the others that are due must still run
+                log.error("client.loop.failed", extra={"error": type(exc).__name__})
+        self.arm()
 
     def stop(self, before: Callable[[], None] = lambda: None) -> None:
         """Calls `before`, cancels what runs, lets it end, and ends the thread.
@@ -115,6 +163,9 @@ class LoopThread:
 _here = threading.local()
 _lock = threading.RLock()
 _running: LoopThread | None = None
+# What is to run later; only the loop touches it, and the loop that follows after a fork goes on.
+_timers: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+_order = itertools.count()
 
 
 def running() -> LoopThread:
@@ -123,6 +174,8 @@ def running() -> LoopThread:
     with _lock:
         if _running is None or not _running.thread.is_alive():
             _running = LoopThread()
+            if _timers:
+                _running.post(_running.arm)
         return _running
 
 
@@ -135,6 +188,14 @@ def post(call: Callable[[], None]) -> bool:
 def is_here() -> bool:
     """Whether this is the loop's own thread."""
     return getattr(_here, "loop", False)  # that of one that is being stopped, too
+
+
+def later(delay_s: float, call: Callable[..., None], *args: Any) -> None:
+    """On the loop: has `call` run there in so many seconds, give or take a millisecond; after a
+    fork too, in the parent."""
+    heapq.heappush(_timers, (time.monotonic() + delay_s, next(_order), call, args))
+    if _running is not None:
+        _running.arm()
 
 
 def stop(before: Callable[[], None] = lambda: None) -> None:
@@ -158,6 +219,7 @@ def stop(before: Callable[[], None] = lambda: None) -> None:
 
 def _after_fork_in_child() -> None:
     global _here, _lock, _running
+    _timers.clear()
     _here = threading.local()
     _lock = threading.RLock()
     _running = None

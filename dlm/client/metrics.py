@@ -1,32 +1,11 @@
-"""What a client counts, and the same in the form of Prometheus.
-
-`ClientMetrics` holds plain numbers that cost two microseconds a message; `ClientCollector` gives
-them Prometheus's form when it is asked. A library registers nothing by itself, so an application
-says where they belong::
-
-    prometheus_client.REGISTRY.register(client.metrics)
-
-Labels are numbers of shards and closed sets of results and stages; never words, ids or addresses.
-"""
+"""What a client counts: plain numbers, which cost two microseconds a message."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
-
-from dlm import __version__
-from dlm.client.membership import Liveness
-from dlm.client.modes import Mode
 from dlm.errors import (
     AuthenticationError,
     DeadlineExceeded,
@@ -38,29 +17,6 @@ from dlm.errors import (
 )
 from dlm.histogram import SECONDS, SIZES, Histogram
 
-if TYPE_CHECKING:
-    from dlm.client.cascade import CascadeMonitor
-    from dlm.client.core import Core
-    from dlm.client.runtime import Stats
-
-# Every family that a client shows, and its labels. DO NOT CHANGE: dashboards and alerts name them.
-FAMILIES: dict[str, tuple[str, ...]] = {
-    "dlm_client_queries_total": ("source",),
-    "dlm_client_calls_total": ("result",),
-    "dlm_client_messages_total": ("result",),
-    "dlm_client_message_queries": ("le",),
-    "dlm_client_gathered_calls": ("le",),
-    "dlm_client_stage_seconds": ("stage", "le"),
-    "dlm_client_in_flight": ("shard",),
-    "dlm_client_waiting": ("shard",),
-    "dlm_client_servers": ("health",),
-    "dlm_client_mode": ("mode",),
-    "dlm_client_mode_switches_total": ("mode", "reason"),
-    "dlm_client_canaries_total": ("result",),
-    "dlm_client_small_model": (),
-    "dlm_client_cache_bytes": (),
-    "dlm_client_info": ("version",),
-}
 STAGES = ("plan", "queue", "encode", "wire", "decode")
 OK, CANCELLED, FAILED = "ok", "cancelled", "failed"
 # The first that an error is an instance of; every other error is FAILED.
@@ -81,8 +37,41 @@ def result_of(error: BaseException | None) -> str:
     return next((name for kind, name in _RESULTS if isinstance(error, kind)), FAILED)
 
 
+@dataclass
+class Stats:
+    """What a client has counted since it was made (or since the fork).
+
+    queries        queries asked by callers; a context whose stored words are asked is one
+    zero_message   of these, answered from the low orders, without any message
+    duplicates     of these, asked more than once within a call or a message, and sent once
+    sent_queries   distinct queries sent to servers
+    messages       messages sent
+    failed         messages that failed
+    retries        messages that were sent to another replica after that
+    hedges         messages that were late, and asked of another replica as well
+    hedges_won     of these, answered by that one first
+    bytes_sent, bytes_received  bytes of these messages, without gRPC's own framing
+    partial        distinct queries that the partial model answered
+    refreshes      times the table was found stale and fetched anew
+    """
+
+    queries: int = 0
+    zero_message: int = 0
+    duplicates: int = 0
+    sent_queries: int = 0
+    messages: int = 0
+    failed: int = 0
+    retries: int = 0
+    hedges: int = 0
+    hedges_won: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    partial: int = 0
+    refreshes: int = 0
+
+
 class ClientMetrics:
-    """Counts of one process.
+    """Counts of one process; what of `stats` is not counted here has one thread that counts it.
 
     Any thread may count: a lock, taken once a call and once a message, holds what belongs together.
     It is reentrant, since a signal handler may ask while its own thread counts. A forked child
@@ -91,11 +80,34 @@ class ClientMetrics:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self.stats = Stats()
         self.calls = Counter({OK: 0})
         self.messages = Counter({OK: 0})
         self.message_queries = Histogram(SIZES)
         self.gathered_calls = Histogram(SIZES)
         self.stages = {stage: Histogram(SECONDS) for stage in STAGES}
+
+    def now(self) -> Stats:
+        """`stats` as they stand now."""
+        with self._lock:
+            return replace(self.stats)
+
+    def planned(self, queries: int, zero_message: int = 0, duplicates: int = 0) -> None:
+        """Counts what is asked of this client; see `Stats`."""
+        with self._lock:
+            self.stats.queries += queries
+            self.stats.zero_message += zero_message
+            self.stats.duplicates += duplicates
+
+    def gathered(self, duplicates: int) -> None:
+        """Counts what several calls of a message asked."""
+        with self._lock:
+            self.stats.duplicates += duplicates
+
+    def fell_back(self, queries: int) -> None:
+        """Counts what the partial model answered."""
+        with self._lock:
+            self.stats.partial += queries
 
     def call(self, result: str, plan_s: float) -> None:
         """Counts a call that ended.
@@ -123,7 +135,7 @@ class ClientMetrics:
         Args
             queries   distinct queries in it
             calls     calls that it carried parts of
-            queue_s   seconds that the part that waited longest waited for the window
+            queue_s   seconds that the part that waited longest waited in its lane
             encode_s  arrays to bytes
             wire_s    from the bytes' leaving to the reply's coming: network, server and gRPC
             decode_s  bytes to arrays, and to the callers; 0 where there was no reply
@@ -137,130 +149,3 @@ class ClientMetrics:
             stages["encode"].add(encode_s)
             stages["wire"].add(wire_s)
             stages["decode"].add(decode_s)
-
-
-class ClientCollector(Collector):
-    """The families of one client.
-
-    A registry takes one client: the families of two have the same names. Give each its own
-    registry, or let threads share a client.
-    """
-
-    def __init__(self, core: Core, small: Core | None = None) -> None:
-        self._core = core
-        self._small = small
-
-    def describe(self) -> Iterable[Metric]:
-        """The same families without what changes, so that a second client is refused."""
-        return self.collect()
-
-    def collect(self) -> Iterator[Metric]:
-        """The families as they stand now; asks no server."""
-        core = self._core
-        counts = core.counts
-        yield _queries(core.stats, 0 if self._small is None else self._small.stats.queries)
-        yield _counter("calls", "Calls by how they ended.", "result", counts.calls)
-        yield _counter("messages", "Messages by how they ended.", "result", counts.messages)
-        for name, documentation, sizes in (
-            ("message_queries", "Distinct queries of a message.", counts.message_queries),
-            ("gathered_calls", "Calls that a message carries parts of.", counts.gathered_calls),
-        ):
-            yield HistogramMetricFamily(
-                f"dlm_client_{name}",
-                documentation,
-                buckets=sizes.cumulative(),
-                sum_value=sizes.total,
-            )
-        stages = HistogramMetricFamily(
-            "dlm_client_stage_seconds",
-            "Seconds a call spent being planned, a message in each other stage.",
-            labels=("stage",),
-        )
-        for stage, seconds in counts.stages.items():
-            stages.add_metric((stage,), seconds.cumulative(), seconds.total)
-        yield stages
-        load = core.load()
-        for place, (name, documentation) in enumerate(
-            (
-                ("in_flight", "Messages on their way, by shard."),
-                ("waiting", "Parts of calls that wait for a message, by shard."),
-            )
-        ):
-            gauge = GaugeMetricFamily(f"dlm_client_{name}", documentation, labels=("shard",))
-            for shard, numbers in sorted(load.items()):
-                gauge.add_metric((str(shard),), numbers[place])
-            yield gauge
-        yield from _cascade(core.watch())
-        small = GaugeMetricFamily(
-            "dlm_client_small_model", "1 with a small model to go over to, 0 without."
-        )
-        small.add_metric((), int(self._small is not None))
-        yield small
-        cache = GaugeMetricFamily(
-            "dlm_client_cache_bytes", "Vocabulary and low orders of the model in use."
-        )
-        cache.add_metric((), core.cache_bytes())
-        yield cache
-        info = GaugeMetricFamily("dlm_client_info", "Always 1.", labels=("version",))
-        info.add_metric((__version__,), 1)
-        yield info
-
-
-def _cascade(watch: CascadeMonitor | None) -> Iterator[Metric]:
-    """Nothing where the client sends no heartbeats."""
-    if watch is None:
-        return
-    status = watch.status()
-    servers = GaugeMetricFamily(
-        "dlm_client_servers",
-        "Servers of the model by what heartbeats say of them.",
-        labels=("health",),
-    )
-    for health in Liveness:
-        servers.add_metric((health,), sum(one.health is health for one in status.servers))
-    yield servers
-    mode = GaugeMetricFamily(
-        "dlm_client_mode", "1 for the model that new utterances go to.", labels=("mode",)
-    )
-    for one in Mode:
-        mode.add_metric((one,), int(status.mode is one))
-    yield mode
-    switches = CounterMetricFamily(
-        "dlm_client_mode_switches", "Times that a mode was entered.", labels=("mode", "reason")
-    )
-    for (to, reason), times in sorted(status.switches.items()):
-        switches.add_metric((to, reason), times)
-    yield switches
-    canaries = CounterMetricFamily(
-        "dlm_client_canaries", "Canaries by whether every shard answered.", labels=("result",)
-    )
-    for answered, result in ((True, OK), (False, FAILED)):
-        canaries.add_metric((result,), watch.canaries[answered])
-    yield canaries
-
-
-def _counter(name: str, documentation: str, label: str, counts: Mapping[str, int]) -> Metric:
-    family = CounterMetricFamily(f"dlm_client_{name}", documentation, labels=(label,))
-    for value, count in dict(counts).items():
-        family.add_metric((value,), count)
-    return family
-
-
-def _queries(stats: Stats, small: int) -> Metric:
-    """All but `partial` and `small` sum to the queries asked of the full model, once nothing is
-    under way and nothing was sent again or refused before it was sent; those that became `partial`
-    were mostly sent before."""
-    return _counter(
-        "queries",
-        "Queries by where the answer came from; shard: distinct ones that were sent; "
-        "partial: from the low orders alone, since no shard answered in time; "
-        "small: from the local small model.",
-        "source",
-        {
-            "low_orders": stats.zero_message,
-            "shard": stats.sent_queries,
-            "duplicate": stats.duplicates,
-            "partial": stats.partial,
-            "small": small,
-        },
-    )

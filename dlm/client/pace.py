@@ -1,6 +1,6 @@
 """How fast a shard has lately answered while it was asked: what waiting will cost.
 
-Pure, and small: a window keeps one (`batcher.py`). Times are of the clock of `now`, in seconds.
+Pure, and small: a lane keeps one (`lane.py`). Times are of the clock of `now`, in seconds.
 """
 
 from __future__ import annotations

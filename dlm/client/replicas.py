@@ -1,11 +1,11 @@
-"""Which of the servers of a shard is asked, and whether another may be asked again.
+"""Which of the servers of a shard is asked, and whether another may be asked again, or as well.
 
-Plain data under the lock of its client; chance is passed in.
+Plain data, which the loop owns; chance is passed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -83,3 +83,23 @@ class RetryBudget:
             return False
         self.saved -= 1.0
         return True
+
+
+def may_hedge(
+    replicas: Sequence[str],
+    tried: Collection[str],
+    avoided: Set[str],
+    bucket: RetryBudget,
+    *,
+    all_slow: bool,
+) -> bool:
+    """Whether a message that is late (`usual.late_after`) is asked of a second server as well; then
+    it is counted.
+
+    Args
+        replicas  addresses of those that hold the shard; tried, of these, who has it already
+        avoided   of these, who is not well, or slow beside another
+        bucket    what may be asked twice: a small part of all, and some at once
+        all_slow  whether every server of the shard is slow: more work would not make it faster
+    """
+    return not all_slow and bool(set(replicas) - avoided - set(tried)) and bucket.spend()

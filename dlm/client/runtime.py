@@ -1,4 +1,4 @@
-"""What a client owns in each process: connections, windows, counters; made anew after a fork."""
+"""What a client owns in each process: connections, lanes, counters; made anew after a fork."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import os
 import random
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Set
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from dlm.client import batcher, loop
+from dlm.client import loop
 from dlm.client.asks import SCORES
-from dlm.client.call import Item
+from dlm.client.call import Part
 from dlm.client.cascade import CascadeMonitor
+from dlm.client.lane import Lane
 from dlm.client.lowgrams import LowGrams
-from dlm.client.metrics import ClientMetrics
+from dlm.client.metrics import ClientMetrics, Stats
 from dlm.client.partial import Outage
 from dlm.client.replicas import RetryBudget
 from dlm.client.topology import Connect, Topology
 from dlm.client.transport import Connection
+from dlm.client.usual import Usual
 from dlm.errors import ClientClosed
 from dlm.logs import EventLog
 
@@ -32,40 +34,11 @@ LOOK_AGAIN_S = 1.0  # while a shard is down, the servers are looked for this oft
 
 
 class Place(NamedTuple):
-    """A shard set, one of its shards, and what is asked of it: each has a window."""
+    """A shard set, one of its shards, and what is asked of it: each has a lane."""
 
     shard_set: str
     shard: int
     asks: str = SCORES.name
-
-
-@dataclass
-class Stats:
-    """What a client has counted since it was made (or since the fork).
-
-    queries        queries asked by callers; a context whose stored words are asked is one
-    zero_message   of these, answered from the low orders, without any message
-    duplicates     of these, asked more than once within a call or a message, and sent once
-    sent_queries   distinct queries sent to servers
-    messages       messages sent
-    failed         messages that failed
-    retries        messages that were sent to another replica after that
-    bytes_sent, bytes_received  bytes of these messages, without gRPC's own framing
-    partial        distinct queries that the partial model answered
-    refreshes      times the table was found stale and fetched anew
-    """
-
-    queries: int = 0
-    zero_message: int = 0
-    duplicates: int = 0
-    sent_queries: int = 0
-    messages: int = 0
-    failed: int = 0
-    retries: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    partial: int = 0
-    refreshes: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +58,21 @@ class Snapshot:
         """Id of the shard set."""
         return self.topology.manifest.shard_set
 
+    @property
+    def low_bytes(self) -> int:
+        """Bytes of the files of its vocabulary and low orders."""
+        manifest = self.topology.manifest
+        return sum(manifest.file(kind).bytes for kind in ("vocabulary", "low_orders"))
+
     @cached_property
     def replicated(self) -> bool:
         """Whether a shard has several servers."""
         return any(len(addresses) > 1 for addresses in self.topology.addresses.values())
+
+
+# What is called with a connection, or with what kept it from being made.
+Connected = Callable[[Connection | Exception], None]
+Tell = Callable[..., None]  # has the loop carry out a step, with its arguments; from any thread
 
 
 def closed_error() -> ClientClosed:
@@ -96,17 +80,23 @@ def closed_error() -> ClientClosed:
     return ClientClosed("this client is closed; open another")
 
 
+HEDGED = 0.02  # share of messages that may be sent to a second server when they are late
+HEDGE_BURST = 100.0  # and as many more at once
+
+
 class Runtime:
-    """What one process owns: connections, a window for each shard, and a thread for refreshing.
+    """What one process owns: connections, a lane for each shard, and a thread for refreshing.
+
+    What is below "of the loop" is touched there alone; `lock` holds the rest, and neither calls nor
+    messages take it. It is reentrant, since a signal handler may ask while its own thread has it.
 
     before  the watch of the parent process, whose mode goes on, until there is one here
     """
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self.process = _process
         self.lock = threading.RLock()
         self.connections: dict[str, Connection] = {}
-        self.windows: dict[Place, batcher.Window[Item]] = {}
         self.helper = ThreadPoolExecutor(1, thread_name_prefix="dlm-refresh")
         self.refreshing: Future[Snapshot] | None = None
         self.queued: Future[Snapshot] | None = None  # the last look that many may share
@@ -114,15 +104,26 @@ class Runtime:
         self.fetcher = ThreadPoolExecutor(1, thread_name_prefix="dlm-fetch")
         self.fetching: Future[None] | None = None  # low orders of the model that comes next
         self.fetched: dict[str, LowGrams] = {}  # these, until they are in use
-        self.stats = Stats()
         self.counts = ClientMetrics()
+        self.outage: Outage | None = None  # of partial scores that are being given
+        # What others have for the loop; somebody has woken it, until then at the latest.
+        self.inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self.woken_until = 0.0
+        # of the loop:
+        self.lanes: dict[Place, Lane[Part]] = {}
+        self.ready: dict[Place, Lane[Part]] = {}  # that may have something to send
+        self.connecting: dict[str, list[Connected]] = {}  # who waits for a connection, by address
+        self.sending = False  # that is being looked at
+        self.under_way: set[Any] = set()  # messages that have not ended, or that a server has still
+        self.watching = False  # for those of which nobody tells that they ended
         self.chance = random.Random()
         self.budget = RetryBudget()
+        self.hedging = RetryBudget(HEDGED, HEDGE_BURST)
         self.outstanding: Counter[str] = Counter()  # queries in flight, by address
+        self.usual: defaultdict[str, Usual] = defaultdict(Usual)  # by address
         self.missed: dict[str, float] = {}  # address -> when a message found nobody there
         self.moving: dict[str, float] = {}  # address -> when it last refused to drain or warm up
-        self.at: dict[tuple[Place, int], tuple[str, int]] = {}  # message -> who has it, its queries
-        self.outage: Outage | None = None  # of partial scores that are being given
+        # of any thread, as single values:
         self.watch: CascadeMonitor | None = None
         self.before: CascadeMonitor | None = None
         self.looking = False  # quietly, on the helper thread
@@ -141,34 +142,41 @@ class Runtime:
                 self.watch.stop()
             connections = list(self.connections.values())
             self.connections.clear()
-            waiting = [work for w in self.windows.values() for work in w.waiting]
-            self.windows.clear()
-        for work in waiting:
-            work.item.call.fail(closed_error())
+        if not loop.post(self.end_waiting):
+            self.end_waiting()
         for connection in connections:
             connection.close()
         self.helper.shutdown(wait=False)
         self.fetcher.shutdown(wait=False)
 
-    def release(self, message: tuple[Place, int]) -> str | None:
-        """Nobody has it any more, answered or lost; who had it. Inside the lock, and once."""
-        address, queries = self.at.pop(message, (None, 0))
-        if address is not None:
-            self.outstanding[address] -= queries
-        return address
+    def end_waiting(self) -> None:
+        """On the loop: what waits to be sent fails."""
+        for lane in list(self.lanes.values()):
+            for part in list(lane.waiting):
+                part.call.fail(closed_error())
+        self.lanes.clear()
+        self.ready.clear()
+
+    def forget(self, shard_sets: Set[str]) -> None:
+        """On the loop: forgets the idle lanes of all other shard sets."""
+        for place, lane in list(self.lanes.items()):
+            if place.shard_set not in shard_sets and lane.idle:
+                del self.lanes[place]
 
 
 # Runtimes of a parent process: never touched in a child, and never collected there either, since
 # closing their channels would wait for threads that a fork does not copy.
 _INHERITED: list[Runtime] = []
-_ABANDONED: list[Connection] = []  # likewise, by `Links.abandon`
 _DROPPED: list[Runtime] = []  # of clients that nobody closed, while no loop ran
 _making = threading.Lock()
 
 
+_process = object()  # another in each process
+
+
 def _after_fork() -> None:
-    global _making
-    _making = threading.Lock()
+    global _making, _process
+    _making, _process = threading.Lock(), object()
     _INHERITED.extend(_DROPPED)
     _DROPPED.clear()
 
@@ -179,7 +187,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def _let_go(runtime: Runtime) -> None:
     """Nobody can use it any more. A collector may come here in any thread, with any lock held, so
     nothing is waited for, and the thread that ends it is started by the loop."""
-    if runtime.pid != os.getpid():
+    if runtime.process is not _process:
         _INHERITED.append(runtime)
     elif not runtime.is_idle and not loop.post(lambda: _end_later(runtime)):
         _DROPPED.append(runtime)
@@ -217,7 +225,7 @@ class Links:
     def runtime(self) -> Runtime:
         """This process's own."""
         runtime = self._runtime
-        if runtime.pid != os.getpid():
+        if runtime.process is not _process:
             with _making:
                 if self._runtime is runtime:
                     _INHERITED.append(runtime)
@@ -229,9 +237,7 @@ class Links:
 
     def stats(self) -> Stats:
         """The counters of this process, as they stand now."""
-        runtime = self.runtime
-        with runtime.lock:
-            return replace(runtime.stats)
+        return self.runtime.counts.now()
 
     def check_open(self) -> None:
         """Raises ClientClosed where the client is closed."""
@@ -253,35 +259,54 @@ class Links:
             self.check_open()
             return runtime.connections.setdefault(address, made)
 
-    def abandon(self, address: str | None) -> None:
-        """Forgets a connection that lost a message; the next message makes a new one.
+    def reach(self, address: str, tell: Tell, then: Connected) -> None:
+        """On the loop: calls `then` there with the connection to `address`, once there is one. It
+        is made in a thread: to resolve a name may take seconds.
 
-        It is not closed: an exception from a signal handler inside gRPC leaves its locks as they
-        were, and whoever touches it again may wait for ever.
+        Args
+            tell  has the loop carry out a step; from any thread
         """
         runtime = self.runtime
-        with runtime.lock:
-            found = runtime.connections.pop(address or "", None)
+        found = runtime.connections.get(address)
         if found is not None:
-            _ABANDONED.append(found)
-            log.warning("client.connection.abandoned", extra={"address": address})
+            then(found)
+            return
+        waiting = runtime.connecting.setdefault(address, [])
+        waiting.append(then)
+        if len(waiting) > 1:
+            return
+
+        def reached(made: Connection | Exception) -> None:
+            for each in runtime.connecting.pop(address, ()):
+                each(made)
+
+        def connect() -> None:
+            made: Connection | Exception
+            try:
+                made = self.connection(address)
+            except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
+                made = exc
+            tell(reached, made)
+
+        try:
+            threading.Thread(target=connect, name="dlm-connect", daemon=True).start()
+        except RuntimeError as exc:  # no thread can be started
+            reached(exc)
 
     def renew(self, address: str) -> None:
-        """Gives up the connection to `address`; what follows goes over another."""
-        runtime = self.runtime
-        with runtime.lock:
-            found = runtime.connections.pop(address, None)
-        if found is not None:
+        """On the loop: gives up the connection to `address`; what follows goes over another."""
+        found = self.runtime.connections.pop(address, None)
+        if found is None:
+            return
+        try:  # what closes a channel may wait for whoever opens it
+            threading.Thread(target=found.close, name="dlm-close", daemon=True).start()
+        except RuntimeError:  # no thread can be started
             found.close()
 
-    def forget_windows(self, shard_sets: Set[str]) -> None:
-        """Forgets the idle windows of all other shard sets. Inside the lock."""
+    def forget_lanes(self, shard_sets: Set[str]) -> None:
+        """Has the idle lanes of all other shard sets forgotten."""
         runtime = self.runtime
-        runtime.windows = {
-            place: window
-            for place, window in runtime.windows.items()
-            if place.shard_set in shard_sets or window.in_flight or window.waiting
-        }
+        loop.post(lambda: runtime.forget(shard_sets))
 
     def close(self) -> None:
         """Lets go of every connection; what waits to be sent fails, as what is under way does."""

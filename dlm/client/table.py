@@ -10,6 +10,7 @@ those that handles were opened on, for as long as servers hold them.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -63,7 +64,7 @@ class Table:
         self._unread = ""  # why the last look failed
         self._unserved: str | None = None  # the default that no servers hold all shards of
         self._stamp = endpoints.stamp()
-        self._stamp_seen = self._read_at = clock()
+        self._stamp_seen = self._read_at = self._follows = clock()
         self._config = config
         self._links = links
         self._clock = clock
@@ -150,6 +151,15 @@ class Table:
             self._read_at = now
             self.refresh_later()
 
+    def follow_later(self) -> None:
+        """On the loop: the same on the helper thread, since a file may be far away."""
+        now = self._clock()
+        if self.known is None or now - self._follows < STAMP_S:
+            return
+        self._follows = now
+        with contextlib.suppress(RuntimeError):  # closed meanwhile, or no thread can be started
+            self._links.runtime.helper.submit(self.follow)
+
     def refresh_later(self) -> None:
         """Has the servers asked what they hold, in the background, where nobody does so already."""
         runtime = self._links.runtime
@@ -225,11 +235,11 @@ class Table:
             snapshot = _with(topology, grams)
             self._gone = False
         with runtime.lock:
-            runtime.stats.refreshes += stale is not None
+            runtime.counts.stats.refreshes += stale is not None
             self._others = self._still_held(census, snapshot)
             self.known = snapshot
             self._missed -= {snapshot.model, *self._others}
-            self._links.forget_windows({s.shard_set for s in (snapshot, *self._others.values())})
+            self._links.forget_lanes({s.shard_set for s in (snapshot, *self._others.values())})
         if known is not None and known.model != snapshot.model:
             fields = {"before": known.model, "after": snapshot.model}
             log.warning("client.model.changed", extra=fields)

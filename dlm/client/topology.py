@@ -237,11 +237,14 @@ def write_cluster_file(
     shard_set: str,
     security: ClientSecurity = PLAIN,
     small: Path | None = None,
+    model: str | None = None,
 ) -> None:
     """Writes a cluster.toml whole or not at all; of `security` all but the token itself."""
     lines = [f"{WRITTEN_BY} for shard set {shard_set}."]
     if small is not None:
         lines += ["", f"small = {json.dumps(str(small.absolute()))}"]
+    if model is not None:
+        lines += ["", f"model = {json.dumps(model)}"]
     if security.token_file:
         lines += ["", f"token_file = {json.dumps(security.token_file)}"]
     if security.ca:

@@ -5,6 +5,8 @@ goes over gRPC's synchronous stack. Both survive forks (`fork`).
 
 Whoever sends a score never waits here: it does not enter gRPC, whose gate others may hold for long
 (a fork, say). A stream that is not open yet is opened on the loop, and the message waits for it.
+
+One file past 500 lines: both ways to a server share a connection, its credentials and its forks.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any, Protocol
 import grpc
 
 from dlm.client import fork, loop
+from dlm.client.beats import Beats, SentBeat
 from dlm.client.exchange import SERVICE, Exchange, Reply, Sent, error_of_call, tell
 from dlm.client.fork import inside
 from dlm.client.security import (
@@ -63,7 +66,8 @@ OPTIONS = (
 )
 
 Chunks = Generator[pb.DownloadChunk, None, None]
-Post = Callable[..., None]  # `Connection.score` or `Connection.context_block`
+Withdraw = Callable[[], None]
+Post = Callable[..., Withdraw | None]  # `Connection.score` or `Connection.context_block`
 BeatReply = Callable[[pb.HeartbeatReply | None, DlmError | None], None]
 
 
@@ -78,16 +82,19 @@ class Connection(Protocol):
 
     def score(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
-    ) -> None:
+    ) -> Withdraw | None:
         """Sends a ScoreRequest; `reply` is called once, on any thread.
 
         Args
             metadata  what a server needs to see of a trace; mostly nothing
+        Returns
+            what says that nobody wants the answer any more: a request that has not left yet does
+            not leave. `reply` is called all the same. None where nothing is ever withdrawn
         """
 
     def context_block(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
-    ) -> None:
+    ) -> Withdraw | None:
         """Sends a ContextBlockRequest, likewise."""
 
     def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
@@ -102,7 +109,7 @@ class Connection(Protocol):
     def heartbeat_later(
         self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
     ) -> None:
-        """The same, without waiting: `reply` is called once, on any thread."""
+        """On the loop: the same, without waiting; `reply` is called once, on any thread."""
 
     def close(self) -> None:
         """Lets go of the connection."""
@@ -137,6 +144,8 @@ class GrpcConnection:
         self._token_looked = self._token_changed = time.monotonic()
         self._held: deque[Sent] = deque()  # to be sent once there is a stream
         self._waking = False  # whether a thread is about to start the loop for them
+        self._beats = Beats(address, self._open_for_beats)  # of the loop
+        self._held_beats: list[SentBeat] = []  # to be sent again after a fork
         self._opening = threading.RLock()
         self._channel: grpc.Channel | None = None
         self._methods: dict[str, Callable[..., Any]] = {}
@@ -171,14 +180,16 @@ class GrpcConnection:
 
     def score(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
-    ) -> None:
+    ) -> Withdraw:
         """See `Connection.score`."""
         deadline = time.monotonic() + timeout_s
-        self._post(Sent(request, deadline, reply, ("Score", request, reply)), metadata)
+        sent = Sent(request, deadline, reply, ("Score", request, reply))
+        self._post(sent, metadata)
+        return sent.withdraw
 
     def context_block(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
-    ) -> None:
+    ) -> Withdraw:
         """See `Connection.context_block`."""
 
         def unpacked(data: bytes | None, error: DlmError | None) -> None:
@@ -192,7 +203,9 @@ class GrpcConnection:
         deadline = time.monotonic() + timeout_s
         carried = codec.carry_block_request(request)
         alone = ("ContextBlock", request, reply)
-        self._post(Sent(carried, deadline, unpacked, alone), metadata)
+        sent = Sent(carried, deadline, unpacked, alone)
+        self._post(sent, metadata)
+        return sent.withdraw
 
     def _post(self, sent: Sent, metadata: Metadata) -> None:
         if metadata:
@@ -217,6 +230,9 @@ class GrpcConnection:
         """On the loop."""
         while self._held:
             sent = self._held.popleft()
+            if not sent.wanted:
+                sent.drop()
+                continue
             try:
                 if not self._send(sent):
                     self._held.appendleft(sent)  # until after the fork
@@ -258,6 +274,13 @@ class GrpcConnection:
     def _stream(self) -> Exchange | None:
         """The stream with the least load; where that is to be a new one, None unless this is the
         loop, which does not end."""
+        first = self._streams[0]
+        if (
+            first is not None
+            and not (first.ended or self._closed or self._token)
+            and (self._most == 1 or not first.load)
+        ):
+            return first
         with self._lock:
             if self._closed:
                 raise self._closed_error()
@@ -315,6 +338,9 @@ class GrpcConnection:
     def _open_for_loop(self, token: Metadata) -> tuple[grpc.aio.Channel, Metadata]:
         return open_aio_channel(self._target, OPTIONS, self._security), token
 
+    def _open_for_beats(self) -> grpc.aio.Channel:
+        return open_aio_channel(self._target, OPTIONS, self._security)
+
     def _retire_old(self, now: float) -> None:
         """Streams that were opened with another token than its file holds by now take nothing new:
         the server ends them when that is taken away. Inside the lock."""
@@ -339,6 +365,8 @@ class GrpcConnection:
         """Sends a message again whose stream the server ended, since a Score changes nothing: if
         the token is another by now than the one that stream was opened with; or else once, as a
         call of its own, if gRPC lost the reason, which that call will tell."""
+        if not sent.wanted:
+            return False
         changed = self._mark() != mark
         left_s = sent.deadline - time.monotonic()
         if changed:
@@ -357,11 +385,13 @@ class GrpcConnection:
         """See `fork.Streams`."""
         for stream in self._all_streams():
             self._held += stream.suspend()
+        self._held_beats += self._beats.suspend()
 
     def resume(self) -> None:
         """See `fork.Streams`: sends again what was in flight."""
         self._waking = False
         loop.post(self._send_held)  # else the loop ends already for another fork
+        loop.post(self._send_beats)
 
     def give_up(self, cause: Exception) -> None:
         """See `fork.Streams`."""
@@ -372,6 +402,9 @@ class GrpcConnection:
             except IndexError:  # another thread was quicker
                 return
             tell(sent.reply, None, self._unsent(cause))
+        held, self._held_beats = self._held_beats, []
+        for beat in held:
+            tell(beat.reply, None, self._unsent(cause))
 
     def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
         """See `Connection.describe`."""
@@ -402,19 +435,33 @@ class GrpcConnection:
     ) -> None:
         """See `Connection.heartbeat_later`."""
 
-        def done(call: Any) -> None:
+        def came(data: bytes | None, error: DlmError | None) -> None:
+            if data is None:
+                reply(None, error)
+                return
             try:
-                found = self._read_beat(request, self._bytes(call.result()))
-            except grpc.RpcError as exc:
-                reply(None, self._error(exc))
-            except grpc.FutureCancelledError:
-                reply(None, self._closed_error())
+                found = self._read_beat(request, data)
             except DlmError as exc:
                 reply(None, exc)
             else:
                 reply(found, None)
 
-        self._start("Heartbeat", request, timeout_s).add_done_callback(done)
+        token = self._token() if self._token else ()
+        deadline = time.monotonic() + timeout_s
+        self._held_beats.append(SentBeat(request.SerializeToString(), deadline, token, came))
+        self._send_beats()
+
+    def _send_beats(self) -> None:
+        """On the loop."""
+        home = loop.running()
+        while self._held_beats and not home.ending:  # else after the fork
+            beat = self._held_beats.pop()
+            try:
+                self._open()  # gRPC's own part in forks comes before ours
+                fork.add(self)
+                self._beats.send(home, beat)
+            except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
+                tell(beat.reply, None, self._unsent(exc))
 
     def _read_beat(self, request: pb.HeartbeatRequest, data: bytes) -> pb.HeartbeatReply:
         message = codec.parse(pb.HeartbeatReply(), data)
@@ -434,6 +481,7 @@ class GrpcConnection:
                 self._channel.close()
         for stream in streams:
             stream.close(self._closed_error())
+        loop.post(self._beats.close)
         self.give_up(self._closed_error())
 
     def _start(

@@ -17,8 +17,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -30,10 +28,10 @@ from numpy.typing import NDArray
 from dlm.client import kernels
 from dlm.client.asks import BLOCKS, SCORES, Asks
 from dlm.client.blocks import UNKNOWN_S, BlockFetch, blocks_asked, joined
-from dlm.client.core import Core
 from dlm.client.lowgrams import LowGrams
 from dlm.client.modes import Mode
 from dlm.client.runtime import Snapshot
+from dlm.client.scorer import Asked, Scorer
 from dlm.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -51,7 +49,7 @@ from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes
 Word: TypeAlias = str | bytes | int
 Sentence: TypeAlias = str | bytes | Sequence[Word]
 # What a handle is made of, see `_Handle`.
-Opened: TypeAlias = tuple[Core, Snapshot, float | None, str, str]
+Opened: TypeAlias = tuple[Scorer, Snapshot, float | None, str, str]
 
 # As in ARPA files, words are split at spaces and tabs; a line end cannot be part of a word either.
 _SPACES = re.compile(rb"[ \t\r\n]+")
@@ -194,6 +192,8 @@ class Extension:
         states         (K, W)          what matters after each word
         source         (K, W)  uint8   `FULL`, or `PARTIAL` where no shard answered in time; all
                                        `SMALL` of the small model
+        oov            (K, W)  bool    whether the vocabulary lacks the word, which was scored as
+                                       its unknown word
     """
 
     log10_prob: NDArray[np.float32]
@@ -201,6 +201,7 @@ class Extension:
     ngram_length: NDArray[np.uint8]
     states: States
     source: NDArray[np.uint8]
+    oov: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,7 +268,7 @@ class ContextBlocks:
             _, width, nested = handle._extend_shape(self.states, words)
             rows = words if nested else [words]
             asked = [handle._ids(row, f"words[{at}]") for at, row in enumerate(rows)]
-        each, after = [], []
+        each, after, oov = [], [], np.zeros((len(self), width), bool)
         for row, block in enumerate(self._blocks):
             if asked is None:
                 ids, answers = np.arange(width, dtype=np.uint32), block.score_all()
@@ -277,6 +278,7 @@ class ContextBlocks:
             here, count = slice(row, row + 1), np.array([width], np.uint32)
             queries = _Queries(self.states._contexts[here], self.states._lengths[here], count, ids)
             each.append(answers)
+            oov[row] = ids == UNK_ID
             after.append(handle._after(queries, answers))
         shape = (len(self), width)
         some = joined(each) if each else Answers.empty(0)
@@ -289,6 +291,7 @@ class ContextBlocks:
             some.ngram_length.reshape(shape),
             flat.reshape(*shape),
             np.broadcast_to(self.source.reshape(-1, 1), shape).copy(),
+            oov,
         )
 
     def answers(self, row: int, words: NDArray[np.uint32]) -> Answers:
@@ -346,7 +349,8 @@ def _split(sentence: str | bytes) -> Iterator[list[bytes]]:
 
 def _check_sequence(value: Any, name: str, expected: str) -> None:
     """Raises `QueryError` unless `value` can be counted and indexed, and is not one string."""
-    if type(value) in (list, tuple):
+    kind = type(value)
+    if kind is list or kind is tuple or (kind is np.ndarray and value.ndim):
         return
     if isinstance(value, (str, bytes, bytearray, memoryview)):
         found = "one string"
@@ -399,9 +403,8 @@ class _Asking:
     def __init__(self, handle: _Handle, deadline_s: float | None) -> None:
         self._begun = time.monotonic()
         self._handle = handle
-        limit_s = handle._limit(deadline_s)
-        self._limit_s = limit_s if handle._core.timed else MAX_DEADLINE_S
-        self._parts: list[tuple[_Queries, Future[Any]]] = []
+        self._limit_s = handle._core.limit_s(handle._limit(deadline_s))
+        self._parts: list[tuple[_Queries, Asked]] = []
         self._planned_s = 0.0
 
     @property
@@ -424,10 +427,10 @@ class _Asking:
                 raise self._too_large()
             last = self._parts[-1][1]
             if last.done():
-                last.result()  # the rest of a failed call is not sent
+                last.future.result()  # the rest of a failed call is not sent
         more = bool(self._parts)
-        future = self._handle._submit(queries, self.left_s, more=more, ahead=ahead, asks=asks)
-        self._parts.append((queries, future))
+        call = self._handle._submit(queries, self.left_s, more=more, ahead=ahead, asks=asks)
+        self._parts.append((queries, call))
         self._planned_s = time.monotonic() - self._begun
 
     def check(self) -> None:
@@ -442,19 +445,19 @@ class _Asking:
             "large a call; ask less at once, or give it more time"
         )
 
-    def waits(self) -> Iterator[tuple[Future[Answers], float]]:
-        """Each part's future, and the seconds to wait for it."""
-        for number, (_, future) in enumerate(self._parts):
+    def waits(self) -> Iterator[tuple[Asked, float]]:
+        """Each part's call, and the seconds to wait for it."""
+        for number, (_, call) in enumerate(self._parts):
             left_s = self.left_s
             if len(self._parts) > 1 and self._handle.partial:
                 # What is still to do by then: partial answers, and results made of all answers.
                 to_do_s = self._planned_s / 2 * (1.0 - number / len(self._parts))
                 left_s -= to_do_s + min(SHAPE_SHARE * self._limit_s, SHAPE_S)
-            yield future, max(left_s, 0.0) + self._handle._grace_s
+            yield call, max(left_s, 0.0) + self._handle._grace_s
 
-    def end_late(self, future: Future[Answers]) -> None:
+    def end_late(self, call: Asked) -> None:
         """Nobody answered in time."""
-        self._handle._end_late(future, self._limit_s)
+        self._handle._end_late(call, self._limit_s)
 
     def restart(self) -> None:
         """Begins anew, in the time that is left: what was planned was for another model."""
@@ -462,12 +465,12 @@ class _Asking:
 
     def answers(self) -> list[tuple[_Queries, Any]]:
         """Of each part, once all have been waited for."""
-        return [(queries, future.result()) for queries, future in self._parts]
+        return [(queries, call.result()) for queries, call in self._parts]
 
     def cancel(self) -> None:
         """Gives up whatever is still under way."""
-        for _, future in self._parts:
-            future.cancel()
+        for _, call in self._parts:
+            call.cancel()
 
 
 class _Handle:
@@ -475,7 +478,7 @@ class _Handle:
 
     def __init__(
         self,
-        core: Core,
+        core: Scorer,
         snapshot: Snapshot,
         deadline_s: float | None,
         kind: str = FULL_KIND,
@@ -620,7 +623,14 @@ class _Handle:
             raise QueryError(f"word id {number}; ids are 0 to {self.vocabulary_size - 1}")
         return number
 
-    def _ids(self, words: Sequence[Word] | NDArray[Any], name: str = "words") -> NDArray[np.uint32]:
+    def _ids(
+        self, words: Sequence[Word] | NDArray[Any], name: str = "words", *, planned: bool = False
+    ) -> NDArray[np.uint32]:
+        """The ids of words.
+
+        Args
+            planned  they are asked next, and checked with all of the call
+        """
         _check_sequence(words, name, "a sequence of words")
         if isinstance(words, np.ndarray) and words.ndim != 1:
             raise QueryError(
@@ -628,6 +638,8 @@ class _Handle:
             )
         if isinstance(words, np.ndarray) and words.dtype.kind in "iu":
             self._settled = True
+            if words.dtype == np.uint32 and planned:
+                return np.array(words, order="C")  # its caller may change it meanwhile
             if words.size and (int(words.min()) < 0 or int(words.max()) >= self.vocabulary_size):
                 raise QueryError(
                     f"word ids from {words.min()} to {words.max()}; "
@@ -679,9 +691,9 @@ class _Handle:
     def _gather(self, states: States | Sequence[State]) -> States:
         """Any sequence of states as one flat array, their family checked."""
         if isinstance(states, States):
-            if states.family != self.family:
+            if states.family is not self.family and states.family != self.family:
                 raise _mismatch(states.family, self.family)
-            return states.reshape(-1)
+            return states if states._lengths.ndim == 1 else states.reshape(-1)
         if isinstance(states, State):
             raise QueryError("a sequence of states is expected, not one State; give [state]")
         _check_states(states)
@@ -699,12 +711,8 @@ class _Handle:
 
     def _after(self, queries: _Queries, answers: Answers) -> States:
         """The minimised state after each query's word."""
-        # Slices of states would have the kernel compiled for each kind of array, within a call.
         given = (queries.contexts, queries.counts, queries.words, answers.state_length)
-        return States(
-            self.family,
-            *kernels.next_states(*(np.require(a, requirements=["C", "W"]) for a in given)),
-        )
+        return States(self.family, *kernels.next_states(*map(np.ascontiguousarray, given)))
 
     def _extend_shape(self, states: States | Sequence[State], words: Any) -> tuple[int, int, bool]:
         """How many states, how many words for each, and whether each has words of its own."""
@@ -741,17 +749,18 @@ class _Handle:
         count, width, nested = self._extend_shape(states, words)
         if isinstance(states, States):
             states = self._gather(states)
-        ids = None if nested else self._ids(words)
+        ids = None if nested else self._ids(words, planned=True)
         rows, columns = max(PART // max(width, 1), 1), max(min(width, PART), 1)
         for first in range(0, count or 1, rows):
-            flat = self._gather(states[first : first + rows])
-            some = () if ids is not None else words[first : first + rows]
+            whole = count <= rows
+            flat = self._gather(states if whole else states[first : first + rows])
+            some = () if ids is not None else words if whole else words[first : first + rows]
             for begin in range(0, width or 1, columns):
                 part = slice(begin, begin + columns)
                 if ids is not None:
                     asked = np.tile(ids[part], len(flat))
                 elif isinstance(some, np.ndarray):
-                    asked = self._ids(some[:, part].reshape(-1))
+                    asked = self._ids(some[:, part].reshape(-1), planned=True)
                 else:
                     named = [(row[part], f"words[{at}]") for at, row in enumerate(some, first)]
                     asked = np.concatenate([_NO_WORDS, *(self._ids(*one) for one in named)])
@@ -764,20 +773,25 @@ class _Handle:
         self, asking: _Asking, states: States | Sequence[State], words: Any
     ) -> Extension:
         count, width, _ = self._extend_shape(states, words)
-        shape = (count, width)
+        shape = count, width
         parts, after = asking.answers(), []
+        oov = [kernels.are_word(queries.words, UNK_ID) for queries, _ in parts]
         for queries, answers in parts:
             after.append(self._after(queries, answers))
             asking.check()
         answers = _joined(parts)
-        contexts = np.concatenate([part._contexts for part in after])
-        lengths = np.concatenate([part._lengths for part in after])
+        if len(after) == 1:
+            contexts, lengths = after[0]._contexts, after[0]._lengths
+        else:
+            contexts = np.concatenate([part._contexts for part in after])
+            lengths = np.concatenate([part._lengths for part in after])
         return Extension(
             answers.log10_prob.reshape(shape),
             answers.matched_order.reshape(shape),
             answers.ngram_length.reshape(shape),
             States(self.family, contexts, lengths).reshape(*shape),
             _source(answers).reshape(shape),
+            (oov[0] if len(oov) == 1 else np.concatenate(oov)).reshape(shape),
         )
 
     def _sentence_parts(
@@ -989,7 +1003,7 @@ class _Handle:
         more: bool = False,
         ahead: int = 0,
         asks: Asks = SCORES,
-    ) -> Future[Any]:
+    ) -> Asked:
         """See `Core.submit`."""
         if self._rescores and self._core.mode() is Mode.SMALL:
             raise ModelSwitched(
@@ -1010,13 +1024,10 @@ class _Handle:
             asks=asks,
         )
 
-    def _end_late(self, future: Future[Answers], limit_s: float) -> None:
+    def _end_late(self, call: Asked, limit_s: float) -> None:
         """Ends a call whose time is over, for its caller and for whoever counts calls alike: one
         that is cancelled is taken for given up. Where there is a partial model, by its answers."""
-        late = DeadlineExceeded(f"no answer within {limit_s:g} s")
-        self._core.give_up(future, late)
-        with suppress(InvalidStateError):  # answered just now, or by that
-            future.set_exception(late)
+        call.give_up(DeadlineExceeded(f"no answer within {limit_s:g} s"))
 
 
 def _check_states(states: Any) -> None:
@@ -1034,7 +1045,9 @@ def _mismatch(found: Family, expected: Family) -> FamilyMismatch:
 def _joined(parts: list[tuple[_Queries, Answers]]) -> Answers:
     """The answers to all parts, one after another."""
     every = [answers for _, answers in parts]
-    if len(every) == 1 or all(a.source is None for a in every):
+    if len(every) == 1:
+        return every[0]
+    if all(a.source is None for a in every):
         return joined(every)
     return replace(joined(every), source=np.concatenate([_source(a) for a in every]))
 
@@ -1062,12 +1075,12 @@ class Utterance(_Handle):
         try:
             for _ in parts:
                 pass
-            for future, wait_s in asking.waits():
+            for call, wait_s in asking.waits():
                 try:
-                    future.result(wait_s)
-                except FutureTimeout:
-                    asking.end_late(future)
-                    future.result()
+                    call.future.result(wait_s)
+                except TimeoutError:
+                    asking.end_late(call)
+                    call.future.result()
         finally:
             asking.cancel()
 
@@ -1099,10 +1112,14 @@ class Utterance(_Handle):
         *,
         deadline_s: float | None = None,
     ) -> Extension:
-        """Extends each of K states by W words: on-the-fly rescoring (DLM 3.3).
+        """Extends each of K states by W words, as on-the-fly rescoring needs it.
+
+        Source: Long et al., "A Distributed System for Large-scale n-gram Language Models at
+        Tencent", PVLDB 12(12), 2019, section 3.3.
 
         Args
-            words  W words for all states, or K rows of W words
+            words  W words for all states, or K rows of W words: strings, bytes or ids. A string is
+                   one word, whatever spaces are in it; `oov` marks those that the model lacks
         Raises
             FamilyMismatch (a TypeError), QueryError, UnavailableError, ProtocolError
         """
@@ -1194,7 +1211,7 @@ class AsyncUtterance(_Handle):
 
     @classmethod
     def later(
-        cls, opened: Callable[[], Opened], core: Core, deadline_s: float | None
+        cls, opened: Callable[[], Opened], core: Scorer, deadline_s: float | None
     ) -> AsyncUtterance:
         """A handle of `core` whose first call gets, in a thread, what `opened` returns."""
         handle = cls.__new__(cls)
@@ -1254,12 +1271,10 @@ class AsyncUtterance(_Handle):
             for number, _ in enumerate(parts):
                 if number:
                     await asyncio.sleep(0)
-            for future, wait_s in asking.waits():
-                wrapped = asyncio.wrap_future(future)
-                done, _ = await asyncio.wait([wrapped], timeout=wait_s)
-                if not done:
-                    asking.end_late(future)
-                await wrapped
+            for call, wait_s in asking.waits():
+                if not await call.future.wait(wait_s):
+                    asking.end_late(call)
+                call.future.result(0.0)
         finally:
             asking.cancel()
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from dlm.client import kernels, router
 from dlm.client.asks import BLOCKS
-from dlm.client.call import Call, Item, deliver
+from dlm.client.call import Call
 from dlm.client.lowgrams import LowGrams
 from dlm.index.layout import Manifest
 from dlm.index.search import blocks, shard
@@ -29,10 +29,14 @@ CONTEXTS = 3
 KERNELS = (
     *shard.KERNELS,
     *blocks.KERNELS,
+    kernels.plan,
     kernels.group_queries,
+    kernels.repeats,
     kernels.route_groups,
+    kernels.place_answers,
+    kernels.finish,
+    kernels.are_word,
     kernels.next_states,
-    kernels.copy_answers,
     text.enter_words,
     text.find_words,
     checks.out_of_range,
@@ -53,19 +57,16 @@ def warm_up(grams: LowGrams) -> None:
     lengths = np.full(CONTEXTS, width, np.uint8)
     counts = np.ones(CONTEXTS, np.uint32)
     words = np.arange(CONTEXTS, dtype=np.uint32) % np.uint32(manifest.vocabulary_size)
-    grouped = router.group(contexts, lengths, counts, words)
-    groups = grouped.groups
-    answers, remote = grams.score(groups)
-    everything = np.ones_like(remote)
-    call = Call(manifest.model, answers, groups, everything, grouped.place, inf)
+    plan = router.plan(grams, manifest, contexts, lengths, counts, words, len(words))
+    call = Call(manifest.model, plan._replace(pieces=[]), inf)
     if width >= 2:  # a shard is named by two words
-        (piece,) = router.route(
-            groups, everything, np.zeros_like(manifest.slots), 1, len(groups.words)
-        )
-        items = [Item(call, piece, manifest.shard_set, 0, 0.0)] * 2
-        merged = router.merge([item.piece.groups for item in items])
-        data, checksum = codec.encode_score_request(manifest.shard_set_bytes, 0, merged.groups)
-        queries = len(merged.groups.words)
+        groups = QueryGroups(lengths, contexts.reshape(-1), counts, words)
+        pieces = router.route(groups, np.zeros_like(manifest.slots), 1, len(words))
+        call = Call.of_pieces(manifest.model, pieces, inf)
+        call.split(manifest.shard_set, 0.0)
+        router.gather([groups, groups])
+        data, checksum = codec.encode_score_request(manifest.shard_set_bytes, 0, groups)
+        queries = len(groups.words)
         request = codec.decode_score_request(data, max_queries=queries)
         zeros, ones = np.zeros(queries, np.float32), np.ones(queries, np.uint8)
         reply = codec.encode_score_reply(request, Answers(zeros, ones, ones, ones))
@@ -76,13 +77,14 @@ def warm_up(grams: LowGrams) -> None:
             queries=queries,
             request_checksum=checksum,
         )
-        codec.check_answers(received, merged.groups, manifest.order)
-        deliver(items, merged, received)
+        codec.check_answers(received, groups, manifest.order)
+        call.answer(call.parts[0], received, 0)
         _warm_up_blocks(manifest, groups)
     else:
         call.succeed()
-    result = call.future.result(0)
+    result = call.result(0)
     kernels.next_states(contexts, counts, words, result.state_length)
+    kernels.are_word(words, 0)
     block = blocks.ContextBlock.low_only(grams.low, contexts[0])
     block.score(words)
     block.score_word(0)

@@ -1,1 +1,1 @@
-"""A cluster on one machine: started, watched, and broken on purpose."""
+"""A cluster on one machine: started and watched."""

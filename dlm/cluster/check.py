@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import Client, State, Utterance
-from dlm.client.runtime import Stats
+from dlm.client.core import Core
+from dlm.client.metrics import Stats
 from dlm.client.utterance import split_words
 from dlm.ngram.backoff import DictModel
 from dlm.wire._pb import shard_pb2 as pb
@@ -108,8 +109,9 @@ def _position(
 
 def counted_by_servers(client: Client, addresses: list[str], timeout_s: float) -> tuple[int, int]:
     """Messages and queries that the servers counted, all of them together."""
+    core = client._core
+    assert isinstance(core, Core)
     beats = [
-        client._core.connection(a).heartbeat(pb.HeartbeatRequest(sequence=1), timeout_s)
-        for a in addresses
+        core.connection(a).heartbeat(pb.HeartbeatRequest(sequence=1), timeout_s) for a in addresses
     ]
     return sum(b.messages for b in beats), sum(b.queries for b in beats)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -43,6 +45,24 @@ class Server:
         command[command.index("--port") + 1] = self.endpoint.address.rsplit(":", 1)[1]
         process = _start(command)
         return Server(process, replace(self.endpoint, pid=process.pid), command)
+
+    def by_hand(self) -> str:
+        """The command line that starts one in its place, for a user to type."""
+        options = list(self.command[self.command.index("serve") :])
+        for name, plain in (("--ready-file", None), ("--workers", "1"), ("--metrics-port", "0")):
+            at = options.index(name)
+            if plain in (None, options[at + 1]):
+                del options[at : at + 2]
+        options[options.index("--port") + 1] = self.endpoint.address.rsplit(":", 1)[1]
+        return shlex.join(["dlm", *options])
+
+
+def how_it_ended(status: int) -> str:
+    """What an exit status of a child process says."""
+    if status < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed ({signal.Signals(-status).name})"
+    return f"ended with status {status}"
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -135,8 +155,9 @@ def _wait_ready(
             for other, candidate in enumerate(processes):
                 if candidate.poll() is not None:
                     raise ConfigError(
-                        f"a server of shard {other % shards} ended with status "
-                        f"{candidate.returncode} before it was ready; its own message is above"
+                        f"a server of shard {other % shards} "
+                        f"{how_it_ended(candidate.returncode)} before it was ready; its own "
+                        "message is above"
                     )
             if time.monotonic() > limit:
                 raise ShardDown(
@@ -171,11 +192,13 @@ def supervise(
 ) -> Iterator[str]:
     """What happens to servers, one line each, until `stopping()`.
 
+    Servers that are left go on, also where a shard has none: clients with `partial` answer for it.
+
     Args
         restart  whether one that ended is started again, in its place in `servers`
         changed  called when one was
     Raises
-        ShardDown  the last server of a shard ended, and is not started again
+        ShardDown  every server ended, and none is started again
     """
     gone: set[str] = set()
     started: dict[str, float] = {}
@@ -186,8 +209,7 @@ def supervise(
             if status is None or endpoint.address in gone:
                 continue
             what = (
-                f"the server of shard {endpoint.shard} at {endpoint.address} ended with "
-                f"status {status}"
+                f"the server of shard {endpoint.shard} at {endpoint.address} {how_it_ended(status)}"
             )
             if restart:
                 now = time.monotonic()
@@ -198,10 +220,19 @@ def supervise(
                     yield f"{what}; started again"
                 continue
             gone.add(endpoint.address)
-            replicas = [one.endpoint for one in servers if one.endpoint.shard == endpoint.shard]
-            if all(replica.address in gone for replica in replicas):
-                raise ShardDown(f"{what}; none is left, stopping the others")
-            yield f"{what}; its replicas go on"
+            left = [one.endpoint.shard for one in servers if one.endpoint.address not in gone]
+            if not left:
+                raise ShardDown(f"{what}; every server has ended. --restart starts them again")
+            of_shard = left.count(endpoint.shard)
+            runs = (
+                f"{of_shard} of its shard still run"
+                if of_shard > 1
+                else "1 of its shard still runs"
+            )
+            yield (
+                f"{what}; {runs if of_shard else 'its shard has no server left'}. Start it again: "
+                f"{server.by_hand()} (or use dlm cluster --restart)"
+            )
 
 
 def check_free(cluster_file: Path) -> None:

@@ -380,9 +380,11 @@ def _workspace(settings: EstimationSettings) -> int:
     workspace = settings.memory_bytes - resident - RESERVE_BYTES
     if workspace < MIN_WORKSPACE_BYTES:
         least = resident + RESERVE_BYTES + MIN_WORKSPACE_BYTES
+        given = settings.memory_bytes
+        unit = f" (no unit means bytes; did you mean {given}G?)" if given < 1024 else ""
         raise ConfigError(
-            f"--memory of {settings.memory_bytes:,} bytes is too little: the interpreter and the "
-            f"compiled code take {resident:,}, so that {least:,} are needed at least"
+            f"--memory of {given:,} bytes is too little{unit}: at least {-(-least >> 20)}M are "
+            f"needed, of which the interpreter and the compiled code take {resident >> 20}M"
         )
     return workspace
 

@@ -50,8 +50,8 @@ class EstimationSettings:
             raise ConfigError("a pruning threshold is negative; 0 keeps every n-gram of its order")
         if any(a > b for a, b in zip(self.prune, self.prune[1:], strict=False)):
             raise ConfigError(
-                f"pruning thresholds {' '.join(map(str, self.prune))} fall: an n-gram would stay "
-                "whose beginning is left out; give numbers that do not fall"
+                f"pruning thresholds must not decrease: {','.join(map(str, self.prune))}; an "
+                "n-gram cannot be kept without the shorter one that it begins with"
             )
         if self.threads < 1:
             raise ConfigError(f"{self.threads} threads; give 1 or more")

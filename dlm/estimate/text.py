@@ -305,7 +305,7 @@ class Reader:
                 if self._column not in names:
                     raise ConfigError(
                         f"{source} has no column {self._column!r}; it has {', '.join(names)}: "
-                        "name one with --column"
+                        "name one with --text-column"
                     )
                 kind = file.schema_arrow.field(self._column).type
                 if not any(

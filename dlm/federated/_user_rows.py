@@ -55,6 +55,11 @@ def _tsv_rows(path: Path, user_column: str, text_column: str) -> Iterator[Row]:
     lines = _lines(path)
     header = next(lines, b"").rstrip(b"\r").removeprefix(b"\xef\xbb\xbf")
     names = header.decode("utf-8", "replace").split("\t")
+    if header and len(names) == 1:
+        raise FormatError(
+            f"{path} is not tab-separated: its first line has no tab. CSV and JSONL are not read; "
+            f"convert it to Parquet, or to TSV with the header {user_column}<TAB>{text_column}"
+        )
     for column in (user_column, text_column):
         if names.count(column) != 1:
             # Not shown: in a file without a header it is a user's.
@@ -128,8 +133,7 @@ def named(source: Path, rows: Iterable[Row], missing: str) -> Iterator[Row]:
     for row in rows:
         if not row[0] and missing == "refuse":
             raise FormatError(
-                f"{source}, line {row[1]}: no user id; text of nobody cannot be protected. Remove "
-                'the row, or leave such rows out and counted with missing="count" (--missing '
-                "count)"
+                f"{source}, line {row[1]}: no user id; fix the row, or pass --missing count (in "
+                'a configuration missing = "count") to leave such rows out and count them'
             )
         yield row

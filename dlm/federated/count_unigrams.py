@@ -232,11 +232,12 @@ def count_unigrams(
     record = list_record(whitelist, content, settings, begun=has_begun(output))
     with folder_of(output, released=settings.released) as folder:
         words = read_whitelist(whitelist, content)
-        never = sum(split(word) != [word] for word in words)
+        never = [word for word in words if split(word) != [word]]
         if never:
             progress(
-                f"{never:,} of {len(words):,} words of the list are never met by --tokenizer "
-                f"{settings.tokenizer}"
+                f"{len(never):,} of {len(words):,} words of the list can never match, because "
+                f"--tokenizer {settings.tokenizer} does not produce them: {', '.join(never[:5])}"
+                + (", ..." if len(never) > 5 else "")
             )
         everyone = open_users(folder.store)
         found = everyone.facts

@@ -106,7 +106,12 @@ def read_counts(path: str | Path, content: bytes | None = None) -> WordCounts:
                     count = float(text)
                 except ValueError:
                     count = math.nan
-                if not tab or word.split() != [word] or not (0 < count < math.inf):
+                if not tab:
+                    raise FormatError(
+                        f"{path}, line {number} has no count; expected lines of WORD<TAB>COUNT, as "
+                        "dlm unigrams writes"
+                    )
+                if word.split() != [word] or not (0 < count < math.inf):
                     raise FormatError(
                         f"{path}, line {number}: {line[:80]!r} is not a word, a tab and a count "
                         "over 0"

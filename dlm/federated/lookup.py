@@ -19,7 +19,7 @@ from typing import Any
 
 from dlm.errors import FormatError, PrivacyError
 from dlm.federated import checkpoint
-from dlm.federated.provenance import LINE_PREFIX, Provenance, content_digest, digest_of
+from dlm.federated.provenance import Provenance, content_digest, digest_of, is_record_line
 from dlm.federated.recorded import read_beside, sidecar
 
 HEAD_BYTES = 17 << 20  # of a file; the header of an ARPA file ends within them
@@ -148,7 +148,7 @@ def _in_json(snapshot: FileSnapshot) -> list[tuple[str, Provenance]]:
         return [
             (f"comment {number}", Provenance.from_json(str(line), f"comment {number} of {path}"))
             for number, line in enumerate(lines, 1)
-            if str(line).startswith(LINE_PREFIX)
+            if is_record_line(str(line))
         ]
     if found is None:
         return []
@@ -164,4 +164,4 @@ def _header_lines(snapshot: FileSnapshot) -> list[tuple[int, str]]:
     from dlm.ngram.arpa.header import comments_at_head
 
     lines = comments_at_head(str(snapshot.path), snapshot.head)
-    return [(number, text) for number, text in lines if text.startswith(LINE_PREFIX)]
+    return [(number, text) for number, text in lines if is_record_line(text)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dlm.federated.provenance import LINE_PREFIX, Provenance
+from dlm.federated.provenance import Provenance, is_record_line
 from dlm.federated.report import compose_records
 
 DELTA_OF_NOTHING = 1e-6  # where no record has a guarantee, and delta says nothing
@@ -25,7 +25,7 @@ def merged_record(
     """
     found: dict[str, Provenance | None] = {}
     for what, lines in comments.items():
-        texts = [line for line in lines if line.startswith(LINE_PREFIX)]
+        texts = [line for line in lines if is_record_line(line)]
         found[what] = Provenance.from_json(texts[0], what) if texts else None
         for more, text in enumerate(texts[1:], 2):  # which of them is true nobody can know
             found[f"{what}, record {more}"] = Provenance.from_json(text, what)

@@ -190,8 +190,8 @@ def build_inventory(
     characters = {c for word in counts.words for c in word} | {SPACE}
     if len(characters) + 3 > size:
         raise EstimationError(
-            f"the words are of {len(characters)} characters, which with <unk>, <s> and </s> do "
-            f"not fit into {size} pieces"
+            f"the words use {len(characters)} different characters, which with <unk>, <s> and "
+            f"</s> do not fit into {size} pieces; --size must be at least {len(characters) + 3}"
         )
     seeds = seed_pieces(
         counts.words, weights, min(MAX_SEEDS, SEEDS_PER_PIECE * size), max_piece_length

@@ -34,6 +34,12 @@ UNVERIFIED = "unverified"  # read from a file, and by no key that is trusted
 WORTH = {UNVERIFIED: "unverified: this record was not verified with a trusted key"}
 
 
+def is_record_line(line: str) -> bool:
+    """Whether a line of a model's header is a record. Others may begin alike, as `privacy: none`:
+    they are free text and claim nothing."""
+    return line.startswith(LINE_PREFIX) and line.removeprefix(LINE_PREFIX).lstrip()[:1] == "{"
+
+
 @dataclass(frozen=True)
 class Guarantee:
     """(epsilon, delta)-differential privacy, and rho of zero-concentrated privacy if it has one."""

@@ -42,6 +42,7 @@ CHECKPOINT = "checkpoint.dlmfed"
 METRICS = "metrics.jsonl"
 STORE = "users.store"
 REPORTS = ("privacy.md", "privacy.json")
+PIPELINE_JOURNAL = "journal.json"  # of a pipeline's folder, whose reports have the same names
 _LOCK = ".lock"
 NOT_COUNTED = (
     "its rounds could not all be counted outside of it: an older copy that is put back is not "
@@ -156,7 +157,7 @@ class RunFolder:
         reports   where the privacy report stands, for people and for programs
         private   whether the whole folder is for its owner alone
     Raises
-        ConfigError  another process has the folder; a file stands at `path`
+        ConfigError  another process has the folder; a file stands at `path`; it is a pipeline's
     Guarantees
         a folder in which no run has begun is left without a copy of users' text, and removed where
         it was made here
@@ -175,6 +176,11 @@ class RunFolder:
                 f"{path} is a file: dlm now keeps a run in a folder of that name. A run of an "
                 "earlier version goes on with that version; or begin with another output, and the "
                 "guarantees of both add up"
+            )
+        if (path / PIPELINE_JOURNAL).exists():
+            raise ConfigError(
+                f"{path} belongs to `dlm pipeline`; choose another --output. A run there would "
+                "replace the pipeline's privacy report"
             )
         self.path, self.journal = path, journal or path / METRICS
         self.reports = reports or (path / REPORTS[0], path / REPORTS[1])

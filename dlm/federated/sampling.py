@@ -315,7 +315,8 @@ def _population(users: int) -> int:
 def _check_goal(users: int, report_goal: int) -> None:
     if not 1 <= report_goal <= users:
         raise ConfigError(
-            f"a report goal is from 1 to the number of users; found {report_goal} of {users}"
+            f"the report goal is {report_goal:,}, but there are {users:,} users; set it to at most "
+            "their number"
         )
 
 

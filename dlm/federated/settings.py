@@ -102,7 +102,8 @@ class DataSettings:
                          apostrophes alone; what words of users' and of public text are: as those
                          of the vocabulary were counted, or they are not met
         max_tokens       of a user; >= 1; 1600 (DPF); the rest is never looked at
-        held_out         share of users; 0 <= . < 1; 0.1; who never train and only evaluate
+        held_out         share of users; 0 <= . < 1; 0; who never train and only evaluate, without
+                         noise: no guarantee covers them, and they must have agreed
         held_out_tokens  >= 1; 100000; how much of their text an evaluation reads
     """
 
@@ -112,7 +113,7 @@ class DataSettings:
     vocabulary_size: int = 0
     tokenizer: str = "whitespace"
     max_tokens: int = 1600
-    held_out: float = 0.1
+    held_out: float = 0.0
     held_out_tokens: int = 100_000
 
     def __post_init__(self) -> None:
@@ -233,7 +234,8 @@ class PrivacySettings:
         if (self.mechanism == "none") != (self.noise_multiplier == 0):
             raise PrivacyError(
                 f"privacy.mechanism is {self.mechanism!r} with a noise multiplier of "
-                f"{self.noise_multiplier}; a run has both, or neither and no guarantee"
+                f"{self.noise_multiplier}; give both, or neither: a run without noise has no "
+                "guarantee"
             )
         try:
             pairs = tuple((int(at), float(bound)) for at, bound in self.schedule)

@@ -271,7 +271,7 @@ class Training(FederatedRun[RoundReport]):
         seconds = time.monotonic() - began
         every = self.settings.run.evaluate_every
         evaluation = None
-        if every and ((index + 1) % every == 0 or is_last):
+        if every and len(self.held_out_users) and ((index + 1) % every == 0 or is_last):
             evaluation = self.evaluate()
         if why := self._diverges(diagnostics, evaluation):
             done = index + 1
@@ -510,9 +510,14 @@ class Training(FederatedRun[RoundReport]):
         if given.kind == "poisson":
             return
         users, most = len(self.train_users), privacy.max_part or None
-        sure = check_population(
-            users, given.report_goal, rounds.rounds, gap=privacy.gap, max_part=most
-        )
+        try:
+            sure = check_population(
+                users, given.report_goal, rounds.rounds, gap=privacy.gap, max_part=most
+            )
+        except ConfigError as exc:
+            if held_out := len(self.held_out_users):
+                exc.add_note(f"{held_out:,} more users are held out by data.held_out")
+            raise
         if given.kind == "fixed" and (privacy.gap > 1 or (most or rounds.rounds) < rounds.rounds):
             self._progress(
                 "sampling.kind = fixed draws users without regard to privacy.gap and max_part, and "

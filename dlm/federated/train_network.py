@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dlm.errors import TrainingDiverged
+from dlm.federated.noise_level import noise_warning
 from dlm.federated.report import PrivacyReport
 from dlm.federated.run_folder import RunFolder
 from dlm.federated.settings import TrainingSettings
@@ -49,15 +50,17 @@ def train_network(
         progress("a seed is set: this is a simulation, and its model is not private")
     elif settings.privacy.mechanism == "none":
         progress("no noise: this model has no privacy guarantee")
-    if settings.data.has_pieces and settings.run.evaluate_every:
+    if settings.data.has_pieces and settings.run.evaluate_every and settings.data.held_out:
         progress("accuracy and perplexity are of wordpieces: compare them with no model of words")
     with RunFolder(output) as folder:
         dataset = open_users(folder.store)
         found = dataset.facts
         if found.rows_without_user or found.users_without_text:
             progress(
-                f"left out: {found.rows_without_user:,} rows without a user id, "
-                f"{found.users_without_text:,} users without text"
+                f"left out: {found.rows_without_user:,} "
+                f"row{'s' * (found.rows_without_user != 1)} without a user id, "
+                f"{found.users_without_text:,} "
+                f"user{'s' * (found.users_without_text != 1)} without text"
             )
         training = Training(settings, dataset, folder, progress=progress)
         held_out = len(training.held_out_users)
@@ -78,6 +81,8 @@ def train_network(
             report = training.report(at=datetime.now(UTC), data_name=data_name)
             report.write(*folder.reports)
             progress(report.statement())
+            if (warning := noise_warning(folder.journal, settings)) is not None:
+                progress(warning)
         if training.rounds_done >= settings.run.rounds or diverged is not None:
             folder.remove_text()
         else:

@@ -70,6 +70,21 @@ def check_columns(path: Path, user_column: str, text_column: str) -> None:
     next(rows(path, user_column, text_column), None)
 
 
+def count_users(path: Path, user_column: str, text_column: str) -> int:
+    """How many users of a file have text: what `UserDataset.open` finds, without sorting.
+
+    Raises  FormatError  a row that cannot be read
+    Cost    one pass over the file; some 50 bytes per user
+    """
+    rows = parquet_rows if ".parquet" in path.suffixes else tsv_rows
+    found = {
+        hash(user)
+        for user, _, text in rows(path, user_column, text_column)
+        if user and text.strip()
+    }
+    return len(found)
+
+
 class _Letters(dict[int, int]):
     """Letters, their marks and the apostrophe stay, all else is a space; filled as it is asked."""
 

@@ -210,9 +210,9 @@ def record_or_word(
         return Provenance.public(by, what, sha256)
     if record is None and promises:
         raise PrivacyError(
-            f"{what} has no record, and nobody says that no user's text is in it, so that nothing "
-            f"made with it would have a guarantee. Set {setting} to the name of who says that it "
-            "is public, or take one that has a record (dlm unigrams, dlm pieces)"
+            f"{what} has no privacy record. Is it free of users' text? If it is, set {setting} to "
+            "the name of who says so. Otherwise take one with a record (dlm unigrams, dlm pieces): "
+            "without either, nothing made with it has a guarantee"
         )
     if record is not None and promises and not begun:
         refuse_without_guarantee(what, record)

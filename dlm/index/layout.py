@@ -15,6 +15,7 @@ import re
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -118,12 +119,12 @@ class Manifest:
     files: tuple[FileEntry, ...]
     provenance: Mapping[str, Any]
 
-    @property
+    @cached_property
     def shard_set_bytes(self) -> bytes:
         """The 16 bytes that name the shard set on the wire."""
         return bytes.fromhex(self.shard_set)
 
-    @property
+    @cached_property
     def shards(self) -> int:
         """How many shards there are."""
         return sum(entry.kind == "shard" for entry in self.files)
@@ -377,11 +378,12 @@ def read_manifest(directory: Path) -> Manifest:
         if not directory.is_dir():
             found = "is a file" if directory.exists() else "does not exist"
             raise ShardFormatError(
-                f"{directory} {found}; the folder of a shard set is expected, with {MANIFEST} in it"
+                f"{directory} {found}; the folder of a shard set is expected, with {MANIFEST} in "
+                "it. Make one with: dlm shard MODEL.arpa --shards N --output DIR"
             ) from exc
         raise ShardFormatError(
-            f"{directory} is no shard set: it has no {MANIFEST}. "
-            "Make one with: dlm shard MODEL.arpa --shards B --output DIR "
+            f"{directory} is not a shard set: it has no {MANIFEST}. "
+            "Make one with: dlm shard MODEL.arpa --shards N --output DIR "
             "(a build that was interrupted leaves no manifest; run it again)"
         ) from exc
     return parse_manifest(text, str(path))

@@ -2,10 +2,16 @@
 
 A page that is first touched by a query costs it a fault: some microseconds from the page cache,
 milliseconds from a disk. A server would rather pay that before it says that it is ready.
+
+A search of a large model reads from pages all over it, and with pages of 4 KiB much
+of its time goes to translating their addresses: a token of new text took 321 ns with 77 million
+n-grams, 236 in huge pages. So a map of a file that fits in memory asks for them. A file system with
+large folios (ext4 since Linux 6.16, XFS) grants them to what it reads from disk from then on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -16,6 +22,7 @@ from typing import IO
 import numpy as np
 
 from dlm.errors import ConfigError
+from dlm.resources import available_bytes
 
 _POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14; Python has no name for it yet
 
@@ -48,8 +55,7 @@ def hold(file: IO[bytes], size: int, residence: Residence = MAPPED) -> mmap.mmap
     """
     if residence.huge_pages:
         held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            held.madvise(mmap.MADV_HUGEPAGE)
+        _ask_for_huge_pages(held)
         with memoryview(held) as view:
             at = 0
             while at < size:
@@ -60,11 +66,21 @@ def hold(file: IO[bytes], size: int, residence: Residence = MAPPED) -> mmap.mmap
                 at += got
     else:
         held = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        # Before the first page is read. A file larger than the memory is read in small pieces: of a
+        # huge page that must go again most was read for nothing.
+        if size <= available_bytes() // 2:
+            _ask_for_huge_pages(held)
         if residence.preload or residence.lock:
             _populate(held, size)
     if residence.lock:
         _lock(held, size)
     return held
+
+
+def _ask_for_huge_pages(held: mmap.mmap) -> None:
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            held.madvise(mmap.MADV_HUGEPAGE)
 
 
 def _populate(held: mmap.mmap, size: int) -> None:

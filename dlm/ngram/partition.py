@@ -68,7 +68,7 @@ def check_shards(shards: int) -> None:
     """Raises `ConfigError` unless 1 <= `shards` <= 4,096."""
     if not 1 <= shards <= MAX_SHARDS:
         raise ConfigError(
-            f"{shards} shards asked for; a model can have 1 to {MAX_SHARDS}, the number of hash "
+            f"{shards} shards asked for; a model can have 1 to {MAX_SHARDS:,}, the number of hash "
             "values that are shared out among them"
         )
 

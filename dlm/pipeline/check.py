@@ -12,12 +12,13 @@ from dlm.federated.counts_file import read_counts
 from dlm.federated.settings import TrainingSettings
 from dlm.federated.tokens import FIRST_WORD_ID
 from dlm.federated.unigrams import read_whitelist
+from dlm.federated.users import count_users
 from dlm.federated.words import RunVocabulary
 from dlm.index.build.budget import output_bytes, spill_bytes
 from dlm.ngram.arpa import ArpaReader
 from dlm.pipeline.check_inputs import check_inputs, topology_records
 from dlm.pipeline.settings import PipelineSettings
-from dlm.pipeline.user_stages import check_vouched
+from dlm.pipeline.user_stages import check_populations, check_vouched
 from dlm.resources import check_disk
 
 COMPRESSED = 5  # text is about so many times as large as its file, where that is compressed
@@ -71,6 +72,21 @@ def check(settings: PipelineSettings) -> None:
     held = _bytes_in(folder)
     needed = max(needed_bytes(settings) - held, 0)
     check_disk(folder, needed, "this pipeline", advice="another [run] folder")
+
+
+def check_users(settings: PipelineSettings) -> int:
+    """How many users there are, if they are enough for the rounds; one pass over their file.
+
+    Where a share of them is to be held out, which ones is known later: nobody is then.
+
+    Raises
+        ConfigError  too few
+        FormatError  a row that cannot be read
+    """
+    inputs = settings.inputs
+    found = count_users(inputs.users, inputs.user_column, inputs.text_column)
+    check_populations(settings, found, lambda share, name: found)
+    return found
 
 
 def _bytes_in(folder: Path) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dlm.errors import ConfigError, PrivacyError
 from dlm.estimate.text import Reader
-from dlm.federated.provenance import LINE_PREFIX, Provenance
+from dlm.federated.provenance import Provenance, is_record_line
 from dlm.federated.unigrams import read_whitelist
 from dlm.federated.users import check_columns
 from dlm.federated.words import RunVocabulary, WordList, check_public
@@ -47,7 +47,7 @@ def topology_records(arpa: Path) -> list[Provenance]:
         FormatError, PrivacyError  one that cannot be read, or was changed
     """
     with ArpaReader(arpa) as reader:
-        lines = [line for line in reader.comments if line.startswith(LINE_PREFIX)]
+        lines = [line for line in reader.comments if is_record_line(line)]
     return [Provenance.from_json(line, f"the record in {arpa}") for line in lines]
 
 

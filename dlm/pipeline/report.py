@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from dlm.errors import DlmError
+from dlm.federated.account.runs import PIPELINE_REPORT
 from dlm.federated.counts_file import REPORT_JSON
-from dlm.federated.provenance import LINE_PREFIX, Provenance, digest_of, file_digest
+from dlm.federated.provenance import Provenance, digest_of, file_digest, is_record_line
 from dlm.federated.recorded import sidecar
 from dlm.federated.report import PrivacyReport, compose_records
 from dlm.federated.run_folder import REPORTS
@@ -24,7 +25,7 @@ from dlm.ngram.arpa import ArpaReader
 from dlm.pipeline.settings import PipelineSettings, counts_of
 from dlm.pipeline.stage import Places, Stage
 
-FORMAT_NAME = "dlm pipeline report"
+FORMAT_NAME = PIPELINE_REPORT
 FORMAT_VERSION = 1
 MARKDOWN, JSON = "privacy.md", "privacy.json"
 NOTHING = "no record: it leaves the model without a guarantee"
@@ -140,7 +141,7 @@ def whole_report(settings: PipelineSettings, stages: Sequence[Stage]) -> WholeRe
 
 def _model_record(model: Path) -> Provenance:
     with ArpaReader(model) as reader:
-        lines = [line for line in reader.comments if line.startswith(LINE_PREFIX)]
+        lines = [line for line in reader.comments if is_record_line(line)]
     if not lines:
         return Provenance.none("the model carries no record")
     return Provenance.from_json(lines[0], str(model))
@@ -181,7 +182,7 @@ def _record_of(path: Path) -> Provenance | None:
         return Provenance.from_dict(body, str(sidecar(path)))
     try:
         with ArpaReader(path) as reader:
-            lines = [line for line in reader.comments if line.startswith(LINE_PREFIX)]
+            lines = [line for line in reader.comments if is_record_line(line)]
     except DlmError:  # a list of words, or text
         return None
     return Provenance.from_json(lines[0], str(path)) if lines else None

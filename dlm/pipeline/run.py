@@ -13,6 +13,7 @@ from pathlib import Path
 from dlm import config
 from dlm.errors import ConfigError, DlmError
 from dlm.federated.provenance import file_digest
+from dlm.federated.run_folder import PIPELINE_JOURNAL
 from dlm.files import lock_file
 from dlm.pipeline.check import check, voids
 from dlm.pipeline.decide import Entry, Found, NextAction, StagePlan, next_action
@@ -24,7 +25,7 @@ from dlm.pipeline.stages import stages_of
 from dlm.pipeline.user_stages import USERS
 from dlm.progress import ProgressReporter
 
-JOURNAL = "journal.json"
+JOURNAL = PIPELINE_JOURNAL
 _LOCK = ".lock"
 
 
@@ -129,7 +130,7 @@ class Pipeline:
                 return
             if stage.name not in told:
                 told.add(stage.name)
-                progress.tell(f"{self._number(stage)}: done before, and not repeated")
+                progress.tell(f"{self._number(stage)}: already done, skipped")
 
     def _next(self, journal: PipelineJournal, digests: Digests) -> NextAction:
         plans = [stage.plan for stage in self.stages]

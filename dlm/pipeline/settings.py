@@ -113,13 +113,14 @@ class PipelineSettings:
             if name in found and needs is None
         ]
         if unused:
+            table = unused[0]
+            needed, instead = {
+                "unigrams": ("whitelist", "vocabulary, whose words are not counted"),
+                "estimate": ("text", "topology, which is estimated already"),
+            }[table]
             raise ConfigError(
-                f"{file}: [{unused[0]}] is given, and [inputs] has nothing for it: "
-                + (
-                    "it counts the words of inputs.whitelist"
-                    if unused == ["unigrams"]
-                    else "it estimates the topology from inputs.text"
-                )
+                f"{file}: [{table}] needs inputs.{needed}; you gave inputs.{instead}. Remove "
+                f"[{table}], or give inputs.{needed} instead"
             )
         if "pieces" in values and words_of(run, inputs).suffix == PIECES_SUFFIX:
             raise ConfigError(

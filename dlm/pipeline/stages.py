@@ -15,6 +15,7 @@ from dlm.distill.work import COUNTS
 from dlm.federated.run_folder import CHECKPOINT
 from dlm.federated.users import TOKENIZERS, UserDataset
 from dlm.files import write_whole
+from dlm.pipeline.quality import shown
 from dlm.pipeline.settings import PipelineSettings
 from dlm.pipeline.stage import Places, Stage, stage_plan
 from dlm.pipeline.user_stages import federate_stage, pieces_stage, unigrams_stage
@@ -118,7 +119,7 @@ def _prune(settings: PipelineSettings, at: Places) -> Stage | None:
         progress.tell(f"{before:,} to {after:,} n-grams")
 
     asked = {
-        f"{given.ngrams} n-grams": given.ngrams,
+        f"{_grouped(given.ngrams)} n-grams": given.ngrams,
         f"{given.size} bytes": given.size,
         f"a threshold of {given.threshold}": given.threshold,
     }
@@ -129,6 +130,11 @@ def _prune(settings: PipelineSettings, at: Places) -> Stage | None:
         f"the model is pruned to {how}",
         run,
     )
+
+
+def _grouped(number: str | None) -> str:
+    """5000 as 5,000; numbers by order as they are."""
+    return f"{int(number):,}" if number and number.isdecimal() else str(number)
 
 
 def _measure(settings: PipelineSettings, at: Places) -> Stage | None:
@@ -151,7 +157,11 @@ def _measure(settings: PipelineSettings, at: Places) -> Stage | None:
         )
         first = ModelColumns.read(before)
         last = first if before == at.model else ModelColumns.read(at.model)
-        found = measure(first, last, _blocks(users, TOKENIZERS[inputs.tokenizer]))
+        split = TOKENIZERS[inputs.tokenizer]
+        found = measure(first, last, _blocks(users, split))
+        del first, last
+        public = ModelColumns.read(inputs.topology or at.topology)
+        alone = measure(public, public, _blocks(users, split)).with_oovs[1]
         body = {
             "note": HELD_OUT_NOTE,
             "users": len(users),
@@ -161,11 +171,14 @@ def _measure(settings: PipelineSettings, at: Places) -> Stage | None:
             "perplexity": found.with_oovs[1],
             "perplexity_without_oovs_before_pruning": found.without_oovs[0],
             "perplexity_without_oovs": found.without_oovs[1],
+            "perplexity_of_topology": alone,
         }
         write_whole(at.held_out, (json.dumps(body, indent=1) + "\n").encode())
+        with_oovs, without_oovs = shown(found.with_oovs[1]), shown(found.without_oovs[1])
         progress.tell(
-            f"perplexity of {len(users):,} held-out users' text: {found.with_oovs[1]:.2f}, without "
-            f"unknown words {found.without_oovs[1]:.2f} ({HELD_OUT_NOTE})"
+            f"perplexity of {len(users):,} held-out users' text: {with_oovs}, without unknown "
+            f"words ({found.oovs / found.tokens:.1%}) {without_oovs}; by the topology alone "
+            f"{shown(alone)} ({HELD_OUT_NOTE})"
         )
 
     told = {"tokenizer": inputs.tokenizer, "columns": [inputs.user_column, inputs.text_column]}
@@ -184,7 +197,7 @@ def _shard(settings: PipelineSettings, at: Places) -> Stage:
         from dlm.index.build.shard_set import KERNELS, build_shard_set
         from dlm.jit import compile_ahead
 
-        compile_ahead(KERNELS, lambda done, of: None)
+        compile_ahead(KERNELS)
         build_shard_set(
             at.model,
             at.shards,

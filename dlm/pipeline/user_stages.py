@@ -3,19 +3,22 @@ between them words become wordpieces."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dlm.errors import PrivacyError
+from dlm.errors import ConfigError, PrivacyError
 from dlm.federated.count_unigrams import CollectionSettings, count_unigrams
 from dlm.federated.counts_file import JOURNAL, LEDGER, REPORT_JSON, REPORT_MD, WORK
 from dlm.federated.recorded import SIDECAR_SUFFIX, sidecar
 from dlm.federated.run_folder import CHECKPOINT, REPORTS
 from dlm.federated.sampling import check_population
 from dlm.federated.settings import TrainingSettings
+from dlm.federated.unigrams import read_whitelist
 from dlm.federated.users import UserDataset
+from dlm.pipeline.quality import whitelist_warning
 from dlm.pipeline.settings import PipelineSettings, counts_of, pieces_of, vouched, words_of
 from dlm.pipeline.stage import Places, Stage, recorded, stage_plan
 from dlm.progress import ProgressReporter
@@ -36,20 +39,54 @@ def open_users(settings: PipelineSettings) -> UserDataset:
         missing=given.missing,
         store=Places(settings.run.folder).users,
     )
+    check_populations(
+        settings, len(users), lambda share, name: len(users.split(share, name=name)[0])
+    )
+    return users
+
+
+def check_populations(
+    settings: PipelineSettings, users: int, left: Callable[[float, str], int]
+) -> None:
+    """Passes where there are enough users for the rounds of each stage.
+
+    Args
+        users  in all
+        left   how many of them a stage has, once a share is kept out under a name; what is known
+    Raises
+        ConfigError  too few, with the settings to change
+    """
     if settings.unigrams is not None:
-        settings.unigrams.check_users(
-            len(users.split(settings.unigrams.test_fraction, name="unigrams")[0])
-        )
+        given = settings.unigrams
+        there = left(given.test_fraction, "unigrams")
+        with _noted("[unigrams] report_goal, rounds, gap and max_part", users, there):
+            given.check_users(there)
     network = settings.federate
     if network.sampling.kind != "poisson":
-        check_population(
-            len(users.split(network.data.held_out)[0]),
-            network.sampling.report_goal,
-            network.run.rounds,
-            gap=network.privacy.gap,
-            max_part=network.privacy.max_part or None,
+        there = left(network.data.held_out, "split")
+        which = (
+            "[federate.sampling] report_goal, [federate.run] rounds, [federate.privacy] gap and "
+            "max_part"
         )
-    return users
+        with _noted(which, users, there):
+            check_population(
+                there,
+                network.sampling.report_goal,
+                network.run.rounds,
+                gap=network.privacy.gap,
+                max_part=network.privacy.max_part or None,
+            )
+
+
+@contextmanager
+def _noted(names: str, users: int, left: int) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as exc:
+        exc.add_note(f"these settings are {names}")
+        if left < users:
+            exc.add_note(f"inputs.users has {users:,} users; {users - left:,} of them are held out")
+        raise
 
 
 def promises(settings: TrainingSettings) -> bool:
@@ -76,7 +113,10 @@ def unigrams_stage(settings: PipelineSettings, at: Places) -> Stage | None:
             progress=progress.tell,
             on_round=lambda _: rounds.step(),
         )
-        progress.tell(f"{len(done.counts.words):,} words were used; {done.report.statement()}")
+        used, listed = len(done.counts.words), len(read_whitelist(whitelist))
+        progress.tell(f"{used:,} of {listed:,} words were used; {done.report.statement()}")
+        if (warning := whitelist_warning(used, listed)) is not None:
+            progress.tell(warning)
 
     endings = ("", LEDGER, REPORT_MD, REPORT_JSON, SIDECAR_SUFFIX)
     work = Path(f"{output}{WORK}")

@@ -28,9 +28,12 @@ from dlm.index.search.shard import Shard
 from dlm.logs import EventLog
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import QueryGroups
+from dlm.server.admission import Clock
+from dlm.server.answers import OpenShard
 from dlm.server.collector import Served, ServerCollector, process_labels
 from dlm.server.compiling import compile_kernels
 from dlm.server.config import ServerConfig
+from dlm.server.downloads import open_files
 from dlm.server.exposition import worker_exposition
 from dlm.server.health import (
     HEALTH_SERVICE,
@@ -48,7 +51,7 @@ from dlm.server.process import Process
 from dlm.server.ready import Notice, OnReady, Ready
 from dlm.server.restarts import BEAT_S
 from dlm.server.security import CHANNEL_OPTIONS, Credentials, Guard, allow_connections
-from dlm.server.service import Clock, OpenShard, ShardService, open_files
+from dlm.server.service import ShardService
 from dlm.server.workers import Supervisor
 from dlm.wire import codec
 
@@ -427,17 +430,14 @@ class ShardServer:
 
     def _log_step(self, before: ServingState, event: Event) -> None:
         after = self.models.state
-        name = (
-            "server.ready"
-            if (before, after) == (ServingState.WARMING, ServingState.READY)
-            else "server.state"
-        )
+        states = {"cause": event.name, "from_state": before.name, "to_state": after.name}
+        name = "server.ready" if after is ServingState.READY else "server.state"
+        if before is after:  # server.drained, or server.stop at a second signal
+            name, states = f"server.{event.name.lower()}", {"state": after.name}
         logger.info(
             name,
             extra={
-                "cause": event.name,
-                "from_state": before.name,
-                "to_state": after.name,
+                **states,
                 "address": replace(self.config, port=self.port or self.config.port).address,
                 "port": self.port,
                 "shard": self.service.shard.index,

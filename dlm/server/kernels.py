@@ -1,9 +1,9 @@
-"""Passes over a Score message's arrays: what must hold before the shard may trust it, and what of
-the answers is counted.
+"""Passes over a message's arrays: what is wrong with it and where, and what of the answers is
+counted.
 
-The checks are one pass: in NumPy the slots alone take some 40 microseconds for a message of any
-size; this takes 2 for a small one, and needs no lock, so that it runs in a thread beside the event
-loop.
+A Score is checked as it is searched (`index/search/owned_kernels.py`), which only says that
+something is wrong; this says what. ContextBlocks are checked here alone. In NumPy the slots take
+some 40 microseconds for a message of any size; this takes 2 for a small one.
 """
 
 from __future__ import annotations
@@ -83,8 +83,3 @@ def count_orders(orders, totals):  # type: ignore[no-untyped-def]
     for i in range(len(orders)):
         if orders[i] < len(totals):
             totals[orders[i]] += 1
-
-
-def count(orders: NDArray[np.uint8], totals: NDArray[np.int64]) -> None:
-    """`count_orders`, typed for callers."""
-    count_orders(orders, totals)

@@ -13,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.histogram import SECONDS, SIZES, Histogram
-from dlm.server import kernels
+from dlm.index.layout import MAX_ORDER
 from dlm.wire.status import Reason
-
-MAX_ORDER = 15  # of any model (shards/FORMAT.md)
 
 LABELS = ("model", "shard_set", "shard", "worker")
 # Every family that a server shows, and its labels. DO NOT CHANGE: dashboards and alerts name them.
@@ -96,7 +94,7 @@ class ServerMetrics:
     def answered(
         self,
         queries: int,
-        matched_orders: NDArray[np.uint8],
+        by_order: NDArray[np.int64],
         queue_s: float,
         decode_s: float,
         search_s: float,
@@ -104,7 +102,7 @@ class ServerMetrics:
     ) -> None:
         """Counts a request that was answered.
 
-        Shapes   matched_orders (Q,) uint8
+        Shapes   by_order (16,) int64: its queries by matched order
         """
         self.messages += 1
         self.queries += queries
@@ -113,8 +111,7 @@ class ServerMetrics:
         self.decode_s.add(decode_s)
         self.search_s.add(search_s)
         self.encode_s.add(encode_s)
-        if queries:
-            kernels.count(matched_orders, self.matched_orders)
+        self.matched_orders += by_order
 
     def wrote(self, write_s: float) -> None:
         """Counts a reply handed to a stream."""
@@ -136,8 +133,3 @@ class ServerMetrics:
     def refused_total(self) -> int:
         """Score requests refused for any reason."""
         return self.refusals.total()
-
-
-def warm_up(orders: NDArray[np.uint8]) -> None:
-    """Compiles what `ServerMetrics.answered` runs, for arrays like `orders`; in any thread."""
-    ServerMetrics().answered(len(orders), orders, 0.0, 0.0, 0.0, 0.0)

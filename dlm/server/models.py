@@ -44,10 +44,10 @@ class Models:
                 f"(found: {', '.join(service.shard_set.hex() for service in services)})"
             )
         for service in services:
-            service.held = tuple(self._by_set)
+            service.admission.held = tuple(self._by_set)
             service.find = self.find
             if len(services) > 1:
-                service.load = lambda: self.in_flight
+                service.admission.load = lambda: self.in_flight
 
     def __iter__(self) -> Iterator[ShardService]:
         return iter(self._by_set.values())
@@ -63,17 +63,17 @@ class Models:
     @state.setter
     def state(self, state: ServingState) -> None:
         for service in self:
-            service.state = state
+            service.admission.state = state
 
     @property
     def refuses(self) -> bool:
         """Whether a server that drains has stopped taking messages."""
-        return self.default.refuses
+        return self.default.admission.refuses
 
     @refuses.setter
     def refuses(self, refuses: bool) -> None:
         for service in self:
-            service.refuses = refuses
+            service.admission.refuses = refuses
 
     def is_wanted(self, quiet_s: float) -> bool:
         """Whether a message is in flight, or may be about to come: a stream is open, and the last
@@ -81,7 +81,7 @@ class Models:
         if self.in_flight:
             return True
         streams = sum(service.metrics.streams for service in self)
-        return streams > 0 and any(service.asked_within(quiet_s) for service in self)
+        return streams > 0 and any(service.admission.asked_within(quiet_s) for service in self)
 
     @property
     def in_flight(self) -> int:
@@ -92,7 +92,7 @@ class Models:
         """Returns once no Score is in flight."""
         while self.in_flight:
             for service in self:
-                await service.idle()
+                await service.admission.idle()
 
     def close(self) -> None:
         """Gives threads and files back."""

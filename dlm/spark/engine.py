@@ -341,7 +341,7 @@ def _lines(spark: SparkSession, source: str, column: str) -> DataFrame:
         if column not in kinds:
             raise ConfigError(
                 f"{source} has no column {column!r}; it has {', '.join(kinds)}: name one with "
-                "--column"
+                "--text-column"
             )
         if kinds[column] not in ("string", "binary"):
             raise ConfigError(f"{source}: column {column!r} is {kinds[column]}, not text")

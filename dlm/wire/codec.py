@@ -90,13 +90,17 @@ def _array(name: str, data: bytes, dtype: np.dtype) -> NDArray:  # type: ignore[
         ) from None
 
 
+def _packed(array: NDArray[np.generic], dtype: np.dtype) -> bytes:
+    return (array if array.dtype is dtype else array.astype(dtype, copy=False)).tobytes()
+
+
 def encode_score_request(shard_set: bytes, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
     """The bytes of a ScoreRequest, and its checksum, which the reply must answer to."""
     parts = (
-        groups.context_lengths.astype(np.uint8, copy=False).tobytes(),
-        groups.context_words.astype(_U32, copy=False).tobytes(),
-        groups.word_counts.astype(_U32, copy=False).tobytes(),
-        groups.words.astype(_U32, copy=False).tobytes(),
+        _packed(groups.context_lengths, _U8),
+        _packed(groups.context_words, _U32),
+        _packed(groups.word_counts, _U32),
+        _packed(groups.words, _U32),
     )
     total = checksum(shard_set, _SHARD.pack(shard), *parts)
     message = pb.ScoreRequest(
@@ -135,6 +139,13 @@ def decode_score_request(data: bytes, *, max_queries: int) -> ScoreRequest:
 
 def read_score_request(m: pb.ScoreRequest, *, max_queries: int) -> ScoreRequest:
     """`decode_score_request` of a message that is parsed already."""
+    request = open_score_request(m, max_queries=max_queries)
+    check_counts(request.groups)
+    return request
+
+
+def open_score_request(m: pb.ScoreRequest, *, max_queries: int) -> ScoreRequest:
+    """`read_score_request` without `check_counts`, for who checks that elsewhere."""
     # Each access of a field makes a Python object: once is enough.
     shard_set, shard = m.shard_set, m.shard
     lengths, context_words = m.context_lengths, m.context_words
@@ -158,6 +169,11 @@ def read_score_request(m: pb.ScoreRequest, *, max_queries: int) -> ScoreRequest:
             f"{len(groups.words)} queries in one message, {max_queries} at most are taken; "
             "send them in several"
         )
+    return ScoreRequest(shard_set, shard, groups, expected, m.sequence, m.timeout_us, m.sent_us)
+
+
+def check_counts(groups: QueryGroups) -> None:
+    """Raises `ProtocolError` unless the counts add up and each context asks something."""
     if len(groups.word_counts) != len(groups.context_lengths):
         raise ProtocolError(
             f"{len(groups.context_lengths)} context lengths but {len(groups.word_counts)} word "
@@ -175,7 +191,6 @@ def read_score_request(m: pb.ScoreRequest, *, max_queries: int) -> ScoreRequest:
         )
     if silent:
         raise ProtocolError("a context with no word to score was sent")
-    return ScoreRequest(shard_set, shard, groups, expected, m.sequence, m.timeout_us, m.sent_us)
 
 
 def encode_score_reply(request: ScoreRequest, answers: Answers) -> bytes:
@@ -186,15 +201,34 @@ def encode_score_reply(request: ScoreRequest, answers: Answers) -> bytes:
         answers.ngram_length.tobytes(),
         answers.state_length.tobytes(),
     )
+    return _encode_score_reply(request, *parts)
+
+
+def encode_packed_reply(request: ScoreRequest, packed: NDArray[np.uint8]) -> bytes:
+    """`encode_score_reply` of answers one behind the other: all log10_prob, then the others.
+
+    Shapes   packed (7 Q,) uint8
+    """
+    data, queries = packed.tobytes(), len(packed) // 7
+    a, b, c = 4 * queries, 5 * queries, 6 * queries
+    return _encode_score_reply(request, data[:a], data[a:b], data[b:c], data[c:])
+
+
+def _encode_score_reply(
+    request: ScoreRequest, log10_probs: bytes, matched: bytes, ngrams: bytes, states: bytes
+) -> bytes:
     reply = pb.ScoreReply(
         shard_set=request.shard_set,
         shard=request.shard,
-        log10_probs=parts[0],
-        matched_orders=parts[1],
-        ngram_lengths=parts[2],
-        state_lengths=parts[3],
+        log10_probs=log10_probs,
+        matched_orders=matched,
+        ngram_lengths=ngrams,
+        state_lengths=states,
         checksum=checksum(
-            request.shard_set, _SHARD.pack(request.shard), *parts, head=request.checksum
+            request.shard_set,
+            _SHARD.pack(request.shard),
+            *(log10_probs, matched, ngrams, states),
+            head=request.checksum,
         ),
         sequence=request.sequence,
     )
@@ -496,12 +530,14 @@ def decode_score_reply(
         _array("ngram_lengths", ngrams, _U8),
         _array("state_lengths", states, _U8),
     )
+    if len(probs) == 4 * queries and len(matched) == len(ngrams) == len(states) == queries:
+        return answers
     for name in ("log10_prob", "matched_order", "ngram_length", "state_length"):
         if len(getattr(answers, name)) != queries:
-            raise ProtocolError(
-                f"{len(getattr(answers, name))} values of {name} were received, {queries} expected"
-            )
-    return answers
+            break
+    raise ProtocolError(
+        f"{len(getattr(answers, name))} values of {name} were received, {queries} expected"
+    )
 
 
 def check_answers(answers: Answers, groups: QueryGroups, order: int) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from dlm.jit import kernel
 
 
-@kernel("uint8[:], uint32[:]")
+@kernel("uint8[:], uint32[:]", nogil=False)
 def totals(context_lengths, word_counts):  # type: ignore[no-untyped-def]
     """Words of all contexts, words asked of them, and whether a context asks nothing.
 
@@ -66,7 +66,9 @@ def block_fault(totals, counts, skips, words, log10_backoffs, ngram, size):  # t
     return 0, np.int64(0)
 
 
-@kernel("float32[:], uint8[:], uint8[:], uint8[:], uint8[:], uint32[:], int64, float32")
+@kernel(
+    "float32[:], uint8[:], uint8[:], uint8[:], uint8[:], uint32[:], int64, float32", nogil=False
+)
 def out_of_range(  # type: ignore[no-untyped-def]
     log10_prob, matched, ngram, state, context_lengths, word_counts, order, most_log10
 ):

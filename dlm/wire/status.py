@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 
 import grpc
@@ -112,6 +113,23 @@ ADVICE = (
 )
 
 
+# gRPC's words where it found nobody: what it tried, the code, the address and the cause.
+_NOT_CONNECTED = re.compile(
+    r"failed to connect to all addresses; last error: (?:[A-Z_]+: )?(?:ipv[46]:\S+: )?"
+    r"(?:Failed to connect to remote host: )?(?P<cause>.+)",
+    re.DOTALL,
+)
+
+
+def _cause(code: grpc.StatusCode, details: str) -> str:
+    """What gRPC says of a failed call; of a connection that was not made, the cause alone."""
+    match = _NOT_CONNECTED.fullmatch(details)
+    if match is None:
+        return f"{code.name}: {details}"
+    cause = match["cause"]
+    return cause[0].lower() + cause[1:] if cause[1:2].islower() else cause
+
+
 def advice_on(details: str) -> str | None:
     """What to do about a connection that was not made, where gRPC's words tell; else None."""
     if "failed to connect" not in details:
@@ -148,7 +166,7 @@ def error_from_rpc(error: grpc.RpcError, *, where: str) -> DlmError:
     details = error.details() if hasattr(error, "details") else str(error)
     # A server of ours names its reason; without one, gRPC speaks, and maybe nobody was there.
     said = "answered" if reason_of(error) else "gave no answer:"
-    failure = kind(f"{where} {said} {code.name}: {plain(details or '')}")
+    failure = kind(f"{where} {said} {plain(_cause(code, details or ''))}")
     if isinstance(failure, UnavailableError):
         failure.retry_after_s = _pushback_s(error)
     if advice := advice_on(details or ""):

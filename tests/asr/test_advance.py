@@ -104,5 +104,5 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
                 lm.advance(states)
         with pytest.raises(QueryError, match="eos_id"):
             lm.advance([0], eos_id=2)
-        with pytest.raises(QueryError, match="token ids"):
+        with pytest.raises(QueryError, match="word ids"):
             TokenLM(client.utterance(), [10**6])

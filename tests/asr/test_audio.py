@@ -78,6 +78,23 @@ def write_half(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
+def write_half_wav(path: Path) -> None:
+    """The first half of a WAV file, which libsndfile reads without a word."""
+    soundfile.write(path, tone(2.0), SAMPLE_RATE, format="WAV")
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def write_half_aiff(path: Path) -> None:
+    """The first half of an AIFF file."""
+    soundfile.write(path, tone(2.0), SAMPLE_RATE, format="AIFF")
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def write_slow(path: Path) -> None:
+    """A header that says one sample per second: hours of audio in a file of 32 kB."""
+    soundfile.write(path, tone(1.0), 1, format="WAV")
+
+
 @pytest.mark.parametrize(
     ("write", "says"),
     [
@@ -87,6 +104,11 @@ def write_half(path: Path) -> None:
         (write_blip, "lasts 0.050 s"),
         (write_nan, "not numbers"),
         (write_half, "could not be read as audio|cut off"),
+        (write_half_wav, "ends after 1.00 s of the 2.00 s that its header promises"),
+        (write_half_aiff, "ends after 1.00 s of the 2.00 s"),
+        (write_slow, "has 1 samples per second; 4,000 or more"),
+        (Path.mkdir, "is a folder, a pipe or a device"),
+        (os.mkfifo, "is a folder, a pipe or a device"),
     ],
 )
 def test_bad_audio_is_a_typed_error_that_names_the_file(
@@ -104,8 +126,24 @@ def test_a_file_that_is_not_there_is_an_error_of_the_system(tmp_path: Path) -> N
     """As for every other command."""
     with pytest.raises(FileNotFoundError):
         read_audio(tmp_path / "none.flac")
-    with pytest.raises(IsADirectoryError):
-        read_audio(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0x7FFFFFFF, 0xFFFFFFFF, SAMPLE_RATE * 2 + 44])
+def test_a_header_that_does_not_know_the_length_loses_nothing(tmp_path: Path, size: int) -> None:
+    """As those of streams; or one whose writer counted the header, too."""
+    path = tmp_path / "a.wav"
+    soundfile.write(path, tone(1.0), SAMPLE_RATE)
+    content = bytearray(path.read_bytes())
+    place = content.index(b"data") + 4
+    content[place : place + 4] = size.to_bytes(4, "little")
+    path.write_bytes(content)
+    assert len(read_audio(path)) == SAMPLE_RATE
+
+
+def test_samples_above_full_scale_are_scaled_down(tmp_path: Path) -> None:
+    """A file of floats that holds numbers of 16 bits sounds as it should."""
+    soundfile.write(tmp_path / "a.wav", tone(1.0) * 32768, SAMPLE_RATE, subtype="FLOAT")
+    assert np.allclose(read_audio(tmp_path / "a.wav"), 2 * tone(1.0), atol=1e-3)
 
 
 def test_long_audio_is_cut_in_its_pauses() -> None:

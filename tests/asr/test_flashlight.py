@@ -13,9 +13,10 @@ pytest.importorskip("flashlight.lib.text", reason="pip install -e '.[asr]'")
 
 from asr.decoding import decode, posteriors, spelled, spoken_model
 from cluster import Cluster, ModelFiles, build, until
+from dlm.asr.advance import TokenLM
 from dlm.asr.flashlight import DlmLM
 from dlm.client import Client, ClientConfig
-from dlm.errors import QueryError
+from dlm.errors import ConfigError, QueryError
 
 LEXICON = spelled(40)
 
@@ -125,3 +126,33 @@ def test_a_state_of_the_sentence_before_is_refused(local: Client) -> None:
         lm.score(before, 0)
     with pytest.raises(QueryError, match="word 40 of a lexicon of 40"):
         lm.score(lm.start(True), 40)
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "says"),
+    [
+        ("the man", QueryError, "words are a str; a list is expected"),
+        ({"w1"}, QueryError, "words are a set"),
+        (7, QueryError, "words are a int"),
+        ([1.5], QueryError, "strings, bytes or ids"),
+        ([-1], QueryError, "word ids from -1"),
+        (["THE", "MAN"], ConfigError, "none of the 2 words .*'THE', 'MAN'.* is in the model"),
+    ],
+)
+def test_words_that_cannot_be_recognised_are_refused_at_once(
+    local: Client, words: Any, error: type[Exception], says: str
+) -> None:
+    """By each adapter, so that nobody decodes in vain; a lexicon may lack some, as KenLM's."""
+    for adapter in (DlmLM, TokenLM):
+        with pytest.raises(error, match=says):
+            adapter(local.utterance(), words)
+    for given in ([LEXICON[0], "THE"], ["<unk>"], [], [0]):
+        DlmLM(local.utterance(), given)
+
+
+def test_a_client_is_not_an_utterance(local: Client) -> None:
+    """Nor is a path."""
+    for given in (local, "cluster.toml"):
+        for adapter in (DlmLM, TokenLM):
+            with pytest.raises(QueryError, match="where an utterance is expected"):
+                adapter(given, LEXICON)  # type: ignore[arg-type]

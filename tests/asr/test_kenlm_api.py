@@ -24,6 +24,8 @@ import pytest
 import dlm.asr.kenlm as kenlm
 from cluster import ROOT, WAIT_S, Cluster, ModelFiles, ProcessServer, build
 from dlm.asr.kenlm import table as tables
+from dlm.asr.kenlm import unpacked
+from dlm.asr.kenlm.unpacked import UnpackedTable
 from dlm.client import ClientConfig
 from dlm.errors import FamilyMismatch, QueryError
 from models import HAND_MADE, random_model
@@ -44,7 +46,17 @@ def cluster(files: ModelFiles) -> Iterator[Cluster]:
         yield running
 
 
-@pytest.fixture(scope="module", params=["one shard", "two shards", "servers"])
+def mapped(folder: Path) -> kenlm.Model:
+    """A model whose files are mapped."""
+    config = kenlm.Config()
+    config.load_method = kenlm.LoadMethod.LAZY
+    return kenlm.Model(os.fspath(folder), config)
+
+
+PLACES = ["unpacked", "one shard mapped", "two shards mapped", "servers"]
+
+
+@pytest.fixture(scope="module", params=PLACES)
 def model(
     request: pytest.FixtureRequest,
     files: ModelFiles,
@@ -52,10 +64,12 @@ def model(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> kenlm.Model:
     """The same model in each place."""
-    if request.param == "one shard":
-        return kenlm.Model(os.fspath(files.again(1).directory))
-    if request.param == "two shards":
+    if request.param == "unpacked":
         return kenlm.Model(os.fsencode(files.directory))
+    if request.param == "one shard mapped":
+        return mapped(files.again(1).directory)
+    if request.param == "two shards mapped":
+        return mapped(files.directory)
     return served(cluster, tmp_path_factory.mktemp("served"))
 
 
@@ -250,8 +264,7 @@ def test_a_table_that_is_full_is_replaced(
 ) -> None:
     """States that are held go on, and equal those of the new table."""
     monkeypatch.setattr(tables.StepTable.__init__, "__kwdefaults__", {"states": 12})
-    folder = files.again(1, seed=1).directory  # which nobody else has open
-    model = kenlm.Model(os.fspath(folder))
+    model = mapped(files.again(1, seed=1).directory)  # which nobody else has open
     first = after(model, "w1 w2")
     held = [after(model, text) for text in sentences(40)]
     again = [after(model, text) for text in sentences(40)]
@@ -264,6 +277,25 @@ def test_a_table_that_is_full_is_replaced(
 
 
 # -- the model ----------------------------------------------------------------------------------
+
+
+def test_a_model_too_large_for_memory_stays_in_its_files(
+    files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default a model is unpacked; where memory is short it is mapped, and answers the same."""
+    copies = [files.again(1, seed=seed).directory for seed in (2, 3)]  # that nobody has open
+    small = kenlm.Model(os.fspath(copies[0]))
+    monkeypatch.setattr(unpacked, "available_bytes", lambda: 100_000)
+    large = kenlm.Model(os.fspath(copies[1]))
+    assert [type(m._opened.table) for m in (small, large)] == [UnpackedTable, tables.StepTable]
+    for text in sentences(20):
+        assert large.score(text) == small.score(text)
+        states = [begun(large), after(large, text)], [begun(small), after(small, text)]
+        found, expected = (
+            m.base_score_batch(s, text.split()) for m, s in zip((large, small), states, strict=True)
+        )
+        assert np.array_equal(found[0], expected[0])
+        assert states[0][1]._words() == states[1][1]._words()
 
 
 def test_a_model_says_what_it_is(model: kenlm.Model, files: ModelFiles) -> None:
@@ -412,6 +444,28 @@ def test_what_was_asked_is_counted(files: ModelFiles, tmp_path: Path, cluster: C
     assert found["partial"] == found["small"] == 0
 
 
+def test_a_sentence_is_asked_once(files: ModelFiles, tmp_path: Path, cluster: Cluster) -> None:
+    """Its words are remembered from `score` to `score`, and by `full_scores` and states."""
+    model = served(cluster, tmp_path)
+    texts = sentences(20)
+    totals = [model.score(text) for text in texts]
+    assert totals == [sum(p for p, _, _ in expected(files, t, True, True)) for t in texts]
+    first = model.stats()
+    words = sum(len(text.split()) + 1 for text in texts)
+    assert first["queries"] == words
+    assert 0 < first["asked"] < words  # sentences begin alike
+    assert [model.score(text) for text in texts] == totals
+    for text in texts:
+        assert list(model.full_scores(text)) == expected(files, text, True, True)
+        after(model, text)
+    again = model.stats()
+    assert (again["asked"], again["fetched"]) == (first["asked"], 0)
+    assert again["queries"] == 4 * words - len(texts)
+    assert model.score("w1 w2", bos=False) == sum(
+        prob for prob, _, _ in expected(files, "w1 w2", False, True)
+    )
+
+
 # -- processes, threads, servers that fail --------------------------------------------------------
 
 
@@ -468,17 +522,22 @@ def test_a_beam_search_goes_on_where_servers_die(files: ModelFiles, tmp_path: Pa
         model = served(cluster, tmp_path, heartbeats=False)
         texts = sentences(30)
         whole = [model.score(text) for text in texts]
-    partial = [model.score(text) for text in texts]
-    assert partial != whole
-    counted = model.stats()["partial"]
-    assert counted > 0
+    assert [model.score(text) for text in texts] == whole  # remembered
+    others = sentences(30, seed=9)
+    totals = [sum(p for p, _, _ in expected(files, t, True, True)) for t in others]
+    counted = 0
+    for _ in range(2):
+        assert [model.score(text) for text in others] != totals
+        assert model.stats()["partial"] > counted
+        counted = model.stats()["partial"]
     state = after(model, "w1 w2")
     for _ in range(2):
         for word in ("w3", "w4", "w5", "w6"):
             assert model.BaseScore(state, word, kenlm.State()) <= 0.5
     assert model.base_score_batch([state], ["w3", "w7"])[0].shape == (1, 2)
     assert model.next_distribution(state).shape == (len(model.vocab),)
-    assert len(list(model.full_scores(texts[0]))) == len(texts[0].split()) + 1
+    for text in others:
+        assert len(list(model.full_scores(text))) == len(text.split()) + 1
     assert model.stats()["partial"] > counted
 
 
@@ -516,8 +575,9 @@ def test_a_program_that_imports_kenlm_runs_unchanged(files: ModelFiles, tmp_path
 def test_the_example_of_the_page_runs(files: ModelFiles, cluster: Cluster, tmp_path: Path) -> None:
     """As written, beside a cluster.toml; and each test that its table names is here."""
     page = (ROOT / "dlm/asr/README.md").read_text(encoding="utf-8")
-    section = page.split("## KenLM's Python API")[1].split("\n## ")[0]
-    (code,) = re.findall(r"```python\n(.*?)```", section, re.S)
+    code = re.findall(r"```python\n(.*?)```", page, re.S)[0]
+    design = (ROOT / "dlm/asr/DESIGN.md").read_text(encoding="utf-8")
+    table = design.split("## KenLM's names")[1].split("\n## ")[0]
     cluster.write(tmp_path / "cluster.toml")
     environ = {**os.environ, "DLM_CACHE_DIR": str(tmp_path / "cache")}
     done = subprocess.run(
@@ -530,11 +590,11 @@ def test_the_example_of_the_page_runs(files: ModelFiles, cluster: Cluster, tmp_p
     tests = {text for name in ("api", "peer") for text in re.findall(
         r"^def (test_\w+)", (ROOT / f"tests/asr/test_kenlm_{name}.py").read_text(), re.M
     )}  # fmt: skip
-    named = set(re.findall(r"`(test_\w+)`", section))
+    named = set(re.findall(r"`(test_\w+)`", table))
     assert len(named) > 10
     assert named <= tests
     for name in kenlm.__all__:
-        assert name in section or name == "NextStates"
+        assert name in table or name == "NextStates"
 
 
 def test_the_hook_comes_before_the_package_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,19 +29,22 @@ if peer is ours:  # a test of the hook put it there
     pytest.skip("import kenlm gives dlm's", allow_module_level=True)
 
 
-def opened(arpa: Path, module: Any) -> Any:
+def opened(arpa: Path, module: Any, load_method: int = 2) -> Any:
     """A model of the file, silently."""
     config = module.Config()
     config.show_progress = False
+    config.load_method = load_method
     config.arpa_complain = module.ARPALoadComplain.NONE
     return module.Model(str(arpa), config)
 
 
-def both(model: PlainModel, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def both(
+    model: PlainModel, folder: Path, monkeypatch: pytest.MonkeyPatch, load_method: int = 2
+) -> tuple[Any, Any]:
     """dlm's and KenLM's of one file."""
     monkeypatch.setenv("DLM_CACHE_DIR", str(folder / "cache"))
     arpa = model.padded().write(folder / "model.arpa")
-    return opened(arpa, ours), opened(arpa, peer)
+    return opened(arpa, ours, load_method), opened(arpa, peer)
 
 
 def near(score: float, other: float) -> bool:
@@ -172,27 +175,29 @@ def test_the_examples_of_kenlm_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert after == null
 
 
+@pytest.mark.parametrize("load_method", [ours.LoadMethod.LAZY, ours.LoadMethod.READ])
 @pytest.mark.parametrize("name", [name for name, model in HAND_MADE.items() if model.order > 1])
 def test_hand_made_models_answer_as_kenlm(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, load_method: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What real models lack: weights that nothing follows, suffixes that are missing."""
-    mine, theirs = both(HAND_MADE[name], tmp_path, monkeypatch)
+    mine, theirs = both(HAND_MADE[name], tmp_path, monkeypatch, load_method)
     words = [w for w in mine.vocab if not w.startswith("filler")] + ["unheard", "<s>"]
     walk(mine, theirs, words * 2, 300, 1).compare_states(3000)
     rng = random.Random(1)
     compare_sentences(mine, theirs, [" ".join(rng.choices(words, k=6)) for _ in range(20)])
 
 
+@pytest.mark.parametrize("load_method", [ours.LoadMethod.LAZY, ours.LoadMethod.READ])
 @pytest.mark.parametrize("seed", range(6))
 def test_random_models_with_missing_suffixes_answer_as_kenlm(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, load_method: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of orders 2 to 6, with and without an unknown word, some with positive weights."""
     model = random_model(
         seed, order=2 + seed % 5, unk=bool(seed % 3), per_order=60, words=12, below_one=True
     )
-    mine, theirs = both(model, tmp_path, monkeypatch)
+    mine, theirs = both(model, tmp_path, monkeypatch, load_method)
     words = [w for w in mine.vocab if not w.startswith("filler")] + ["unheard"]
     random.Random(seed).shuffle(words)
     walk(mine, theirs, words * 3, 1500, seed).compare_states(10_000)
@@ -252,14 +257,17 @@ def text_of(words: int) -> list[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (ARPA.exists() and TEXT.exists()), reason=f"no {ARPA} or {TEXT}")
-def test_a_real_model_answers_as_kenlm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("load_method", [ours.LoadMethod.LAZY, ours.LoadMethod.READ])
+def test_a_real_model_answers_as_kenlm(
+    load_method: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """20,000 steps through text with random words in it, and a million pairs of states."""
     monkeypatch.setenv("DLM_CACHE_DIR", str(tmp_path / "cache"))
     plain = tmp_path / "books5.arpa"
     with pa.CompressedInputStream(pa.OSFile(str(ARPA)), "zstd") as stream, plain.open("wb") as out:
         while block := stream.read(1 << 20):
             out.write(block)
-    mine, theirs = opened(plain, ours), opened(plain, peer)
+    mine, theirs = opened(plain, ours, load_method), opened(plain, peer)
     lines = text_of(20_000)
     words = [word for line in lines for word in line] + ["unheard", "<unk>", "<s>", "</s>"]
     rng = random.Random(7)

@@ -11,18 +11,7 @@ import pytest
 
 pytest.importorskip("flashlight.lib.text", reason="pip install -e '.[asr]'")
 
-from flashlight.lib.text.decoder import LexiconDecoder
-
-from asr.decoding import (
-    BLANK,
-    SPACE,
-    TOKENS,
-    lexicon_options,
-    lexicon_trie,
-    posteriors,
-    spelled,
-    spoken_model,
-)
+from asr.decoding import BLANK, SPACE, TOKENS, posteriors, spelled, spoken_model
 from cluster import Cluster, build
 from dlm.client import Client
 from dlm.client.topology import Endpoint, write_cluster_file
@@ -31,28 +20,28 @@ PAGE = Path(__file__).parents[2] / "dlm/asr/README.md"
 SECTION = "## flashlight-text, pyctcdecode, whole vocabularies"
 
 
-def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each with what stands before it; pyctcdecode's where it is installed."""
     text = PAGE.read_text(encoding="utf-8")
+    _, flashlight = re.findall(r"```python\n(.*?)```", text[: text.index("\n## ")], re.S)
+    assert len([line for line in flashlight.splitlines() if line]) == 15
     section = text[text.index(SECTION) : text.index("\n## ", text.index(SECTION) + 1)]
-    flashlight, pyctcdecode, whole = re.findall(r"```python\n(.*?)```", section, re.S)
+    pyctcdecode, whole = re.findall(r"```python\n(.*?)```", section, re.S)
     words = spelled(20)
     files = build(spoken_model(words), tmp_path / "model", 2)
     said = [words[i] for i in (3, 1, 4, 1, 5)]
     logits = posteriors(said, 1, flat=1.0)
     names: dict[str, Any] = {
-        "LexiconDecoder": LexiconDecoder,
-        "options": lexicon_options(TOKENS, 50),
-        "trie": lexicon_trie(words, [-1.0] * len(words)),
         "words": words,
-        "sil": SPACE,
+        "tokens": TOKENS,
+        "silence": SPACE,
         "blank": BLANK,
-        "unk": -1,
         "emissions": np.ascontiguousarray(logits),
         "labels": ["", " ", *TOKENS[2:]],
         "unigrams": words,
         "logits": logits,
-        "tokens": words,
         "batch_size": 3,
     }
     with Cluster(files) as running:
@@ -61,8 +50,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         write_cluster_file(tmp_path / "cluster.toml", ends, shard_set=shard_set)
         monkeypatch.chdir(tmp_path)
         exec(flashlight, names)
-        best = names["hypotheses"][0]
-        assert [words[w] for w in best.words if w >= 0] == said
+        assert capsys.readouterr().out.split() == said
         with Client.connect(running.addresses) as client:
             names["client"] = client
             try:
@@ -70,6 +58,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
                 assert names["text"].split() == said
             except ModuleNotFoundError as missing:
                 assert missing.name in ("pyctcdecode", "pygtrie")
+            names["tokens"] = words
             exec(whole, names)
             assert names["scores"].shape == names["next_states"].shape == (3, 20)
             assert names["final"].shape == (3,)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ from asr.decoding import TOKENS, posteriors, spelled, spoken_model
 from cluster import Cluster, ModelFiles, build
 from dlm.asr import pyctcdecode as ours
 from dlm.client import Client
-from dlm.errors import ConfigError
+from dlm.errors import ConfigError, QueryError
 
 LEXICON = spelled(40)
 LABELS = ["", " ", *TOKENS[2:]]
@@ -125,3 +126,18 @@ def test_words_default_to_those_of_the_model(
         assert hash(after) == hash(model.score(state, LEXICON[0])[1])
         with pytest.raises(ConfigError, match="build_decoder"):
             model.save_to_dir("somewhere")
+
+
+def test_what_cannot_be_decoded_with_is_refused(files: ModelFiles, tmp_path: Path) -> None:
+    """A client, a string of words, words that the model lacks; a decoder is not saved, not half."""
+    with Client.local(files.directory) as local:
+        with pytest.raises(QueryError, match="where an utterance is expected"):
+            ours.build_decoder(LABELS, local)
+        with pytest.raises(QueryError, match="unigrams are a string"):
+            ours.build_decoder(LABELS, local.utterance(), "words.txt")
+        with pytest.raises(ConfigError, match="is in the model"):
+            ours.build_decoder(LABELS, local.utterance(), ["THE"])
+        decoder = ours.build_decoder(LABELS, local.utterance(), LEXICON)
+        with pytest.raises(ConfigError, match="build_decoder"):
+            decoder.save_to_dir(str(tmp_path))
+    assert not list(tmp_path.iterdir())

@@ -29,6 +29,7 @@ from dlm.asr.nbest import read_nbest
 from dlm.asr.transcribe import Transcriber
 from dlm.asr.wer import word_errors
 from dlm.client import Client, ClientConfig
+from dlm.client.topology import Endpoint, write_cluster_file
 from dlm.errors import UnavailableError
 from dlm.index.build import build_shard_set
 
@@ -124,6 +125,20 @@ def test_where_servers_die_in_the_middle_the_rest_is_on_the_2_grams(cluster: Clu
     assert "there was not one family" in second.text or "family" in first.text + second.text
 
 
+def test_where_servers_are_down_at_the_start_the_small_model_recognises(
+    model: ModelFiles, tmp_path: Path
+) -> None:
+    """cluster.toml names it; every word says that it is from there."""
+    endpoints = [Endpoint("127.0.0.1:1", shard) for shard in range(2)]
+    path = tmp_path / "cluster.toml"
+    shard_set = model.manifest.shard_set
+    write_cluster_file(path, endpoints, shard_set=shard_set, small=model.directory)
+    with Client.connect(path, ClientConfig(partial=True, connect_s=0.5)) as client:
+        (found,) = Transcriber(client, words=WORDS).transcribe(read_audio(SPOKEN))
+    assert (found.mode, set(found.sources)) == ("small", {"small"})
+    assert word_errors(SAID.split(), found.text.split()).errors <= 6
+
+
 def test_without_a_fallback_it_raises_and_what_came_before_stands(cluster: Cluster) -> None:
     """A typed error; nothing of what was said is in it."""
     with connect(cluster) as client:
@@ -139,11 +154,28 @@ def test_without_a_fallback_it_raises_and_what_came_before_stands(cluster: Clust
 def test_nothing_that_was_said_is_logged_or_shown(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever the level; a transcript shown in a debugger has no words."""
-    with caplog.at_level(logging.DEBUG), connect(cluster) as client:
-        (found,) = Transcriber(client, words=WORDS).transcribe(read_audio(SPOKEN))
+    """Whatever the level, and while servers fail; a transcript shown in a debugger has no words."""
+    with caplog.at_level(logging.DEBUG), connect(cluster, partial=True) as client:
+        transcriber = Transcriber(client, words=WORDS)
+        (found,) = transcriber.transcribe(read_audio(SPOKEN))
+        cluster.end()
+        (failing,) = transcriber.transcribe(read_audio(SPOKEN))
+    assert failing.mode == "partial"
+    assert "client.partial.began" in caplog.text
     assert "acquaintance" in found.text
     assert "acquaintance" not in caplog.text + repr(found) + repr(found.sentences)
+
+
+def test_digital_silence_is_not_listened_to(
+    model: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour of it takes no time, and has no words."""
+    with Client.local(model.directory) as client:
+        transcriber = Transcriber(client, words=1_000)
+        monkeypatch.setattr(transcriber, "_acoustic", None)
+        found = list(transcriber.transcribe(np.zeros(3600 * SAMPLE_RATE, np.float32)))
+    assert {one.text for one in found} == {""}
+    assert found[-1].end_s == 3600.0
 
 
 def test_silence_and_noise_give_few_words_or_none(model: ModelFiles) -> None:
@@ -179,7 +211,7 @@ def test_the_command_prints_words_and_its_json_is_an_nbest_list(
     """A bad file is reported; the others are done all the same."""
     cluster.write(tmp_path / "cluster.toml")
     (tmp_path / "bad.flac").write_text("no audio")
-    options = ("--deadline", 20, "--words", WORDS)
+    options = ("--deadline", 20, "--max-words", WORDS)
     done = dlm("transcribe", "bad.flac", SPOKEN, *options)
     assert done.returncode == 1, done.stderr
     assert "bad.flac could not be read as audio" in done.stderr
@@ -203,12 +235,42 @@ def test_the_command_prints_words_and_its_json_is_an_nbest_list(
     assert json.loads(done.stdout)["wer"] == word_errors(SAID.split(), text.split()).rate
 
 
+def test_where_servers_die_the_command_ends_its_line_and_says_where(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Without a fallback; what was recognised before stands, on a line of its own."""
+    cluster.write(tmp_path / "cluster.toml")
+    soundfile.write(tmp_path / "a.wav", long_audio(), SAMPLE_RATE)
+    options = ("--deadline", 20, "--max-words", WORDS, "--no-partial")
+    running = subprocess.Popen(
+        command("transcribe", "a.wav", "a.wav", *options),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert running.stdout is not None
+    first = os.read(running.stdout.fileno(), 1 << 16).decode()
+    cluster.end()
+    rest, errors = (part.decode() for part in running.communicate(timeout=WAIT_S))
+    assert running.returncode == 1
+    assert first.startswith("a.wav\tthere was not")
+    assert (first + rest).endswith("\n")
+    assert "a.wav was transcribed up to " in errors
+    assert "acquaintance" not in errors
+
+
 def test_the_command_says_what_is_wrong_before_it_listens(tmp_path: Path, dlm: Dlm) -> None:
     """A cluster that is down at the start; a model that is not there; without a trace."""
     soundfile.write(tmp_path / "a.wav", np.zeros(SAMPLE_RATE), SAMPLE_RATE)
     (tmp_path / "down.toml").write_text('[[server]]\naddress = "127.0.0.1:1"\nshard = 0\n')
-    for named, says in (("down.toml", "127.0.0.1:1"), ("none.arpa", "no such file")):
-        done = dlm("transcribe", "a.wav", "--lm", named)
+    for audio, named, says in (
+        ("a.wav", "down.toml", "127.0.0.1:1"),
+        ("a.wav", "none.arpa", "no such file"),
+        ("b.wav", "down.toml", "AUDIO: no such file: b.wav"),
+        (".", "down.toml", "AUDIO: . is a folder; expected a file"),
+        ("-", "down.toml", "audio cannot be read from standard input"),
+    ):
+        done = dlm("transcribe", "a.wav", audio, "--lm", named)
         assert done.returncode == 1
         assert done.stdout == ""
         assert says in done.stderr

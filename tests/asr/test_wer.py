@@ -156,6 +156,12 @@ def test_lines_without_names_are_paired_by_their_number(tmp_path: Path) -> None:
     assert list(paired(*files).values()) == [("one two", "one"), ("", ""), ("three", "three")]
 
 
+def test_a_quote_that_is_not_closed_takes_no_line_with_it(tmp_path: Path) -> None:
+    """In a table, too."""
+    (tmp_path / "said").write_text('id\ttext\na\t"one\nb\ttwo "\n')
+    assert read_transcripts(tmp_path / "said").texts == {"a": '"one', "b": 'two "'}
+
+
 @pytest.mark.parametrize(
     ("said", "heard", "message"),
     [
@@ -163,7 +169,7 @@ def test_lines_without_names_are_paired_by_their_number(tmp_path: Path) -> None:
         ("a\tx\n", "a\tx\nc\ty\n", "1 hypotheses are of no utterance .*'c'"),
         ("a\tx\na\ty\n", "a\tx\n", "has 'a' twice"),
         ("x/a\tx\ny/a\ty\n", "a\tx\n", "same file name"),
-        ("a\tx\n", "x\n", "names its utterances, the other has text alone"),
+        ("a\tx\n", "x\n", "reference names its utterances, the hypothesis has text alone"),
         ("a\tx\nb\n", "a\tx\n", "line 2 .* no tab"),
         ("file\ttext\na\tx\ty\n", "a\tx\n", "line 2 .* 3 columns; 2"),
         ("{}\n", "a\tx\n", "line 1 .* not an object"),

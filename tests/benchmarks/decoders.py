@@ -1,18 +1,21 @@
 """Beam search with a model behind a network beside local KenLM: round trips and real time.
 
     python tests/benchmarks/decoders.py [--model ARPA --sentences N --beam B --delay-us 200]
+    python tests/benchmarks/decoders.py --speech FOLDER --beam 100 ...
 
 Sentences are drawn from the model and spelled in letters; posteriors say them unclearly, three
-frames of 20 ms a letter, the more so the larger `--flat`. Each is decoded by flashlight-text and by
-pyctcdecode, in turns with KenLM in the decoder's process and with dlm: *naive*, a message for each
-word asked; *cached*, each word of a context once; *blocks*, each context once, some at a time in a
-message per shard (dlm.asr). Servers are processes of their own; every reply comes `--delay-us`
-later. n-best lists must be KenLM's.
+frames of 20 ms a letter, the more so the larger `--flat`. With `--speech` they are recordings, and
+posteriors those of dlm's acoustic model; its labels are phonemes, so only flashlight-text, which
+has a lexicon, decodes them. Each is decoded in turns with KenLM in the decoder's process and with
+dlm: *naive*, a message for each word asked; *cached*, each word of a context once; *blocks*, each
+context once, some at a time in a message per shard (dlm.asr). Servers are processes of their own;
+every reply comes `--delay-us` later. n-best lists must be KenLM's.
 
 Prints a Markdown table, medians over the rounds: real-time factor and its ratio to KenLM's, of the
-same sentences in the same round; words asked and messages sent per second of audio; and the seconds
-per second of audio that the decoder was in the language model's `score`, and of these in calls that
-may have waited for servers (measured in a round of its own, since the clock is not free).
+same sentences in the same round; the same of the processor time of the decoder's thread, which
+other work on the machine hardly changes; words asked and messages sent per second of audio; and the
+seconds per second of audio that the decoder was in the language model's `score`, and those in
+calls that may have waited for servers (measured in a round of its own: the clock is not free).
 
 What a Python language model costs flashlight by itself (its own KenLM is called in C++) is the row
 *blocks, all contexts there*: the same sentences again.
@@ -31,13 +34,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from flashlight.lib.text.decoder import LM, LMState
 
-from asr.decoding import decode_with, lexicon_decoder, lexicon_trie, posteriors, tokens_of
+from benchmarks.heard import LETTERS, Heard, drawn, recorded
 from cluster import Cluster, ModelFiles, ProcessServer
 from dlm.asr.contexts import Counts
 from dlm.asr.flashlight import DlmLM
@@ -47,13 +48,9 @@ from dlm.client.topology import Endpoint, FixedEndpoints
 from dlm.client.transport import GrpcConnection, Metadata, Reply
 from dlm.errors import DlmError
 from dlm.index.build import build_shard_set
-from dlm.index.search.local import LocalModel
 from dlm.ngram.arpa.source import TextSource
 
 ROOT = Path(__file__).parents[2]
-LETTERS = "abcdefghijklmnopqrstuvwxyz'"
-TOKENS = tokens_of(LETTERS)
-FRAME_S, FRAMES_PER_LETTER = 0.02, 3
 
 
 class DelayedConnection(GrpcConnection):
@@ -127,6 +124,7 @@ class Row:
     begin: Callable[[], None] = lambda: None
     warm: bool = False  # whether a round that does not count comes first
     seconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)  # of the decoder's thread
     asked: list[int] = field(default_factory=list)
     messages: list[int] = field(default_factory=list)
     found: list[Any] = field(default_factory=list)
@@ -136,35 +134,12 @@ class Row:
         self.begin()
         sent = 0 if self.client is None else self.client.stats.messages
         asked = self.queries()
-        begun = time.perf_counter()
+        begun, cpu = time.perf_counter(), time.thread_time()
         self.found = [self.decode(emissions) for emissions in spoken]
         self.seconds.append(time.perf_counter() - begun)
+        self.cpu.append(time.thread_time() - cpu)
         self.asked.append(self.queries() - asked)
         self.messages.append(0 if self.client is None else self.client.stats.messages - sent)
-
-
-def sentences(model: Path, words: Sequence[str], count: int, seed: int) -> list[list[str]]:
-    """Sentences of the model, of words that can be spelled."""
-    rng = np.random.default_rng(seed)
-    allowed = set(words)
-    out = []
-    with Client.local(model) as client:
-        utterance = client.utterance()
-        names = [word.decode() for word in utterance.vocabulary.words]
-        while len(out) < count:
-            state, said = utterance.begin(), list[str]()
-            while len(said) < 12:
-                likely = utterance.next_words(state, 200)
-                chosen = [(w, p) for w, p in likely if names[w] in allowed or names[w] == "</s>"]
-                weights = np.array([10.0 ** float(p) for _, p in chosen])
-                word = chosen[rng.choice(len(chosen), p=weights / weights.sum())][0]
-                if names[word] == "</s>":
-                    break
-                said.append(names[word])
-                state = utterance.extend([state], [word]).states[0, 0]
-            if len(said) > 3:
-                out.append(said)
-    return out
 
 
 class Timed:
@@ -194,34 +169,45 @@ class Timed:
         return self.seconds
 
 
-def measure(
-    rows: list[Row], spoken: Sequence[Any], rounds: int, audio_s: float, timed: dict[str, Any]
-) -> None:
-    """All rows in turns; then the table."""
+def measure(rows: list[Row], heard: Heard, given: argparse.Namespace, watched: Any) -> None:
+    """All rows in turns; then the table. `watched`: functions that are timed where blocks are."""
+    spoken, audio_s, rounds = heard.spoken, heard.audio_s, given.rounds
+    rows = [row for row in rows if not given.rows or row is rows[0] or row.name in given.rows]
     for row in rows:
         if row.warm:
             row.run(spoken)
-            row.seconds, row.asked, row.messages = [], [], []
+            row.seconds, row.cpu, row.asked, row.messages = [], [], [], []
     for _ in range(rounds):
         for row in rows:
             row.run(spoken)
     local = rows[0]
-    print("| | real-time factor | of KenLM's | words/s | messages/s | in `score` | waiting |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    head = (
+        "real time",
+        "of KenLM's",
+        "CPU",
+        "of KenLM's",
+        "words/s",
+        "messages/s",
+        "in `score`",
+        "waiting",
+    )
+    print("| | " + " | ".join(head) + " |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     for row in rows:
         same = all(
             [one[0] for one in found] == [one[0] for one in expected]
             for found, expected in zip(row.found, local.found, strict=True)
         )
-        ratio = median(a / b for a, b in zip(row.seconds, local.seconds, strict=True))
-        cells = [
-            f"{median(row.seconds) / audio_s:.4f}",
-            f"{ratio:.2f}",
+        cells = []
+        for own, other in ((row.seconds, local.seconds), (row.cpu, local.cpu)):
+            ratio = median(a / b for a, b in zip(own, other, strict=True))
+            cells += [f"{median(own) / audio_s:.4f}", f"{ratio:.2f}"]
+        cells += [
             f"{median(row.asked) / audio_s:,.0f}" if row.asked[-1] else "",
             f"{median(row.messages) / audio_s:,.1f}" if row.client else "",
         ]
-        if row.name in timed:
-            watch = Timed(*timed[row.name])
+        if "blocks" in row.name:
+            watch = Timed(*watched)
             row.run(spoken)
             cells += [f"{seconds / audio_s:.4f} s" for seconds in watch.end()]
         else:
@@ -230,17 +216,12 @@ def measure(
     print()
 
 
-def flashlight_rows(arpa: Path, words: list[str], clients: list[Client], beam: int) -> list[Row]:
+def flashlight_rows(arpa: Path, heard: Heard, clients: list[Client]) -> list[Row]:
     """KenLM in C++, and dlm three ways."""
     from flashlight.lib.text.decoder.kenlm import KenLM
     from flashlight.lib.text.dictionary import Dictionary
 
-    dictionary = Dictionary()
-    for word in words:
-        dictionary.add_entry(word)
-    kenlm = KenLM(str(arpa), dictionary)
-    start = kenlm.start(False)
-    trie = lexicon_trie(words, [kenlm.score(start, i)[1] for i in range(len(words))], TOKENS)
+    kenlm = KenLM(str(arpa), Dictionary([*heard.words, "<unk>"]))
 
     def row(name: str, make: Callable[[], Any], client: Client | None, lasts: bool = False) -> Row:
         made: dict[str, Any] = {}
@@ -248,21 +229,18 @@ def flashlight_rows(arpa: Path, words: list[str], clients: list[Client], beam: i
         def begin() -> None:
             if not made or not lasts:
                 made["lm"] = make()
-                made["decoder"] = lexicon_decoder(made["lm"], trie, TOKENS, beam)
+                made["decode"] = heard.decoder(made["lm"])
 
         def queries() -> int:
             return 0 if client is None else made["lm"].counts.queries
 
-        def decode(emissions: Any) -> Any:
-            return [(one.words, one.score) for one in decode_with(made["decoder"], emissions)]
-
-        return Row(name, decode, client, queries, begin, lasts)
+        return Row(name, lambda one: made["decode"](one), client, queries, begin, lasts)
 
     def ask(client: Client, cached: bool) -> Callable[[], Any]:
-        return lambda: AskingLM(client.utterance(), words, cached)
+        return lambda: AskingLM(client.utterance(), heard.words, cached)
 
     def blocks(client: Client) -> Callable[[], Any]:
-        return lambda: DlmLM(client.utterance(), words)
+        return lambda: DlmLM(client.utterance(), heard.words)
 
     return [
         row("KenLM, C++", lambda: kenlm, None),
@@ -274,7 +252,9 @@ def flashlight_rows(arpa: Path, words: list[str], clients: list[Client], beam: i
     ]
 
 
-def pyctcdecode_rows(arpa: Path, words: list[str], clients: list[Client], beam: int) -> list[Row]:
+def pyctcdecode_rows(
+    arpa: Path, words: Sequence[str], clients: list[Client], beam: int
+) -> list[Row]:
     """KenLM's Python package, and dlm three ways."""
     from pyctcdecode import build_ctcdecoder
     from pyctcdecode.alphabet import Alphabet
@@ -355,6 +335,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--beam", type=int, default=500, help="flashlight's; pyctcdecode's is 100")
     parser.add_argument("--flat", type=float, default=2.0)
+    parser.add_argument("--speech", type=Path, help="folder of FLAC files, in place of sentences")
+    parser.add_argument("--rows", nargs="+", help="names of the rows of dlm; all by default")
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--delay-us", type=float, default=200.0)
     given = parser.parse_args()
@@ -365,17 +347,11 @@ def main() -> None:
             while data := source.read(1 << 20):
                 out.write(data)
         build_shard_set(arpa, directory, given.shards)
-        vocabulary = LocalModel.open(directory).vocabulary
-        every = [w.decode("utf-8", "replace") for w in vocabulary.words[1:]]
-        words = [w for w in every if w and set(w) <= set(LETTERS)][: given.words]
-        said = sentences(directory, words, given.sentences, 1)
-        spoken = [
-            posteriors(one, seed, given.flat, TOKENS, FRAMES_PER_LETTER)
-            for seed, one in enumerate(said)
-        ]
-        audio_s = FRAME_S * sum(len(one) for one in spoken)
-        print(f"{len(said)} sentences, {audio_s:.1f} s of audio, {len(words):,} words, ", end="")
-        print(f"flat {given.flat:g}, {given.delay_us:g} us a reply\n")
+        heard = drawn(directory, given.words, given.sentences, given.flat, given.beam)
+        if given.speech:
+            heard = recorded(given.speech, directory, given.words, given.sentences, given.beam)
+        print(f"{len(heard.spoken)} utterances, {heard.audio_s:.1f} s of audio, ", end="")
+        print(f"{len(heard.words):,} words, {given.delay_us:g} us a reply\n")
         settings = ClientConfig(cache_dir=Path(folder) / "cache", deadline_s=20.0)
         files = ModelFiles(directory, None)  # type: ignore[arg-type]
         with Cluster(files, kind=ProcessServer) as servers:
@@ -383,18 +359,16 @@ def main() -> None:
             clients = [
                 Client(Core(ends, settings, connect=DelayedConnection)) for _ in range(2)
             ] + [Client.local(directory)]
-            print(f"### flashlight-text, beam {given.beam}\n")
-            rows = flashlight_rows(arpa, words, clients, given.beam)
-            where = ((DlmLM, "score"), (Utterance, "context_blocks"))
-            named = {row.name: where for row in rows if "blocks" in row.name}
-            measure(rows, spoken, given.rounds, audio_s, named)
-            print("### pyctcdecode, beam 100\n")
-            rows = pyctcdecode_rows(arpa, words, clients, 100)
-            from dlm.asr.pyctcdecode import DlmLanguageModel
+            print(f"### flashlight-text, {heard.name}\n")
+            rows = flashlight_rows(arpa, heard, clients)
+            measure(rows, heard, given, ((DlmLM, "score"), (Utterance, "context_blocks")))
+            if not given.speech:  # pyctcdecode has no lexicon: labels are letters of words
+                from dlm.asr.pyctcdecode import DlmLanguageModel
 
-            where = ((DlmLanguageModel, "score"), (Utterance, "context_blocks"))
-            named = {row.name: where for row in rows if "blocks" in row.name}
-            measure(rows, spoken, given.rounds, audio_s, named)
+                print("### pyctcdecode, beam 100\n")
+                rows = pyctcdecode_rows(arpa, heard.words, clients, 100)
+                where = (DlmLanguageModel, "score"), (Utterance, "context_blocks")
+                measure(rows, heard, given, where)
             for client in clients:
                 client.close()
 

@@ -3,10 +3,11 @@
     python tests/benchmarks/fire.py [--minutes N --replicas N --seed N --deadlines S ...]
 
 Two shards with several servers each, every server a process behind a proxy, fail in all the ways of
-`dlm chaos`: at any time at most one server of each shard, so that the full model can answer. Two
-clients decode meanwhile, four decoders each: one has a small model and partial scores, so no error
-may reach it; the other has neither, so it gets scores of the full model or a documented error. Each
-score is checked against the oracle of the model that it names. Prints how late calls ended.
+`python -m loadtest chaos`: at any time at most one server of each shard, so that the full model can
+answer. Two clients decode meanwhile, four decoders each: one has a small model and partial scores,
+so no error may reach it; the other has neither, so it gets scores of the full model or a documented
+error. Each score is checked against the oracle of the model that it names. Prints how late calls
+ended.
 """
 
 from __future__ import annotations
@@ -24,20 +25,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cluster import build
 from dlm.client import Client
 from dlm.client.membership import Beating
 from dlm.client.modes import Switching
-from dlm.cluster.chaos import random_faults
 from dlm.ngram.query import FULL, PARTIAL, SMALL
 from faults.decoders import Decoders
 from faults.test_cascade_faults import World, carry_out
+from loadtest.chaos import random_faults
 from models import random_model
 
 if TYPE_CHECKING:
-    from dlm.cluster.chaos import Command
+    from loadtest.chaos import Command
 
 SHARDS = 2
 COLUMNS = (

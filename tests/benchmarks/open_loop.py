@@ -3,10 +3,15 @@
     python tests/benchmarks/open_loop.py [TRACE] [--rate R --seconds S --rounds N]
 
 Starts one server of the packaged model, and sends the requests of TRACE that need a message, at
-the same planned times, in turns: by `loadtest` in a client process, and by a process that shares no
-code with it, nor with dlm: a loop over one grpcio stream that sends the recorded bytes and waits
-for each reply, both counting from the planned time. Prints percentiles of both, their ratios, and
-where dlm's client spends its part by its own stages: what it does beside sending bytes.
+the same planned times, in turns, each in a process of its own, all counting from the planned time:
+
+    bare      shares no code with dlm: a loop over one grpcio stream that sends the recorded bytes
+    client    a plain loop that calls `dlm.Client`, without the driver
+    async     the same with `dlm.AsyncClient`, on the driver's event loop
+    loadtest  the driver
+
+So bare to client is what dlm's client costs, client to async what asyncio adds, and async to
+loadtest the driver's own part. Prints percentiles, these ratios, and dlm's stages.
 """
 
 from __future__ import annotations
@@ -26,6 +31,8 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
+KINDS = ("bare", "client", "async", "loadtest")
+PERCENTILES = (10, 50, 95, 99)  # the first also means something on a busy machine
 
 
 # -- the bare client: nothing above this line or below it in this process imports dlm or loadtest --
@@ -119,7 +126,7 @@ def measure(chosen: argparse.Namespace) -> None:
             zip(due, picked, strict=True))]  # fmt: skip
         messages.write_text("".join(lines))
         plan = json.dumps({"due": due, "request": [number for number, _ in picked]})
-        rows_of: dict[str, list[list[float]]] = {"loadtest": [], "bare": []}
+        rows_of: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
         stages: dict[str, float] = {}
         for _ in range(chosen.rounds):
             for kind in rows_of:
@@ -135,18 +142,23 @@ def measure(chosen: argparse.Namespace) -> None:
                 found = json.loads(done.stdout)
                 if kind == "loadtest":
                     stages, found = found["stages"], found["latencies"]
-                rows_of[kind].append(np.percentile(found, [50, 95, 99]).tolist())
+                if chosen.json is not None:
+                    with chosen.json.open("a") as file:
+                        file.write(json.dumps({"kind": kind, "latencies": found}) + "\n")
+                rows_of[kind].append(np.percentile(found, PERCENTILES).tolist())
         connection = GrpcConnection(endpoints[0].address)
         beat = connection.heartbeat(pb.HeartbeatRequest(sequence=1), 10.0)
         connection.close()
         assert beat.refused == 0, f"the server refused {beat.refused} messages"
-    print("| ms | p50 | p95 | p99 |\n|---|---:|---:|---:|")
+    print("| ms | " + " | ".join(f"p{at}" for at in PERCENTILES) + " |")
+    print("|---|" + "---:|" * len(PERCENTILES))
     best = {kind: [1e3 * median(c) for c in zip(*rows, strict=True)]
             for kind, rows in rows_of.items()}  # fmt: skip
     for kind, cells in best.items():
         print(f"| {kind} | " + " | ".join(f"{cell:.3f}" for cell in cells) + " |")
-    ratios = [a / b for a, b in zip(best["loadtest"], best["bare"], strict=True)]
-    print("| ratio | " + " | ".join(f"{ratio:.3f}" for ratio in ratios) + " |")
+    for above, below in (("client", "bare"), ("async", "client"), ("loadtest", "async")):
+        ratios = [a / b for a, b in zip(best[above], best[below], strict=True)]
+        print(f"| {above} / {below} | " + " | ".join(f"{ratio:.3f}" for ratio in ratios) + " |")
     print("dlm's client, mean ms: " + ", ".join(f"{n} {1e3 * s:.3f}" for n, s in stages.items()))
     print("the bare client does the stage wire alone")
 
@@ -156,8 +168,8 @@ def driven(cluster: str, trace_file: Path) -> None:
     import asyncio
 
     from dlm.client import AsyncClient, ClientConfig
-    from loadtest.plan import Schedule
     from loadtest.replay import Replay
+    from loadtest.schedule import Schedule
     from loadtest.trace import read_trace
     from loadtest.worker import precise_loop
 
@@ -192,10 +204,66 @@ def driven(cluster: str, trace_file: Path) -> None:
         runner.run(go())
 
 
+def plain(cluster: str, trace_file: Path, kind: str) -> None:
+    """A loop that calls dlm's client when requests of a plan are due, one after the other."""
+    import asyncio
+
+    from dlm.client import AsyncClient, Client, ClientConfig
+    from loadtest.trace import read_trace
+    from loadtest.worker import precise_loop
+
+    given, trace = json.loads(sys.stdin.read()), read_trace(trace_file)
+    config = ClientConfig(deadline_s=30)
+    due, numbers = given["due"], given["request"]
+    latencies: list[float] = []
+
+    def prepared(client: Any) -> list[Any]:
+        handle, known = client.utterance(), {}
+        for number in set(numbers):
+            one = trace.request(number)
+            rows = [[handle.vocabulary.id_of(word) for word in row] for row in one.words]
+            ids = np.array(rows, np.uint32)
+            known[number] = (handle.states_after(one.contexts), ids[0] if len(ids) == 1 else ids)
+        return [known[number] for number in numbers]
+
+    def count(start: float, at_s: float) -> None:
+        latencies.append(time.monotonic() - start - at_s)
+
+    if kind == "client":
+        with Client.connect(cluster, config) as client:
+            asks = prepared(client)
+            for states, words in asks[:20]:
+                client.utterance().extend(states, words)
+            start = time.monotonic() + 0.2
+            for at_s, (states, words) in zip(due, asks, strict=True):
+                time.sleep(max(start + at_s - time.monotonic(), 0.0))
+                client.utterance().extend(states, words)
+                count(start, at_s)
+    else:
+
+        async def go() -> None:
+            async with AsyncClient.connect(cluster, config) as client:
+                asks = prepared(client)
+                for states, words in asks[:20]:
+                    await client.utterance().extend(states, words)
+                start = time.monotonic() + 0.2
+                for at_s, (states, words) in zip(due, asks, strict=True):
+                    await asyncio.sleep(max(start + at_s - time.monotonic(), 0.0))
+                    await client.utterance().extend(states, words)
+                    count(start, at_s)
+
+        with asyncio.Runner(loop_factory=precise_loop) as runner:
+            runner.run(go())
+    print(json.dumps(latencies))
+
+
 def main() -> None:
     """A client, as its parent asked; else the whole."""
     if sys.argv[1:2] == ["--bare"]:
         bare(sys.argv[2], Path(sys.argv[3]))
+        return
+    if sys.argv[1:2] in (["--client"], ["--async"]):
+        plain(sys.argv[2], Path(sys.argv[3]), sys.argv[1][2:])
         return
     if sys.argv[1:2] == ["--loadtest"]:
         driven(sys.argv[2], Path(sys.argv[3]))
@@ -206,6 +274,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=20.0, help="messages per second")
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="file that all latencies are appended to")
     measure(parser.parse_args())
 
 

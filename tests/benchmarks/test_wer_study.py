@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pyarrow as pa
 import pytest
@@ -14,6 +15,7 @@ pytest.importorskip("hama", reason="pip install -e '.[asr]'")
 
 from benchmarks import wer
 from benchmarks.wer_models import Spoken, normalised, write_text
+from benchmarks.wer_plot import Bar, intervals, lines
 
 
 def spoken(name: str, speaker: str, text: str) -> Spoken:
@@ -59,3 +61,31 @@ def test_weights_are_those_that_are_best_for_all_other_speakers(
     wer.cached(tmp_path / "tuned" / "full.clean.json", lambda: rows)
     chosen = wer.tune(study, "full", "clean", lambda: None)
     assert chosen == {"x": second, "y": second, "z": first}
+
+
+def test_loud_noise_takes_weights_of_10_db_and_every_second_utterance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is tuned there."""
+    monkeypatch.setattr(wer, "GRID", wer.GRID[:2])
+    study: Any = SimpleNamespace(
+        work=tmp_path, spoken=[spoken(name, name, "a") for name in ("x", "y", "z")]
+    )
+    rows = [{"x": 1, "y": 1, "z": 1}, {"x": 0, "y": 0, "z": 0}]
+    wer.cached(tmp_path / "tuned" / "full.10.json", lambda: rows)
+    for condition in ("10", "5", "0"):
+        assert set(wer.tune(study, "full", condition, lambda: None).values()) == {wer.GRID[1]}
+    assert [one.name for one in wer.Study.spoken_in(study, "0")] == ["x", "z"]
+    assert wer.Study.spoken_in(study, "10") == study.spoken
+
+
+def test_plots_are_drawn_of_what_was_measured() -> None:
+    """Well-formed; a dot for each model and condition, a line for each name and panel."""
+    rows = {"clean": {"<2-grams>": Bar(1, -0.5, 2), "words": Bar(9, 7, 11)}, "0 dB": {}}
+    drawn = intervals("WER", rows)
+    assert len(ElementTree.fromstring(drawn).findall(".//{*}circle")) == 2
+    assert "+11" in drawn
+    points = {"a": [(0.0, 1.0), (9.0, 0.0)], "b": [(1.0, 2.0)]}
+    drawn = lines({"errors": points, "delay": {"a": []}}, (3.0, 6.0), "seconds")
+    assert len(ElementTree.fromstring(drawn).findall(".//{*}polyline")) == 3
+    assert "9 seconds" in drawn

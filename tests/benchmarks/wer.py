@@ -42,12 +42,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.settings import DATA
 from benchmarks.wer_models import (
     MODELS,
+    SMALL,
     Spoken,
     make_models,
     make_shards,
     read_speech,
     write_text,
 )
+from benchmarks.wer_plot import Bar, intervals
 from dlm.asr.acoustic import AcousticModel
 from dlm.asr.audio import read_audio
 from dlm.asr.ctc import BeamSettings, CtcDecoder
@@ -68,11 +70,21 @@ from dlm.cluster.processes import running_servers
 from dlm.files import replacing, write_whole
 
 CONDITIONS = ("clean", "10", "5", "0")  # dB of speech above babble
+# Chosen before anything was decoded there, since it takes long: where noise is loudest, weights are
+# those of 10 dB, and of the utterances in their order every second is decoded.
+TUNED_ON = {"clean": "clean", "10": "10", "5": "10", "0": "10"}
+EVERY = {"clean": 1, "10": 1, "5": 2, "0": 2}
 VOICES = 6  # of the babble
 SHARDS = 2
 BEAM, TUNING_BEAM, NBEST = 60, 20, 100
 GRID = tuple(product((1.0, 1.5, 2.0, 2.5, 3.0), (-1.0, 0.0, 1.0)))
 SHOWS = 1.96 + 0.84  # standard errors: found at 5 %, in 80 of 100 samples
+
+CALLED = {
+    "partial": "its 2-grams",
+    "unigram": "its words alone",
+    **{f"small_{share}": f"pruned to 1/{share}" for share in SMALL},
+}
 
 Weights = tuple[float, float]  # of the language model, per word
 
@@ -109,12 +121,16 @@ class Study:
         """The shard set of a model."""
         return make_shards(self.arpas[model], SHARDS)
 
+    def spoken_in(self, condition: str) -> list[Spoken]:
+        """The utterances that are decoded."""
+        return self.spoken[:: EVERY[condition]]
+
     def posteriors(self, condition: str) -> dict[str, NDArray[np.float32]]:
         """(T, labels) of each utterance."""
         folder = self.work / "posteriors" / condition
         folder.mkdir(parents=True, exist_ok=True)
         found: dict[str, NDArray[np.float32]] = {}
-        for one in self.spoken:
+        for one in self.spoken_in(condition):
             path = folder / f"{one.name}.npy"
             if not path.exists():
                 heard = self.acoustic.log_probs(self._heard(one, condition))
@@ -190,6 +206,7 @@ def cached(path: Path, make: Callable[[], Any]) -> Any:
 
 def tune(study: Study, model: str, condition: str, lm: Callable[[], Any]) -> dict[str, Weights]:
     """The weights of each speaker: those with the fewest errors of all other speakers."""
+    condition = TUNED_ON[condition]
 
     def grid() -> list[dict[str, int]]:
         say(f"tuning {model} {condition}")
@@ -223,7 +240,7 @@ def decode_all(
     decoders = {weights: study.decoder(weights, nbest=NBEST) for weights in set(chosen.values())}
     return {
         one.name: asdict(decode(decoders[chosen[one.speaker]], lm(), one, posteriors[one.name]))
-        for one in study.spoken
+        for one in study.spoken_in(condition)
     }
 
 
@@ -266,17 +283,17 @@ def run(study: Study, models: Sequence[str], conditions: Sequence[str], by: Sequ
             return loaded[0]
 
         path = study.work / "decoded"
-        for condition in conditions:
-            chosen = tune(study, model, condition, lm)
-            decode = partial(decode_all, study, condition, chosen, lm, f"{model}, here")
-            if model in study.of_kenlm:
+        if "kenlm" in by and model in study.of_kenlm:
+            for condition in conditions:
+                chosen = tune(study, model, condition, lm)
+                decode = partial(decode_all, study, condition, chosen, lm, f"{model}, here")
                 cached(path / f"{model}.{condition}.kenlm.json", decode)
-        loaded.clear()
         left = [c for c in conditions if not (path / f"{model}.{c}.dlm.json").exists()]
         if left and "dlm" in by:
+            weights = {condition: tune(study, model, condition, lm) for condition in left}
+            loaded.clear()
             with served(study, model) as make:
-                for condition in left:
-                    chosen = tune(study, model, condition, lm)
+                for condition, chosen in weights.items():
                     cached(
                         path / f"{model}.{condition}.dlm.json",
                         partial(decode_all, study, condition, chosen, make, f"dlm, {model}"),
@@ -308,6 +325,7 @@ def report(study: Study, models: Sequence[str], conditions: Sequence[str]) -> di
                 "oracle": sum(one.fewest for one in decoded.values()) / total(errors).words,
                 "weights": {str(w): count for w, count in weights.most_common()},
                 "by": next(iter(rows)),
+                "utterances": len(decoded),
             }
             if len(rows) == 2:
                 same = [rows["dlm"][name].text == one.text for name, one in rows["kenlm"].items()]
@@ -318,7 +336,24 @@ def report(study: Study, models: Sequence[str], conditions: Sequence[str]) -> di
     return found
 
 
-def markdown(study: Study, figures: dict[str, Any], conditions: Sequence[str]) -> str:
+def spoken_as(condition: str) -> str:
+    """How a condition is shown."""
+    return condition if condition == "clean" else f"{condition} dB"
+
+
+def plot(figures: dict[str, Any]) -> str:
+    """What each smaller model costs, for each kind of speech (DLM Figure 10)."""
+    groups: dict[str, dict[str, Bar]] = {}
+    for name, facts in figures.items():
+        model, condition = name.split(".")
+        if "minus_full" in facts:
+            minus = Interval(**facts["minus_full"])
+            bar = Bar(*(100 * value for value in (minus.value, minus.low, minus.high)))
+            groups.setdefault(spoken_as(condition), {})[CALLED[model]] = bar
+    return intervals("points of WER more than the full model, 95 % intervals, paired", groups)
+
+
+def markdown(study: Study, figures: dict[str, Any]) -> str:
     """The table."""
     seconds = sum(one.seconds for one in study.spoken)
     speakers = len({one.speaker for one in study.spoken})
@@ -327,7 +362,8 @@ def markdown(study: Study, figures: dict[str, Any], conditions: Sequence[str]) -
         f"{len(study.spoken)} utterances, {seconds / 60:.0f} minutes, {words:,} words, {speakers} "
         "speakers; WER in %, with 95 % intervals.",
         "",
-        "| speech | model | WER | minus full | would show | oracle | weights | as KenLM |",
+        "| speech (utterances) | model | WER | minus full | would show | oracle | weights "
+        "| as KenLM |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, facts in figures.items():
@@ -340,7 +376,7 @@ def markdown(study: Study, figures: dict[str, Any], conditions: Sequence[str]) -
             shows = f"{100 * SHOWS * one.error:.2f}"
         same = "{}/{}".format(*facts["as_kenlm"]) if "as_kenlm" in facts else facts["by"]
         lines.append(
-            f"| {condition if condition == 'clean' else condition + ' dB'} | {model} "
+            f"| {spoken_as(condition)} ({facts['utterances']}) | {model} "
             f"| {100 * wer.value:.2f} ({100 * wer.low:.1f}..{100 * wer.high:.1f}) | {difference} "
             f"| {shows} | {100 * facts['oracle']:.1f} | {next(iter(facts['weights']))} | {same} |"
         )
@@ -353,15 +389,24 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--by", nargs="*", choices=("kenlm", "dlm"), default=["kenlm", "dlm"])
+    parser.add_argument(
+        "--by",
+        nargs="*",
+        choices=("kenlm", "dlm"),
+        default=["kenlm", "dlm"],
+        help="with none, what has been decoded is shown",
+    )
     parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--svg", type=Path, help="file for a plot")
     arguments = parser.parse_args()
     study = Study(arguments.work)
     run(study, arguments.models, arguments.conditions, arguments.by)
     figures = report(study, arguments.models, arguments.conditions)
     if arguments.json is not None:
         write_whole(arguments.json, json.dumps(figures, indent=1).encode())
-    print(markdown(study, figures, arguments.conditions))
+    if arguments.svg is not None:
+        write_whole(arguments.svg, plot(figures).encode())
+    print(markdown(study, figures))
 
 
 if __name__ == "__main__":

@@ -3,15 +3,17 @@
     python tests/benchmarks/wer_faults.py --work DIR [--utterances 30] [--svg FILE] [--json FILE]
 
 The study of `wer.py` (its DIR), one decoder, utterances of clean speech in an order drawn once. Two
-servers hold the full model. After a third of the utterances `dlm.cluster.chaos` kills the server of
+servers hold the full model. After a third of the utterances `loadtest.chaos` kills the server of
 shard 0; after another third it is started again. DLM Figure 10's two fallbacks:
 
     without   no fallback: an utterance whose calls fail is lost, all of its words count as deleted
     partial   `ClientConfig(partial=True)`: what shard 0 would have answered comes from 2-grams
     small     the same with `small`: new utterances go to the model pruned to a thirtieth
 
-Prints WER, utterances lost, how many were on which model, and how long a second of audio took, each
-before, during and after the outage. Times are wall time and mean something on an idle machine only.
+Utterances come at `PACE` times real time, whether the last one is done or not. Prints WER, how many
+utterances were lost and how many were on which model, and the delay, each before, during and after
+the outage. The delay is from an utterance's arrival, whole, to its words, in seconds per second of
+audio; it is wall time and means something on an idle machine only.
 """
 
 from __future__ import annotations
@@ -26,58 +28,67 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.wer import SHARDS, Study, say
 from benchmarks.wer_models import Spoken
+from benchmarks.wer_plot import lines
+from dlm.asr.ctc import CtcDecoder
 from dlm.asr.flashlight import DlmLM
 from dlm.asr.wer import WordErrors, total, word_errors
 from dlm.client import Client, ClientConfig
 from dlm.client.topology import write_cluster_file
-from dlm.cluster.chaos import Chaos, Command
 from dlm.cluster.processes import Server, running_servers
-from dlm.cluster.proxy import Proxies
 from dlm.errors import UnavailableError
 from dlm.files import write_whole
 from dlm.index.layout import read_manifest
+from loadtest.chaos import Chaos, Command
+from loadtest.proxy import Proxies
 
 WEIGHTS = (2.0, 0.0)
 SMALL = "small_30"
 ARMS = ("without", "partial", "small")
 PHASES = ("before", "down", "after")
+PACE = 4.0
+AVERAGED = 6  # utterances, in the plot of word errors
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """An utterance on its way.
 
-    at_s  when it began, since the first
-    mode  full, partial or small; or lost
+    at_s     when it arrived, since the first
+    delay_s  until its words were there
+    mode     full, partial or small; or lost
     """
 
     phase: str
     at_s: float
     audio_s: float
-    wall_s: float
+    delay_s: float
     mode: str
     partial: int
     errors: WordErrors
 
 
 def decode(
-    study: Study, client: Client, one: Spoken, posteriors: NDArray[np.float32]
+    study: Study,
+    client: Client,
+    decoder: CtcDecoder,
+    one: Spoken,
+    posteriors: NDArray[np.float32],
 ) -> tuple[str, int, WordErrors]:
     """Mode, partial queries and errors of an utterance."""
     before = client.stats.partial
     utterance = client.utterance()
     try:
         lm = DlmLM(utterance, study.lexicon.words)
-        found = study.decoder(WEIGHTS).decode(posteriors, lm)
+        found = decoder.decode(posteriors, lm)
     except UnavailableError:
         return "lost", 0, WordErrors(len(one.words), deletions=len(one.words))
     partial = client.stats.partial - before
@@ -91,6 +102,7 @@ def run(study: Study, arm: str, spoken: Sequence[Spoken]) -> list[Row]:
     """Every utterance in turn, through the outage."""
     directory = study.shards("full")
     posteriors = study.posteriors("clean")
+    decoder = study.decoder(WEIGHTS)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch, running_servers([directory]) as servers:
         cluster = Path(scratch) / "cluster.toml"
@@ -110,8 +122,9 @@ def run(study: Study, arm: str, spoken: Sequence[Spoken]) -> list[Row]:
             Client.connect(cluster, config) as client,
         ):
             chaos = Chaos(cluster, endpoints, proxies)
-            decode(study, client, spoken[0], posteriors[spoken[0].name])  # compiles
+            decode(study, client, decoder, spoken[0], posteriors[spoken[0].name])  # compiles
             began = time.monotonic()
+            at_s = 0.0
             for number, one in enumerate(spoken):
                 phase = PHASES[3 * number // len(spoken)]
                 if phase == "down" and rows[-1].phase == "before":
@@ -120,73 +133,62 @@ def run(study: Study, arm: str, spoken: Sequence[Spoken]) -> list[Row]:
                 if phase == "after" and rows[-1].phase == "down":
                     servers[0] = servers[0].again()
                     write(servers)
-                at_s = time.monotonic() - began
-                mode, partial, errors = decode(study, client, one, posteriors[one.name])
-                wall_s = time.monotonic() - began - at_s
-                rows.append(Row(phase, at_s, one.seconds, wall_s, mode, partial, errors))
+                time.sleep(max(began + at_s - time.monotonic(), 0.0))
+                mode, partial, errors = decode(study, client, decoder, one, posteriors[one.name])
+                delay_s = time.monotonic() - began - at_s
+                rows.append(Row(phase, at_s, one.seconds, delay_s, mode, partial, errors))
+                at_s += one.seconds / PACE
     return rows
 
 
 def table(found: dict[str, list[Row]]) -> str:
     """A line for each arm and phase."""
     lines = [
-        "| fallback | shard 0 | WER, % | lost | full / partial / small | seconds per second of "
-        "audio: median | most |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| fallback | shard 0 | WER, % | lost | full / partial / small | delay: median | "
+        "most | full again after |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for arm, rows in found.items():
         for phase in PHASES:
             some = [row for row in rows if row.phase == phase]
             rate = total(row.errors for row in some).rate
             modes = Counter(row.mode for row in some)
-            factors = [row.wall_s / row.audio_s for row in some]
+            factors = [row.delay_s / row.audio_s for row in some]
             lines.append(
                 f"| {arm} | {phase} | {100 * (rate or 0):.1f} | {modes['lost']} "
                 f"| {modes['full']} / {modes['partial']} / {modes['small']} "
-                f"| {np.median(factors):.2f} | {max(factors):.2f} |"
+                f"| {np.median(factors):.2f} | {max(factors):.2f} | {_recovery(some)} |"
             )
     return "\n".join(lines)
 
 
-COLOURS = {"without": "#b03030", "partial": "#3060b0", "small": "#308040"}
+def _recovery(rows: Sequence[Row]) -> str:
+    """Seconds from the start of the phase "after" to the first utterance by the full model."""
+    full = [row.at_s for row in rows if row.phase == "after" and row.mode == "full"]
+    return f"{full[0] - rows[0].at_s:.0f} s" if full else ""
 
 
-def svg(found: dict[str, list[Row]]) -> str:
-    """Word errors and delay against time, a line for each arm; shaded while the shard is down."""
-    width, height, left = 640, 150, 60
-    panels: list[tuple[str, Any]] = [
-        ("word errors, %", lambda row: 100.0 * (row.errors.rate or 0.0)),
-        ("s per s of audio", lambda row: row.wall_s / row.audio_s),
-    ]
-    parts = []
-    for place, (title, value) in enumerate(panels):
-        top = 30 + place * (height + 40)
-        most = max(value(row) for rows in found.values() for row in rows) or 1.0
-        count = max(len(rows) for rows in found.values())
-        x = [left + width * i / max(count - 1, 1) for i in range(count)]
-        third = width / 3
-        parts += [
-            f'<rect x="{left + third:.0f}" y="{top}" width="{third:.0f}" height="{height}" '
-            'fill="#eee"/>',
-            f'<text x="{left}" y="{top - 8}">{title}; the shard is down where it is grey</text>',
-            f'<text x="{left - 8}" y="{top + 10}" text-anchor="end">{most:.1f}</text>',
-            f'<text x="{left - 8}" y="{top + height}" text-anchor="end">0</text>',
+def plot(found: dict[str, list[Row]]) -> str:
+    """Word errors, averaged over some utterances, and delay, by the time of arrival."""
+    errors: dict[str, list[tuple[float, float]]] = {}
+    delays: dict[str, list[tuple[float, float]]] = {}
+    for arm, rows in found.items():
+        errors[arm] = [
+            (
+                row.at_s,
+                100.0 * (total(r.errors for r in rows[max(i + 1 - AVERAGED, 0) : i + 1]).rate or 0),
+            )
+            for i, row in enumerate(rows)
         ]
-        for arm, rows in found.items():
-            points = " ".join(
-                f"{x[i]:.1f},{top + height * (1 - value(row) / most):.1f}"
-                for i, row in enumerate(rows)
-            )
-            parts.append(
-                f'<polyline points="{points}" fill="none" stroke="{COLOURS[arm]}" '
-                'stroke-width="1.5"/>'
-            )
-    base = 30 + len(panels) * (height + 40)
-    for i, arm in enumerate(found):
-        parts.append(f'<text x="{left + 120 * i}" y="{base}" fill="{COLOURS[arm]}">{arm}</text>')
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 20}" '
-        f'height="{base + 20}" font-family="sans-serif" font-size="12">' + "".join(parts) + "</svg>"
+        delays[arm] = [(row.at_s, row.delay_s / row.audio_s) for row in rows]
+    some = next(iter(found.values()))
+    down = [row.at_s for row in some if row.phase == "down"]
+    up = [row.at_s for row in some if row.phase == "after"]
+    title = f"WER of the last {AVERAGED} utterances, %; the shard is down where it is grey"
+    return lines(
+        {title: errors, "delay, seconds per second of audio": delays},
+        (down[0], up[0]),
+        "seconds",
     )
 
 
@@ -208,7 +210,7 @@ def main() -> None:
         say(f"{arm}: {len(spoken)} utterances, {SHARDS} servers")
         found[arm] = run(study, arm, spoken)
     if arguments.svg is not None:
-        write_whole(arguments.svg, svg(found).encode())
+        write_whole(arguments.svg, plot(found).encode())
     if arguments.json is not None:
         rows = {arm: [asdict(row) for row in some] for arm, some in found.items()}
         write_whole(arguments.json, json.dumps(rows).encode())

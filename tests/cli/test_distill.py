@@ -111,7 +111,7 @@ def test_a_model_on_its_own_n_grams_loses_nothing(run: Run, home: Path) -> None:
         (["--topology", "self", "--samples", "9", "--interpolated"], "--topology self+FILE"),
         (["--topology", "self", "--samples", "9", "--part", "1/2"], "would infer one for each"),
         (["--samples", "9", "--part", "1/2"], "give --work without --output"),
-        (["--samples", "9", "--part", "two"], "not I/N"),
+        (["--samples", "9", "--part", "two"], "expected I/N"),
         (["--samples", "0"], "1 to 1e+15"),
         (["--samples", "nan"], "--samples nan; give a number of sentences"),
         (["--samples", "1e400"], "--samples inf; give a number of sentences"),

@@ -113,7 +113,7 @@ def test_parts_of_several_workers_become_one_model(home: Path) -> None:
     for i in (1, 2):
         done = dlm(*args, "--samples", "4e4", "--part", f"{i}/2", "--work", f"part{i}")
         assert done.exit_code == 0, done.exception
-        assert done.stdout == f"counted; add with --counts part{i}\n"
+        assert done.stdout == f"counted; add these counts with --counts part{i}\n"
     added = figures(*args, "--counts", "part1", "--counts", "part2", "-o", "out.arpa")
     whole = figures(*args, "--samples", "4e4", "-o", "whole.arpa")
     assert added["perplexity"] == pytest.approx(whole["perplexity"], rel=0.02)

@@ -44,7 +44,14 @@ COMMANDS = {
     "perplexity": ["perplexity", "model.arpa", "text", "--tmp", "out"],
     "pieces": ["pieces", "counts.tsv", "--size", "20", "-o", "out/x.model", "--public", "X"],
 }
-KINDS = [pytest.param(k, marks=[needs_training] if k == "pieces" else []) for k in COMMANDS]
+QUICK = ("prune", "estimate", "token")
+KINDS = [
+    pytest.param(
+        kind,
+        marks=[*[needs_training] * (kind == "pieces"), *[pytest.mark.slow] * (kind not in QUICK)],
+    )
+    for kind in COMMANDS
+]
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from benchmarks.commands import cost
 from dlm.cli.estimate import estimate
+from dlm.cli.main import app as all_commands
 from dlm.errors import ConfigError, EstimationError
 from dlm.ngram.arpa import ArpaReader
 
@@ -112,18 +113,44 @@ def test_the_whole_process_stays_below_its_memory(tmp_path: Path) -> None:
     assert ngrams(tmp_path / "m.arpa")[0] > 10_000
 
 
+def test_an_output_that_is_perhaps_an_order_is_refused(text: Path, tmp_path: Path) -> None:
+    """lmplz's -o is the order: neither a file named 4 nor the first of two outputs is meant."""
+    with pytest.raises(ConfigError, match="Did you mean --order 4"):
+        run(text, "-o", "4")
+    told = CliRunner().invoke(
+        all_commands, ["estimate", str(text), "-o", "4", "--output", str(tmp_path / "m.arpa")]
+    )
+    assert told.exit_code == 2
+    assert "given more than once" in told.output
+    assert "-n, --order" in told.output
+    assert list(tmp_path.glob("*.arpa")) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [(("-S", "2G"), "--memory"), (("--limit_vocab_file", "w"), "--vocab"), (("-T", "."), "--tmp")],
+)
+def test_options_of_lmplz_are_named_as_ours(text: Path, given: tuple[str, ...], ours: str) -> None:
+    """They are refused with the name to use."""
+    told = CliRunner().invoke(all_commands, ["estimate", str(text), "-o", "m.arpa", *given])
+    assert told.exit_code == 2
+    assert f"{given[0]} of lmplz is {ours} here" in told.output
+
+
 def test_no_text_is_refused_with_what_stands_for_a_pipe(tmp_path: Path) -> None:
     """Other commands read standard input then; here a forgotten name would wait for a terminal."""
     done = CliRunner().invoke(app, ["--output", str(tmp_path / "out")])
-    assert "name files, or - for standard input" in str(done.exception)
+    assert "name one or more files, or - for standard input" in str(done.exception)
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--prune", "0,x"), "no list of numbers"),
-        (("--prune", "1,0"), "fall"),
-        (("--memory", "lots"), "no size"),
+        (("--prune", "0,x"), "expected numbers separated by commas"),
+        (("--prune", "1,0"), "must not decrease: 1,0"),
+        (("--memory", "lots"), "is not a size; write"),
+        (("--memory", "50%"), "percentages are not supported; write"),
+        (("--memory", "2"), "did you mean 2G"),
         (("--memory", "1M"), "at least"),
         (("--order", "12"), "1 to 8"),
         (("--tmp", "/no/such/folder"), "/no/such/folder does not exist"),

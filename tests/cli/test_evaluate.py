@@ -65,7 +65,7 @@ def test_models_are_compared_on_users_text(home: Path) -> None:
     assert "10 users, 40 sentences" in said
     assert "0 of them known to all models" in said  # in upper case, as they stand
     assert "perplexity difference" in said
-    assert "top1" in said and "not known" in said
+    assert "top1" in said and "unknown" in said
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_models_are_compared_on_users_text(home: Path) -> None:
         ([], "give --users"),
         (["--text", "text.txt", "--users", "users.tsv"], "give --users"),
         (["--text", "none.txt"], "none.txt"),
-        (["--text", "text.txt", "--tokenizer", "none"], "--tokenizer is one of"),
-        (["--text", "text.txt", "--draws", "-1"], "give 0 or more"),
-        (["--users", "users.tsv", "--seed", "-1"], "--seed -1; give 0 or more"),
+        (["--text", "text.txt", "--tokenizer", "none"], "--tokenizer is none; expected one of"),
+        (["--text", "text.txt", "--draws", "-1"], "--draws is -1; expected 0 or more"),
+        (["--users", "users.tsv", "--seed", "-1"], "--seed is -1; expected 0 or more"),
         (["--text", "text.txt", "--memory", "1M"], "raise --memory"),
     ],
 )

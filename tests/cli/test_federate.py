@@ -28,6 +28,7 @@ evaluate_every = 3
 [data]
 vocabulary = "words.txt"
 public = "the tests"
+held_out = 0.1
 [model]
 embedding_size = 4
 hidden_size = 5
@@ -76,13 +77,11 @@ def test_rounds_are_told_kept_and_gone_on_with(place: Path) -> None:
     assert first.exit_code == 0, first.exception
     assert [json.loads(line)["round"] for line in first.stdout.splitlines()] == [0, 1]
     assert "not private" in first.stderr
-    assert "nothing was done" not in first.stderr
+    assert "nothing to do" not in first.stderr
     again = federate(place, "--stop-after", "1")
     assert again.exit_code == 0
-    assert "nothing was done" in again.stderr
-    assert (
-        "has 2 rounds already, and the run is to stop after 1; raise --stop-after" in again.stderr
-    )
+    assert "nothing to do" in again.stderr
+    assert "already has 2 rounds, and stop_after is 1; raise --stop-after" in again.stderr
     assert re.search(r"round 1 of 3: \d+\.\d\d s, 4 users", first.stderr)
     rest = federate(place, "--json")
     assert rest.exit_code == 0, rest.exception
@@ -152,7 +151,7 @@ def test_other_columns_and_rows_of_nobody_are_taken_as_the_message_says(place: P
     assert "--missing is drop" in str(federate(place, *more, "--missing", "drop").exception)
     done = federate(place, *more, "--missing", "count", "--stop-after", "1")
     assert done.exit_code == 0, done.exception
-    assert "left out: 1 rows without a user id" in done.stderr
+    assert "left out: 1 row without a user id, 0 users" in done.stderr
 
 
 def test_settings_that_are_not_there_are_said_not_to_be(place: Path) -> None:
@@ -173,6 +172,35 @@ def test_held_out_users_are_named_where_a_guarantee_is_told(place: Path) -> None
     assert "round 1 of 3" in done.stderr
     assert not re.search(r"\d s\b", done.stderr)
     assert "held-out users are in no round" in (place / "out" / "privacy.md").read_text()
+
+
+def test_nobody_is_held_out_unless_the_settings_ask_for_it(place: Path) -> None:
+    """All users train, and nothing is said of an evaluation."""
+    (place / "run.toml").write_text(CONFIG.replace("held_out = 0.1\n", ""))
+    done = federate(place, "--json")
+    assert done.exit_code == 0, done.exception
+    assert not any("held_out" in json.loads(line) for line in done.stdout.splitlines())
+    assert "held out" not in done.stderr
+    assert "held-out" not in (place / "out" / "privacy.md").read_text()
+
+
+def test_too_few_users_are_told_of_with_those_who_are_held_out(place: Path) -> None:
+    """They could train."""
+    (place / "run.toml").write_text(CONFIG.replace("report_goal = 4", "report_goal = 400"))
+    refused = federate(place).exception
+    assert isinstance(refused, ConfigError)
+    assert any("held out by data.held_out" in note for note in refused.__notes__)
+
+
+def test_the_folder_of_a_pipeline_is_refused(place: Path) -> None:
+    """A run there would replace the pipeline's report by one of other rounds."""
+    (place / "out").mkdir()
+    (place / "out" / "journal.json").write_text("{}")
+    (place / "out" / "privacy.md").write_text("the pipeline's")
+    done = federate(place)
+    assert isinstance(done.exception, ConfigError)
+    assert "belongs to `dlm pipeline`; choose another --output" in str(done.exception)
+    assert sorted(p.name for p in (place / "out").iterdir()) == ["journal.json", "privacy.md"]
 
 
 def test_a_run_that_users_run_out_of_says_what_can_be_done(place: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
 import signal
 import subprocess
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ import pytest
 
 from cluster import WAIT_S, command
 from dlm.cli import compiling
-from dlm.cli.progress import CompilingNotice, compiling_is_shown, stage_printer
 from dlm.cluster import processes
 from dlm.index.build import build_shard_set
 from dlm.server.compiling import KERNELS
@@ -57,7 +54,7 @@ def test_a_first_start_says_that_it_compiles_and_a_second_does_not(tmp_path: Pat
         assert "bit for bit" in done.stdout
         return done.stderr
 
-    said = re.findall(r"compiling kernels \(once per version\): (\d+) of (\d+)", run())
+    said = re.findall(r"compiling kernels \(first use only\): (\d+) of (\d+)", run())
     (_, some), (done, of) = said  # no terminal: when it is due, and at the end
     assert some == done == of
     ahead = int(of)
@@ -138,47 +135,5 @@ def test_a_command_on_models_says_that_it_compiles_and_then_not_again(
         ).stderr  # fmt: skip
 
     said = run()
-    assert "compiling kernels (once per version)" in said
-    assert "compiling" not in said.splitlines()[-1]
+    assert "compiling kernels (first use only)" in said
     assert "compiling" not in run()
-
-
-def record(event: str) -> logging.LogRecord:
-    """As dlm.jit logs it."""
-    out = logging.LogRecord("dlm.jit", logging.DEBUG, "", 0, event, None, None)
-    out.event = event
-    return out
-
-
-def test_the_notice_is_given_once_while_a_kernel_compiles() -> None:
-    """What takes no time is not mentioned, nor what is compiled within another kernel."""
-    told: list[str] = []
-    patient = CompilingNotice(told.append, silent_s=3600)
-    for event in ("jit.compiling", "jit.compiling", "jit.compiled", "jit.compiled"):
-        patient.handle(record(event))
-    assert told == []
-    notice = CompilingNotice(told.append, silent_s=0)
-    for event in ("jit.compiling", "jit.compiling", "jit.compiled", "jit.compiled"):
-        notice.handle(record(event))
-    notice.handle(record("jit.compiling"))
-    assert told == ["compiling kernels (once per version)"]
-
-
-def test_the_notice_is_given_while_one_kernel_takes_long() -> None:
-    """No second one need begin."""
-    told = threading.Event()
-    notice = CompilingNotice(lambda line: told.set(), silent_s=0.01)
-    notice.handle(record("jit.compiling"))
-    assert told.wait(WAIT_S)
-
-
-def test_kernels_that_are_counted_give_no_notice() -> None:
-    """compile_kernels says how many are done."""
-    logger = logging.getLogger("dlm.jit")
-    stage_printer()
-    assert logger.isEnabledFor(logging.DEBUG)
-    with compiling_is_shown():
-        assert not logger.isEnabledFor(logging.DEBUG)
-    assert logger.isEnabledFor(logging.DEBUG)
-    stage_printer(quiet=True)
-    assert not [one for one in logger.handlers if isinstance(one, CompilingNotice)]

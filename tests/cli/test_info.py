@@ -48,8 +48,8 @@ def test_helm_values_count_files_once_and_every_process(
     ("comment", "shown"),
     [
         ("privacy: none (public text)", "privacy: none (public text) (not a record)"),
-        ('privacy: {"format": "dlm privacy', "privacy: WRONG, nothing can be claimed: "),
-        ("privacy:  {}", "privacy: WRONG, nothing can be claimed: "),
+        ('privacy: {"format": "dlm privacy', "privacy: WRONG, no guarantee can be claimed: "),
+        ("privacy:  {}", "privacy: WRONG, no guarantee can be claimed: "),
     ],
 )
 def test_a_privacy_comment_is_shown_as_words_unless_it_begins_as_a_record(
@@ -82,13 +82,13 @@ def _forged(record: Provenance) -> str:
 @pytest.mark.parametrize(
     ("lines", "shown"),
     [
-        ([], "no record, and so no guarantee"),
-        (["Privacy: {}"], "no record, and so no guarantee"),
-        (["privacy: none (public text)"], "no record, and so no guarantee"),
+        ([], "no record, so no guarantee"),
+        (["Privacy: {}"], "no record, so no guarantee"),
+        (["privacy: none (public text)"], "no record, so no guarantee"),
         ([Provenance.none("no noise").line], "NO GUARANTEE: no noise."),
-        ([GOOD.line.replace("2.116", "0.01")], "WRONG, nothing can be claimed: comment 1 of"),
-        ([GOOD.line, Provenance.none("no noise").line], "WRONG, nothing can be claimed: "),
-        ([_forged(GOOD)], "WRONG, nothing can be claimed: the stated epsilon does not follow"),
+        ([GOOD.line.replace("2.116", "0.01")], "WRONG, no guarantee can be claimed: comment 1 of"),
+        ([GOOD.line, Provenance.none("no noise").line], "WRONG, no guarantee can be claimed: "),
+        ([_forged(GOOD)], "WRONG, no guarantee can be claimed: the stated epsilon does not follow"),
     ],
 )
 def test_a_served_model_claims_what_its_one_record_bears_out(
@@ -114,3 +114,14 @@ def test_one_form_is_printed_at_a_time() -> None:
     done = CliRunner().invoke(app, ["info", str(TINY), "--json", "--helm"])
     assert isinstance(done.exception, ConfigError)
     assert "--json and --helm" in str(done.exception)
+
+
+def test_a_quantised_set_is_not_compared_value_by_value(tmp_path: Path) -> None:
+    """It differs on purpose: the command says so, and what to do."""
+    arpa = MODEL.write(tmp_path / "model.arpa")
+    build_shard_set(arpa, tmp_path / "q8", 1, encoding="compact", bits=8)
+    done = CliRunner().invoke(app, ["verify", str(tmp_path / "q8"), "--arpa", str(arpa)])
+    assert isinstance(done.exception, ConfigError)
+    assert "q8 is quantised (8 bits)" in str(done.exception)
+    assert f"dlm export {tmp_path / 'q8'}" in str(done.exception)
+    assert CliRunner().invoke(app, ["verify", str(tmp_path / "q8")]).exit_code == 0

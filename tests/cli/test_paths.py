@@ -100,7 +100,6 @@ def home(tmp_path: Path, folder: Path) -> Path:
         ("cluster shards --tokens none", "none"),
         ("cluster shards --tls-cert none --tls-key words", "none"),
         ("cluster shards --token-file none", "none"),
-        ("chaos none", "none"),
         ("status --cluster none", "none"),
         ("score none --local shards", "none"),
         ("score text --local none", "none"),

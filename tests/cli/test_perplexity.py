@@ -105,11 +105,11 @@ def test_a_bad_model_is_refused_and_nothing_stays_behind(folder: Path, tmp_path:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cluster": Path("x.toml"), "memory": "1G"}, "--memory and --tmp are for an ARPA file"),
+        ({"cluster": Path("x.toml"), "memory": "1G"}, "--memory and --tmp apply to an ARPA file"),
         ({"memory": "1G"}, "is a folder"),
         ({"tmp": Path("x")}, "is a folder"),
-        ({"threads": 0}, "give 1 or more"),
-        ({"model": "ab12"}, "give --cluster with it"),
+        ({"threads": 0}, "expected 1 or more"),
+        ({"model": "ab12"}, "add --cluster"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(

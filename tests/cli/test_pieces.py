@@ -69,6 +69,8 @@ def test_an_inventory_says_what_its_counts_are_worth(
     first, last = done.stdout.splitlines()
     assert first.startswith("36 pieces in ")
     assert last.startswith(said)
+    facts = json.loads(pieces(counts, "--size", "36", *flags, "--json", output="j.model").stdout)
+    assert (facts["pieces"], facts["privacy"]) == (36, last)
     inventory = Inventory.load(counts.with_name("out.model"))
     assert inventory.size == 36
     assert inventory.decode(inventory.encode(WORDS)) == WORDS

@@ -248,7 +248,7 @@ def test_sampled_cohorts_are_accounted_for_as_dp_fedavg_prints(
     ("mechanism", "more", "message"),
     [
         ("tree", ["--sampling-probability", "0.1"], "for tree.* give --min-sep"),
-        ("gaussian", ["--sampling-probability", "0.1", "--max-part", "3"], "instead of"),
+        ("gaussian", ["--sampling-probability", "0.1", "--max-part", "3"], "replaces --gap"),
         ("gaussian", ["--sampling-probability", "1.5"], "probability is 1.5"),
         ("gaussian", ["--sampling-probability", "a tenth"], "5000/763430"),
         ("gaussian", ["--sampling-probability", "1/0"], "5000/763430"),
@@ -275,7 +275,10 @@ def test_the_gap_is_given_by_itself_or_as_the_rounds_between() -> None:
         found = answer(*asked, "--gap", 16)
         assert found == answer(*asked, "--min-sep", 15)
         assert found["gap"] == 16
-        for more, message in (((), "give --gap"), (("--gap", 16, "--min-sep", 15), "MinS . 1")):
+        for more, message in (
+            ((), "give --gap"),
+            (("--gap", 16, "--min-sep", 15), "MinS . 1"),
+        ):
             with pytest.raises(ConfigError, match=message):
                 answer(*asked, *more)
 
@@ -316,15 +319,23 @@ def test_no_noise_is_no_guarantee() -> None:
 @pytest.mark.parametrize(
     ("mechanism", "more", "message"),
     [
-        ("bandmf", ("--bands", 0), "--bands is 0; it must be 1 to the number of rounds, 64"),
+        ("bandmf", ("--bands", 0), "--bands is 0; expected 1 to the number of rounds, 64"),
         ("bandmf", ("--bands", -5), "--bands is -5"),
         ("bandtoep", ("--bands", 65), "--bands is 65"),
-        ("tree", ("--bands", 4), "--bands is 4 with tree; it is for bandmf"),
-        ("blt", ("--bands", 4), "--bands is 4 with blt"),
-        ("gaussian", ("--buffers", 4), "--buffers is 4 with gaussian; it is for a BLT"),
-        ("bandmf", ("--buffers", 2), "--buffers is 2 with bandmf"),
-        ("blt", ("--made-for", "64,16,4", "--buffers", 0), "--buffers is 0; a BLT of 1 to 10"),
-        ("blt", ("--made-for", "64,16,4", "--buffers", 50), "--buffers is 50; a BLT of 1 to 10"),
+        (
+            "tree",
+            ("--bands", 4),
+            "--bands is 4, but the mechanism is tree; --bands applies to bandmf",
+        ),
+        ("blt", ("--bands", 4), "--bands is 4, but the mechanism is blt"),
+        (
+            "gaussian",
+            ("--buffers", 4),
+            "--buffers is 4, but the mechanism is gaussian; --buffers applies to --mechanism blt",
+        ),
+        ("bandmf", ("--buffers", 2), "--buffers is 2, but the mechanism is bandmf"),
+        ("blt", ("--made-for", "64,16,4", "--buffers", 0), "--buffers is 0; expected 1 to 10"),
+        ("blt", ("--made-for", "64,16,4", "--buffers", 50), "--buffers is 50; expected 1 to 10"),
     ],
 )
 def test_bands_and_buffers_that_mean_nothing_are_refused(
@@ -343,7 +354,7 @@ def test_options_without_a_use_and_noise_that_is_no_number_are_refused() -> None
     with pytest.raises(ConfigError, match="--buffers is 2 without --made-for"):
         answer("account", "--mechanism", "blt", "--rounds", 64, "--max-part", 4, "--min-sep", 15,
                "--noise-multiplier", 1, "--delta", 1e-6, "--buffers", 2)  # fmt: skip
-    with pytest.raises(ConfigError, match="--error is mean with tree"):
+    with pytest.raises(ConfigError, match="--error is mean, but the mechanism is tree"):
         answer("mechanism", "--mechanism", "tree", "--rounds", 64, "--max-part", 4, "--gap", 16,
                "--error", "mean")  # fmt: skip
     for noise in ("inf", "nan", -1):
@@ -390,7 +401,7 @@ def test_a_figure_that_cannot_be_written_is_refused_before_any_work(
 
     monkeypatch.setattr("dlm.federated.noise.make.make_mechanism", never)
     monkeypatch.setattr("dlm.federated.account.plan.make_plan", never)
-    message = "no folder" if "/" in name else r"must end in \.png, \.svg"
+    message = "does not exist" if "/" in name else r"ends in \.png, \.svg"
     with pytest.raises(ConfigError, match=message):
         answer("mechanism", "--mechanism", "tree", "--rounds", 64, "--max-part", 4, "--gap", 16,
                "--plot", tmp_path / name)  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,16 +37,31 @@ def test_ctrl_c_stops_every_server_and_removes_the_file(
     assert not (tmp_path / "cluster.toml").exists()
 
 
-def test_a_server_that_dies_stops_the_cluster_with_its_name(
-    folder: Path, tmp_path: Path, environ: dict[str, str]
+def test_a_server_that_is_killed_leaves_the_others_running(
+    folder: Path, run: Run, tmp_path: Path, environ: dict[str, str]
 ) -> None:
-    """Half a cluster would be an outage nobody sees."""
+    """The line that is printed starts it again; the last one that ends ends the command."""
     with CommandServer("cluster", folder / "shards", cwd=tmp_path, env=environ).ready() as process:
-        servers = process.children()
-        os.kill(servers[1], signal.SIGKILL)
+        until(lambda: "Ctrl-C stops the servers and removes it" in process.printed)
+        first, second = process.children()
+        os.kill(second, signal.SIGKILL)
+        until(lambda: "Start it again: dlm serve " in process.errors)
+        said = process.errors.splitlines()[-1]
+        assert re.match(r"the server of shard 1 at \S+ was killed \(SIGKILL\); its shard has", said)
+        status = run("status", "--json", cwd=tmp_path)
+        assert status.returncode == 1
+        facts = json.loads(status.stdout)
+        assert facts["missing"] == [1]
+        assert [row["state"] for row in facts["servers"]] == ["ready", "silent"]
+        words = said.partition("Start it again: dlm ")[2].partition(" (or")[0].split()
+        by_hand = ("--ready-file", tmp_path / "again.json")
+        with CommandServer(
+            *words, *by_hand, cwd=tmp_path, env=environ, ready_file="again.json"
+        ).ready():
+            assert run("status", cwd=tmp_path).returncode == 0
+        os.kill(first, signal.SIGKILL)
         assert process.wait() == 1
-        assert re.search(r"the server of shard \d at \S+ ended with status -9", process.errors)
-        _wait_gone(servers)
+        assert "was killed (SIGKILL); every server has ended" in process.errors
     assert not (tmp_path / "cluster.toml").exists()
 
 
@@ -119,6 +136,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_stopped_while_it_begins_to_wait_ends(
     folder: Path, tmp_path: Path, environ: dict[str, str]
 ) -> None:
@@ -155,6 +173,29 @@ def test_a_port_that_is_taken_is_told(
         assert done.returncode == 1
         assert str(port).encode() in done.stderr
     assert not (tmp_path / "cluster.toml").exists()
+
+
+def two_free_ports() -> int:
+    """The first of two ports side by side on which nobody listens."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first, contextlib.suppress(OSError):
+            port = int(first.getsockname()[1])
+            with socket.create_server(("127.0.0.1", port + 1)):
+                return port
+
+
+def test_metrics_of_shards_are_on_ports_side_by_side(
+    folder: Path, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """Shard 0 on the port that is given, the next one on the port after it."""
+    first = two_free_ports()
+    line = ("cluster", folder / "shards", "--metrics-port", first)
+    with CommandServer(*line, cwd=tmp_path, env=environ).ready():
+        for shard in (0, 1):
+            address = f"http://127.0.0.1:{first + shard}/metrics"
+            with urllib.request.urlopen(address, timeout=WAIT_S) as reply:
+                text = reply.read().decode()
+            assert set(re.findall(r'shard="(\d+)"', text)) == {str(shard)}
 
 
 def test_the_demo_ends_with_every_score_equal(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -217,9 +258,10 @@ def test_a_cluster_of_replicas_outlives_one_of_each_shard(
             served = run("score", cwd=tmp_path, text=text)
             assert (served.returncode, served.stdout) == (0, local.stdout), served.stderr
         os.kill(servers[2], signal.SIGKILL)
-        assert process.wait() == 1
-        assert process.errors.count("its replicas go on") == 2
-        assert "none is left, stopping the others" in process.errors
+        until(lambda: process.errors.count("was killed (SIGKILL)") == 3)
+        assert process.errors.count("1 of its shard still runs") == 2
+        assert process.errors.count("its shard has no server left") == 1
+        assert process.process.poll() is None
 
 
 def test_workers_do_not_outlive_a_cluster_that_was_killed(
@@ -293,8 +335,34 @@ def test_events_keep_their_names_and_name_their_worker(
             "server.worker.started",
             "server.ready",
             "server.state",
+            "server.drained",
             "server.worker.exited",
         ):
             assert (name, worker) in seen
+    for event in events:
+        if event["event"] in ("server.ready", "server.state"):
+            assert event["from_state"] != event["to_state"]
+        if event["event"] == "server.drained":
+            assert event["state"] == "DRAINING" and "to_state" not in event
     assert ("server.supervisor.ready", None) in seen
     assert ("server.stopped", None) in seen
+
+
+def test_a_small_model_that_is_damaged_is_refused_before_anything_runs(
+    folder: Path, tmp_path: Path, run: Run
+) -> None:
+    """Not found out when it is needed."""
+    for wrong in (tmp_path / "absent", tmp_path):
+        done = run("cluster", folder / "shards", "--small", wrong, cwd=tmp_path)
+        assert done.returncode == 1
+        assert b"manifest.json" in done.stderr
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    for path in (folder / "shards").iterdir():
+        data = bytearray(path.read_bytes())
+        if path.name == "shard-0001.arrow":
+            data[len(data) // 2] ^= 1
+        (damaged / path.name).write_bytes(data)
+    done = run("cluster", folder / "shards", "--small", damaged, cwd=tmp_path)
+    assert done.returncode == 1
+    assert b"shard-0001.arrow" in done.stderr

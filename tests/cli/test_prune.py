@@ -67,7 +67,7 @@ def test_a_pruned_model_says_where_it_comes_from(model: Path, tmp_path: Path) ->
     assert 0 < counts[2] < before[2]
     for a, b in zip(before, counts, strict=True):
         assert f"{a:>15,} {b:>15,}" in said
-    assert "criterion, summed over the n-grams that went, each as if it went alone" in said
+    assert "criterion, summed over the pruned n-grams as if each were pruned alone" in said
     assert "perplexity" not in said
 
 
@@ -90,7 +90,7 @@ def test_the_loss_is_measured_on_text(
     said = run("prune", model, "--threshold", 3e-2, "-o", out, "--text", tmp_path / "plain")
     again = run(
         "prune", model, "--threshold", 3e-2, "-o", out,
-        "--text", tmp_path / "rows", "--column", "said", "--skip",
+        "--text", tmp_path / "rows", "--text-column", "said", "--skip",
     )  # fmt: skip
     measured = perplexities(said)
     assert measured == perplexities(again)

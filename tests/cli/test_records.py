@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -50,6 +51,13 @@ def test_exit_statuses_tell_verified_unverified_and_wrong(tmp_path: Path) -> Non
     assert done.stdout.startswith(f"verified: {counts} is signed on ")
     assert "0.125-zCDP for each user who took part. Verified: signed by the key" in done.stdout
     assert privacy("verify", counts).exit_code == 3
+    claim = json.loads(privacy("sign", counts, "--key", key, "--json").stdout)
+    assert claim["sha256"] == file_digest(counts)
+    assert claim["record_sha256"] == read_counts(counts).provenance.digest
+    told = privacy("verify", counts, "--public-key", public, "--json")
+    found = json.loads(told.stdout)
+    assert (told.exit_code, found["standing"]) == (0, "verified")
+    assert "0.125-zCDP" in found["privacy"] and "Verified" in found["privacy"]
     counts.write_text("the\t8\n")
     after = privacy("verify", counts, "--public-key", public)
     assert after.exit_code == 1
@@ -73,7 +81,7 @@ def test_info_says_what_the_record_of_a_shard_set_promises(tmp_path: Path) -> No
         CliRunner().invoke(app, ["info", str(tmp_path / name)]).stdout for name in ("good", "bad")
     ]
     assert "privacy: (epsilon = 2.26, delta = 1e-06)-differential privacy" in told[0]
-    assert "privacy: WRONG, nothing can be claimed: " in told[1]
+    assert "privacy: WRONG, no guarantee can be claimed: " in told[1]
     assert privacy("verify", tmp_path / "good").exit_code == 3
     key = tmp_path / "key.pem"
     make = f"openssl genpkey -algorithm ed25519 -out {key}"

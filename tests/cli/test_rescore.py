@@ -140,7 +140,7 @@ def test_kaldis_lattices_keep_their_format_and_have_the_same_best_sentences(
     (tmp_path / "words.txt").write_text("".join(f"{w} {n}\n" for n, w in numbers.items()))
     archive = "".join(kaldi_text(random_lattice(seed, words=WORDS), table) for seed in range(3))
     (tmp_path / "lat.txt").write_text(archive)
-    kaldi = [tmp_path / "lat.txt", "--words", tmp_path / "words.txt"]
+    kaldi = [tmp_path / "lat.txt", "--symbol-table", tmp_path / "words.txt"]
     model = ["--lm", files.directory, *SCALES]
     succeeded(dlm_rescore(*kaldi, *model, "-o", tmp_path / "out.txt"))
     assert [one.id for one in read_kaldi(tmp_path / "out.txt", table)] == [
@@ -170,8 +170,8 @@ def test_a_malformed_lattice_is_named_and_can_be_left_out(
     assert "--resume" in refused(dlm_rescore(*command))
     done = dlm_rescore(*command, "--resume", "--skip", "--json")
     summary = json.loads(succeeded(done).splitlines()[-1])["summary"]
-    assert f"left out: {broken}, line {line}" in done.stderr
-    assert (summary["utterances"], summary["left_out"], summary["done_before"]) == (1, 1, 1)
+    assert f"skipped: {broken}, line {line}" in done.stderr
+    assert (summary["utterances"], summary["skipped"], summary["done_before"]) == (1, 1, 1)
     assert sorted(path.name for path in out.iterdir()) == ["utt-0.slf", "utt-2.slf"]
 
 
@@ -212,10 +212,11 @@ def test_a_cluster_that_is_down_is_an_error_and_writes_nothing(run: Run, tmp_pat
     [
         (["none.slf"], "IN: no such file or folder: none.slf"),
         (["in.txt"], "neither an SLF lattice"),
+        (["empty"], "empty: this holds nothing"),
         (["in.txt", "--format", "fst"], "slf, kaldi, nbest are known"),
-        (["in.txt", "--format", "slf", "--resume"], "--resume is for a folder"),
-        (["in.txt", "--jobs", "0"], "--jobs 0"),
-        (["in.txt", "--nbest", "0"], "--nbest 0"),
+        (["in.txt", "--format", "slf", "--resume"], "--resume applies only if IN is a folder"),
+        (["in.txt", "--jobs", "0"], "--jobs is 0"),
+        (["in.txt", "--nbest", "0"], "--nbest is 0"),
         (["in.txt", "--beam", "0"], "beam 0"),
         (["in.txt", "--format", "slf", "--lm", "none"], "no such file or folder: none"),
         (["-"], "give --format"),
@@ -231,5 +232,6 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     """In one line."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.txt").write_text("hello\n")
+    (tmp_path / "empty").touch()
     assert told in refused(dlm_rescore(*arguments, "-o", "out"))
-    assert {path.name for path in tmp_path.iterdir()} == {"in.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"in.txt", "empty"}

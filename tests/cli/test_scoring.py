@@ -68,6 +68,24 @@ def test_compressed_text_scores_as_plain_text(pack: str, said: Say, tmp_path: Pa
     assert len(said("score", tmp_path / "plain.gz").splitlines()) == 1 + len(LINES) + 5
 
 
+def test_score_takes_an_arpa_file_as_perplexity_does(
+    folder: Path, run: Run, tmp_path: Path
+) -> None:
+    """The scores are those of its shard set, and nothing is left behind."""
+    (tmp_path / "model.arpa.gz").write_bytes(gzip.compress((folder / "model.arpa").read_bytes()))
+    before = set(tmp_path.iterdir())
+    done = run("score", "--local", "model.arpa.gz", cwd=tmp_path, text=TEXT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == run("score", "--local", folder / "shards", text=TEXT).stdout
+    assert set(tmp_path.iterdir()) == before
+    (tmp_path / "notes").write_text("no model\n")
+    refused = run("score", "--local", "notes", cwd=tmp_path, text=TEXT)
+    assert refused.returncode == 1
+    assert b"notes" in refused.stderr and b"data" in refused.stderr
+    refused = run("score", "--local", "nowhere", cwd=tmp_path, text=TEXT)
+    assert b"Make one with: dlm shard MODEL.arpa --shards N" in refused.stderr
+
+
 def test_servers_score_compressed_text_too(run: Run, cluster: Path, tmp_path: Path) -> None:
     """From a file and from a pipe."""
     (tmp_path / "packed").write_bytes(zstd(TEXT))
@@ -89,7 +107,7 @@ def test_parquet_is_scored_row_by_row(said: Say, tmp_path: Path) -> None:
     found = said("score", tmp_path / "rows", column="said", skip=True).splitlines()
     plain = said("score", tmp_path / "plain").splitlines()
     assert found[2] == "nan\t0\t0"
-    assert found[-1] == "Lines left out:\t1 (null row: 1)"
+    assert found[-1] == "Skipped lines:\t1 (null row: 1)"
     assert [*found[:2], *found[3:-1]] == plain
     hits = said("perplexity", tmp_path / "rows", column="said", skip=True).splitlines()
     assert hits[:6] == found[-6:]
@@ -126,7 +144,7 @@ def test_a_line_left_out_has_a_row_in_its_place(
             assert summary["sentences"] == 3
             assert summary["skipped"] == {"NUL": 2, "not UTF-8": 2, "line too long": 1}
         else:
-            assert "Sentences:\t3\nLines left out:\t5 (" in text
+            assert "Sentences:\t3\nSkipped lines:\t5 (" in text
 
 
 def answers_of(text: str, form: dict[str, bool]) -> list[str]:

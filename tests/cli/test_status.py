@@ -9,7 +9,7 @@ import re
 import signal
 import socket
 import subprocess
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from rich.console import Console
@@ -17,7 +17,7 @@ from rich.console import Console
 from certificates import Authority
 from cluster import WAIT_S, Cluster, build, command
 from connect_proxy import VARIABLES
-from dlm.cli.status import COLUMNS, cells_of, duration, problems, render, size
+from dlm.cli.status import COLUMNS, cells_of, duration, problems, ready, render, size
 from dlm.client.status import ClusterSnapshot, Row
 from models import random_model
 
@@ -100,6 +100,42 @@ def test_wait_ends_once_every_listed_server_is_ready(run, cluster, tmp_path) -> 
     assert " silent " in late.stdout.decode()
 
 
+def test_wait_waits_for_the_cluster_file_too(run, cluster, tmp_path, environ) -> None:
+    """And follows it where an earlier cluster left one; without it in time, status 1."""
+    late = run("status", "--wait", 0.1, "--interval", 0.05, cwd=tmp_path)
+    assert late.returncode == 1
+    assert b"cluster.toml does not exist" in late.stderr
+    listed = tmp_path / "cluster.toml"
+    with subprocess.Popen(
+        command("status", "--wait", WAIT_S, "--interval", 0.05),
+        cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True,
+    ) as waiting:  # fmt: skip
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(3)
+        listed.write_text(f'[[server]]\naddress = "{dead_address()}"\nshard = 0\n')
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(3)
+        listed.write_text(cluster.read_text())
+        out, _ = waiting.communicate(timeout=WAIT_S)
+    assert waiting.returncode == 0
+    assert "2 of 2 servers ready\n" in out
+
+
+def test_a_line_says_how_many_servers_are_ready_and_which_shards_lack_some() -> None:
+    """A server counts once, however many workers and models it has."""
+    rows = [full_row(f"a:{n}", n % 3, worker) for n in range(6) for worker in range(4)]
+    whole = ClusterSnapshot(tuple(rows), (0, 1, 2), ())
+    assert ready(whole) == ("6 of 6 servers ready", "green")
+    rows[0] = replace(rows[0], state="draining")
+    one = ClusterSnapshot(tuple(rows), (0, 1, 2), ())
+    assert ready(one) == ("5 of 6 servers ready; shard 0 has 1 of 2", "yellow")
+    silent = [Row(f"b:{n}", n) for n in range(6)]
+    none = ClusterSnapshot(tuple(silent), tuple(range(6)), tuple(range(6)))
+    shards = ", ".join(f"shard {n} has 0 of 1" for n in range(4))
+    expected = f"0 of 6 servers ready; {shards}, and 2 more shards lack some"
+    assert ready(none) == (expected, "red")
+
+
 def test_a_dead_server_is_a_row_and_status_1(run, cluster, tmp_path) -> None:
     """With its error; the shard is named."""
     address = dead_address()
@@ -160,8 +196,8 @@ def test_nobody_there_is_status_1_though_the_file_names_no_shard(run, tmp_path) 
     ("arguments", "said"),
     [
         (["--json", "--watch"], "--json and --watch"),
-        (["--interval", "0"], "--interval 0: seconds above 0"),
-        (["--timeout", "-1"], "--timeout -1: seconds above 0"),
+        (["--interval", "0"], "--interval is 0; expected seconds above 0"),
+        (["--timeout", "-1"], "--timeout is -1; expected seconds above 0"),
         (["--cluster", "nowhere.toml"], "nowhere.toml does not exist"),
         (["--token-file", "nowhere.token"], "nowhere.token cannot be read: No such file"),
         (["--ca", "nowhere.pem"], "nowhere.pem cannot be read: No such file"),
@@ -223,7 +259,7 @@ def test_a_wide_terminal_shows_every_column() -> None:
 
 @pytest.mark.parametrize(
     ("height", "addresses"),
-    [(60, 33), (24, 9), (13, 5), (9, 1)],
+    [(60, 33), (24, 9), (14, 5), (9, 1)],
 )
 def test_a_screen_that_is_too_low_shows_a_row_a_server_or_a_shard(height, addresses) -> None:
     """What is wrong stands above, and no line is below the last of the screen."""
@@ -235,10 +271,10 @@ def test_a_screen_that_is_too_low_shows_a_row_a_server_or_a_shard(height, addres
     assert len(rows) == addresses
     if height == 24:
         assert all("4/4" in row and "493,827" in row for row in rows[:-1])
-    if height == 13:
+    if height == 14:
         assert all("2 servers" in row and "8/8" in row for row in rows[:-1])
     if height == 9:
-        assert "of which the first are shown" in lines[2]
+        assert "showing the first of " in lines[2]
 
 
 def test_what_is_wrong_with_several_servers_is_said_once() -> None:

@@ -89,7 +89,7 @@ def test_root_adds_a_token_to_the_file_that_its_servers_read_as_a_group(
 def test_a_name_that_the_file_cannot_hold_is_refused(run: Run, tmp_path: Path, name: str) -> None:
     """Nothing is written."""
     done = run("token", "--tokens", tmp_path / "tokens", "--", name)
-    assert (done.returncode, b"no name of a client" in done.stderr) == (1, True)
+    assert (done.returncode, b"expected 1 to 64 characters" in done.stderr) == (1, True)
     assert not list(tmp_path.iterdir())
 
 

@@ -104,7 +104,7 @@ def test_an_out_of_vocabulary_rate_is_told_of_users_that_were_kept_out(
     said = capsys.readouterr()
     assert said.err == ""
     train, test = people.split(0.2, name="unigrams")
-    assert f"OOV rate of {len(test)} users kept out, 40 words" in said.out
+    assert f"OOV rate of {len(test)} held-out users, 40 words" in said.out
     assert ParticipationLedger.load(tmp_path / "counts.tsv.ledger.json").population == len(train)
 
 
@@ -182,7 +182,7 @@ def test_noise_is_accounted_for(
         (("--noise-multiplier", 1), "--noise-multiplier and --delta are given together"),
         (("--noise-multiplier", 1, "--delta", 1e-6), "give --max-part"),
         (("--max-part", 1, "--report-goal", 60), "at most 5 rounds"),
-        (("--report-goal", 301), "found 301 of 300"),
+        (("--report-goal", 301), "is 301, but there are 300 users"),
         (("--report-goal", 5, "--tokenizer", "letters"), "one of words"),
         (("--report-goal", 5, "--poisson", 0.1, "--max-part", 1), "takes no --max-part"),
         (("--poisson", 0.1, "--report-goal", 5), "--poisson .*--report-goal"),

@@ -75,8 +75,9 @@ def test_what_does_not_fit_is_an_error_that_says_where(run: Run, folder: Path) -
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--beam", 0), "beam is 0; 1 or more"),
+        (("--hypotheses", 0), "beam is 0; 1 or more"),
         (("--nbest", 0), "nbest is 0; 1 or more"),
+        (("--nbest", 2), "--nbest is 2, but only --json prints more"),
         (("--lm-weight", -1), "lm_weight is -1.0"),
         (("--deadline", 0), "deadline"),
     ],

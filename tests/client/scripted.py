@@ -37,6 +37,7 @@ class Network:
     change     applied to every reply, where set
     instant    given to the caller instead of sending, within the call itself, where set
     moved      address -> where what is sent to it really goes
+    made       its connections
     """
 
     def __init__(self) -> None:
@@ -46,12 +47,14 @@ class Network:
         self.change: Change | None = None
         self.instant: Exception | None = None
         self.moved: dict[str, str] = {}
+        self.made: list[Scripted] = []
         self._lock = threading.Lock()
         self._held: list[Callable[[], None]] | None = None
 
     def connect(self, address: str) -> Scripted:
         """A connection to `address`."""
-        return Scripted(self, address)
+        self.made.append(Scripted(self, address))
+        return self.made[-1]
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -161,7 +164,14 @@ class Scripted:
 
 def free(client: Client) -> bool:
     """Whether no message is in flight and nothing waits."""
-    return not any(w.in_flight or w.waiting for w in client._core._runtime.windows.values())
+    return not any(any(numbers) for numbers in client._core.load().values())
+
+
+def settle(client: Client) -> None:
+    """Returns once the loop has taken all that was given to it before."""
+    taken = threading.Event()
+    client._core._delivery.tell(taken.set)
+    assert taken.wait(300)
 
 
 class Clients:

@@ -40,7 +40,7 @@ def assert_answers(blocks: ContextBlocks, utterance: Utterance, states: Sequence
     expected = utterance.extend(states, every)
     for found in (blocks.extend(every), blocks.extend(), blocks.extend([every] * len(states))):
         assert found.log10_prob.tobytes() == expected.log10_prob.tobytes()
-        for name in ("matched_order", "ngram_length", "source"):
+        for name in ("matched_order", "ngram_length", "source", "oov"):
             assert np.array_equal(getattr(found, name), getattr(expected, name)), name
         assert list(found.states.reshape(-1)) == list(expected.states.reshape(-1))
     assert blocks.distribution().tobytes() == expected.log10_prob.tobytes()

@@ -14,7 +14,7 @@ from cluster import WAIT_S, Cluster, until
 from dlm.client import partial, router
 from dlm.client.call import Call
 from dlm.errors import DeadlineExceeded, ShardDown, StaleShardSet
-from dlm.ngram.query import FULL, PARTIAL, Answers
+from dlm.ngram.query import FULL, PARTIAL, Answers, QueryGroups
 
 GONE = ShardDown("gone")
 
@@ -25,96 +25,98 @@ def answers_of(value: float, count: int) -> Answers:
     return Answers(np.full(count, value, np.float32), some, some, some)
 
 
+def call_of(grams, contexts: np.ndarray, words: np.ndarray, max_queries: int, slots) -> Call:
+    """A call of so many contexts, each asked as many words, all of shards."""
+    rows, each = len(contexts), len(words) // len(contexts)
+    lengths = np.full(rows, contexts.shape[1], np.uint8)
+    groups = QueryGroups(lengths, contexts.reshape(-1), np.full(rows, each, np.uint32), words)
+    pieces = router.route(groups, slots, 4, max_queries)
+    call = Call.of_pieces("model", pieces, 0.0)
+    call.split("set", 0.0)
+    return call
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_each_query_has_the_answer_of_who_came_first(client, files, seed: int) -> None:
-    """Pieces that are answered, missed or given up, once or several times; never half a call."""
+    """Parts that are answered, missed, asked of others or given up, once or several times; never
+    half a call."""
     rng = random.Random(seed)
     grams = client._core.snapshot().grams
-    longest = sorted(n for n in files.oracle.ngrams if len(n) == 4)
-    context_words = np.array([n[:3] for n in longest[:30]], np.uint32)
-    count = len(context_words)
-    groups = router.group(
-        context_words,
-        np.full(count, 3, np.uint8),
-        np.full(count, 2, np.uint32),
-        np.array([rng.randrange(60) for _ in range(2 * count)], np.uint32),
-    ).groups
-    answers, remote = grams.score(groups)
-    assert remote.all()
-    queries = len(groups.words)
-    place = np.arange(queries, dtype=np.int64)
-    call = Call("model", answers, groups, remote, place, 0.0)
-    call.fall_back(grams)
+    longest = sorted(n for n in files.oracle.ngrams if len(n) == 4)[:30]
+    contexts = np.array([n[:3] for n in longest], np.uint32)
+    words = np.array([rng.randrange(60) for _ in range(60)], np.uint32)
     slots = np.array([rng.randrange(4) for _ in range(4096)], np.uint16)
-    pieces = router.route(groups, remote, slots, 4, rng.choice([7, 1000]))
+    call = call_of(grams, contexts, words, rng.choice([7, 1000]), slots)
+    told: list[int] = []
+    call.fall_back(grams, lambda call, queries, error, shard: told.append(queries))
     expected: dict[int, float] = {}  # the value of who came first; 0 for the partial model
-    events = [at for at in range(len(pieces)) for _ in range(rng.choice([1, 1, 2, 3]))]
+    parts = list(call.parts)
+    events = [part for part in parts for _ in range(rng.choice([1, 1, 2, 3]))]
     rng.shuffle(events)
-    for number, at in enumerate(events, 1):
-        piece = pieces[at]
-        assert call.future.done() == (len(expected) == queries)
-        assert call.unanswered == queries - len(expected)
-        awaited = [q for q in piece.at.tolist() if q not in expected]
-        kind = rng.choice(["fill", "fill", "miss"])
-        if kind == "fill":
-            size = len(piece.at)
-            call.fill(piece.at, np.arange(size), answers_of(float(number), size))
+    for number, part in enumerate(events, 1):
+        assert call.done() == (len(expected) == 60)
+        awaited = [q for q in part.at.tolist() if q not in expected]
+        kind = rng.choice(["answer", "answer", "miss", "again"])
+        if kind == "again" and not part.ended and part in call.parts:
+            # By another table, which may cut it: its own parts end in its place.
+            pieces = router.route(part.groups, np.roll(slots, 1), 4, 5)
+            for place, one in enumerate(call.replace(part, pieces, "other")):
+                value = number + place / 100
+                call.answer(one, answers_of(value, one.queries), 0)
+                expected |= dict.fromkeys(one.at.tolist(), value)
+        elif part not in call.parts:
+            continue  # whoever had it has it no more
+        elif kind == "miss":
+            call.miss(part, GONE)
+            expected |= dict.fromkeys(awaited, 0.0)
         else:
-            assert call.miss(piece, GONE) == len(awaited)
-        expected |= dict.fromkeys(awaited, float(number) if kind == "fill" else 0.0)
+            begin = rng.randrange(3)
+            call.answer(part, answers_of(float(number), begin + part.queries), begin)
+            expected |= dict.fromkeys(awaited, float(number))
         if rng.random() < 0.05:
-            missing = set(range(queries)).difference(expected)
-            assert call.give_up(DeadlineExceeded("late")) == len(missing)
-            expected |= dict.fromkeys(missing, 0.0)
-    result = call.future.result(0)
-    source = np.zeros(queries, np.uint8) if result.source is None else result.source
+            call.give_up(DeadlineExceeded("late"))
+            break
+    result = call.result(0)
+    expected |= dict.fromkeys(set(range(60)).difference(expected), 0.0)
+    source = np.zeros(60, np.uint8) if result.source is None else result.source
     for at, value in expected.items():
         assert source[at] == (FULL if value else PARTIAL)
         if value:
-            assert result.log10_prob[at] == value
-
-
-class Slow(Call):
-    """Whoever brings the last answer does not come to tell the caller, for now."""
-
-    __slots__ = ("told",)
-
-    def succeed(self) -> None:
-        """The first time, nothing."""
-        if hasattr(self, "told"):
-            super().succeed()
-        self.told = True
+            assert result.log10_prob[at] == np.float32(value)
+    assert sum(told) == sum(not value for value in expected.values())
+    assert call.result(0) is result
 
 
 @pytest.mark.parametrize("when", ["before", "while the partial model scores"])
-def test_who_gives_up_what_is_answered_gets_the_answers(client, files, monkeypatch, when) -> None:
-    """The last answer came at the deadline, and no error takes its place."""
+def test_who_gives_up_what_is_answered_meanwhile_gets_whole_answers(
+    client, files, monkeypatch, when
+) -> None:
+    """The last answer came at the deadline: it counts or it does not, and no error takes its
+    place."""
     grams = client._core.snapshot().grams
-    (context, word) = queries_to(files, 0)[0]
-    groups = router.group(
-        np.array([context], np.uint32),
-        np.array([3], np.uint8),
-        np.array([1], np.uint32),
-        np.array([word], np.uint32),
-    ).groups
-    answers, remote = grams.score(groups)
-    only = np.zeros(1, np.int64)
-    call = Slow("model", answers, groups, remote, only, 0.0)
-    call.fall_back(grams)
+    ((context, word),) = queries_to(files, 0)[:1]
+    words = np.array([word], np.uint32)
+    slots = np.zeros(4096, np.uint16)
+    call = call_of(grams, np.array([context], np.uint32), words, 10, slots)
+    call.fall_back(grams, lambda *_: None)
+    (part,) = call.parts
     score = partial.score
 
     def late(*args) -> Answers:
-        call.fill(only, only, answers_of(7.0, 1))
+        call.answer(part, answers_of(7.0, 1), 0)
         return score(*args)
 
     if when == "before":
-        call.fill(only, only, answers_of(7.0, 1))
+        call.answer(part, answers_of(7.0, 1), 0)
     else:
         monkeypatch.setattr(partial, "score", late)
-    assert not call.future.done()
-    assert call.give_up(DeadlineExceeded("late")) == 0
-    result = call.future.result(0)
-    assert result.log10_prob.tolist() == [7.0] and result.source is None
+    call.give_up(DeadlineExceeded("late"))
+    result = call.result(0)
+    if when == "before":
+        assert result.log10_prob.tolist() == [7.0] and result.source is None
+    else:
+        expected = [files.oracle.score(context[-1:], word).log10_prob]
+        assert (result.log10_prob.tolist(), result.source.tolist()) == (expected, [PARTIAL])
 
 
 def test_a_part_that_is_found_stale_twice_ends_no_other(

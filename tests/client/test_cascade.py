@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import pickle
 import subprocess
 import sys
+import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -373,7 +376,7 @@ client = Client.connect(sys.argv[3:], config)
 assert scored() == ("full", [0])
 watch = client._core.watch()
 for _ in range(5):
-    watch.count(failed=True)
+    client._core.tell(watch.count, True)
 until(lambda: watch.mode is Mode.SMALL)
 
 def worker(_):
@@ -481,14 +484,68 @@ def test_whatever_arrays_come_the_small_model_compiles_nothing(small) -> None:
 
 
 def test_a_client_that_nobody_closed_is_collected(cluster, cache_dir) -> None:
-    """Its thread does not keep it."""
-    import gc
-    import weakref
-
+    """The loop does not keep it, nor its watch."""
     config = ClientConfig(cache_dir=cache_dir, heartbeats=True, **QUICK)
     client = Client.connect(cluster.addresses, config)
-    thread = client._core.watch()._thread
-    gone = weakref.ref(client._core)
-    del client
-    until(lambda: gc.collect() >= 0 and gone() is None)
-    until(lambda: not thread.is_alive())
+    watch = client._core.watch()
+    until(lambda: [s.health for s in client.cascade.servers] == [Liveness.UP] * 3)  # noqa: F821
+    gone = [weakref.ref(client._core), weakref.ref(watch)]
+    del client, watch
+    until(lambda: gc.collect() >= 0 and all(one() is None for one in gone))
+
+
+def test_the_heartbeats_of_a_client_take_no_thread(cluster, connect) -> None:
+    """They come and go on the loop, of two clients in a process as of one."""
+    before = {thread.name.split("_")[0] for thread in threading.enumerate()}
+    clients = [connect(cluster, heartbeats=True, **QUICK) for _ in range(2)]
+    for client in clients:
+        until(lambda: all(s.health is Liveness.UP for s in client.cascade.servers))  # noqa: B023
+    now = {thread.name.split("_")[0] for thread in threading.enumerate()}
+    assert now - before <= {"dlm-client", "dlm-refresh", "dlm-fetch"}
+
+
+FORKS = """
+import os, sys, time
+from dlm.client import Client, ClientConfig
+from dlm.client.membership import Beating
+
+config = ClientConfig(
+    cache_dir=sys.argv[1], heartbeats=True, beating=Beating(interval_s=0.05, timeout_s=20.0)
+)
+clients = [Client.connect(sys.argv[2:], config) for _ in range(2)]
+
+def beats():
+    return [one.beats for c in clients for one in c._core.watch()._members.values()]
+
+def beaten(times):
+    before, begun = beats() or [0], time.monotonic()
+    while len(now := beats()) < 6 or min(n - b for n, b in zip(now, before)) < times:
+        assert time.monotonic() < begun + 60, (before, now)
+        time.sleep(0.01)
+
+beaten(1)
+for turn in range(6):
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    if turn % 2:
+        beaten(2)
+beaten(2)
+assert all(s.health == "up" for c in clients for s in c.cascade.servers)
+print("done")
+"""
+
+
+def test_heartbeats_go_on_after_a_fork_and_none_that_was_out_is_missed(files, tmp_path) -> None:
+    """Of two clients, in the parent: what was on its way is sent again, and nobody is suspected."""
+    with Cluster(files, kind=ProcessServer) as cluster:
+        done = subprocess.run(
+            [sys.executable, "-c", FORKS, str(tmp_path), *cluster.addresses],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
+    assert "suspect" not in done.stderr

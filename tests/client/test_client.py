@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import pickle
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from math import inf
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,11 +23,13 @@ from client.questions import (
     random_sentences,
     submit,
 )
-from client.scripted import Network, free
+from client.scripted import Network, free, settle
 from cluster import WAIT_S, Cluster, build, until
 from dlm.client import AsyncClient, Client, ClientConfig
+from dlm.client.call import Call
 from dlm.client.core import SURELY_EVERYWHERE
-from dlm.client.runtime import Place, closed_error
+from dlm.client.message import Attempt, Message
+from dlm.client.runtime import closed_error
 from dlm.errors import (
     ClientClosed,
     ConfigError,
@@ -111,10 +113,24 @@ def test_walking_word_by_word_gives_the_bits_of_full_contexts(served) -> None:
                 expected = oracle.score(histories[k], oracle.vocabulary.id_of(word))
                 assert extension.log10_prob[k, w].tobytes() == expected.log10_prob.tobytes()
                 assert extension.matched_order[k, w] == expected.matched_order
+                assert extension.oov[k, w] == (oracle.vocabulary.id_of(word) == 0)
             histories[k].append(oracle.vocabulary.id_of(row[0]))
             state = extension.states[k, 0]
             assert state._words == oracle.state(histories[k])
         states = [extension.states[k, 0] for k in range(len(sentences))]
+
+
+def test_a_string_with_a_space_is_one_word_and_marked_as_unknown(served) -> None:
+    """It scores as `<unk>`; one word for all states, rows, and no words at all."""
+    utterance = served.client.utterance()
+    begin = utterance.begin()
+    known = utterance.vocabulary.words[int(utterance.vocabulary_size) - 1]
+    for words in ([known, b"a b"], [[known, b"a b"]]):
+        extension = utterance.extend([begin], words)
+        assert extension.oov.tolist() == [[False, True]]
+        assert extension.oov.dtype == bool
+        assert extension.log10_prob[0, 1] == utterance.extend([begin], [0]).log10_prob[0, 0]
+    assert utterance.extend([begin], []).oov.shape == (1, 0)
 
 
 def test_states_are_equal_exactly_where_the_oracle_says_so(served) -> None:
@@ -227,6 +243,58 @@ def test_words_may_be_text_bytes_ids_or_arrays(client, files) -> None:
     rows = utterance.extend(states, [words[:4], words[4:8]])
     for given in (np.array([words[:4], words[4:8]]), [np.array(words[:4]), tuple(words[4:8])]):
         assert utterance.extend(states, given).log10_prob.tobytes() == rows.log10_prob.tobytes()
+
+
+def test_word_ids_may_lie_in_memory_in_any_way(client, files) -> None:
+    """Slices of a matrix, another order of its axes or bytes, and what is not aligned."""
+    utterance = client.utterance()
+    size = len(files.oracle.vocabulary)
+    table = (np.arange(24, dtype=np.uint32).reshape(3, 8) * 7) % size
+    states = [utterance.begin()] * 3
+    moved = np.frombuffer(b"\0" + table.tobytes(), np.uint32, offset=1).reshape(3, 8)
+    layouts = [table, table[:, 1:2], table[:, ::2], np.asfortranarray(table), moved]
+    for asked in [*layouts, table.astype(">u4"), table.astype(np.int16)]:
+        found = utterance.extend(states, asked)
+        expected = utterance.extend(states, asked.tolist())
+        assert found.log10_prob.tobytes() == expected.log10_prob.tobytes()
+        assert found.states.keys() == expected.states.keys()
+
+
+def test_words_that_change_during_a_call_change_nothing_of_it(cluster, connect, files) -> None:
+    """A decoder may reuse its array for the next call."""
+    network = Network()
+    utterance = connect(cluster, network).utterance()
+    size = len(files.oracle.vocabulary)
+    words = np.arange(size, dtype=np.uint32).reshape(1, -1)
+    states = utterance.extend([utterance.begin()], words[0]).states.reshape(-1)
+    asked = np.repeat(words, len(states), axis=0)
+    expected = utterance.extend(states, asked.copy())
+    before = len(network.requests)
+    with ThreadPoolExecutor(1) as pool:
+        with network.held():
+            call = pool.submit(utterance.extend, states, asked)
+            until(lambda: len(network.requests) > before)
+            asked[:] = UNK_ID
+        found = call.result(WAIT_S)
+    assert found.log10_prob.tobytes() == expected.log10_prob.tobytes()
+    assert found.states.keys() == expected.states.keys()
+    assert found.oov.tolist() == expected.oov.tolist()
+
+
+def test_calls_that_ended_are_not_left_to_the_garbage_collector(client, files) -> None:
+    """Nothing holds itself: their arrays go with the last who looks at them."""
+    utterance = client.utterance()
+    queries = random_queries(files.oracle, 1, 50)
+    ask(utterance, files.oracle, queries)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            ask(utterance, files.oracle, queries)
+        kinds = (Call, Message, Attempt)
+        until(lambda: not any(isinstance(found, kinds) for found in gc.get_objects()))
+    finally:
+        gc.enable()
 
 
 def test_sentences_split_at_spaces_tabs_and_line_ends_only(client, files) -> None:
@@ -387,11 +455,11 @@ def test_what_gathers_behind_a_full_window_leaves_in_one_message(cluster, connec
     before = cluster.messages()
     with network.held():
         futures = [submit(utterances[0], [first])]
+        until(lambda: client._core.load() == {0: (1, 0)})
         futures += [submit(u, rest[:5]) for u in utterances[1:5]]
         futures.append(submit(utterances[5], [*rest, first]))
+        until(lambda: client._core.load() == {0: (1, 5)})
         assert len(network.requests) == 1
-        window = client._core._runtime.windows[Place(files.manifest.shard_set, 0)]
-        assert (window.in_flight, len(window.waiting)) == (1, 5)
     asked = [[first]] + [rest[:5]] * 4 + [[*rest, first]]
     for future, queries in zip(futures, asked, strict=True):
         assert_equal(future.result(WAIT_S), [files.oracle.score(c, w) for c, w in queries])
@@ -400,6 +468,12 @@ def test_what_gathers_behind_a_full_window_leaves_in_one_message(cluster, connec
     assert len(second.groups.words) == 8
     assert client.stats.duplicates == 4 * 5 + 8 - 8
     assert client.stats.sent_queries == 9
+
+
+def settled(client: Client, call: Call) -> Call:
+    """A call of which the loop knows."""
+    settle(client)
+    return call
 
 
 def test_what_only_would_wait_is_refused_at_once_and_small_calls_still_find_low_orders(
@@ -420,10 +494,9 @@ def test_what_only_would_wait_is_refused_at_once_and_small_calls_still_find_low_
     many = [(queries[i % len(queries)][0], word) for i, word in enumerate(words)]
     waiting = []
     with network.held():
-        while len(waiting) < 2 or not any(
-            window.refuses(1, inf, 0.0) for window in client._core._runtime.windows.values()
-        ):
-            waiting.append(submit(utterance, many))
+        while not settled(client, asked := submit(utterance, many)).done():
+            waiting.append(asked)
+        assert len(waiting) >= 2
         before = client.stats
         assert isinstance(submit(utterance, many).exception(0), Overloaded)
         assert client.stats == before

@@ -6,16 +6,21 @@ import heapq
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 from itertools import count
+from math import inf
+from typing import Any
 
 import pytest
 
-from client.questions import Query, random_queries
+from client.questions import Query, queries_to, random_queries
 from client.scripted import Network, Scripted
 from client.test_partial import assert_each_is_of_its_model
 from cluster import WAIT_S
 from dlm.client import ClientConfig
+from dlm.client.call import Call, EndedCall
 from dlm.client.core import Core
+from dlm.client.delivery import LOST_S
 from dlm.client.topology import Endpoint, FixedEndpoints
 from dlm.client.transport import Metadata, Reply
 from dlm.client.utterance import Utterance
@@ -26,13 +31,15 @@ EPSILON_S = 1e-9
 
 
 class Timeline(Network):
-    """The clock, what happens when, and the network: each message has a fate of its own."""
+    """The clock, what happens when, and the network: each message has a fate of its own, unless
+    `fate` is set."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.rng = random.Random(seed)
         self.now = 0.0
         self.fates: list[str] = []
+        self.fate = ""  # of every message, where set
         self.last_deadline = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -46,9 +53,10 @@ class Timeline(Network):
         with self._lock:  # the client's helper thread sends messages too
             heapq.heappush(self._events, (when, next(self._order), what))
 
-    def _next(self) -> tuple[float, int, Callable[[], None]] | None:
+    def _next(self, by: float) -> tuple[float, int, Callable[[], None]] | None:
         with self._lock:
-            return heapq.heappop(self._events) if self._events else None
+            due = bool(self._events) and self._events[0][0] <= by
+            return heapq.heappop(self._events) if due else None
 
     def idle(self) -> bool:
         """Whether nothing is to happen."""
@@ -56,7 +64,11 @@ class Timeline(Network):
 
     def run(self) -> None:
         """Until nothing is to happen any more."""
-        while (found := self._next()) is not None:
+        self.run_until(inf)
+
+    def run_until(self, when: float) -> None:
+        """What is to happen by then."""
+        while (found := self._next(when)) is not None:
             self.now = max(self.now, found[0])
             found[2]()
 
@@ -65,8 +77,33 @@ class Timeline(Network):
         return Fated(self, address)
 
 
+class Inline:
+    """A home whose steps run at once, in the thread that drives the line; see `loop.Home`."""
+
+    def __init__(self, line: Timeline) -> None:
+        self._line = line
+        self._thread = threading.get_ident()
+
+    def post(self, call: Callable[[], None]) -> bool:
+        """As soon as the line comes to it, from another thread."""
+        if self.is_here():
+            call()
+        else:
+            self._line.at(0.0, call)
+        return True
+
+    def is_here(self) -> bool:
+        """Whether this is that thread."""
+        return threading.get_ident() == self._thread
+
+    def later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
+        """On the clock of the line."""
+        self._line.at(self._line.now + delay_s, partial(call, *args))
+
+
 class Fated(Scripted):
-    """Answers late, never, wrongly, or says that nobody is there."""
+    """Answers late, never, wrongly, or says that nobody is there; or says nothing at all, which no
+    connection may."""
 
     network: Timeline
 
@@ -76,7 +113,8 @@ class Fated(Scripted):
         """Nobody lets a message travel longer than somebody waits for it."""
         line = self.network
         assert line.now + timeout_s <= line.last_deadline + EPSILON_S
-        fate = line.rng.choice(["answered"] * 6 + ["never", "nobody", "garbage", "raises", "busy"])
+        fates = ["answered"] * 6 + ["never", "nobody", "garbage", "raises", "busy", "silent"]
+        fate = line.fate or line.rng.choice(fates)
         line.fates.append(fate)
         after_s = line.rng.choice([0.0, 0.001, 0.02, 0.3, 2.0])
         ends = line.now + min(after_s, timeout_s)
@@ -86,6 +124,8 @@ class Fated(Scripted):
         }
         if fate == "raises":
             raise ShardDown("nobody is there")
+        if fate == "silent":
+            return
         if fate == "never" or after_s > timeout_s:
             late = DeadlineExceeded("no reply")
             line.at(line.now + timeout_s, lambda: reply(None, late))
@@ -120,7 +160,7 @@ def test_every_call_ends_by_its_deadline_with_scores_of_the_models_they_name(
         partial=True, heartbeats=False, window=2, max_queries=32, cache_dir=cache_dir
     )
     endpoints = FixedEndpoints([Endpoint(address) for address in addresses])
-    core = Core(endpoints, config, connect=line.connect, clock=line.clock)
+    core = Core(endpoints, config, connect=line.connect, clock=line.clock, home=Inline(line))
     utterance = Utterance(core, core.snapshot(), None)
     ended: list[tuple[float, float, list[Query], object]] = []
 
@@ -129,13 +169,15 @@ def test_every_call_ends_by_its_deadline_with_scores_of_the_models_they_name(
         asked = utterance._score_queries([c for c, _ in queries], [w for _, w in queries])
         deadline = line.now + limit_s
         line.last_deadline = max(line.last_deadline, deadline)
-        future = utterance._submit(asked, limit_s)
-        future.add_done_callback(lambda f: ended.append((line.now, deadline, queries, f.result())))
+        call = utterance._submit(asked, limit_s)
+        call.future.add_done_callback(
+            lambda _: ended.append((line.now, deadline, queries, call.result()))
+        )
 
         def give_up() -> None:
-            if not future.done():
-                utterance._end_late(future, limit_s)
-            assert future.done()
+            if not call.done():
+                utterance._end_late(call, limit_s)
+            assert call.done()
 
         line.at(deadline, give_up)  # as whoever waits does
 
@@ -154,6 +196,38 @@ def test_every_call_ends_by_its_deadline_with_scores_of_the_models_they_name(
         else:
             assert_each_is_of_its_model(files, queries, answers)
     runtime = core._runtime
-    assert not any(w.in_flight for w in runtime.windows.values()), "a place was lost"
-    assert not +runtime.outstanding and not runtime.at
+    assert not any(lane.in_flight for lane in runtime.lanes.values()), "a place was lost"
+    assert not +runtime.outstanding
+    core.close()
+
+
+def test_a_connection_that_never_tells_keeps_no_place_for_ever(cluster, files, cache_dir) -> None:
+    """Its message ends soon after its deadline, and the lane, which has room for one, goes on."""
+    line = Timeline(0)
+    config = ClientConfig(heartbeats=False, window=1, cache_dir=cache_dir)
+    endpoints = FixedEndpoints([Endpoint(address) for address in cluster.addresses])
+    core = Core(endpoints, config, connect=line.connect, clock=line.clock, home=Inline(line))
+    utterance = Utterance(core, core.snapshot(), None)
+    query = queries_to(files, 1)[:1]
+    line.last_deadline = 100.0
+
+    def ask(fate: str) -> Call | EndedCall:
+        line.fate = fate
+        asked = utterance._score_queries([c for c, _ in query], [w for _, w in query])
+        return utterance._submit(asked, 1.0)
+
+    lost = ask("silent")
+    while not line.fates:  # its connection is made in a thread
+        line.run_until(0.5)
+    assert [lane.ahead for lane in core._runtime.lanes.values()] == [1]
+    line.run()
+    assert isinstance(lost.future.exception(0), DeadlineExceeded)
+    assert line.now <= 1.0 + 2 * LOST_S
+    assert core.stats.failed == 1
+    assert all(lane.idle for lane in core._runtime.lanes.values())
+    assert not core._runtime.under_way and not +core._runtime.outstanding
+    again = ask("answered")
+    line.run()
+    expected = [files.oracle.score(c, w).log10_prob for c, w in query]
+    assert again.result(0).log10_prob.tolist() == expected
     core.close()

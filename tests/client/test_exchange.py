@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,7 +15,7 @@ import grpc
 import pytest
 
 from cluster import WAIT_S, until
-from dlm.client import exchange, transport
+from dlm.client import exchange, loop, transport
 from dlm.client.exchange import SERVICE, is_lost
 from dlm.client.security import ClientSecurity
 from dlm.client.transport import GrpcConnection
@@ -374,6 +375,40 @@ def test_what_nobody_waits_for_does_not_pile_up_behind_a_server_that_does_not_re
     server._loop.call_soon_threadsafe(gate.set)
 
 
+def test_what_is_withdrawn_before_it_left_never_leaves(server, connect) -> None:
+    """Behind a server that does not read: told once, and the server never sees it; what is
+    withdrawn after it left is answered."""
+    gate = asyncio.Event()
+
+    async def stuck(context: Any, message: pb.ScoreRequest) -> None:
+        await gate.wait()
+        await server.answer(context, message)
+
+    server.script = stuck
+    connection = connect()
+    big = pb.ScoreRequest(shard=1, words=bytes(1 << 18)).SerializeToString()
+    told: SimpleQueue[tuple[int, bool]] = SimpleQueue()
+
+    def ask(shard: int, request: bytes) -> Callable[[], None]:
+        return connection.score(
+            request, WAIT_S, lambda data, error: told.put((shard, error is None))
+        )
+
+    withdraw_first = ask(1, big)
+    assert server.received.get(timeout=WAIT_S).shard == 1
+    for _ in range(79):
+        ask(1, big)
+    withdraw = ask(2, pb.ScoreRequest(shard=2).SerializeToString())
+    ask(3, pb.ScoreRequest(shard=3).SerializeToString())
+    withdraw()
+    withdraw_first()
+    server._loop.call_soon_threadsafe(gate.set)
+    came = [told.get(timeout=WAIT_S) for _ in range(82)]
+    assert sorted(came) == [(1, True)] * 80 + [(2, False), (3, True)]
+    seen = [server.received.get(timeout=WAIT_S).shard for _ in range(80)]
+    assert seen == [1] * 79 + [3] and server.received.empty() and told.empty()
+
+
 def test_where_nobody_is_found_nobody_is_looked_for_at_every_message() -> None:
     """A thousand messages to a port where nothing listens: told at once, by few connections."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -504,7 +539,8 @@ def test_a_call_that_ends_well_without_a_message_is_a_broken_contract(connect) -
     with pytest.raises(ProtocolError):
         connection.heartbeat(request, WAIT_S)
     told: SimpleQueue[DlmError | None] = SimpleQueue()
-    connection.heartbeat_later(request, WAIT_S, lambda found, error: told.put(error))
+    later = functools.partial(connection.heartbeat_later, request, WAIT_S)
+    assert loop.post(lambda: later(lambda found, error: told.put(error)))
     assert isinstance(told.get(timeout=WAIT_S), ProtocolError)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -235,3 +237,24 @@ def test_what_has_no_answer_is_refused_by_its_name(local: Client, ask: str, comp
         eval(ask, {"u": local.utterance(), "np": np})
     assert complaint in str(caught.value)
     assert isinstance(caught.value, QueryError)
+
+
+FORKED = """
+import os, sys
+from dlm import Client
+client = Client.local(sys.argv[1])
+client.utterance().score([(1, 2)], [3])
+child = os.fork()
+if not child:
+    begun = client.stats.queries
+    client.utterance().score([(1, 2)], [3])
+    os._exit(10 * begun + client.stats.queries)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), client.stats.queries)
+"""
+
+
+def test_a_forked_child_of_a_local_client_counts_from_zero(files) -> None:
+    """And answers, as that of a client of servers does."""
+    line = [sys.executable, "-c", FORKED, str(files.directory)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout == "1 1\n"

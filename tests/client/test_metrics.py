@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,8 +16,9 @@ from client.questions import ask, queries_to, random_queries, submit
 from client.scripted import Network
 from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient, Client, ClientConfig
+from dlm.client.collector import FAMILIES
 from dlm.client.core import Core
-from dlm.client.metrics import FAMILIES, STAGES, ClientMetrics, result_of
+from dlm.client.metrics import STAGES, ClientMetrics, result_of
 from dlm.client.modes import Mode
 from dlm.client.topology import Endpoint, FixedEndpoints
 from dlm.errors import (
@@ -100,7 +102,10 @@ def test_calls_that_share_a_message_are_counted_in_it(cluster, connect, files) -
     utterance = client.utterance()
     queries = queries_to(files, 0)
     with network.held():
-        futures = [submit(utterance, queries[i : i + 2], 60.0) for i in range(3)]
+        futures = [submit(utterance, queries[:2], 60.0)]
+        until(lambda: client._core.load() == {0: (1, 0)})
+        futures += [submit(utterance, queries[i : i + 2], 60.0) for i in (1, 2)]
+        until(lambda: client._core.load() == {0: (1, 2)})
         now = shown(client)
         assert now["dlm_client_in_flight{shard=0}"] == 1
         assert now["dlm_client_waiting{shard=0}"] == 2
@@ -129,7 +134,9 @@ def test_failures_are_counted_by_their_kind(cluster, connect, files) -> None:
         ask(utterance, files.oracle, queries)
     network.change = None
     with network.held():
-        assert submit(utterance, queries, 60.0).cancel()
+        call = submit(utterance, queries, 60.0)
+        until(lambda: client._core.load()[0] == (1, 0))
+        assert call.cancel()
     until(lambda: sum(client._core.counts.messages.values()) == 3)
     now = shown(client)
     for name in ("protocol_error", "shard_down"):
@@ -272,3 +279,32 @@ def test_a_forked_child_counts_from_zero(client, files) -> None:
     os.close(reads)
     os.waitpid(child, 0)
     assert client._core.counts.calls["ok"] == 1
+
+
+def test_no_count_is_lost_whoever_counts_at_once() -> None:
+    """Callers that plan, the loop that gathers, and what falls back."""
+    counts = ClientMetrics()
+
+    def count() -> None:
+        for _ in range(2000):
+            counts.planned(3, 2, 1)
+            counts.gathered(1)
+            counts.fell_back(5)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=count) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    now = counts.now()
+    assert (now.queries, now.zero_message, now.duplicates, now.partial) == (
+        24_000,
+        16_000,
+        16_000,
+        40_000,
+    )

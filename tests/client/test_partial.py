@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from client.questions import queries_to, random_queries, submit
-from client.scripted import Network
+from client.scripted import Network, free
 from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient, partial
 from dlm.client.core import Core
-from dlm.client.runtime import Place
 from dlm.client.topology import Endpoint, FixedEndpoints
 from dlm.errors import (
     AuthenticationError,
@@ -148,7 +147,7 @@ def test_nobody_waits_past_the_deadline_and_what_comes_later_changes_nothing(
         answers = ask(client, queries, deadline_s=0.2)
         kept = [a.copy() for a in (answers.log10_prob, answers.state_length)]
     assert_each_is_of_its_model(files, queries, answers)
-    until(lambda: not any(w.in_flight for w in client._core._runtime.windows.values()))
+    until(lambda: free(client))
     assert np.array_equal(kept[0], answers.log10_prob)
     assert np.array_equal(kept[1], answers.state_length)
 
@@ -179,11 +178,14 @@ def test_a_shard_that_has_too_much_to_do_makes_only_its_own_queries_partial(
     with network.held():
         futures = []
         utterance = client.utterance()
-        while not client._core._runtime.windows[Place(files.manifest.shard_set, 1)].refuses(
-            1, WAIT_S, 0.0
-        ):
-            futures.append(submit(utterance, each[1] * 64, WAIT_S))
+        # Partial at once, where the shard has too much to do.
+        while not (asked := submit(utterance, each[1] * 64, WAIT_S)).done():
+            futures.append(asked)
+            sent = len(futures)
+            until(lambda sent=sent: asked.done() or client._core.load().get(1, (0, 0)) >= (1, sent))
+        futures.append(asked)
         refused = submit(utterance, each[0] + each[1] + each[2], WAIT_S)
+        until(lambda: len(client._core.load()) == 3)
         assert not refused.done()  # the others are asked
     answers = refused.result(WAIT_S)
     assert_each_is_of_its_model(files, each[0] + each[1] + each[2], answers)
@@ -320,24 +322,22 @@ def test_a_spell_of_partial_scores_ends_when_none_came_for_a_while() -> None:
 
 
 def test_a_call_that_was_given_up_is_not_ended_twice(cluster, connect, files) -> None:
-    """Its future keeps the first end, and nothing refers to the call any more."""
+    """It keeps its first end, whatever comes after it."""
     network = Network()
     client = connect(cluster.addresses, network, partial=True)
     queries = queries_to(files, 0)[:5]
     ask(client, queries)
     with network.held():
-        utterance = client.utterance()
-        asked = utterance._score_queries([c for c, _ in queries], [w for _, w in queries])
-        future = utterance._submit(asked, WAIT_S)
-        client._core.give_up(future, DeadlineExceeded("late"))
-        first = future.result(0)
-        client._core.give_up(future, DeadlineExceeded("later"))
-    assert future.result(0) is first
-    assert future.call is None  # type: ignore[attr-defined]
+        call = submit(client.utterance(), queries, WAIT_S)
+        call.give_up(DeadlineExceeded("late"))
+        first = call.result(0)
+        call.give_up(DeadlineExceeded("later"))
+    until(lambda: free(client))
+    assert call.result(0) is first and first.source.tolist() == [PARTIAL] * 5
 
 
 def test_what_waits_while_the_table_changes_is_not_refused_after_it(
-    cluster, connect, files
+    cluster, connect, files, monkeypatch
 ) -> None:
     """The same model is cut in another way, and every shard has too much to do by then."""
     network = Network()
@@ -355,7 +355,7 @@ def test_what_waits_while_the_table_changes_is_not_refused_after_it(
             network.moved = dict(zip(cluster.addresses, others.addresses, strict=True))
             core.refresh_later()
             until(lambda: core.snapshot().shard_set == other.manifest.shard_set)
-            core._sender.overload = lambda asked, deadline: Overloaded("busy")  # type: ignore[method-assign]
+            monkeypatch.setattr("dlm.client.lane.PATIENCE", 0.0)  # all would wait too long
         answers = waiting.result(WAIT_S)
         for future in first:
             future.result(WAIT_S)

@@ -11,7 +11,9 @@ import pytest
 from client.questions import ask, assert_equal, queries_to, random_queries, submit
 from client.scripted import Network, free
 from cluster import WAIT_S, Cluster, ModelFiles, until
-from dlm.client.replicas import RetryBudget, choose
+from dlm.client.replicas import RetryBudget, choose, may_hedge
+from dlm.client.runtime import HEDGE_BURST, HEDGED
+from dlm.client.usual import FORGET_S, LEAST_S, UNKNOWN_S, Usual, late_after
 from dlm.errors import AuthenticationError, Overloaded, ProtocolError, ShardDown
 from dlm.wire.status import Reason, error_from_refusal
 
@@ -53,6 +55,121 @@ def test_retries_are_a_tenth_of_messages_at_most_and_a_few_at_first() -> None:
         budget.earn()
         retried += budget.spend()
     assert 999 <= retried <= 1000
+
+
+def test_a_late_message_is_asked_of_another_while_few_are_late_and_one_is_well() -> None:
+    """Two in a hundred in the long run, and a hundred at once; never where it would be in vain."""
+    bucket = RetryBudget(HEDGED, HEDGE_BURST)
+    nobody: set[str] = set()
+    assert not may_hedge("a", "a", nobody, bucket, all_slow=False)
+    assert not may_hedge("ab", "ab", nobody, bucket, all_slow=False)
+    assert not may_hedge("ab", "a", {"b"}, bucket, all_slow=False)
+    assert not may_hedge("ab", "a", nobody, bucket, all_slow=True)
+    assert bucket.saved == 100.0  # none of these counted
+    assert sum(may_hedge("ab", "a", nobody, bucket, all_slow=False) for _ in range(500)) == 100
+    hedged = 0
+    for _ in range(10_000):
+        bucket.earn()
+        hedged += may_hedge("ab", "a", nobody, bucket, all_slow=False)
+    assert 199 <= hedged <= 200
+
+
+def test_a_message_is_late_after_what_nearly_all_of_the_fastest_server_took() -> None:
+    """95 of 100; of answers that came lately; and never within what a busy machine takes."""
+    quick, slow, silent = Usual(), Usual(), Usual()
+    assert late_after([quick, slow], 0.0) == UNKNOWN_S
+    for number in range(100):
+        quick.note(0.01 if number % 10 else 0.2, number / 100)
+        slow.note(0.5, number / 100)
+    assert quick.median_s == 0.01 and slow.median_s == 0.5
+    assert late_after([quick, slow, silent], 1.0) == 0.2  # one in ten: the 95th percentile
+    for _ in range(64):
+        quick.note(0.02, 1.0)
+    assert late_after([slow, quick], 1.0) == 0.02
+    for _ in range(64):
+        quick.note(1e-4, 1.0)
+    assert late_after([slow, quick], 1.0) == LEAST_S
+    assert late_after([slow, quick], 1.1 + FORGET_S) == UNKNOWN_S
+    quick.note(3.0, 20.0)  # the first after a while tells of nothing before it
+    assert not quick.known(20.0)
+
+
+@pytest.mark.parametrize("hedging", [True, False])
+def test_a_message_that_one_server_holds_is_answered_by_the_other_first(
+    files, connect, twice, hedging: bool
+) -> None:
+    """Its late answer changes nothing; and with the knob off nobody else is asked."""
+    network = Network()
+    query = queries_to(files, 1)[:1]
+    expected = [files.oracle.score(c, w) for c, w in query]
+    held: list = []
+    bad, real = twice[0].addresses[1], network.take
+
+    def take(address, request, send) -> None:
+        if address == bad:
+            held.append(send)
+        else:
+            real(address, request, send)
+
+    network.take = take  # type: ignore[method-assign]
+    while True:
+        client = connect([a for c in twice for a in c.addresses], network, hedging=hedging)
+        calls = []
+        while not held:
+            calls.append(submit(client.utterance(), query, WAIT_S))
+            until(lambda calls=calls: calls[-1].done() or held)
+        if not hedging:
+            assert not calls[-1].done() and client.stats.hedges == 0
+            break
+        until(lambda calls=calls: all(call.done() for call in calls))
+        if client.stats.hedges_won:
+            break
+        while held:  # the other server was late itself, and this one asked in vain
+            held.pop()()
+    while held:
+        held.pop()()
+    for call in calls:
+        assert_equal(call.result(WAIT_S), expected)
+    until(lambda: free(client))
+    until(lambda: not +client._core._runtime.outstanding)
+    assert client.stats.retries == 0
+
+
+def test_whoever_loses_is_withdrawn_and_its_late_reply_goes_nowhere(files, connect, twice) -> None:
+    """The winner's message is not. The lane is free at once, the server only when it has told."""
+    network = Network()
+    client = connect([a for c in twice for a in c.addresses], network, heartbeats=False)
+    query = queries_to(files, 1)[:1]
+    ask(client.utterance(), files.oracle, query)
+    withdrawn: list[str] = []
+    held: list = []
+    bad = twice[0].addresses[1]
+
+    def watched(address: str, real):
+        def score(request, timeout_s, reply, metadata=()):
+            if address == bad:
+                held.append(reply)
+            else:
+                real(request, timeout_s, reply, metadata)
+            return lambda: withdrawn.append(address)
+
+        return score
+
+    for connection in network.made:
+        connection.score = watched(connection.address, connection.score)  # type: ignore[method-assign]
+    while not held:
+        ask(client.utterance(), files.oracle, query)
+    until(lambda: free(client))
+    runtime = client._core._runtime
+    assert withdrawn == [bad] and runtime.outstanding[bad] == 1
+    assert client.stats.hedges_won == 1
+    before = client.stats
+    held.pop()(b"nonsense", None)
+    until(lambda: not +runtime.outstanding)
+    until(lambda: not runtime.under_way)
+    assert free(client) and client.stats.failed == before.failed == 0
+    assert client.stats.messages == before.messages
+    ask(client.utterance(), files.oracle, query)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +220,8 @@ def test_a_message_that_fails_is_answered_by_the_other_replica(
 ) -> None:
     """No caller sees it, as long as there is budget; the first is not asked first again at once."""
     network = Failing()
-    client = connect([a for c in twice for a in c.addresses], network)
+    # A hedge that fails is asked of nobody else: the first server has the message still.
+    client = connect([a for c in twice for a in c.addresses], network, hedging=False)
     bad = twice[0].addresses[0]
     network.failing[bad] = error
     for seed in range(30):
@@ -220,32 +338,18 @@ def test_a_replica_that_comes_back_gets_its_share_of_the_work_again(files, conne
     assert not any(client._core._runtime.outstanding[address] for address in addresses)
 
 
-def test_where_nobody_may_be_asked_again_a_replica_has_all_of_the_time(
-    files, connect, twice
-) -> None:
-    """Once the budget is spent, and where a message is at its second replica."""
+def test_a_replica_has_all_of_the_time(files, connect, twice) -> None:
+    """That of the first too: whoever is late is overtaken, not cut short."""
     network = Network()
+    client = connect([a for c in twice for a in c.addresses], network, heartbeats=False)
     given: list[float] = []
-
-    def connected(address):
-        made = network.connect(address)
-
-        def score(request, timeout_s, reply, metadata=()):
-            given.append(timeout_s)
-            reply(None, ShardDown("gone"))
-
-        made.score = score  # type: ignore[method-assign]
-        return made
-
-    # A third replica of each: the first by another name.
-    more = [f"localhost:{port}" for port in twice[0].ports]
-    client = connect([a for c in twice for a in c.addresses] + more, network, heartbeats=False)
-    core = client._core
-    core._links._connect = connected
     query = queries_to(files, 1)[:1]
-    assert isinstance(submit(client.utterance(), query, 20.0).exception(WAIT_S), ShardDown)
-    core._runtime.missed.clear()
-    core._runtime.budget.saved = 0.0
-    assert isinstance(submit(client.utterance(), query, 20.0).exception(WAIT_S), ShardDown)
-    assert len(given) == 3
-    assert given[0] <= 10.0 and min(given[1:]) > 10.0
+    ask(client.utterance(), files.oracle, query)
+    for connection in network.made:
+        connection.score = lambda request, timeout_s, reply, metadata=(): (  # type: ignore[method-assign]
+            given.append(timeout_s),
+            reply(None, ShardDown("gone")),
+        )
+    call = submit(client.utterance(), query, 20.0)
+    assert isinstance(call.exception(WAIT_S), ShardDown)
+    assert len(given) == 2 and min(given) > 15.0

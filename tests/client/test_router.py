@@ -94,11 +94,11 @@ def grouped_plainly(queries: list[Query]) -> Plain:
 def test_grouping_asks_each_query_once_in_the_order_of_first_appearance(case) -> None:
     """Groups equal the dictionary's; `place` leads each query back to itself."""
     width, rows = case
-    grouped = router.group(*arrays(width, rows))
-    assert plain(grouped.groups) == grouped_plainly(each(rows))
-    asked = flat(grouped.groups)
+    groups, place = router.group(*arrays(width, rows))
+    assert plain(groups) == grouped_plainly(each(rows))
+    asked = flat(groups)
     assert len(set(asked)) == len(asked)
-    assert [asked[at] for at in grouped.place.tolist()] == each(rows)
+    assert [asked[at] for at in place.tolist()] == each(rows)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -115,9 +115,9 @@ def test_the_kernel_and_its_python_function_agree(case) -> None:
 def test_grouping_keeps_apart_contexts_that_only_differ_in_length() -> None:
     """(0,), (0, 0) and () hash alike at first sight; they are three contexts."""
     rows = [((0,), [1]), ((0, 0), [1]), ((), [1]), ((0,), [1])]
-    grouped = router.group(*arrays(2, rows))
-    assert plain(grouped.groups) == [((0,), [1]), ((0, 0), [1]), ((), [1])]
-    assert grouped.place.tolist() == [0, 1, 2, 0]
+    groups, place = router.group(*arrays(2, rows))
+    assert plain(groups) == [((0,), [1]), ((0, 0), [1]), ((), [1])]
+    assert place.tolist() == [0, 1, 2, 0]
 
 
 def test_grouping_many_queries_fills_the_tables_without_loss() -> None:
@@ -126,15 +126,15 @@ def test_grouping_many_queries_fills_the_tables_without_loss() -> None:
     contexts = rng.integers(0, 30, (50_000, 3), dtype=np.uint32)
     lengths = rng.integers(0, 4, 50_000).astype(np.uint8)
     words = rng.integers(0, 20, 50_000, dtype=np.uint32)
-    grouped = router.group(contexts, lengths, np.ones(50_000, np.uint32), words)
-    asked = flat(grouped.groups)
+    groups, place = router.group(contexts, lengths, np.ones(50_000, np.uint32), words)
+    asked = flat(groups)
     assert len(set(asked)) == len(asked)
     queries = [
         (tuple(c[3 - n :]), w)
         for c, n, w in zip(contexts.tolist(), lengths.tolist(), words.tolist(), strict=True)
     ]
     assert set(asked) == set(queries)
-    assert [asked[at] for at in grouped.place.tolist()] == queries
+    assert [asked[at] for at in place.tolist()] == queries
 
 
 groups_of = st.lists(
@@ -162,8 +162,13 @@ def test_routing_sends_each_remote_query_once_to_the_owner_of_its_context(
     """Pieces hold contexts of their shard alone, no more queries than allowed, and all of them."""
     slots = np.random.default_rng(shards).integers(0, shards, SLOTS).astype(np.uint16)
     whole = packed([(c, w) for c, w, _ in groups])
-    remote = np.array([r for _, _, r in groups], np.bool_)
-    pieces = router.route(whole, remote, slots, shards, max_queries)
+    remote = np.array([r for _, _, r in groups], np.uint8)
+    arrays_of = (whole.context_lengths, whole.context_words, whole.word_counts, whole.words)
+    routed = kernels.route_groups(*arrays_of, remote, slots, shards)
+    pieces = router.pieces_of(routed, max_queries)
+    if remote.all():
+        again = router.route(whole, slots, shards, max_queries)
+        assert [p.at.tolist() for p in again] == [p.at.tolist() for p in pieces]
     everything = flat(whole)
     seen: list[int] = []
     for piece in pieces:
@@ -174,7 +179,7 @@ def test_routing_sends_each_remote_query_once_to_the_owner_of_its_context(
             assert words
         assert [everything[at] for at in piece.at.tolist()] == flat(piece.groups)
         seen += piece.at.tolist()
-    wanted = np.flatnonzero(np.repeat(remote, whole.word_counts)).tolist()
+    wanted = np.flatnonzero(np.repeat(remote.astype(bool), whole.word_counts)).tolist()
     assert sorted(seen) == wanted
     # No more messages than needed.
     for shard in {p.shard for p in pieces}:
@@ -201,15 +206,50 @@ def test_splitting_keeps_order_and_fills_every_message_but_the_last(groups, limi
 
 @quick
 @given(st.lists(groups_of, min_size=1, max_size=5))
-def test_merging_asks_shared_queries_once_and_places_every_answer(parts) -> None:
-    """Several calls as one message; `place` runs over the parts, one after another."""
-    merged = router.merge([packed(part) for part in parts])
-    asked = flat(merged.groups)
+def test_gathering_asks_shared_queries_once_and_places_every_answer(parts) -> None:
+    """Several calls as one message; places run over the parts, one after another. Where no two
+    contexts are the same, all stand as they stood."""
+    # As calls have them: no context stands in one twice.
+    parts = [grouped_plainly([(c, w) for c, words in part for w in words]) for part in parts]
+    groups, place = router.gather([packed(part) for part in parts])
+    asked = flat(groups)
     everything = [q for part in parts for q in flat(packed(part))]
-    assert [asked[at] for at in merged.place.tolist()] == everything
-    if len(parts) > 1:
-        assert plain(merged.groups) == grouped_plainly(everything)
-    assert merged.groups.word_counts.dtype == np.uint32
+    contexts = [context for part in parts for context, _ in part]
+    shared = len(set(contexts)) < len(contexts)
+    assert (place is not None) == shared
+    if place is None:
+        assert asked == everything
+    else:
+        assert [asked[at] for at in place.tolist()] == everything
+        assert plain(groups) == grouped_plainly(everything)
+    assert groups.word_counts.dtype == np.uint32
+
+
+@quick
+@given(rows_of, st.integers(1, 4), st.integers(1, 9), st.randoms(use_true_random=False))
+def test_finishing_gives_each_query_its_own_answer(case, shards, max_queries, rng) -> None:
+    """Of low orders, of shards, and repeats alike: against a dictionary. A shard's answers stand
+    where they will in a message that others share."""
+    width, rows = case
+    groups, place = router.group(*arrays(width, rows))
+    asked = flat(groups)
+    remote = np.array([len(c) >= 2 and rng.random() < 0.7 for c, _ in plain(groups)], np.uint8)
+    slots = np.random.default_rng(shards).integers(0, shards, SLOTS).astype(np.uint16)
+    arrays_of = (groups.context_lengths, groups.context_words, groups.word_counts, groups.words)
+    at = kernels.route_groups(*arrays_of, remote, slots, shards)[-1]
+    truth = {query: number for number, query in enumerate(asked)}
+    known = np.array([truth[query] for query in asked], np.float32)
+    rest = np.stack([(known % 7).astype(np.uint8)] * 3)
+    before = rng.randrange(4) if len(known) else 0
+    there = np.concatenate([np.full(before, -1), at])  # -1: of another call
+    given = known[there].copy(), *(rest[0][there].copy() for _ in range(3))
+    known[at], rest[:, at] = -1.0, 99
+    cut = rng.randrange(len(at) + 1)
+    kernels.place_answers(at[:cut], before, *given, known, rest)
+    kernels.place_answers(at[cut:], before + cut, *given, known, rest)
+    found, more = kernels.finish(place, known, rest)
+    assert found.tolist() == [truth[query] for query in each(rows)]
+    assert more.tolist() == [[truth[query] % 7 for query in each(rows)]] * 3
 
 
 @quick

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import heapq
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster import WAIT_S, ModelFiles, build, until
-from dlm.client import cascade
+from cluster import ModelFiles, build
 from dlm.client.cascade import CALM_S, TICK_S, CascadeMonitor
 from dlm.client.membership import Beating, Liveness
 from dlm.client.modes import Mode, Switching
@@ -20,7 +22,13 @@ from models import random_model
 
 
 class Wired:
-    """A host with servers of one shard, whose heartbeats take `trip_s` and more; and the clock."""
+    """A host with servers of one shard, whose heartbeats take `trip_s` and more; and the clock, and
+    the loop, which does one thing after another.
+
+    Attributes
+        ticks  so far
+        out    heartbeats that were not answered yet
+    """
 
     def __init__(
         self, files: ModelFiles, trip_s: float = 0.001, servers: tuple[str, ...] = ("server:1",)
@@ -28,30 +36,48 @@ class Wired:
         self.now = 0.0
         self.trip_s = trip_s
         self.more_s: dict[str, float] = {}  # by the server
-        self._address = ""
+        self.ticks = self.out = 0
         self._topology = Topology(files.manifest, {0: servers}, {})
-        self._coming: list[tuple[float, Callable[[], None]]] = []
+        self._planned: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._number = 0
 
     def clock(self) -> float:
         """Seconds."""
         return self.now
 
-    def known(self) -> Topology:
+    def post(self, call: Callable[[], None]) -> bool:
+        """See `loop.Home`."""
+        self.later(0.0, call)
+        return True
+
+    def is_here(self) -> bool:
+        """See `loop.Home`."""
+        return True
+
+    def later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
+        """See `loop.Home`."""
+        self._number += 1
+        heapq.heappush(self._planned, (self.now + delay_s, self._number, call, args))
+
+    def tell(self, step: Callable[..., None], *args: Any) -> None:
         """See `cascade.Host`."""
+        self.later(0.0, step, *args)
+
+    def known(self) -> Topology:
+        """See `cascade.Host`; each tick asks it once."""
+        self.ticks += 1
         return self._topology
 
-    def connection(self, address: str) -> Any:
-        """To the server, which a heartbeat asks at once."""
-        self._address = address
-        return self
-
-    def heartbeat_later(
-        self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
+    def beat(
+        self, address: str, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
     ) -> None:
-        """See `Connection.heartbeat_later`."""
-        answer = pb.HeartbeatReply(instance=1, state=pb.SERVER_STATE_READY)
-        trip_s = self.trip_s + self.more_s.get(self._address, 0.0)
-        self._coming.append((self.now + trip_s, lambda: reply(answer, None)))
+        """See `cascade.Host`."""
+        self.out += 1
+        self.later(self.trip_s + self.more_s.get(address, 0.0), self._answer, reply)
+
+    def _answer(self, reply: BeatReply) -> None:
+        self.out -= 1
+        reply(pb.HeartbeatReply(instance=1, state=pb.SERVER_STATE_READY), None)
 
     def renew(self, address: str) -> None:
         """See `cascade.Host`."""
@@ -66,27 +92,26 @@ class Wired:
         """See `cascade.Host`: answered at once."""
         done(True)
 
-    def run(
-        self, watch: CascadeMonitor, seconds: float, each: Callable[[], None] = lambda: None
-    ) -> None:
-        """Ticks in their time, replies in theirs."""
+    def run(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
+        """All that is planned in its time; `each` every fifth of a second."""
         end = self.now + seconds
         while self.now < end:
-            then = self.now + watch.pause_s
-            for when, reply in sorted(
-                (c for c in self._coming if c[0] <= then), key=lambda c: c[0]
-            ):
-                self.now = max(self.now, when)
-                reply()
-            self._coming = [c for c in self._coming if c[0] > then]
-            self.now = then
             each()
-            watch.tick(self)
+            then = min(self.now + 0.2, end)
+            while self._planned and self._planned[0][0] <= then:
+                at, _, call, args = heapq.heappop(self._planned)
+                self.now = max(self.now, at)
+                call(*args)
+            self.now = max(self.now, then)
 
 
-def watching(host: Wired) -> CascadeMonitor:
-    """A watch whose thread is not begun."""
-    return CascadeMonitor(host, Beating(), Switching(), may_switch=True, clock=host.clock)
+def watching(host: Wired, switching: Switching | None = None) -> CascadeMonitor:
+    """A watch that has begun."""
+    watch = CascadeMonitor(
+        host, Beating(), switching or Switching(), may_switch=True, clock=host.clock, home=host
+    )
+    watch.begin()
+    return watch
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +127,14 @@ def test_what_fails_while_the_client_itself_stood_still_sends_nobody_to_the_smal
     """It was stopped for four seconds, so that all that was under way came too late."""
     host = Wired(files)
     watch = watching(host)
-    host.run(watch, 20.0, lambda: watch.count(False))
+    host.run(20.0, lambda: watch.count(False))
     host.now += 4.0
     for _ in range(50):
         watch.count(True)
-    host.run(watch, 3.5, lambda: watch.count(True))
-    host.run(watch, 20.0, lambda: watch.count(False))
+    host.run(3.5, lambda: watch.count(True))
+    host.run(20.0, lambda: watch.count(False))
     assert watch.mode is Mode.FULL and not watch.switches
-    host.run(watch, 1.0, lambda: watch.count(True))
+    host.run(1.0, lambda: watch.count(True))
     assert watch.mode is Mode.SMALL
 
 
@@ -122,9 +147,9 @@ def test_a_model_that_asks_nobody_is_not_left_for_a_slow_network(
     model = random_model(2, order=order, words=10, per_order=20)
     host = Wired(build(model, tmp_path, 1))
     watch = watching(host)
-    host.run(watch, 20.0)
+    host.run(20.0)
     host.trip_s = 0.2
-    host.run(watch, 20.0)
+    host.run(20.0)
     assert watch.status().servers[0].delay_s == pytest.approx(0.2, abs=0.06)
     assert watch.mode is (Mode.SMALL if order > 2 else Mode.FULL)
     assert watch.status().reason == ("delay" if order > 2 else "")
@@ -137,13 +162,13 @@ def test_a_server_that_is_far_slower_than_another_of_its_shard_is_known_for_it(f
     host = Wired(files, servers=("near:1", "far:1", "farther:1"))
     host.more_s = {"far:1": 0.1, "farther:1": 0.3}
     watch = watching(host)
-    host.run(watch, 10.0)
+    host.run(10.0)
     assert watch.slow == {"far:1", "farther:1"}
     host.more_s = {"far:1": 0.01, "farther:1": 0.3}  # ten times as long, and hardly longer
-    host.run(watch, 10.0)
+    host.run(10.0)
     assert watch.slow == {"farther:1"}
     host.more_s = {"near:1": 1e9}
-    host.run(watch, 10.0)
+    host.run(10.0)
     assert (watch.avoided, watch.slow, watch.mode) == ({"near:1"}, frozenset(), Mode.FULL)
 
 
@@ -151,9 +176,9 @@ def test_how_long_a_mode_lasts_counts_from_the_start_of_the_client(files) -> Non
     """Then from the switch."""
     host = Wired(files)
     watch = watching(host)
-    host.run(watch, 3.0)
+    host.run(3.0)
     assert watch.status().for_s == pytest.approx(3.0, abs=2 * CALM_S)
-    host.run(watch, 1.0, lambda: watch.count(True))
+    host.run(1.0, lambda: watch.count(True))
     assert watch.mode is Mode.SMALL
     assert watch.status().for_s < 1.1
 
@@ -162,42 +187,85 @@ def test_ticks_are_few_while_all_is_well_and_many_while_something_is_not(files) 
     """While servers come up, while one is silent, and for a window after a failure."""
     host = Wired(files)
     watch = watching(host)
+
+    def a_second() -> int:
+        before = host.ticks
+        host.run(1.0)
+        return host.ticks - before
+
+    few, many = round(1 / CALM_S), round(1 / TICK_S)
     assert watch.pause_s == TICK_S
-    host.run(watch, 20.0)
-    assert watch.pause_s == CALM_S
+    host.run(20.0)
+    assert abs(a_second() - few) <= 1
     watch.count(True)
-    host.run(watch, 5.0)
-    assert watch.pause_s == TICK_S
-    host.run(watch, 20.0, lambda: watch.count(False))
-    assert watch.pause_s == CALM_S
+    assert abs(a_second() - many) <= 1
+    host.run(20.0, lambda: watch.count(False))
+    assert abs(a_second() - few) <= 1
     host.trip_s = 1e9
     silent = host.now
     while watch.status().servers[0].health is not Liveness.DOWN:
-        host.run(watch, watch.pause_s)
-    assert watch.pause_s == TICK_S
+        host.run(TICK_S)
+    assert abs(a_second() - many) <= 1
     config = Beating()
     most = config.interval_s * (1 + config.jitter) + config.down_after * config.timeout_s
-    assert host.now - silent < most + CALM_S + config.down_after * 2 * TICK_S
+    assert host.now - 1.0 - silent < most + CALM_S + config.down_after * 2 * TICK_S
 
 
-def test_bad_news_and_the_end_are_not_waited_for(files, monkeypatch) -> None:
-    """The thread sleeps long, but wakes for them."""
-    monkeypatch.setattr(cascade, "CALM_S", 3 * WAIT_S)
-    host = Wired(files, trip_s=0.0)
-
-    def answered(request, timeout_s: float, reply: BeatReply) -> None:
-        reply(pb.HeartbeatReply(instance=1, state=pb.SERVER_STATE_READY), None)
-
-    host.heartbeat_later = answered  # type: ignore[method-assign]
-    watch = CascadeMonitor(host, Beating(), Switching(), may_switch=True).start()
-    until(lambda: watch.pause_s == 3 * WAIT_S)
+def test_bad_news_is_not_waited_for_and_much_of_it_makes_no_more_ticks(files) -> None:
+    """The next tick comes at once, and after that one in its time."""
+    host = Wired(files)
+    watch = watching(host)
+    host.run(20.0 + TICK_S)  # a little after a tick, long before the next
     for _ in range(Switching().min_failures):
         watch.count(True)
-    until(lambda: watch.mode is Mode.SMALL)
-    until(lambda: watch.mode is Mode.FULL and watch.pause_s == 3 * WAIT_S)
-    beats = watch._members["server:1"].beats
+    host.run(TICK_S)
+    assert watch.mode is Mode.SMALL
+    host.run(20.0)
+    assert watch.mode is Mode.FULL
+    beats = watch.status().servers[0]
+    assert beats.health is Liveness.UP
     watch.lost("server:1")
-    until(lambda: watch._members["server:1"].beats > beats)
+    assert watch.status().servers[0].health is Liveness.SUSPECT
+    host.run(2 * TICK_S)
+    assert watch.status().servers[0].health is Liveness.UP  # it was asked, and answered
+    before = host.ticks
+    for _ in range(100):
+        watch.count(True)
+        watch.lost("server:1")
+        host.run(TICK_S / 100)
+    assert host.ticks - before <= 2
+
+
+def test_a_server_is_not_blamed_for_answers_that_this_process_did_not_hear(files, caplog) -> None:
+    """It stood still for two seconds while a heartbeat was out; the answer was there by then."""
+    host = Wired(files, trip_s=0.1)
+    watch = watching(host)
+    host.run(20.0)
+    while not host.out:
+        host.run(0.01)
+    host.now += 2.0
+    caplog.clear()
+    host.run(20.0)
+    assert watch.status().servers[0].health is Liveness.UP
+    assert not caplog.records
+
+
+def test_a_watch_that_is_stopped_or_has_nobody_to_watch_for_plans_no_tick(files) -> None:
+    """So that nothing of a client stays in the loop."""
+    host = Wired(files)
+    watch = watching(host)
+    host.run(2.0)
     watch.stop()
-    watch._thread.join(WAIT_S)
-    assert not watch._thread.is_alive()
+    host.run(1.0)
+    assert not host._planned
+    home = Wired(files)
+    alone = Wired(files)
+    watch = CascadeMonitor(alone, Beating(), Switching(), may_switch=True, home=home)
+    watch.begin()
+    home.run(1.0)
+    assert alone.ticks
+    gone = weakref.ref(watch)
+    del alone, watch
+    gc.collect()
+    home.run(1.0)
+    assert not home._planned and gone() is None

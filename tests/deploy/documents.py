@@ -44,11 +44,15 @@ def texts() -> dict[str, str]:
 
 
 def shell_lines(text: str) -> list[str]:
-    """Commands of a page: lines after `$ ` in its blocks, and code in its sentences."""
+    """Commands of a page: lines after `$ ` in its blocks, and code in its sentences.
+
+    A command that a sentence merely names (`dlm verify`) stands there as its help.
+    """
     blocks = re.findall(r"```console\n(.*?)```", text, re.S)
     lines = [line[2:] for block in blocks for line in block.split("\n") if line.startswith("$ ")]
     outside = re.sub(r"```.*?```", "", text, flags=re.S)
-    return lines + re.findall(r"`([^`\n]+)`", outside)
+    named = re.findall(r"`([^`\n]+)`", outside)
+    return lines + [re.sub(r"^(dlm \w+)$", r"\1 --help", code) for code in named]
 
 
 def commands_of_dlm(line: str) -> list[tuple[str, ...]]:
@@ -93,6 +97,8 @@ def fault_of(words: tuple[str, ...]) -> str | None:
     if name not in COMMANDS:
         return f"there is no dlm {name}"
     command = COMMANDS[name]
+    if rest == ["--help"]:
+        return None
     kept = [re.sub(r"%i|\$\w+|\$\{\w+\}", "0", word) for word in rest]
     try:
         command.make_context(name, kept)

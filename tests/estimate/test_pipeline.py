@@ -244,7 +244,7 @@ def test_an_output_that_is_there_stays_until_the_new_one_is_whole(tmp_path: Path
     [
         ({"order": 0}, "1 to 8"),
         ({"order": 9}, "1 to 8"),
-        ({"prune": (0, 2, 1)}, "fall"),
+        ({"prune": (0, 2, 1)}, "must not decrease"),
         ({"prune": (0, 0, 0), "order": 2}, "3 pruning thresholds"),
         ({"prune": (-1,)}, "negative"),
         ({"threads": 0}, "threads"),

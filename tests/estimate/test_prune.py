@@ -183,6 +183,27 @@ def test_a_number_asked_for_is_met_exactly(kind: str, keep_suffixes: bool, tmp_p
         before = kept
 
 
+def test_a_number_is_met_where_most_ngrams_cost_nothing(tmp_path: Path) -> None:
+    """As in a distilled model of a network that says the same after every word."""
+    words, share = [f"w{n}" for n in range(6)], math.log10(1 / 8)
+    unigrams = [f"{share}\t{word}\t0" for word in (*words, "</s>", "<unk>")] + ["-99\t<s>\t0"]
+    bigrams = [f"{share}\t{first} {second}" for first in words for second in words]
+    file = tmp_path / "same.arpa"
+    file.write_text(
+        f"\\data\\\nngram 1={len(unigrams)}\nngram 2={len(bigrams)}\n\n"
+        + "\\1-grams:\n"
+        + "\n".join(unigrams)
+        + "\n\n\\2-grams:\n"
+        + "\n".join(bigrams)
+        + "\n\n\\end\\\n"
+    )
+    model = ModelColumns.read(file)
+    (scores,) = all_scores(model)
+    assert not np.signbit(scores).any()
+    for number in (9, 12, 30, 44):
+        assert sum(prune(model, Goal(ngrams=number)).counts) == number
+
+
 def test_numbers_by_order_are_met_where_prefixes_allow(tmp_path: Path) -> None:
     """Exactly, unless fewer n-grams have their prefix left."""
     _, model = made("closed", 2, tmp_path)

@@ -27,12 +27,12 @@ from dlm.client.membership import Beating
 from dlm.client.modes import Mode, Switching
 from dlm.client.topology import Endpoint, FixedEndpoints
 from dlm.client.transport import BeatReply, GrpcConnection, Metadata, Reply
-from dlm.cluster.chaos import Command, random_faults
-from dlm.cluster.proxy import Proxies
 from dlm.errors import DeadlineExceeded
 from dlm.ngram.query import FULL, PARTIAL, SMALL
 from dlm.wire._pb import shard_pb2 as pb
 from faults.decoders import Decoders
+from loadtest.chaos import Command, random_faults
+from loadtest.proxy import Proxies
 from models import random_model
 
 # As in operation, but quicker; nothing depends on their being so.
@@ -209,10 +209,10 @@ def faulty(**faults: object) -> Callable[[World], Callable[[], object]]:
     "begin",
     [
         pytest.param(kill, id="killed"),
-        pytest.param(stop, id="stopped"),
-        pytest.param(faulty(blackhole=True), id="blackhole"),
-        pytest.param(faulty(partition=True), id="partition"),
-        pytest.param(faulty(drop=1.0), id="connections reset"),
+        pytest.param(stop, id="stopped", marks=pytest.mark.slow),
+        pytest.param(faulty(blackhole=True), id="blackhole", marks=pytest.mark.slow),
+        pytest.param(faulty(partition=True), id="partition", marks=pytest.mark.slow),
+        pytest.param(faulty(drop=1.0), id="connections reset", marks=pytest.mark.slow),
         pytest.param(faulty(corrupt=1.0), id="every reply corrupt"),
     ],
 )
@@ -234,12 +234,14 @@ def test_while_a_shard_is_gone_decoding_goes_on_with_the_small_model(
 @pytest.mark.parametrize(
     ("faults", "seconds"),
     [
-        pytest.param({"drop": 0.01}, 2.0, id="1 % of chunks reset their connection"),
+        pytest.param(
+            {"drop": 0.01}, 2.0, id="1 % of chunks reset their connection", marks=pytest.mark.slow
+        ),
         pytest.param({"drop": 0.5}, 2.0, id="50 % of chunks reset their connection"),
-        pytest.param({"stall": 0.02}, 2.0, id="stalls of 200 ms"),
+        pytest.param({"stall": 0.02}, 2.0, id="stalls of 200 ms", marks=pytest.mark.slow),
         pytest.param({"corrupt": 0.02}, 2.0, id="2 % of replies corrupt"),
-        pytest.param({"delay_s": 0.005}, 2.0, id="5 ms more each way"),
-        pytest.param({"delay_s": 0.05}, 2.0, id="50 ms more each way"),
+        pytest.param({"delay_s": 0.005}, 2.0, id="5 ms more each way", marks=pytest.mark.slow),
+        pytest.param({"delay_s": 0.05}, 2.0, id="50 ms more each way", marks=pytest.mark.slow),
     ],
 )
 def test_a_way_that_is_bad_costs_no_right_score(
@@ -308,7 +310,7 @@ class _LossyConnection(GrpcConnection):
             super().heartbeat_later(request, timeout_s, reply)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.5])
+@pytest.mark.parametrize("share", [pytest.param(0.01, marks=pytest.mark.slow), 0.5])
 def test_messages_that_are_lost_cost_no_right_score(
     world: World, files, small, cache_dir, share: float
 ) -> None:
@@ -410,6 +412,7 @@ def test_all_servers_gone_and_back_again(world: World, files, small) -> None:
         world.heal()
 
 
+@pytest.mark.slow
 def test_servers_that_come_and_go_every_second(world: World, files, small) -> None:
     """In turns, so that never is everything well."""
     client = world.connect(small)
@@ -491,7 +494,7 @@ def test_workers_of_a_server_may_go(files, small, cache_dir) -> None:
 
 
 def carry_out(world: World, command: Command) -> None:
-    """What `dlm chaos` does, on servers that are killed and started again here."""
+    """What `python -m loadtest chaos` does, on servers that are killed and started again here."""
     one = command.server
     if command.verb == "heal":
         for each in range(len(world.servers)) if one is None else [one]:
@@ -512,6 +515,7 @@ def carry_out(world: World, command: Command) -> None:
         world.proxies.set(one, **{name: value / 1e3 if name == "delay_s" else value})
 
 
+@pytest.mark.slow
 def test_random_faults_of_every_kind(world: World, files, small) -> None:
     """Two servers a shard, each with troubles of its own; longer with DLM_CHAOS_MINUTES=10."""
     client = world.connect(small, 2)

@@ -62,7 +62,9 @@ def copied(where: list[str], config: ClientConfig, queries: Any, expected: Any) 
     assert_equal(pickle.loads(frozen).utterance().score(contexts, words), expected)
 
 
-@pytest.mark.parametrize("beats", [False, True], ids=["none", "beats"])
+@pytest.mark.parametrize(
+    "beats", [pytest.param(False, marks=pytest.mark.slow), True], ids=["none", "beats"]
+)
 @pytest.mark.parametrize("use", [synchronous, asynchronous, copied])
 def test_clients_that_are_dropped_hold_no_descriptors_and_no_threads(
     files, cluster, tmp_path, use: Callable[..., None], beats: bool
@@ -148,14 +150,14 @@ def test_a_client_that_is_dropped_on_both_sides_of_a_fork_harms_neither(
 DROP_LOCAL = """
 import gc, sys
 from dlm import Client
-from dlm.client.runtime import Runtime
+from dlm.client.local import LocalScorer
 for number in range(20):
     client = Client.local(sys.argv[1])
     if number % 2:
         client.close()
     del client
 gc.collect()
-print(sum(isinstance(one, Runtime) for one in gc.get_objects()))
+print(sum(isinstance(one, LocalScorer) for one in gc.get_objects()))
 """
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from client.questions import ask, assert_equal, queries_to, submit
-from client.scripted import Clients, Network, free
+from client.scripted import Clients, Network, free, settle
 from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient, Client, partial
 from dlm.client.core import Core
@@ -252,7 +252,11 @@ def test_callers_who_share_a_message_each_get_an_error_of_their_own(
     """One object raised in several threads would mix their traces and grow for ever."""
     utterance = client.utterance()
     with network.held():
-        futures = [submit(utterance, [query]) for query in queries_to(files, 0)[:10]]
+        first, *others = queries_to(files, 0)[:10]
+        futures = [submit(utterance, [first])]
+        settle(client)  # it is on its way alone
+        futures += [submit(utterance, [query]) for query in others]
+        settle(client)
         network.change = lambda data: data[:-1]
     errors = [future.exception(WAIT_S) for future in futures]
     assert len(network.requests) == 2
@@ -298,7 +302,7 @@ def test_a_broken_partial_model_leaves_nobody_waiting(
     with pytest.raises(ProtocolError) as caught:
         ask(client.utterance(), files.oracle, queries_to(files, 0)[:3])
     assert any("broken" in note for note in caught.value.__notes__)
-    assert free(client)
+    until(lambda: free(client))
 
 
 # ---------------------------------------------------------------- callers who give up
@@ -318,8 +322,10 @@ def test_cancelled_calls_leak_nothing_and_what_waited_is_never_sent(
             core.snapshot()
             utterance = client.utterance()
             with network.held():
-                tasks = [asyncio.create_task(utterance.score([c], [w])) for c, w in queries]
-                await asyncio.sleep(0)  # each runs up to where it waits
+                tasks = [asyncio.create_task(utterance.score([c], [w])) for c, w in queries[:1]]
+                await asyncio.to_thread(until, lambda: core.load() == {0: (1, 0)})
+                tasks += [asyncio.create_task(utterance.score([c], [w])) for c, w in queries[1:]]
+                await asyncio.to_thread(until, lambda: core.load() == {0: (1, 6)})
                 for task in tasks[:6]:
                     task.cancel()
                 ended = await asyncio.gather(*tasks[:6], return_exceptions=True)

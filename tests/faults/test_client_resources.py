@@ -17,7 +17,8 @@ from client.questions import Query, ask, assert_equal, random_queries, submit
 from client.scripted import free
 from client.test_partial import assert_each_is_of_its_model
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, until
-from dlm.client import Client, batcher
+from dlm.client import Client
+from dlm.client.lane import Lane
 from dlm.client.transport import GrpcConnection
 from dlm.errors import DeadlineExceeded, DlmError
 from dlm.ngram.query import Answers
@@ -88,17 +89,20 @@ def fail(patch: pytest.MonkeyPatch, where: str, error: Exception, each: int) -> 
 @pytest.mark.parametrize(
     "places",
     [
-        ["dlm.client.router:group"],
-        ["dlm.client.router:route"],
-        ["dlm.client.router:merge"],
-        ["dlm.client.sender:choose"],
-        ["dlm.client.batcher:step"],
-        ["dlm.client.call:_copy"],
-        ["dlm.client.sender:deliver"],
+        ["dlm.client.router:plan"],
+        ["dlm.client.router:gather"],
+        ["dlm.client.call:Part"],
+        ["dlm.client.call:Call.answer"],
+        ["dlm.client.kernels:place_answers"],
+        ["dlm.client.delivery:Message"],
+        ["dlm.client.lane:Lane.submit"],
+        ["dlm.client.lane:Lane.take"],
+        ["dlm.client.lane:Lane.done"],
+        ["dlm.client.runtime:Place"],
         ["dlm.wire.codec:encode_score_request"],
         ["dlm.wire.codec:decode_score_reply"],
         ["dlm.client.metrics:ClientMetrics.message"],
-        ["dlm.wire.codec:decode_score_reply", "dlm.client.sender:Sender._settle"],
+        ["dlm.wire.codec:decode_score_reply", "dlm.client.delivery:Delivery._failed"],
     ],
     ids=lambda places: places[-1].rpartition(":")[2],
 )
@@ -122,15 +126,11 @@ def test_callers_get_answers_or_typed_errors_where_memory_runs_out(
 def test_a_message_that_came_back_and_cannot_be_counted_loses_none_that_waits(
     files, cluster, connect, monkeypatch
 ) -> None:
-    """The window of each shard has one place, and the event that would give it back raises."""
+    """The lane of each shard has one place, and what would give it back raises."""
     client = connect(cluster, window=1, heartbeats=False)
     with monkeypatch.context() as patch:
-        step = raising(
-            batcher.step,
-            MemoryError("no room"),
-            lambda _, args: isinstance(args[1], batcher.Done) and bool(args[0].waiting),
-        )
-        patch.setattr(batcher, "step", step)
+        done = raising(Lane.done, MemoryError("no room"), lambda _, args: bool(args[0].waiting))
+        patch.setattr(Lane, "done", done)
         found = outcomes(client, files)
     assert sum(found.values()) == CALLERS * CALLS and not found[DeadlineExceeded.__name__]
     until(lambda: free(client))

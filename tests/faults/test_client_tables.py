@@ -15,8 +15,8 @@ from client.questions import ask, assert_equal, queries_to, random_queries, subm
 from client.scripted import Clients, Network, free
 from cluster import WAIT_S, Cluster, ModelFiles, build, until
 from dlm.client import Client, Utterance
+from dlm.client.delivery import MAX_REROUTES
 from dlm.client.runtime import Snapshot
-from dlm.client.sender import MAX_REROUTES
 from dlm.client.table import Table
 from dlm.client.topology import Endpoint, take_census, write_cluster_file
 from dlm.errors import (

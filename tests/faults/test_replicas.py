@@ -32,11 +32,15 @@ def test_no_caller_sees_that_one_of_two_replicas_is_killed(files, twice, connect
         ask(client.utterance(), files.oracle, random_queries(files.oracle, seed, 20))
 
 
-def test_a_stopped_replica_costs_half_of_the_deadline_and_no_answer(files, twice, connect) -> None:
-    """It holds its messages until their share of the time is over; the other answers them."""
-    # No heartbeat shows it first, however slow the machine is: a message has to.
-    patient = Beating(timeout_s=60.0, down_after=100)
-    client = connect([a for c in twice for a in c.addresses], deadline_s=8.0, beating=patient)
+@pytest.mark.parametrize("hedging", [True, False])
+def test_a_stopped_replica_costs_no_answer(files, twice, connect, hedging: bool) -> None:
+    """It holds its messages: while few are late, the other answers them long before the deadline;
+    and where nothing may be asked twice, heartbeats find the server gone."""
+    # With hedging no heartbeat shows it, however slow the machine is.
+    patient = Beating(timeout_s=60.0, down_after=100) if hedging else Beating()
+    client = connect(
+        [a for c in twice for a in c.addresses], deadline_s=WAIT_S, beating=patient, hedging=hedging
+    )
     queries = queries_to(files, 0)
     ask(client.utterance(), files.oracle, queries)
     twice[0].servers[0].pause()
@@ -44,16 +48,23 @@ def test_a_stopped_replica_costs_half_of_the_deadline_and_no_answer(files, twice
         # The less busy of two is asked, one of them by chance where neither is busy.
         def found() -> bool:
             ask(client.utterance(), files.oracle, queries[:5])
-            return client.stats.retries > 0
+            stats = client.stats
+            return (stats.hedges_won if hedging else stats.retries) > 0
 
         until(found)
     finally:
         twice[0].servers[0].resume()
+    assert bool(client.stats.hedges) == hedging
     ask(client.utterance(), files.oracle, queries)
 
 
-@pytest.mark.parametrize("linger_s", [0.0, 3.0])
-def test_a_rolling_restart_without_a_pause_loses_no_call(files, connect, linger_s: float) -> None:
+@pytest.mark.parametrize(
+    ("linger_s", "order"),
+    [(0.0, (0, 2)), *(pytest.param(s, (0, 2, 0, 2), marks=pytest.mark.slow) for s in (0.0, 3.0))],
+)
+def test_a_rolling_restart_without_a_pause_loses_no_call(
+    files, connect, linger_s: float, order: tuple[int, ...]
+) -> None:
     """Each replica gets SIGTERM as soon as the other says that it is ready; also where a server
     refuses from the first moment, as one that was asked twice."""
     servers = [ProcessServer(files.directory, index, linger_s=linger_s) for index in (0, 1, 0, 1)]
@@ -62,7 +73,7 @@ def test_a_rolling_restart_without_a_pause_loses_no_call(files, connect, linger_
         oracles = {files.manifest.model: files.oracle}
         with Load(client, oracles).running() as load:
             load.goes_on()
-            for index in (0, 2, 0, 2):
+            for index in order:
                 old = servers[index]
                 old.process.terminate()
                 assert old.process.wait(WAIT_S) == 0

@@ -180,11 +180,11 @@ def run_child(folder: Path, where: str, step: int) -> bytes:
     ("where", "step", "whole"),
     [
         ("block", 8, 0),  # in the first run
-        ("fsync", 1, 0),  # it is written, and has no name
+        pytest.param("fsync", 1, 0, marks=pytest.mark.slow),  # it is written, and has no name
         ("fsync", 2, 1),  # it has its name
-        ("fsync", 19, 9),  # the last of ten
+        pytest.param("fsync", 19, 9, marks=pytest.mark.slow),  # the last of ten
         ("fsync", 21, 10),  # the first that is merged from others
-        ("fsync", 22, 11),  # ... which are still there
+        pytest.param("fsync", 22, 11, marks=pytest.mark.slow),  # ... which are still there
         ("fsync", 23, 7),  # the second: four runs have become one
     ],
 )

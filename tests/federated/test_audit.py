@@ -297,4 +297,4 @@ def test_the_command_tells_both_bounds(tmp_path: Path, monkeypatch: pytest.Monke
     )
     done = CliRunner().invoke(app, [*command[:2], str(loud), *command[3:]])
     assert done.exit_code == 1
-    assert "SMALLER THAN WHAT IS ACCOUNTED FOR" in done.stdout
+    assert "SMALLER THAN ACCOUNTED FOR" in done.stdout

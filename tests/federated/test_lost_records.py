@@ -1,6 +1,6 @@
 """Every way of losing a record that was thought of, and what happens to each.
 
-`README.privacy.md` has the table; this file makes it and holds it: a row is a test. Run as a
+`DESIGN.privacy.md` has the table; this file makes it and holds it: a row is a test. Run as a
 program, it writes the table there: `PYTHONPATH=tests python -m federated.test_lost_records`.
 """
 
@@ -37,7 +37,7 @@ from dlm.federated.report import build
 from dlm.federated.run_folder import METRICS, RunBinding, RunFolder, RunState
 from dlm.federated.words import record_of, record_or_word
 
-PAGE = Path(__file__).parents[2] / "dlm/federated/README.privacy.md"
+PAGE = Path(__file__).parents[2] / "dlm/federated/DESIGN.privacy.md"
 MARKS = "<!-- lost records -->\n", "<!-- end of lost records -->\n"
 STAGE: dict[str, Any] = {
     "stage": "unigrams", "mechanism": "gaussian", "noise_multiplier": 2.0, "rounds": 1,
@@ -831,7 +831,7 @@ def happened(trial: Callable[[Path], str], folder: Path) -> str:
 
 # What must stand in the answer, by what the table says of it.
 FRAGMENTS = {
-    "nobody says that it is public": "nobody (says|who says)|name who says so",
+    "nobody says that it is public": "nobody (says|who says)|name (of )?who says so",
     "it was changed after it was written": "was changed after it was written",
     "it is not the file that the record is of|it is not the file": "is not the file that",
     "it is not the file that was signed": r"shard-0000\.arrow of .* not the file that manifest",

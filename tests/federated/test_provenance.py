@@ -15,6 +15,8 @@ import pytest
 from dlm.errors import FormatError, PrivacyError
 from dlm.federated.counts_file import WordCounts, counts_text, ranked, read_counts, write_counts
 from dlm.federated.lineage import inherited
+from dlm.federated.lookup import FileSnapshot, record_of_file
+from dlm.federated.model_record import merged_record
 from dlm.federated.provenance import (
     Guarantee,
     Provenance,
@@ -74,6 +76,16 @@ def test_what_is_no_record_is_a_format_error(text: str | bytes) -> None:
     """Whatever else it may be."""
     with pytest.raises(FormatError, match="no privacy provenance"):
         Provenance.from_json(text)
+
+
+@pytest.mark.parametrize("said", ["privacy: none (public text)", "privacy: ", "privacy: x {}"])
+def test_free_text_that_begins_like_a_record_claims_nothing(tmp_path: Path, said: str) -> None:
+    """A model with such a line in its header can be mixed with others and asked for its record."""
+    arpa = tmp_path / "model.arpa"
+    arpa.write_text(f"# {said}\n\\data\\\nngram 1=0\n\n\\1-grams:\n\n\\end\\\n")
+    with pytest.raises(FormatError, match="has no privacy record"):
+        record_of_file(FileSnapshot.read(arpa))
+    assert merged_record({"a model": [said]}, ["a text"], "") == []
 
 
 def test_a_record_has_a_guarantee_or_reasons_and_no_infinite_one() -> None:

@@ -105,6 +105,7 @@ def test_devices_are_available_by_the_hour_where_that_is_said(tmp_path: Path) ->
         ("rounds = 20\n", "", ConfigError, r"\[run\] lacks rounds"),
         ("rounds = 20", "rounds = 0", ConfigError, "rounds is 0"),
         ("rounds = 20", 'rounds = "many"', ConfigError, "must be an integer"),
+        ("rounds = 20", 'rounds = "8"', ConfigError, "must be an integer"),
         ("clip_norm = 0.5\n", "", ConfigError, r"\[privacy\] lacks clip_norm"),
         ('mechanism = "tree"\n', "", PrivacyError, "both, or neither"),
         ("noise_multiplier = 7\n", "", PrivacyError, "both, or neither"),

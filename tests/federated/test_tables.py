@@ -18,7 +18,7 @@ from benchmarks.privacy_tables import (
 )
 from dlm.federated.noise.banded import optimise_bandmf
 
-README = Path(__file__).parents[2] / "dlm" / "federated" / "README.privacy.md"
+README = Path(__file__).parents[2] / "dlm" / "federated" / "DESIGN.privacy.md"
 
 
 def test_the_readme_prints_the_tables_as_they_are_computed() -> None:

@@ -869,12 +869,12 @@ def test_a_real_run_is_refused_where_nobody_says_whose_text_its_inputs_are(
 ) -> None:
     """Before any round; text to begin with as well as words. A name is told in the report."""
     nobody = settings(folder, **REAL, data={"public": ""})
-    with pytest.raises(PrivacyError, match=r"vocabulary words\.txt has no record.* data\.public"):
+    with pytest.raises(PrivacyError, match=r"vocabulary words\.txt has no privacy .* data\.public"):
         Training(nobody, users, tmp_path / "words")
     text = tmp_path / "text.txt"
     text.write_text("alpha beta\n" * 20)
     given = {"text": str(text), "steps": 1, "batch_size": 2, "unroll": 4}
-    with pytest.raises(PrivacyError, match=r"text\.txt to begin with has no record"):
+    with pytest.raises(PrivacyError, match=r"text\.txt to begin with has no privacy record"):
         Training(settings(folder, **REAL, pretrain=given), users, tmp_path / "text")
     assert not (tmp_path / "text" / CHECKPOINT).exists()
     named = settings(folder, **REAL, pretrain={**given, "public": "a librarian"})

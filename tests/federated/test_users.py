@@ -170,6 +170,7 @@ def test_a_split_puts_nobody_on_both_sides_and_keeps_sides(tmp_path: Path) -> No
         ("who\tutterance\na\tx\n", "not once 'user_id'"),
         ("user_id\tuser_id\tutterance\na\ta\tx\n", "not once 'user_id'"),
         ("", "not once 'user_id'"),
+        ("user_id,utterance\na,x\n", "is not tab-separated"),
         ("user_id\tutterance\n", "no user with text"),
     ],
 )

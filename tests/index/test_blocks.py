@@ -129,13 +129,15 @@ def test_what_is_stored_can_be_read_in_parts(tmp_path: Path) -> None:
     lengths = np.array([len(c) for c in contexts], np.uint8)
     flat = np.array([w for c in contexts for w in c], np.uint32)
     nothing = np.zeros(len(contexts), np.uint32)
-    whole = local.shards[0].stored_words(lengths, flat, nothing, 1 << 30)
+    shard = local.shards[0]
+    found = shard.find_blocks(lengths, flat)
+    whole = shard.stored_words(found, nothing, 1 << 30)
     assert whole.counts.tolist() == whole.totals.tolist()
     assert len(whole.words) > 100
     for most in (1, 7, 64):
         skips, parts = nothing.copy(), [list[tuple[int, float]]() for _ in contexts]
         while (skips < whole.totals).any():
-            part = local.shards[0].stored_words(lengths, flat, skips, most)
+            part = shard.stored_words(found, skips, most)
             assert 0 < len(part.words) <= most
             assert part.totals.tolist() == whole.totals.tolist()
             assert part.log10_backoffs.tobytes() == whole.log10_backoffs.tobytes()

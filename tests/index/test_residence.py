@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlm.index import layout
+from dlm.index import layout, residence
 from dlm.index.residence import MAPPED, Residence
 from dlm.index.search.local import LocalModel
+from dlm.index.search.view import WORD_VALUE
 from dlm.ngram.backoff import DictModel
 from index.oracle import write_columns
 from models import assert_equals_oracle, build, queries, random_model
@@ -65,6 +66,34 @@ def test_a_preloaded_file_is_mapped_whole_before_it_is_read(tmp_path: Path) -> N
         held[preload] = resident_kib(columns["list"].ctypes.data)
     assert held[True] >= size >> 10
     assert held[False] < size >> 11
+
+
+def flags_of_map(address: int) -> list[str]:
+    """What the system keeps of the map that holds `address`: VmFlags of proc(5)."""
+    here = False
+    for line in Path("/proc/self/smaps").read_text(encoding="ascii").splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            here = int(match[1], 16) <= address < int(match[2], 16)
+        elif here and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    raise AssertionError(f"no map holds {address:x}")
+
+
+THP = Path("/sys/kernel/mm/transparent_hugepage")
+
+
+@pytest.mark.skipif(not THP.exists(), reason="this kernel has no transparent huge pages")
+def test_a_map_asks_for_huge_pages_where_the_file_fits_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that does not, the system reads no more than it must."""
+    folder = build(random_model(5), tmp_path)
+    asked = {}
+    for free in (1 << 40, 1 << 10):
+        monkeypatch.setattr(residence, "available_bytes", lambda free=free: free)
+        local = LocalModel.open(folder)
+        asked[free] = "hg" in flags_of_map(int(local.low.view[WORD_VALUE]))
+    assert asked == {1 << 40: True, 1 << 10: False}
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may lock any amount of memory")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,12 @@ MIB = 1 << 20
 TINY = Budget(True, 8 * MIB, 8 * MIB, block_rows=5, capacity_rows=7)
 CODINGS = [("exact", None), ("compact", None), ("compact", 3), ("compact", 32)]
 CODINGS_OF = {1: CODINGS[::3], 2: CODINGS[:2], 5: CODINGS[::2]}  # by shards
+
+
+def quickly(models: Iterable[str], *quick: str) -> list[Any]:
+    """Their names, those beyond `quick` slow."""
+    slow = pytest.mark.slow
+    return [name if name in quick else pytest.param(name, marks=slow) for name in models]
 
 
 @pytest.fixture
@@ -58,7 +65,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("shards", [1, 2, 5])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 2, 5])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_bytes_are_those_of_the_plain_form(name: str, shards: int, tmp_path: Path) -> None:
     """In memory, as small models are built."""
@@ -67,8 +74,8 @@ def test_the_bytes_are_those_of_the_plain_form(name: str, shards: int, tmp_path:
         check(MODELS[name].write(tmp_path / str(i) / "m.arpa"), tmp_path / str(i), shards, *coding)
 
 
-@pytest.mark.parametrize("shards", [1, 2, 5])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("shards", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))])
+@pytest.mark.parametrize("name", quickly(MODELS, *HAND_MADE, "random_without_unk", "closed"))
 @pytest.mark.usefixtures("spilling")
 def test_the_bytes_are_the_same_when_everything_spills(
     name: str, shards: int, tmp_path: Path
@@ -97,8 +104,10 @@ REPAIRED = {
 }
 
 
-@pytest.mark.parametrize("spills", [False, True])
-@pytest.mark.parametrize("name", REPAIRED)
+@pytest.mark.parametrize("spills", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize(
+    "name", quickly(REPAIRED, "missing_suffixes", "missing_prefixes", "random_without_unk")
+)
 def test_a_repaired_model_gives_the_bytes_of_the_plain_form(
     name: str, spills: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, ModelFiles, build
+from cluster import WAIT_S, Cluster, ModelFiles, build
 from dlm.client import Client
 from loadtest.recorder import Recorder
 from loadtest.rescoring import Confusions, Transcript, rescore
@@ -52,12 +54,38 @@ def trace(trace_file: Path) -> Trace:
     return read_trace(trace_file)
 
 
+@pytest.fixture
+def drawn(tmp_path: Path) -> Callable[[Path], str]:
+    """Opens a page in Chromium, and gives what it made of it; nothing may be reported as an error
+    there."""
+    if shutil.which("chromium") is None:
+        pytest.skip("chromium is not installed")
+
+    def draw(page: Path) -> str:
+        done = subprocess.run(
+            [
+                *("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+                *("--enable-logging=stderr", f"--user-data-dir={tmp_path / 'chromium'}"),
+                page.as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+        )
+        assert done.returncode == 0
+        assert "CONSOLE" not in done.stderr
+        assert "NaN" not in done.stdout
+        return done.stdout
+
+    return draw
+
+
 @pytest.fixture(scope="session")
 def results(servers: Cluster, trace_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a finished run: two client processes, a ramp, then a step."""
     pytest.importorskip("hdrh")
     from loadtest.driver import RunSettings
-    from loadtest.plan import Load, Segment
+    from loadtest.schedule import Load, Segment
     from loadtest.session import measure, write_report
     from loadtest.worker import ClientSettings
 

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from cluster import ModelFiles
 from dlm.errors import DlmError
-from loadtest.cli import DEMO_TRACE, app
+from loadtest.cli import app
+from loadtest.cli_run import DEMO_TRACE
 from loadtest.trace import read_trace
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +101,14 @@ def test_the_traces_that_come_along_are_small_and_say_where_they_are_from(
         (["run", "--arrival-pattern", "uniform"], "arrival pattern 'uniform'"),
         (["run", "--request-rate", "0"], "0 to 0 requests per second for 100 s; numbers above 0"),
         (["run", "--cluster", "c.toml", "--shard-set", "d"], "--cluster and --shard-set were both"),
+        (["run", "--window", "0"], "windows of 0 s; 0.1 to 3600"),
+        (["run", "--faults", "storm"], "--faults storm: neither a file nor a scenario"),
+        (["run", "--cluster", "c.toml", "--replicas", "2"], "--replicas is of servers that are"),
+        (["run", "README.md"], "README.md is not a trace"),
+        (["capacity", "--first-rate", "0"], "--first-rate 0: above 0"),
+        (["capacity", "README.md"], "README.md is not a trace"),
+        (["capacity", "--resume", "a", "--output", "b"], "--resume and --output were both given"),
+        (["capacity", "--resume", "nothing"], "nothing does not exist"),
         (["compare", "a.json", "b.json"], "a.json does not exist; a report.json"),
         (["report", "nothing"], "nothing does not exist"),
     ],

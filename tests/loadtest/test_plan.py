@@ -1,107 +1,179 @@
-"""Schedules: the rate that was asked for, in the pattern that was asked for, the same each time."""
+"""Plans of clusters: the fewest servers that fit, by figures that are said."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from typer.testing import CliRunner
 
+pytest.importorskip("hdrh")
+
+from cluster import ModelFiles
 from dlm.errors import ConfigError
-from loadtest.plan import CONSTANT, GAMMA, POISSON, Load, Segment, arrivals, schedule, shuffled
+from dlm.index.describe import server_mib
+from loadtest.capacity import Limits, Point, build_capacity, write_capacity
+from loadtest.cli import app
+from loadtest.plan import (
+    MOST_REPLICAS,
+    Costs,
+    Model,
+    Traffic,
+    Wishes,
+    assumptions,
+    costs_of,
+    fitting,
+    heaviest_share,
+    model_of,
+    model_of_counts,
+    traffic_of,
+)
+from loadtest.report import Report
+from loadtest.routes import Slotted, routes
+from loadtest.session import read_report
 from loadtest.trace import Trace
 
-
-def gaps(load: Load, count: float) -> NDArray[np.float64]:
-    """Times between arrivals of utterances with so many requests."""
-    return np.diff(arrivals(load, count, 1.0, np.random.default_rng(5)))
+GIB = float(1 << 30)
+COSTS = Costs(500.0, 1.5, 30.0, 8.0, "t.parquet", "a machine")
 
 
-@pytest.mark.parametrize(
-    ("pattern", "smoothness", "spread"),
-    [(CONSTANT, 1.0, 0.0), (POISSON, 1.0, 1.0), (GAMMA, 0.25, 2.0), (GAMMA, 4.0, 0.5)],
-)
-def test_arrivals_have_the_rate_and_the_spread_of_their_pattern(
-    pattern: str, smoothness: float, spread: float
+def even(shards: int) -> Traffic:
+    """Five messages per second of audio and one more per shard, in equal parts."""
+    return Traffic(5.0 + shards, 1 / shards, 30.0)
+
+
+@pytest.mark.parametrize("streams", [1, 60, 400, 3000])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("memory", [2.0, 5.0, 40.0])
+def test_no_smaller_cluster_fits(streams: float, replicas: int, memory: float) -> None:
+    """Of all numbers of shards and replicas."""
+    wishes = Wishes(streams, memory * GIB, replicas=replicas)
+    model = Model("m", 10**9, round(12 * GIB), round(0.5 * GIB), 1.01)
+    found = fitting(wishes, model, COSTS, even, 7.0)
+
+    def fits(shards: int, count: int) -> bool:
+        busiest = streams * (5.0 + shards) / shards * 500e-6
+        enough = busiest / count <= 0.75 and (count == 1 or busiest / (count - 1) <= 1)
+        return enough and model.server_bytes(shards, 1) <= memory * GIB
+
+    sizes = [
+        (shards * count, shards)
+        for shards in range(1, 33)
+        for count in range(replicas, MOST_REPLICAS + 1)
+        if fits(shards, count)
+    ]
+    assert (found.servers, found.shards) == min(sizes)
+    assert found.server_bytes == model.server_bytes(found.shards, 1)
+    assert found.messages_per_s == pytest.approx(streams * (5 + found.shards))
+    assert found.server_cores == pytest.approx(found.messages_per_s * 500e-6)
+    assert found.client_cores == pytest.approx(streams * 7.0 * 1.5e-3)
+
+
+def test_what_fits_nowhere_is_told_why() -> None:
+    """Memory for what every server holds; traffic that one pair of words brings."""
+    wishes = Wishes(10, 1.0 * GIB)
+    with pytest.raises(ConfigError, match=r"each holds the 1- and 2-grams, 2 GiB; 1 GiB are given"):
+        fitting(wishes, Model("m", 1, 1, round(2 * GIB)), COSTS, even, 1.0)
+    wishes = Wishes(1e6, GIB)
+    with pytest.raises(ConfigError, match="no cluster of up to 256 shards with 32 replicas takes"):
+        fitting(wishes, Model("m", 1, 1, 1), COSTS, lambda shards: Traffic(5.0, 0.5, 1.0), 1.0)
+    with pytest.raises(ConfigError, match="--streams 0"):
+        Wishes(0, GIB)
+
+
+def test_the_heaviest_slot_bounds_how_far_shards_help() -> None:
+    """Half of the queries have one slot: the busiest shard has half of the messages for ever."""
+    count = 1000
+    slot = np.where(np.arange(count) % 2 == 0, 4000, np.arange(count))
+    slotted = Slotted(
+        np.arange(count), np.ones(count, np.int64), np.arange(count), slot,
+        np.ones(count, np.int64), np.zeros(count, np.int64),
+    )  # fmt: skip
+    assert heaviest_share(slotted) == 0.5
+    traffic = traffic_of(slotted, 100.0)
+    assert traffic(1) == Traffic(10.0, 1.0, 1.0)
+    assert traffic(64).busiest_share == 0.5
+    texts = assumptions(COSTS, traffic(64), 0.5, estimated=False, counted=True)
+    assert "50 % of the queries" in " ".join(texts)
+    assert "beyond 2 shards, only replicas help" in " ".join(texts)
+
+
+def test_a_shard_set_says_its_own_sizes(files: ModelFiles) -> None:
+    """As `dlm info --helm` sizes a server."""
+    model = model_of(files.directory)
+    shards = [one.bytes for one in files.manifest.files if one.kind == "shard"]
+    assert model.shards == sum(shards)
+    assert model.ngrams == sum(files.manifest.counts)
+    assert model.server_bytes(2, 3) / (1 << 20) == pytest.approx(
+        server_mib(files.manifest, 3), abs=1
+    )
+
+
+def test_counts_become_bytes() -> None:
+    """Every order, or all together; compact is smaller."""
+    exact = model_of_counts("200k,2M,1.5M", "exact")
+    assert exact.ngrams == 3_700_000
+    assert exact.common == pytest.approx(2.2e6 * 10.7)
+    assert exact.shards == pytest.approx(1.5e6 * 7.0)
+    assert model_of_counts("200k,2M,1.5M", "compact").shards < exact.shards
+    assert model_of_counts("4G", "exact").ngrams == 4 * 10**9
+    for text in ("", "many", "0", "5,-1", "5T"):
+        with pytest.raises(ConfigError, match="is not a number of n-grams"):
+            model_of_counts(text, "exact")
+    with pytest.raises(ConfigError, match="exact or compact"):
+        model_of_counts("5M", "zip")
+
+
+def test_costs_are_those_of_a_capacity_report(results: Path, tmp_path: Path) -> None:
+    """Of its knee; without one it says so."""
+    report: Report = read_report(results)
+    knee = Point(
+        *(40.0, 40.0, 40.0, 8.0, 50.0, 6.0, 20.0, 1.0, 2.0, 0.1, 0.0, 0.1, 0.1, 0.2),
+        *(0.15, 0.15, 450.0, 10.0, "", ""),
+    )
+    write_capacity(tmp_path, build_capacity({}, Limits(), [knee], "found", report))
+    found = costs_of(tmp_path)
+    assert found.server_us_per_message == 450.0
+    assert found.client_ms_per_request == pytest.approx(2.0)  # 10 ms x 8 s of audio / 40 requests
+    assert found.trace == report["trace"]["name"]
+    assert "at 40 requests/s" in found.measured
+    write_capacity(tmp_path, build_capacity({}, Limits(), [], "interrupted", None))
+    with pytest.raises(ConfigError, match="has no rate that went well"):
+        costs_of(tmp_path)
+    assert costs_of(None).server_us_per_message > 0
+
+
+def test_the_command_prints_a_plan_and_what_it_assumes(
+    files: ModelFiles, trace_file: Path, trace: Trace
 ) -> None:
-    """The coefficient of variation of a gamma distribution is 1 / sqrt(shape)."""
-    found = gaps(Load((Segment(9000, 20.0, 20.0),), 0, pattern, smoothness), 10.0)
-    assert found.mean() == pytest.approx(0.5, rel=0.05)
-    assert found.std() / found.mean() == pytest.approx(spread, abs=0.08)
-
-
-def test_a_ramp_offers_what_its_rate_sums_to() -> None:
-    """10 to 30 per second over 100 s: a quarter of the time, (10 + 15) / 2 x 25 requests; the
-    inverse of the integral against one by numbers."""
-    load = Load((Segment(100, 10, 30), Segment(50, 30, 5)), 0, CONSTANT)
-    times = arrivals(load, 1.0, 0.0 + 1e-9, np.random.default_rng(0))
-    assert np.count_nonzero(times < 25) == pytest.approx(12.5 * 25, abs=1.5)
-    assert len(times) == pytest.approx(2000 + 875, abs=2)
-    assert (np.diff(times) > 0).all()
-    grid = np.linspace(0, 150, 300_001)
-    offered = np.concatenate([[0], np.cumsum([load.rate_at(t) for t in grid[:-1]]) * 0.0005])
-    assert times[1000] == pytest.approx(np.interp(1001, offered, grid), abs=0.01)
-
-
-def test_requests_come_at_their_audio_times_in_whole_utterances(trace: Trace) -> None:
-    """Sorted, from the warm-up on, at the rate; and the shares of processes make up the whole."""
-    load = Load((Segment(200, 50, 50),), warmup_s=5)
-    plan = schedule(trace, load, seed=1)
-    assert (np.diff(plan.due_s) >= 0).all()
-    assert plan.due_s[0] >= -5
-    assert plan.due_s[-1] < 200
-    measured = plan.due_s >= 0
-    assert np.count_nonzero(measured) / 200 == pytest.approx(50, rel=0.1)
-    first_seconds = np.count_nonzero((plan.due_s >= -5) & (plan.due_s < 15)) / 20
-    assert first_seconds == pytest.approx(50, rel=0.35)  # stationary: no ramp of its own
-    for stream in np.unique(plan.stream)[50:60]:
-        mine = plan.stream == stream
-        requests = plan.request[mine]
-        (number,) = set(trace.utterance[requests].tolist())
-        assert requests.tolist() == list(range(*trace.first_request[number : number + 2].tolist()))
-        begins = plan.due_s[mine] - trace.at_s[requests]
-        assert begins == pytest.approx(begins[0])
-    parts = [plan.share(index, 3) for index in range(3)]
-    assert sum(len(part) for part in parts) == len(plan)
-    assert not set(parts[0].stream.tolist()) & set(parts[1].stream.tolist())
-    again = schedule(trace, load, seed=1)
-    assert (again.due_s == plan.due_s).all()
-    assert (schedule(trace, load, seed=2).due_s[:50] != plan.due_s[:50]).any()
-
-
-def test_every_utterance_comes_before_any_comes_again() -> None:
-    """So that averages over a run are those of the trace."""
-    drawn = shuffled(5, 23, np.random.default_rng(0))
-    assert [sorted(drawn[at : at + 5].tolist()) for at in (0, 5, 10, 15)] == [[*range(5)]] * 4
-
-
-def test_rates_of_steps_and_ramps() -> None:
-    """By time; after the end, the last."""
-    load = Load((Segment(10, 5, 5), Segment(10, 10, 20)))
-    assert [load.rate_at(t) for t in (-3, 0, 9.9, 10, 15, 99)] == [5, 5, 5, 10, 15, 20]
-    assert (load.seconds, load.is_open, Load(load.segments, 4).is_open) == (20, True, False)
+    """As text, and as JSON with the same figures."""
+    line = ["plan", "--streams", "500", "--trace", str(trace_file)]
+    model = ["--model", str(files.directory)]
+    done = CliRunner().invoke(app, [*line, *model])
+    assert done.exit_code == 0, done.output
+    assert "memory of a server" in done.stdout
+    assert "only replicas help" in " ".join(done.stdout.split())
+    made = json.loads(CliRunner().invoke(app, [*line, *model, "--json"]).stdout)
+    cluster = made["cluster"]
+    counted = traffic_of(routes(trace, files.directory), trace.audio_s)(cluster["shards"])
+    assert cluster["messages_per_s"] == pytest.approx(500 * counted.messages_per_audio_s)
+    assert cluster["servers"] == cluster["shards"] * cluster["replicas"]
+    assert made["assumptions"]
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("arguments", "says"),
     [
-        ({"pattern": "uniform"}, "arrival pattern 'uniform'"),
-        ({"segments": ()}, "without a duration"),
-        ({"segments": (Segment(1, 0, 1),)}, "numbers above 0"),
-        ({"segments": (Segment(float("nan"), 1, 1),)}, "numbers above 0"),
-        ({"smoothness": 2.0}, "of --arrival-pattern gamma alone"),
-        ({"pattern": GAMMA, "smoothness": 0.0}, "expected 0.01"),
-        ({"warmup_s": -1.0}, "numbers from 0"),
+        ([], "--model DIR or --ngrams COUNTS is expected"),
+        (["--model", "m", "--ngrams", "5M"], "--model DIR or --ngrams COUNTS is expected"),
+        (["--ngrams", "5M", "--costs", "none"], "none does not exist"),
+        (["--ngrams", "5M", "--trace", "loadtest/traces/ctc.parquet"], "asks for context blocks"),
     ],
 )
-def test_loads_that_cannot_be_are_refused(changed: dict[str, object], message: str) -> None:
-    """Before anything runs."""
-    with pytest.raises(ConfigError, match=message):
-        Load(**{"segments": (Segment(1, 1, 1),), **changed})  # type: ignore[arg-type]
-
-
-def test_what_cannot_be_planned_is_refused(trace: Trace) -> None:
-    """A closed loop, and more than memory holds."""
-    with pytest.raises(ConfigError, match="has no schedule"):
-        schedule(trace, Load((Segment(1, 1, 1),), 2), 0)
-    with pytest.raises(ConfigError, match="50,000,000 at most"):
-        schedule(trace, Load((Segment(1e6, 100, 100),)), 0)
+def test_what_is_missing_is_said(arguments: list[str], says: str) -> None:
+    """Before anything is computed."""
+    done = CliRunner().invoke(app, ["plan", "--streams", "5", *arguments])
+    assert isinstance(done.exception, ConfigError)
+    assert says in str(done.exception)

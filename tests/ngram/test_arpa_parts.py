@@ -107,6 +107,12 @@ def test_a_folder_without_index_is_refused(folder: Path) -> None:
         ArpaReader(folder)
 
 
+def test_a_shard_set_is_refused_with_the_command_that_makes_it_a_file() -> None:
+    """It is no folder of parts that somebody waits for."""
+    with pytest.raises(ArpaError, match=r"found a shard set.*dlm export .*exact-2"):
+        ArpaReader(Path(__file__).parents[2] / "shards/tiny/exact-2")
+
+
 def test_a_missing_part_is_named(folder: Path) -> None:
     """Before anything is read."""
     part = next((folder / "run-1/order=2").glob("part-2*"))

@@ -91,7 +91,7 @@ def test_a_heavy_slot_stands_alone() -> None:
 @pytest.mark.parametrize("shards", [0, -3, MAX_SHARDS + 1])
 def test_a_number_of_shards_out_of_range_is_refused(shards: int) -> None:
     """With the range."""
-    with pytest.raises(ConfigError, match="1 to 4096"):
+    with pytest.raises(ConfigError, match="1 to 4,096"):
         check_shards(shards)
     with pytest.raises(ConfigError):
         balanced_slot_table(np.zeros(SLOTS, np.int64), shards)

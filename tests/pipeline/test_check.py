@@ -15,7 +15,7 @@ pytest.importorskip("dp_accounting", reason="pip install -e '.[train]'")
 from dlm.errors import ArpaError, ConfigError, DlmError, FormatError, PrivacyError
 from dlm.federated.provenance import Provenance
 from dlm.federated.recorded import write_recorded
-from dlm.pipeline.check import check, voids
+from dlm.pipeline.check import check, check_users, voids
 from dlm.pipeline.settings import PipelineSettings
 from estimate.merge_models import normalised_model
 from pipeline.runs import WORDS, people
@@ -89,7 +89,7 @@ TEXT = 'text = "public.txt"'
         (topology("cut.arpa"), ArpaError, "truncated"),
         (topology("other.arpa"), ConfigError, "none of the words of inputs.whitelist"),
         (swap("[unigrams]", 'user_column = "id"\n[unigrams]'), FormatError, "not once 'id'"),
-        (swap('public = "the tests"', ""), PrivacyError, r"Set \[inputs\] public to the name"),
+        (swap('public = "the tests"', ""), PrivacyError, r"set \[inputs\] public to the name"),
     ],
 )
 def test_what_cannot_end_well_is_refused_before_users_are_counted(
@@ -99,6 +99,21 @@ def test_what_cannot_end_well_is_refused_before_users_are_counted(
     with pytest.raises(error, match=said):
         check(settings(home, change))
     assert not (home / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (swap("report_goal = 40", "report_goal = 1800"), "[unigrams] report_goal"),
+        (swap("report_goal = 20", "report_goal = 300"), "[federate.sampling] report_goal"),
+    ],
+)
+def test_rounds_that_users_cannot_fill_are_refused(home: Path, change: Change, named: str) -> None:
+    """By the check alone, with the settings to change."""
+    assert check_users(settings(home, lambda text: text)) == 170
+    with pytest.raises(ConfigError, match="170 users") as raised:
+        check_users(settings(home, change))
+    assert any(named in note for note in raised.value.__notes__)
 
 
 def test_a_topology_without_a_guarantee_is_told_of_at_once(home: Path) -> None:

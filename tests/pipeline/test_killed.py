@@ -51,13 +51,13 @@ def test_killed_anywhere_it_ends_in_the_same_bytes(tmp_path: Path, dlm: Run) -> 
         stopped = dlm(folder, "pipeline", "p.toml", killed=(where, count, when))
         assert stopped.returncode == -signal.SIGKILL, (where, stopped.stderr)
         assert done_stages(folder) == STAGES[:done], where
-        assert stopped.stderr.count("done before, and not repeated") <= done
+        assert stopped.stderr.count("already done, skipped") <= done
         assert not (folder / "out/privacy.md").exists()
         # Users' text goes as soon as no stage is left that reads it.
         assert done < 3 or not (folder / "out/users.store").exists(), where
     last = dlm(folder, "pipeline", "p.toml")
     assert last.returncode == 0, last.stderr
-    assert last.stderr.count("done before, and not repeated") == len(STAGES)
+    assert last.stderr.count("already done, skipped") == len(STAGES)
     assert not (folder / "out/users.store").exists()
     assert not (folder / "out/counts.tsv.work").exists()
     assert not (folder / "out/distilled.work").exists()
@@ -85,5 +85,5 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
         timeout=WAIT_S,
     )
     assert stopped.returncode == 130, stopped.stderr
-    assert "this goes on: dlm pipeline p.toml" in stopped.stderr
+    assert "To resume, run: dlm pipeline p.toml" in stopped.stderr
     assert done_stages(folder) == []

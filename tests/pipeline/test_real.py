@@ -47,7 +47,7 @@ def real(tmp_path_factory: pytest.TempPathFactory, dlm: Run) -> Path:
         assert stopped.returncode == -signal.SIGKILL, stopped.stderr
     whole = dlm(folder, "pipeline", "p.toml")
     assert whole.returncode == 0, whole.stderr
-    assert "stage 2 of 7, unigrams: done before, and not repeated" in whole.stderr
+    assert "stage 2 of 7, unigrams: already done, skipped" in whole.stderr
     assert "stage 3 of 7, federate, goes on" in whole.stderr
     assert "(epsilon = " in whole.stdout
     # Times would tell how much users wrote.
@@ -91,13 +91,27 @@ def test_a_finished_pipeline_repeats_nothing(real: Path) -> None:
     before = results(real)
     again = pipeline(real)
     assert again.exit_code == 0, again.exception
-    assert again.stderr.count("done before, and not repeated") == len(STAGES)
+    assert again.stderr.count("already done, skipped") == len(STAGES)
     assert results(real) == before
     look = pipeline(real, "--check")
     assert look.exit_code == 0, look.exception
     assert [line.split()[1:3] for line in look.stdout.splitlines()[:7]] == [
         [name, "done"] for name in STAGES
     ]
+    facts = json.loads(pipeline(real, "--check", "--json").stdout)
+    assert [(one["stage"], one["state"]) for one in facts["stages"]] == [
+        (name, "done") for name in STAGES
+    ]
+
+
+def test_the_folder_stands_for_its_model_and_its_report(real: Path) -> None:
+    """`privacy verify` and `privacy compose` take it as they take the folder of any run."""
+    told = CliRunner().invoke(app, ["privacy", "verify", str(real / "out")])
+    assert told.exit_code == 3, told.exception
+    assert "(epsilon = " in told.output
+    composed = CliRunner().invoke(app, ["privacy", "compose", str(real / "out")])
+    assert composed.exit_code == 0, composed.exception
+    assert "together: (epsilon = " in composed.output
 
 
 def test_the_report_for_programs_and_one_process_at_a_time(real: Path) -> None:
@@ -205,7 +219,7 @@ def test_a_record_that_was_removed_is_missed(tmp_path: Path, real: Path) -> None
 @pytest.mark.parametrize(
     ("edits", "kind", "message"),
     [
-        ([("p.toml", PUBLIC, "")], PrivacyError, "nobody says that no user's text is in it"),
+        ([("p.toml", PUBLIC, "")], PrivacyError, "has no privacy record"),
         ([("p.toml", "users.tsv", "gone.tsv")], ConfigError, "inputs.users: .*gone.tsv does not"),
         (
             [

@@ -122,7 +122,7 @@ def test_wordpieces_stand_between_words_and_the_network(tmp_path: Path) -> None:
         ("[federate.run]", '[federate.data]\nvocabulary = "x"\n[federate.run]', "whitelist; leave"),
         ("rounds = 4", "rounds = 4\nseed = 3", r"\[run\] seed; leave it out"),
         ("rounds = 4\n", "", r"\[federate.run\] lacks rounds"),
-        ("[federate.run]", "[prune]\n[federate.run]", "give one of a threshold"),
+        ("[federate.run]", "[prune]\n[federate.run]", "give one of --threshold"),
         ("[federate.run]", "[shard]\nshards = 0\n[federate.run]", "0 shards"),
         ("[federate.run]", "[shard]\nbits = 6\n[federate.run]", "--encoding compact"),
         ("[federate.run]", "[distill]\nsamples = 0\n[federate.run]", "1 to 1e"),

@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 
 from cluster import WAIT_S
+from dlm.index.search.shard import FoundBlocks
 from dlm.ngram.backoff import DictModel
 from dlm.ngram.partition import slots_of
 from dlm.ngram.query import Answers, QueryGroups, StoredWords
@@ -34,9 +35,13 @@ class GatedShard:
         self.calls = 0
         self.fault: Exception | None = None
 
-    def score(self, groups: QueryGroups) -> Answers:
+    def score_owned(self, *asked: Any) -> Any:
         """As the real one, after the gate; raises `fault` where one is set."""
         self._pass()
+        return self._shard.score_owned(*asked)
+
+    def score(self, groups: QueryGroups) -> Answers:
+        """As the real one, without waiting."""
         return self._shard.score(groups)
 
     def stored_words(self, *asked: Any) -> StoredWords:
@@ -44,9 +49,9 @@ class GatedShard:
         self._pass()
         return self._shard.stored_words(*asked)
 
-    def stored_totals(self, *asked: Any) -> Any:
+    def find_blocks(self, *asked: Any) -> FoundBlocks:
         """As the real one, without waiting."""
-        return self._shard.stored_totals(*asked)
+        return self._shard.find_blocks(*asked)
 
     def _pass(self) -> None:
         self.calls += 1

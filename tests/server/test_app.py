@@ -22,6 +22,7 @@ from dlm.server.process import Process
 from dlm.server.ready import Notice
 from dlm.server.service import ShardService
 from dlm.wire import codec
+from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import Reason
 from server.calls import Asked, Caller, GatedShard, forget, outcome, outcome_of
 
@@ -46,11 +47,11 @@ def test_a_worker_beats_from_its_event_loop_until_it_ends(sharded, monkeypatch):
         await asyncio.wait_for(ready.wait(), WAIT_S)
         while "READY" not in states:
             await asyncio.sleep(0.001)
-        server.service._enter()
+        server.service.admission.enter()
         server.post(Event.STOP)
         while "DRAINING" not in states:
             await asyncio.sleep(0.001)
-        server.service._leave()
+        server.service.admission.leave()
         return await running
 
     assert asyncio.run(main()) == 0
@@ -246,18 +247,19 @@ def test_shard_beyond_the_set_is_refused(sharded):
 
 def test_warm_up_meets_the_kernels_with_the_arrays_of_traffic(sharded):
     """No signature is compiled after the warm-up: the first client waits for no compiler."""
-    from dlm.index.search import kernels as search
+    from dlm.index.search import owned_kernels as search
     from dlm.server import kernels as checks
 
     shard = Shard.open(sharded.directory, 0)
     service = ShardService(shard, ServerConfig())
     for data in warm_up_messages(shard):
         service.warm_up(data)
-    before = [len(k.signatures) for k in (search.score_groups, checks.first_fault)]
+    ours = (search.score_owned, checks.first_fault, checks.count_orders)
+    before = [len(k.signatures) for k in ours]
     asked = sharded.questions.ask(np.random.default_rng(5), 0)
     request = codec.decode_score_request(asked.data, max_queries=1000)
-    service.check(request.groups)
-    reply = codec.encode_score_reply(request, shard.score(request.groups))
-    sharded.questions.verify(0, asked, reply)
-    assert [len(k.signatures) for k in (search.score_groups, checks.first_fault)] == before
+    service.answerer.check(request.groups)
+    message = codec.parse(pb.ScoreRequest(), asked.data)
+    sharded.questions.verify(0, asked, service.answerer.score(message, None).data)
+    assert [len(k.signatures) for k in ours] == before == [1, 1, 1]
     service.close()

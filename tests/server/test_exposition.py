@@ -29,6 +29,7 @@ from cluster import ROOT, WAIT_S, free_ports, until
 from dlm.errors import ConfigError
 from dlm.index.search.shard import Shard
 from dlm.server import exposition
+from dlm.server.answers import orders_of
 from dlm.server.app import ShardServer
 from dlm.server.collector import Served, ServerCollector
 from dlm.server.config import ServerConfig
@@ -370,7 +371,7 @@ def test_histograms_are_cumulative_and_end_with_the_count() -> None:
     metrics = ServerMetrics()
     orders = np.array([1, 3, 3], np.uint8)
     for queries in (1, 2, 3, 100_000):
-        metrics.answered(queries, orders[:queries], 1e-5, 0.0, 9.0, 0.0)
+        metrics.answered(queries, orders_of(orders[:queries]), 1e-5, 0.0, 9.0, 0.0)
     registry = CollectorRegistry()
     registry.register(ServerCollector(lambda: [served(metrics)], Process(4, 5)))
     labels = {"model": "a" * 12, "shard_set": "b" * 12, "shard": "2", "worker": "4"}

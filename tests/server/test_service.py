@@ -21,8 +21,7 @@ from cluster import WAIT_S, until
 from dlm import __version__
 from dlm.errors import ProtocolError
 from dlm.index.build import build_shard_set
-from dlm.index.search import shard as search
-from dlm.server import service
+from dlm.server import answers
 from dlm.server.config import ServerConfig
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb
@@ -541,15 +540,15 @@ def test_bad_download_is_refused_with_its_reason(sharded, callers, changes, reas
 def test_downloads_beyond_the_limit_are_refused(sharded, gated):
     """While one is being read a second is refused, and afterwards taken."""
     _, server, caller = gated(max_downloads=1)
-    service = server.server.service
-    gate, entered, read = threading.Event(), threading.Event(), service._read_chunk
+    downloads = server.server.service.downloads
+    gate, entered, read = threading.Event(), threading.Event(), downloads.read_chunk
 
     def waiting(*args):
         entered.set()
         assert gate.wait(WAIT_S)
         return read(*args)
 
-    service._read_chunk = waiting
+    downloads.read_chunk = waiting
     first = caller.download(download_request(sharded), timeout=WAIT_S)
     assert entered.wait(WAIT_S)
     second = caller.download(download_request(sharded), timeout=WAIT_S)
@@ -558,14 +557,14 @@ def test_downloads_beyond_the_limit_are_refused(sharded, gated):
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     gate.set()
     assert len(list(first)) == 1
-    until(lambda: service.metrics.downloads == 0)
+    until(lambda: server.server.service.metrics.downloads == 0)
     assert fetch(sharded, caller, pb.DOWNLOAD_FILE_VOCABULARY) != b""
 
 
 def test_file_that_shrank_is_internal_and_not_a_short_file(sharded, gated):
     """A file cut while it is served ends the download with an error."""
     _, server, caller = gated()
-    files = server.server.service._files
+    files = server.server.service.downloads.files
     descriptor, entry = files[pb.DOWNLOAD_FILE_VOCABULARY]
     longer = dataclasses.replace(entry, bytes=entry.bytes + 100)
     files[pb.DOWNLOAD_FILE_VOCABULARY] = (descriptor, longer)
@@ -606,16 +605,16 @@ def test_verify_notices_a_wrong_bit(sharded, callers):
         sharded.questions.verify(0, asked, reply.SerializeToString())
 
 
-def test_the_ids_of_a_message_are_checked_once(sharded, gated, monkeypatch) -> None:
-    """By the service, before it looks for slots; the search trusts it."""
-    _, _, caller = gated()
+def test_a_message_in_order_is_checked_and_searched_in_one_call(
+    sharded, gated, monkeypatch
+) -> None:
+    """What says where something is wrong looks at none but those where something is."""
+    shard, _, caller = gated()
     asked = sharded.questions.ask(np.random.default_rng(31), 0)
-    checks: list[int] = []
-    searches: list[dict[str, bool]] = []
-    check, run = service.kernels.check, search.run_kernel
-    monkeypatch.setattr(service.kernels, "check", lambda *a: checks.append(1) or check(*a))
-    monkeypatch.setattr(
-        search, "run_kernel", lambda *a, **more: searches.append(more) or run(*a, **more)
-    )
+    calls, looks = shard.calls, list[int]()
+    check = answers.kernels.check
+    monkeypatch.setattr(answers.kernels, "check", lambda *a: looks.append(1) or check(*a))
     sharded.questions.verify(0, asked, caller.score(asked.data, timeout=WAIT_S))
-    assert (len(checks), searches) == (1, [{"check_ids": False}])
+    assert (shard.calls - calls, len(looks)) == (1, 0)
+    assert outcome(caller.score, one(sharded, owned(sharded, 1))).reason is Reason.SLOT_NOT_OWNED
+    assert (shard.calls - calls, len(looks)) == (2, 1)

@@ -351,7 +351,7 @@ def test_what_cannot_be_is_refused(spark: Any, text: Path, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="no column 'text'; it has n"):
         run(tmp_path / "n.parquet", *out)
     with pytest.raises(ConfigError, match="is bigint, not text"):
-        run(tmp_path / "n.parquet", "--column", "n", *out)
+        run(tmp_path / "n.parquet", "--text-column", "n", *out)
     with pytest.raises(ConfigError, match="--executor-memory"):
         run(text, "--memory", "4G", *out)
     with pytest.raises(EstimationError, match="no line that can be counted"):

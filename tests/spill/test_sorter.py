@@ -375,7 +375,12 @@ print(resident("VmHWM") - before)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measured through /proc")
 @pytest.mark.parametrize(
     ("memory", "width", "threads"),
-    [(MEMORY, 4, 2), (MEMORY, 4, 1), (2 * MEMORY, 24, 2), (4 * MEMORY, 3, 3)],
+    [
+        (MEMORY, 4, 2),
+        (2 * MEMORY, 24, 2),
+        pytest.param(MEMORY, 4, 1, marks=pytest.mark.slow),
+        pytest.param(4 * MEMORY, 3, 3, marks=pytest.mark.slow),
+    ],
 )
 def test_peak_memory_stays_below_the_limit(
     tmp_path: Path, memory: int, width: int, threads: int

@@ -136,6 +136,34 @@ def test_reason_is_read_from_the_metadata():
     assert reason_of(grpc.RpcError()) is None
 
 
+@pytest.mark.parametrize(
+    ("details", "said"),
+    [
+        (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:34087: Failed "
+            "to connect to remote host: Connection refused",
+            "127.0.0.1:34087 gave no answer: connection refused",
+        ),
+        (
+            "failed to connect to all addresses; last error: UNAVAILABLE: ipv6:%5B::1%5D:1: "
+            "Endpoint closing",
+            "127.0.0.1:34087 gave no answer: endpoint closing",
+        ),
+        (
+            "failed to connect to all addresses; last error: FD Shutdown",
+            "127.0.0.1:34087 gave no answer: FD Shutdown",
+        ),
+        ("Socket closed", "127.0.0.1:34087 gave no answer: UNAVAILABLE: Socket closed"),
+        ("", "127.0.0.1:34087 gave no answer: UNAVAILABLE: "),
+    ],
+)
+def test_where_nobody_is_the_cause_is_said_once(details, said):
+    """gRPC says three times that it could not connect, and where."""
+    error = FakeRpcError(grpc.StatusCode.UNAVAILABLE)
+    error.details = lambda: details
+    assert str(error_from_rpc(error, where="127.0.0.1:34087")) == said
+
+
 def test_a_connection_that_was_not_made_comes_with_advice():
     """Where gRPC's words say what is wrong; not for a connection that broke later."""
     failed = "failed to connect to all addresses; last error: "

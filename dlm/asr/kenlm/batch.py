@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dlm.asr.kenlm.opened import OpenedModel
 from dlm.asr.kenlm.state import KenlmState
-from dlm.asr.kenlm.table import StepTable
+from dlm.asr.kenlm.table import ModelTable, StepTable
 from dlm.client.utterance import States
 from dlm.errors import QueryError
 
@@ -45,7 +45,12 @@ class Extended:
 class NextStates:
     """The states after K states and W words; `after[k, w]` is one, made when it is asked for."""
 
-    def __init__(self, table: StepTable, model: OpenedModel, states: States | Extended) -> None:
+    def __init__(
+        self,
+        table: ModelTable,
+        model: OpenedModel,
+        states: States | Extended | NDArray[np.uint32],
+    ) -> None:
         self._table, self._model, self._states = table, model, states
 
     @property
@@ -56,6 +61,10 @@ class NextStates:
     def __getitem__(self, at: tuple[int, int]) -> KenlmState:
         k, w = at
         states = self._states
+        if isinstance(states, np.ndarray):
+            made = KenlmState()
+            made._table, made._row = self._table, int(states[k, w])
+            return made
         words = states.words_of(k, w) if isinstance(states, Extended) else states[k, w]._words[::-1]
         made = KenlmState()
         made._table, made._row = self._model.entered(self._table, words)
@@ -82,19 +91,21 @@ def score_batch(
         ids = np.array([list(map(find, row)) for row in words], np.uint32)
     else:
         ids = np.fromiter(map(find, words), np.uint32, len(words))
-    if not table.is_whole:
+    if isinstance(table, StepTable) and not table.is_whole:
         found = table.utterance.extend(table.states(rows), ids)
         model.count_asked(found.source)
         return found.log10_prob, NextStates(table, model, found.states)
     ids = np.atleast_2d(ids)
-    log10_prob, reach = table.score_rows(rows, ids)
+    log10_prob, after = table.score_rows(rows, ids)
     model.counts.queries += log10_prob.size
-    return log10_prob, NextStates(table, model, Extended(table, rows, ids, reach))
+    if isinstance(table, StepTable):
+        return log10_prob, NextStates(table, model, Extended(table, rows, ids, after))
+    return log10_prob, NextStates(table, model, after)
 
 
 def _rows_of(
     model: OpenedModel, states: Sequence[KenlmState]
-) -> tuple[StepTable, NDArray[np.int64]]:
+) -> tuple[ModelTable, NDArray[np.int64]]:
     """The rows of states in one table."""
     while True:
         table = model.table

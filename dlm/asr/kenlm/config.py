@@ -6,7 +6,11 @@ from dlm.client import ClientConfig
 
 
 class KenlmLoadMethod:
-    """How KenLM brings a binary file into memory. A shard set is always mapped."""
+    """How a model comes into memory. Servers' models are not brought there at all.
+
+    LAZY, POPULATE_OR_LAZY  files are mapped, and shared by processes; for models that are large
+    the others              unpacked into memory of the process's own, where that is free: quicker
+    """
 
     LAZY = 0
     POPULATE_OR_LAZY = 1
@@ -26,8 +30,10 @@ class ArpaComplaint:
 class KenlmConfig:
     """KenLM's `Config`, and one setting more.
 
-    load_method, arpa_complain  taken for compatibility; they change nothing
-    show_progress  whether it is said on standard error how far the sharding of an ARPA file is
+    load_method    whether a model in this process is unpacked, see `KenlmLoadMethod`
+    arpa_complain  taken for compatibility; it changes nothing
+    show_progress  whether standard error reports how far sharding an ARPA file is, and that kernels
+                   compile when a model is opened
     client         how servers are asked, a `ClientConfig`; None: as `ClientConfig(partial=True)`
     """
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from dlm.asr.kenlm import sentences
 from dlm.asr.kenlm.batch import NextStates, score_batch
-from dlm.asr.kenlm.config import KenlmConfig, WordScore
+from dlm.asr.kenlm.config import KenlmConfig, KenlmLoadMethod, WordScore
 from dlm.asr.kenlm.opened import OpenedModel, opened
 from dlm.asr.kenlm.state import KenlmState
-from dlm.asr.kenlm.table import NULL, ROW_MASK, StepTable
+from dlm.asr.kenlm.table import NULL, ROW_MASK, ModelTable
 from dlm.asr.kenlm.words import Words
 from dlm.asr.open import SCHEME
 from dlm.errors import DlmError
@@ -47,10 +47,13 @@ class KenlmModel:
             raise TypeError(f"config is a dlm.asr.kenlm.Config, not {type(config).__name__}")
         named = _bytes_of(path)
         self.path = named if named.startswith(SCHEME.encode()) else os.path.abspath(named)  # noqa: PTH100
-        self._client_config = config.client
+        self._config = config
         try:
             self._opened: OpenedModel = opened(
-                self.path, config.client, show_progress=config.show_progress
+                self.path,
+                config.client,
+                unpacks=config.load_method >= KenlmLoadMethod.POPULATE_OR_READ,
+                show_progress=config.show_progress,
             )
         except (DlmError, OSError) as exc:
             raise OSError(f"Cannot read model {os.fsdecode(named)!r} ({exc})") from exc
@@ -64,11 +67,9 @@ class KenlmModel:
         return f"<Model from {os.path.basename(self.path)!r}>"  # noqa: PTH119
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._client_config is None:
+        if vars(self._config) == vars(KenlmConfig()):
             return type(self), (self.path,)
-        config = KenlmConfig()
-        config.client = self._client_config
-        return type(self), (self.path, config)
+        return type(self), (self.path, self._config)
 
     def __contains__(self, word: str | bytes) -> bool:
         """Whether the vocabulary has a word; the unknown word is not one. Asks no server."""
@@ -147,7 +148,7 @@ class KenlmModel:
         return WordScore(log10_prob, length, found == UNK_ID)
 
     @staticmethod
-    def _write(state: KenlmState, table: StepTable, row: int) -> None:
+    def _write(state: KenlmState, table: ModelTable, row: int) -> None:
         if not isinstance(state, KenlmState):
             raise _no_state(state, state)
         state._table, state._row = table, row

@@ -14,34 +14,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.asr.kenlm.state import KenlmState, PickledStates
-from dlm.asr.kenlm.table import NEEDS_SHARD, NULL, ModelCounts, StepTable
+from dlm.asr.kenlm.table import NEEDS_SHARD, NULL, ModelCounts, ModelTable, StepTable
+from dlm.asr.kenlm.unpacked import UnpackedTable, fits, unpack
 from dlm.asr.open import SCHEME, open_model
 from dlm.client import ClientConfig
+from dlm.client.utterance import FULL_KIND
 from dlm.errors import DlmError, FamilyMismatch
 from dlm.ngram.query import PARTIAL
+from dlm.progress import Tell, compiling_notice
 from dlm.wire.secret import signature
 
+TOLD_NGRAMS = 10_000_000  # more take seconds to unpack, which is said beforehand
 LOOK_S = 1.0  # between two looks at which model new sentences are scored with
 
 _opened: weakref.WeakValueDictionary[tuple[Any, ...], OpenedModel] = weakref.WeakValueDictionary()
 
 
-def opened(named: bytes, config: ClientConfig | None, *, show_progress: bool) -> OpenedModel:
+def opened(
+    named: bytes, config: ClientConfig | None, *, unpacks: bool, show_progress: bool
+) -> OpenedModel:
     """The model of this name; the one that is open already, unless its file changed since.
 
+    Args
+        unpacks  whether a model that is here is unpacked, if there is room
     Raises  as `open_model`
     """
     text = os.fsdecode(named)
     stamp = None if text.startswith(SCHEME) else signature(Path(text))
-    key = (named, repr(stamp), repr(config))
+    key = (named, repr(stamp), repr(config), unpacks)
     found = _opened.get(key)
     if found is None:
-        found = _opened[key] = OpenedModel(named, config, show_progress=show_progress)
+        tell = _tell if show_progress else _silent
+        compiling_notice.use(tell)
+        found = _opened[key] = OpenedModel(named, config, unpacks, tell)
     return found
 
 
 def _tell(line: str) -> None:
     sys.stderr.write(f"dlm: {line}\n")
+
+
+def _silent(line: str) -> None:
+    pass
 
 
 class OpenedModel:
@@ -51,17 +65,29 @@ class OpenedModel:
         table  of the model in use
     """
 
-    def __init__(self, named: bytes, config: ClientConfig | None, *, show_progress: bool) -> None:
+    def __init__(
+        self, named: bytes, config: ClientConfig | None, unpacks: bool, tell: Tell
+    ) -> None:
         # A decoder cannot handle errors of servers: what no shard answers in time, 2-grams do.
         config = replace(ClientConfig(), partial=True) if config is None else config
-        self.client = open_model(named, config=config, tell=_tell if show_progress else None)
+        self.client = open_model(named, config=config, tell=tell)
         self.counts = ModelCounts()
+        self._mark = object()  # of its tables, which do not keep it alive
         utterance = self.client.utterance()
-        self.table = StepTable(utterance, self.counts, self)
-        self._is_fixed = utterance.local_model is not None and config.small is None
+        local = utterance.local_model
+        self._is_fixed = local is not None and utterance.family.kind == FULL_KIND
+        self.table: ModelTable
+        if local is not None and self._is_fixed and unpacks and fits(local):
+            ngrams = sum(local.manifest.counts)
+            if ngrams > TOLD_NGRAMS:
+                tell(f"unpacking {ngrams:,} n-grams into memory")
+            unpacked = unpack(local)
+            self.table = UnpackedTable(utterance, self.counts, self._mark, unpacked)
+        else:
+            self.table = StepTable(utterance, self.counts, self._mark)
         self._looked_s = time.monotonic()
 
-    def current(self) -> StepTable:
+    def current(self) -> ModelTable:
         """The table that a new sentence begins in: of the model that the client would use now."""
         if not self._is_fixed and time.monotonic() - self._looked_s > LOOK_S:
             self._look()
@@ -75,9 +101,9 @@ class OpenedModel:
             return  # the sentence begins on the model as it was, and its 2-grams answer
         if utterance.family != self.table.family:
             self.table.count()
-            self.table = StepTable(utterance, self.counts, self)
+            self.table = StepTable(utterance, self.counts, self._mark)
 
-    def resolve(self, state: KenlmState) -> tuple[StepTable, int]:
+    def resolve(self, state: KenlmState) -> tuple[ModelTable, int]:
         """The table and the row that a state goes on in.
 
         Raises
@@ -95,37 +121,43 @@ class OpenedModel:
             return self.table, NULL
         if other.family == self.table.family:
             return self.entered(self.table, other.words(state._row))
-        if not isinstance(other, PickledStates) and other.owner is self:
+        if not isinstance(other, PickledStates) and other.owner is self._mark:
             return other, state._row  # a sentence that began on the model before
         raise FamilyMismatch(
             f"a state of the model {other.family.model} was given to the model "
             f"{self.table.family.model}; scores of two models do not mix in a sentence"
         )
 
-    def entered(self, table: StepTable, words: tuple[int, ...]) -> tuple[StepTable, int]:
+    def entered(self, table: ModelTable, words: tuple[int, ...]) -> tuple[ModelTable, int]:
         """The row of a state with these ids, most recent first; and its table, which is another
         where this one is full."""
         row = table.row_of(words)
         return (table, row) if row >= 0 else self._renewed(table, words)
 
-    def _renewed(self, table: StepTable, words: tuple[int, ...]) -> tuple[StepTable, int]:
+    def _renewed(self, table: ModelTable, words: tuple[int, ...]) -> tuple[ModelTable, int]:
+        fresh = self.renew(table)
+        return fresh, fresh.row_of(words)
+
+    def renew(self, table: ModelTable) -> ModelTable:
+        """An empty table in place of one that is full."""
+        assert isinstance(table, StepTable)  # others are never full
         fresh = table.renewed()
         if table is self.table:
             self.table = fresh
-        return fresh, fresh.row_of(words)
+        return fresh
 
-    def ask(self, table: StepTable, row: int, word: int) -> tuple[StepTable, float, int]:
+    def ask(self, table: ModelTable, row: int, word: int) -> tuple[ModelTable, float, int]:
         """A step that the table alone did not know; the table that its answer is of."""
         while True:
             log10_prob, answer = table.step(table.address, row, word)
-            if answer == NEEDS_SHARD:
+            if answer == NEEDS_SHARD and isinstance(table, StepTable):
                 log10_prob, answer = table.ask(row, word)
             if answer >= 0:
                 return table, log10_prob, answer
             table, row = self._renewed(table, table.words(row))
 
     def count_asked(self, source: NDArray[np.uint8] | None, queries: int = 0) -> None:
-        """ModelCounts queries that went past the table.
+        """Counts queries that went past the table.
 
         Args
             source   whose answer each is; None: all are the full model's, and there are `queries`

@@ -14,9 +14,9 @@ from dlm.ngram.wordtable import PADDING, WordTable
 # What splits words: as `bytes.split`.
 _DELIMITERS = np.zeros(256, np.uint8)
 _DELIMITERS[list(b" \t\n\r\v\f")] = 1
-_PADDING = b"\n" + PADDING
+TEXT_PADDING = b"\n" + PADDING
 # Where the bytes of a bytes object begin; after them CPython puts one more, a zero.
-_IN_BYTES = bytes.__basicsize__ - 1
+IN_BYTES = bytes.__basicsize__ - 1
 
 
 class TextScorer:
@@ -39,19 +39,19 @@ class TextScorer:
         numbers[kernels.WORD_BYTES] = table.word_bytes.ctypes.data
         numbers[kernels.DELIMITERS] = _DELIMITERS.ctypes.data
         numbers[kernels.SCRATCH] = self._kept[-1].ctypes.data
-        self._address = numbers.ctypes.data
+        self.address = numbers.ctypes.data
         self._score: Callable[..., float] = kernels.score_sentence.compile()
         self._find: Callable[[int, int, int], int] = kernels.find_id.compile()
 
     def id_of(self, word: bytes) -> int:
         """The id of a word, 0 where the vocabulary lacks it."""
-        padded = word + _PADDING  # which this name keeps in its place
-        return self._find(self._address, id(padded) + _IN_BYTES, len(word))
+        padded = word + TEXT_PADDING  # which this name keeps in its place
+        return self._find(self.address, id(padded) + IN_BYTES, len(word))
 
     def score(self, text: bytes, bos: bool, eos: bool) -> float:
         """The sum of the scores of its words, TEXT_BYTES at most, in float64."""
-        padded = text + _PADDING
-        return self._score(self._address, id(padded) + _IN_BYTES, len(text), bos, eos)
+        padded = text + TEXT_PADDING
+        return self._score(self.address, id(padded) + IN_BYTES, len(text), bos, eos)
 
     def take_count(self) -> int:
         """Words scored since this was asked last."""

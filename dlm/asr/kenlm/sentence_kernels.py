@@ -10,7 +10,7 @@ from numba import carray, types
 from numba.extending import intrinsic
 
 from dlm.index.search.text.kernels import score_tokens
-from dlm.jit import kernel
+from dlm.jit import inlined, kernel
 from dlm.ngram.kernels import bytes_at, find_word, hash_word, prefetch, scan_word
 
 # Places in a description of a model, an array of int64.
@@ -54,40 +54,20 @@ ids_behind = _pointer_to(types.uint32)
 floats_behind = _pointer_to(types.float32)
 
 
-@kernel("int64, int64, int64, int64, int64", nogil=False)
-def score_sentence(model, text_at, size, bos, eos):  # type: ignore[no-untyped-def]
-    """The sum of the scores of a sentence's words, in double precision.
-
-    Args
-        model     address of a description
-        text_at   address of the text;  size  its bytes, TEXT_BYTES at most
-        bos, eos  1: it begins after <s>, its end is scored
-    Trusts
-        a delimiter after the text, and PAD_BYTES after that
-    """
+@inlined
+def read_words(model, text_at, size):  # type: ignore[no-untyped-def]
+    """Writes the ids of the words of a text from the beginning of the scratch on; how many."""
     model_ = numbers_behind(model)
     text = bytes_behind(text_at)
     slots, mask = words_behind(model_[SLOTS]), np.uint64(model_[SLOT_MASK])
     word_begin, word_bytes = numbers_behind(model_[WORD_BEGIN]), bytes_behind(model_[WORD_BYTES])
     delimiters = bytes_behind(model_[DELIMITERS])
-    order = model_[ORDER]
-    longest = max(order - 1, 0)
-    scratch = model_[SCRATCH]
-    words = carray(ids_behind(scratch), TOKENS)
-    reach = carray(bytes_behind(scratch + 4 * TOKENS), TOKENS)
-    log10_prob = carray(floats_behind(scratch + 8 * TOKENS), TOKENS)
-    rest = carray(bytes_behind(scratch + 12 * TOKENS), (3, TOKENS))
-    numbers = scratch + 16 * TOKENS
+    words = ids_behind(model_[SCRATCH])
+    numbers = model_[SCRATCH] + 16 * TOKENS
     begins, lengths = numbers_behind(numbers), numbers_behind(numbers + 8 * AT_ONCE)
     firsts = words_behind(numbers + 16 * AT_ONCE)
     hashes = words_behind(numbers + 24 * AT_ONCE)
     count = np.int64(0)
-    before = np.int64(0)
-    if bos:
-        words[0] = model_[BEGIN_ID]
-        reach[0] = 0
-        count = np.int64(1)
-        before = min(np.int64(1), longest)
     at = np.int64(0)
     while at < size:
         asked = np.int64(0)
@@ -110,13 +90,40 @@ def score_sentence(model, text_at, size, bos, eos):  # type: ignore[no-untyped-d
                 hashes[i],
             )  # fmt: skip
             words[count] = max(word, 0)
-            reach[count] = before
-            before = min(before + 1, longest)
             count += 1
+    return count
+
+
+@kernel("int64, int64, int64, int64, int64", nogil=False)
+def score_sentence(model, text_at, size, bos, eos):  # type: ignore[no-untyped-def]
+    """The sum of the scores of a sentence's words, in double precision.
+
+    Args
+        model     address of a description
+        text_at   address of the text;  size  its bytes, TEXT_BYTES at most
+        bos, eos  1: it begins after <s>, its end is scored
+    Trusts
+        a delimiter after the text, and PAD_BYTES after that
+    """
+    model_ = numbers_behind(model)
+    order = model_[ORDER]
+    longest = max(order - 1, 0)
+    scratch = model_[SCRATCH]
+    words = carray(ids_behind(scratch), TOKENS)
+    reach = carray(bytes_behind(scratch + 4 * TOKENS), TOKENS)
+    log10_prob = carray(floats_behind(scratch + 8 * TOKENS), TOKENS)
+    rest = carray(bytes_behind(scratch + 12 * TOKENS), (3, TOKENS))
+    count = read_words(model, text_at, size)
+    if bos:
+        for i in range(count, 0, -1):
+            words[i] = words[i - 1]
+        words[0] = model_[BEGIN_ID]
+        count += 1
     if eos:
         words[count] = model_[END_ID]
-        reach[count] = before
         count += 1
+    for i in range(count):
+        reach[i] = min(np.int64(i), longest)
     view = carray(numbers_behind(model_[VIEW]), model_[VIEW_PLACES])
     score_tokens(
         view, order, words[:count], reach[:count], log10_prob[:count], rest[0, :count],

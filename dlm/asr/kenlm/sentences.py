@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dlm.asr.kenlm.opened import OpenedModel
 from dlm.asr.kenlm.sentence_kernels import TEXT_BYTES
-from dlm.asr.kenlm.table import NULL, ROW_MASK, StepTable
+from dlm.asr.kenlm.table import NULL, ROW_MASK, ModelTable, StepTable
 from dlm.index.search.text.score import score_lines
 from dlm.ngram.query import Answers
 from dlm.ngram.vocab import UNK_ID
@@ -22,8 +22,8 @@ LENGTH_SHIFT = ROW_MASK.bit_length()
 
 
 def step(
-    model: OpenedModel, table: StepTable, row: int, word: int
-) -> tuple[float, int, StepTable, int]:
+    model: OpenedModel, table: ModelTable, row: int, word: int
+) -> tuple[float, int, ModelTable, int]:
     """log10 P of a word after a state, KenLM's ngram_length, and the next state."""
     log10_prob, answer = table.step(table.address, row, word)
     if answer < 0:
@@ -31,17 +31,25 @@ def step(
     return log10_prob, answer >> LENGTH_SHIFT, table, answer & ROW_MASK
 
 
-def _ids(table: StepTable, text: bytes) -> list[int]:
+def _ids(table: ModelTable, text: bytes, eos: bool) -> list[int]:
     find = table.ids.__getitem__
-    return [find(word.decode("utf-8", "surrogateescape")) for word in text.split()]
+    ids = [find(word.decode("utf-8", "surrogateescape")) for word in text.split()]
+    return [*ids, table.utterance.vocabulary.end_id] if eos else ids
 
 
 def score(model: OpenedModel, text: bytes, bos: bool, eos: bool) -> float:
     """The sum over the words of a sentence, in float64."""
     table = model.current()
-    if not table.is_whole or len(text) > TEXT_BYTES:
+    if len(text) > TEXT_BYTES:
         return float(score_many(model, [text], bos, eos)[0])
-    return table.scorer.score(text, bos, eos)
+    if table.is_whole:
+        return table.score(text, bos, eos)
+    if table.utterance.local_model is not None:
+        return float(score_many(model, [text], bos, eos)[0])
+    total = 0.0
+    for log10_prob in _served(model, table, _ids(table, text, eos), bos)[0]:
+        total += log10_prob
+    return total
 
 
 def full_scores(
@@ -49,15 +57,13 @@ def full_scores(
 ) -> Iterator[tuple[float, int, bool]]:
     """A tuple for each token; see `KenlmModel.full_scores`."""
     table = model.current()
-    ids = _ids(table, text)
-    unknown = [word == UNK_ID for word in ids] + [False] * eos
+    ids = _ids(table, text, eos)
+    unknown = [word == UNK_ID for word in ids]
     if eos:
-        ids.append(table.utterance.vocabulary.end_id)
+        unknown[-1] = False
     if not table.is_whole:
-        answers = _asked(model, table, ids, bos)
-        yield from zip(
-            answers.log10_prob.tolist(), answers.ngram_length.tolist(), unknown, strict=True
-        )
+        log10_probs, lengths = _served(model, table, ids, bos)
+        yield from zip(log10_probs, lengths, unknown, strict=True)
         return
     row = table.begin if bos else NULL
     for word, is_unknown in zip(ids, unknown, strict=True):
@@ -65,14 +71,42 @@ def full_scores(
         yield log10_prob, length, is_unknown
 
 
-def _asked(model: OpenedModel, table: StepTable, ids: list[int], bos: bool) -> Answers:
-    """Each word after those before it, in one call."""
+def _served(
+    model: OpenedModel, table: ModelTable, ids: list[int], bos: bool
+) -> tuple[list[float], list[int]]:
+    """log10 P and KenLM's ngram_length of each word after those before it.
+
+    What the table remembers is not asked again; from the first word on that it does not know, all
+    are asked in one call, and remembered.
+    """
+    assert isinstance(table, StepTable)
+    log10_probs: list[float] = []
+    lengths: list[int] = []
+    row = table.begin if bos else NULL
+    for word in ids:
+        log10_prob, answer = table.step(table.address, row, word)
+        if answer < 0:
+            break
+        log10_probs.append(log10_prob)
+        lengths.append(answer >> LENGTH_SHIFT)
+        row = answer & ROW_MASK
+    known = len(lengths)
+    if known < len(ids):
+        answers = _asked(table, ids, bos, known)
+        if not table.remember(row, ids[known:], answers):
+            model.renew(table)
+        log10_probs += answers.log10_prob.tolist()
+        lengths += answers.ngram_length.tolist()
+    return log10_probs, lengths
+
+
+def _asked(table: ModelTable, ids: list[int], bos: bool, known: int) -> Answers:
+    """Each word after those before it, but for the first ones, in one call."""
     begin = [table.utterance.vocabulary.begin_id] * bos
     whole, width = begin + ids, max(table.order - 1, 0)
-    contexts = [whole[max(end - width, 0) : end] for end in range(len(begin), len(whole))]
-    answers = table.utterance.score(contexts, ids)
-    model.count_asked(answers.source, len(ids))
-    return answers
+    ends = range(len(begin) + known, len(whole))
+    contexts = [whole[max(end - width, 0) : end] for end in ends]
+    return table.utterance.score(contexts, ids[known:])
 
 
 def score_many(
@@ -98,11 +132,11 @@ def score_many(
     return np.array(found)
 
 
-def distribution(model: OpenedModel, table: StepTable, row: int) -> NDArray[np.float32]:
+def distribution(model: OpenedModel, table: ModelTable, row: int) -> NDArray[np.float32]:
     """log10 P of every word after a state."""
     ids = np.arange(table.utterance.vocabulary_size, dtype=np.uint32)
     rows = np.array([row], np.int64)
-    if table.is_whole:
+    if not isinstance(table, StepTable) or table.is_whole:
         model.counts.queries += len(ids)
         scores, _ = table.score_rows(rows, ids[None])
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlm.asr.kenlm.table import NULL, StepTable
+from dlm.asr.kenlm.table import NULL, ModelTable
 from dlm.client.utterance import Family
 
 
@@ -16,7 +16,7 @@ class PickledStates:
         self._words = words
 
     def words(self, row: int) -> tuple[int, ...]:
-        """See `StepTable.words`."""
+        """See `ModelTable.words`."""
         return self._words
 
 
@@ -32,7 +32,7 @@ class KenlmState:
     __slots__ = ("_row", "_table")
 
     def __init__(self) -> None:
-        self._table: StepTable | PickledStates | None = None
+        self._table: ModelTable | PickledStates | None = None
         self._row = NULL
 
     def _words(self) -> tuple[int, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from dlm.asr.kenlm import kernels
 from dlm.asr.kenlm.row_kernels import CONTEXT_BYTES, HEAD_BYTES
 from dlm.asr.kenlm.scorer import TextScorer
 from dlm.client.utterance import SMALL_KIND, ContextBlocks, Family, States, Utterance
-from dlm.ngram.query import PARTIAL
+from dlm.ngram.query import PARTIAL, Answers
 from dlm.ngram.vocab import as_bytes
 
 # At most, in memory that is taken as it is used: 5 MB of states of a model of order 5, and 4 MB of
@@ -57,40 +58,92 @@ class ModelCounts:
     small: int = 0
 
 
-class StepTable:
-    """States and steps of the model that an utterance is pinned to.
+class ModelTable(ABC):
+    """States of the model that an utterance is pinned to, as numbers: its rows.
 
     Args
         utterance  of a client of servers, or of one in this process
         counts     of the model; what the servers are asked is added
         owner      of this table: states of its other tables may go on with those
+        view       of the one shard, or of the low orders; see `TextScorer`
     Attributes
+        is_whole   all of the model is in this process: no step is NEEDS_SHARD
         address    of the table
-        step       `kernels.step`, which takes it
+        step       a compiled function, which takes it: see `kernels.step`
         begin      the row of the state at the beginning of a sentence
-        ids        of words;  scorer  looks them up, and scores sentences of a whole model
+        ids        of words;  scorer  looks them up
     Guarantees
         one row for each state: two rows of a table are two states. Threads share a table: its
         kernels hold the GIL
     """
 
+    is_whole: bool
+    address: int
+    step: Callable[[int, int, int], tuple[float, int]]
+    begin: int
+
     def __init__(
-        self, utterance: Utterance, counts: ModelCounts, owner: object, *, states: int = STATES
+        self,
+        utterance: Utterance,
+        counts: ModelCounts,
+        owner: object,
+        view: NDArray[np.int64],
     ) -> None:
         self.utterance = utterance
         self.family: Family = utterance.family
         self.order = utterance.order
         self.owner = owner
         self._counts = counts
-        self._states = states
+        self.scorer = TextScorer(utterance.vocabulary, self.order, view)
+        self.ids = WordIds(self.scorer, utterance.vocabulary_size)
+
+    @abstractmethod
+    def words(self, row: int) -> tuple[int, ...]:
+        """The ids of a state, most recent first."""
+
+    @abstractmethod
+    def row_of(self, words: Sequence[int]) -> int:
+        """The row of the state with these ids, most recent first; -1 where there is no room."""
+
+    @abstractmethod
+    def score_rows(
+        self, rows: NDArray[np.int64], words: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.float32], NDArray[Any]]:
+        """Of a whole model, (K,) rows and (1, W) or (K, W) words: log10 P (K, W), and what says
+        which state follows: its row, uint32, or of (state, word) its length, uint8."""
+
+    @abstractmethod
+    def score(self, text: bytes, bos: bool, eos: bool) -> float:
+        """Of a whole model: the sum of the scores of a sentence of TEXT_BYTES at most."""
+
+    @abstractmethod
+    def count(self) -> None:
+        """Adds what this table has counted to the model's counts, once."""
+
+    def _add(self, asked: int, cached: int) -> None:
+        asked += self.scorer.take_count()
+        self._counts.queries += asked
+        self._counts.cached += cached
+        self._counts.small += asked * (self.family.kind == SMALL_KIND)
+
+
+class StepTable(ModelTable):
+    """A table of the states that were met, and of the steps taken last.
+
+    For a model that is mapped, one shard of it, or served: what it lacks is asked (`ask`).
+    """
+
+    def __init__(
+        self, utterance: Utterance, counts: ModelCounts, owner: object, *, states: int = STATES
+    ) -> None:
         local = utterance.local_model
         self.is_whole = local is not None and len(local.shards) == 1
         if local is not None and self.is_whole:
             self.view = local.shards[0].view
         else:
             self.view = utterance.low_orders.low.view
-        self.scorer = TextScorer(utterance.vocabulary, self.order, self.view)
-        self.ids = WordIds(self.scorer, utterance.vocabulary_size)
+        super().__init__(utterance, counts, owner, self.view)
+        self._states = states
         width = max(self.order, 1)
         self._width = HEAD_BYTES // 4 + width - 1
         contexts = -(-(HEAD_BYTES + 4 * (width - 1)) // 8) * 8
@@ -121,7 +174,7 @@ class StepTable:
         self.begin = self.row_of((utterance.vocabulary.begin_id,) if self.order > 1 else ())
 
     def words(self, row: int) -> tuple[int, ...]:
-        """The ids of a state, most recent first."""
+        """See `ModelTable.words`."""
         found = self._rows[row, : self._width].tolist()
         return tuple(found[2 : 2 + found[0]])
 
@@ -137,17 +190,21 @@ class StepTable:
         )
 
     def row_of(self, words: Sequence[int]) -> int:
-        """The row of the state with these ids, most recent first; -1 where there is no room."""
+        """See `ModelTable.row_of`."""
         return int(kernels.enter_state(self.address, np.array(words, np.uint32)))
 
     def score_rows(
         self, rows: NDArray[np.int64], words: NDArray[np.uint32]
     ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-        """Of a whole model: see `kernels.score_rows`; its last two arguments."""
+        """See `kernels.score_rows`; its last two arguments."""
         shape = len(rows), words.shape[1]
         found, reach = np.empty(shape, np.float32), np.empty(shape, np.uint8)
         compiled().score_rows(self.address, rows, words, found, reach)
         return found, reach
+
+    def score(self, text: bytes, bos: bool, eos: bool) -> float:
+        """See `ModelTable.score`."""
+        return self.scorer.score(text, bos, eos)
 
     def renewed(self) -> StepTable:
         """An empty table of the same utterance, in place of one that is full."""
@@ -155,12 +212,8 @@ class StepTable:
         return StepTable(self.utterance, self._counts, self.owner, states=self._states)
 
     def count(self) -> None:
-        """Adds what this table has counted to the model's counts, once."""
-        asked, hits = int(self._numbers[kernels.ASKED]), int(self._numbers[kernels.HITS])
-        asked += self.scorer.take_count()
-        self._counts.queries += asked
-        self._counts.cached += hits
-        self._counts.small += asked * (self.family.kind == SMALL_KIND)
+        """See `ModelTable.count`."""
+        self._add(int(self._numbers[kernels.ASKED]), int(self._numbers[kernels.HITS]))
         self._numbers[kernels.ASKED] = self._numbers[kernels.HITS] = 0
 
     def _blocks_of(self, row: int) -> ContextBlocks:
@@ -176,6 +229,38 @@ class StepTable:
                     self._held = BLOCK_WORDS + int(found.sizes[0])
                 self._blocks[row] = found
         return found
+
+    def remember(self, row: int, words: Sequence[int], answers: Answers) -> bool:
+        """Counts what servers answered to words one after another, and keeps it; False where there
+        is no room for it.
+
+        What follows a partial answer is not kept: the row after that is of fewer words than the
+        answers were given for.
+        """
+        count = len(words)
+        partial = np.zeros(count, bool) if answers.source is None else answers.source == PARTIAL
+        self._counts.queries += count
+        self._counts.asked += count
+        self._counts.partial += int(partial.sum())
+        if self.utterance.family != self.family:
+            return True
+        kept = int(partial.argmax()) if partial.any() else count
+        rows = zip(
+            words[:kept],
+            answers.log10_prob.tolist(),
+            answers.ngram_length.tolist(),
+            answers.state_length.tolist(),
+            strict=False,
+        )
+        for word, log10_prob, length, reach in rows:
+            _, answer = compiled().enter_step(
+                self.address, row, word, log10_prob, length, reach, True
+            )
+            if answer < 0:
+                return False
+            self._counts.queries -= 1  # the table counts it, too
+            row = answer & ROW_MASK
+        return True
 
     def ask(self, row: int, word: int) -> tuple[float, int]:
         """As `kernels.step`, from whoever holds what the low orders lack.

@@ -63,7 +63,7 @@ def score_contexts(  # type: ignore[no-untyped-def]
         orphan         (o,)     int64   rows without a suffix, rising
         orphan_log10   (o,)     float64 their log10 P(w | h')
         never          int64            the word that is never predicted, `<s>`; or -1
-        score          (n,)     float32 filled for their n-grams; >= 0
+        score          (n,)     float32 filled for their n-grams; >= 0, never -0.0
     Guarantees         0 where ln P of the context is -inf, inf where an n-gram has a probability
                        and backing off gives it none
     Paper              Stolcke 1998, equations 3 and 4, and alpha of section 3
@@ -124,7 +124,9 @@ def score_contexts(  # type: ignore[no-untyped-def]
             moved = 0.0
             if prob[i] > 0.0:
                 moved = prob[i] * (ln_shorter[i] + ln_new - LN_10 * np.float64(log10_prob[row]))
-            score[row] = np.float32(max(-p_history * (moved + rest), 0.0))
+            grown = -p_history * (moved + rest)
+            # Not max: it may give -0.0, whose bits lie above those of every other score.
+            score[row] = np.float32(grown if grown > 0.0 else 0.0)
 
 
 @kernel

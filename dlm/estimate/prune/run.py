@@ -48,7 +48,10 @@ class Goal:
     def __post_init__(self) -> None:
         given = (self.threshold, self.ngrams, self.by_order, self.text_bytes)
         if sum(value is not None for value in given) != 1:
-            raise ConfigError("give one of a threshold, a number of n-grams and a size in bytes")
+            raise ConfigError(
+                "give one of --threshold, --ngrams and --bytes (in a configuration: threshold, "
+                "ngrams, bytes)"
+            )
         if self.threshold is not None and not 0 <= self.threshold < math.inf:
             raise ConfigError(f"a threshold of {self.threshold} is not 0 or more")
         for number in (self.ngrams, self.text_bytes, *(self.by_order or ())):
@@ -132,11 +135,11 @@ def prune(
     Paper        Stolcke 1998
     """
     tell = progress or (lambda _: None)
-    tell("scores of n-grams")
+    tell("scoring n-grams")
     histories = ln_histories(model, history)
     own = [own_scores(model, k, next(histories), threads) for k in range(2, model.order + 1)]
     scores = raised_scores(model, own, keep_suffixes=keep_suffixes)
-    tell("what stays")
+    tell("choosing the n-grams to keep")
     if goal.text_bytes is not None:
         keep, weights, without = _within_bytes(model, scores, goal.text_bytes, threads)
     else:
@@ -192,7 +195,9 @@ def _within_bytes(
 
     low, high = tried(0), tried(total)
     if low[0] > most:
-        raise ConfigError(f"the words alone take {low[0]:,} bytes, more than {most:,}")
+        raise ConfigError(
+            f"the words alone take {low[0]:,} bytes of ARPA text, more than the {most:,} asked for"
+        )
     if high[0] <= most:
         return high[1:]
     at_low, at_high = 0, total

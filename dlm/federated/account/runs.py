@@ -17,11 +17,14 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dlm.errors import ConfigError, FormatError, PrivacyError
 from dlm.federated.account.compose import StageRecord, compose
 from dlm.federated.lineage import Stages, ledger_of, shared_ledgers, stages_of
 from dlm.federated.provenance import Guarantee, Provenance, digest_of
+
+PIPELINE_REPORT = "dlm pipeline report"  # `format` of a pipeline's, which holds that of the whole
 
 
 @dataclass(frozen=True)
@@ -78,13 +81,11 @@ def read_run(path: Path) -> ReportedRun:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
         found = dict(body)
+        if found.get("format") == PIPELINE_REPORT:
+            _check_digest(path, found)
+            found = dict(found["privacy"])
         if "checklist" in found:  # a report, which has a digest of its own
-            digest = found.pop("digest")
-            if digest != digest_of(found):
-                raise PrivacyError(
-                    f"{path} was changed after it was written: its digest does not fit. Take it "
-                    "from the run again; nothing can be claimed from this one"
-                )
+            _check_digest(path, found)
         delta = float(found["delta"]) if "delta" in found else None
         books = found["ledgers"].values() if "checklist" in found else ()
         own = frozenset(str(book["digest"]) for book in books)
@@ -93,6 +94,16 @@ def read_run(path: Path) -> ReportedRun:
     return ReportedRun(
         str(path), Provenance.from_dict(found.get("provenance", found), str(path)), delta, own
     )
+
+
+def _check_digest(path: Path, found: dict[str, Any]) -> None:
+    """Takes the digest out of a report, and refuses one that was changed."""
+    digest = found.pop("digest")
+    if digest != digest_of(found):
+        raise PrivacyError(
+            f"{path} was changed after it was written: its digest does not fit. Take it from the "
+            "run again; nothing can be claimed from this one"
+        )
 
 
 def compose_runs(

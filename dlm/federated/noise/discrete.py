@@ -7,7 +7,7 @@
 The noise of a round is w_t = z_t + r_t: z_t are independent discrete Gaussian numbers, and r_t, the
 correlated part, is the nearest whole number to what earlier noise w makes of the mechanism's row, a
 function of that alone. A tree's noise is on whole nodes, whose estimate is rounded after they are
-noised. README.privacy.md, "Noise on a grid", derives what that costs.
+noised. DESIGN.privacy.md, "Noise on a grid", derives what that costs.
 """
 
 from __future__ import annotations

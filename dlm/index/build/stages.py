@@ -242,7 +242,7 @@ def join_order(c: Context, k: int) -> None:
     work, info, budget = c.work, c.work.info, c.budget
     top, size = c.order, budget.block_rows
     count = c.counts[k - 1]
-    c.progress.stage(f"joining order {k}", count, "n-grams")
+    c.progress.stage(f"linking n-grams of order {k}", count, "n-grams")
     multiplier, inverse, mask = c.permutation()
     load = work.array(f"load-{k + 1}").copy()
     at = np.zeros(kernels.JOIN_STATE, I64)
@@ -504,7 +504,7 @@ def route_level(c: Context, k: int, shard_of_slot: Rows, shards: int) -> None:
     """Nodes of k words and the n-grams of k + 1 that follow them, by shard."""
     work, budget, size = c.work, c.budget, c.budget.block_rows
     nodes, entries = work.columns[f"nodes-{k}"], work.columns[f"entries-{k + 1}"]
-    c.progress.stage(f"placing order {k + 1}", len(entries), "n-grams")
+    c.progress.stage(f"assigning n-grams of order {k + 1} to shards", len(entries), "n-grams")
     direct = k == 2
     feeds = [
         BlockStream(iter(()), 1),

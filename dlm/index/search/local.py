@@ -107,8 +107,8 @@ class LocalModel(ShardSet):
         """
         owner = int(self.manifest.slots[slots_of(context[-2:-1], context[-1:])[0]])
         length, skip = np.array([len(context)], np.uint8), np.zeros(1, np.uint32)
-        every = self.manifest.vocabulary_size
-        return self.shards[owner].stored_words(length, context, skip, every)
+        shard, every = self.shards[owner], self.manifest.vocabulary_size
+        return shard.stored_words(shard.find_blocks(length, context), skip, every)
 
     def score_text(
         self, text: str | bytes, *, bos: bool = True, eos: bool = True

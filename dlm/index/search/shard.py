@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.errors import QueryError, ShardFormatError
-from dlm.index.layout import Arrays, Manifest, map_columns, read_manifest
+from dlm.index.layout import MAX_ORDER, Arrays, Manifest, map_columns, read_manifest
 from dlm.index.packed import kernels as packed
 from dlm.index.packed.check import check_low, check_tree
 from dlm.index.packed.low import LowPlain, sizes_after, unpack_low
 from dlm.index.packed.tree import LevelPlain, unpack_tree
 from dlm.index.residence import MAPPED, Residence
-from dlm.index.search import block_kernels, kernels
+from dlm.index.search import block_kernels, kernels, owned_kernels
 from dlm.index.search.view import WORDS, low_view, tree_view
 from dlm.ngram.query import Answers, QueryGroups, StoredWords
 from dlm.ngram.vocab import Vocabulary
@@ -40,7 +40,12 @@ OPENING = (
     packed.check_ids,
     packed.get_offsets,
 )
-KERNELS = (kernels.score_lengths, block_kernels.find_blocks, block_kernels.list_blocks, *OPENING)
+KERNELS = (
+    *(kernels.score_lengths, owned_kernels.score_owned),
+    *(block_kernels.find_blocks, block_kernels.list_blocks),
+    *OPENING,
+)
+
 
 _U8, _U32 = np.dtype(np.uint8), np.dtype(np.uint32)
 
@@ -130,6 +135,30 @@ def open_vocabulary(directory: Path, manifest: Manifest, *, verify: bool = True)
         raise ShardFormatError(f"{path} breaks the format: {exc}") from exc
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class FoundBlocks:
+    """Contexts of a shard, and where what follows each stands.
+
+    Shapes
+        context_lengths  (C,)     uint8   two or more each
+        context_words    (sum(context_lengths),) uint32  most recent last
+        nodes            (C,)     int64   the root of each, -1 where it has none
+        totals           (C,)     uint32  words that are stored after each
+        log10_backoffs   (sum(context_lengths - 2),) float32  as in `StoredWords`
+    """
+
+    context_lengths: NDArray[np.uint8]
+    context_words: NDArray[np.uint32]
+    nodes: NDArray[np.int64]
+    totals: NDArray[np.uint32]
+    log10_backoffs: NDArray[np.float32]
+
+    @property
+    def words(self) -> int:
+        """Words stored after all of them."""
+        return int(self.totals.sum(dtype=np.int64))
+
+
 class Shard:
     """One shard of a shard set, with the low orders beside it.
 
@@ -147,6 +176,7 @@ class Shard:
         self.order = manifest.order
         self.vocabulary_size = manifest.vocabulary_size
         self.view = tree_view(low.view, arrays)
+        self._slots = manifest.slots
 
     @classmethod
     def open(
@@ -210,15 +240,41 @@ class Shard:
         """
         return run_kernel(self.view, self.order, groups, check_ids=False)[0]
 
-    def stored_totals(
-        self, context_lengths: NDArray[np.uint8], context_words: NDArray[np.uint32]
-    ) -> NDArray[np.uint32]:
-        """(C,) words that are stored after each context; shapes and trust as `stored_words`."""
-        return self._find_blocks(context_lengths, context_words)[1]
+    def score_owned(
+        self,
+        context_lengths: NDArray[np.uint8],
+        context_words: NDArray[np.uint32],
+        word_counts: NDArray[np.uint32],
+        words: NDArray[np.uint32],
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
+        """Packed answers to queries that may be anything, and how many matched each order; None
+        where a query breaks a rule of `owned_kernels.score_owned`, or is another shard's.
 
-    def _find_blocks(
+        Shapes
+            as `QueryGroups`, which it is given apart, since making one takes as long as ten queries
+        Returns
+            (7 Q,) uint8, as they stand in a reply; (16,) int64
+        """
+        packed = np.empty(owned_kernels.PACKED_BYTES * len(words), np.uint8)
+        by_order = np.zeros(MAX_ORDER + 1, np.int64)
+        good = owned_kernels.score_owned(
+            self.view,
+            self.order,
+            self._slots,
+            self.index,
+            context_lengths,
+            context_words,
+            word_counts,
+            words,
+            packed,
+            by_order,
+        )
+        return (packed, by_order) if good else None
+
+    def find_blocks(
         self, context_lengths: NDArray[np.uint8], context_words: NDArray[np.uint32]
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.float32]]:
+    ) -> FoundBlocks:
+        """Where the words that follow each context stand; shapes and trust as `stored_words`."""
         nodes = np.empty(len(context_lengths), np.int64)
         totals = np.empty(len(context_lengths), np.uint32)
         weights = len(context_words) - 2 * len(context_lengths)
@@ -226,32 +282,25 @@ class Shard:
         block_kernels.find_blocks(
             self.view, context_lengths, context_words, nodes, totals, log10_backoffs
         )
-        return nodes, totals, log10_backoffs
+        return FoundBlocks(context_lengths, context_words, nodes, totals, log10_backoffs)
 
-    def stored_words(
-        self,
-        context_lengths: NDArray[np.uint8],
-        context_words: NDArray[np.uint32],
-        skips: NDArray[np.uint32],
-        most: int,
-    ) -> StoredWords:
+    def stored_words(self, found: FoundBlocks, skips: NDArray[np.uint32], most: int) -> StoredWords:
         """What is stored after each context, but the first `skips` words of each; `most` in all.
 
         Shapes
-            context_lengths (C,), two or more each; context_words (sum(context_lengths),), most
-            recent last; skips (C,) uint32
+            found  of contexts of two words or more each; skips (C,) uint32
         Trusts  as `score`
         Cost    the words and their search; of a context that does not fit whole, all its words
         """
-        nodes, totals, log10_backoffs = self._find_blocks(context_lengths, context_words)
-        counts = np.empty(len(totals), np.uint32)
-        words = np.empty(min(int(totals.sum(dtype=np.int64)), most), np.uint32)
+        lengths, context_words = found.context_lengths, found.context_words
+        counts = np.empty(len(lengths), np.uint32)
+        words = np.empty(min(found.words, most), np.uint32)
         given = block_kernels.list_blocks(
-            self.view, context_lengths, context_words, nodes, totals, skips, most, counts, words
+            self.view, lengths, context_words, found.nodes, found.totals, skips, most, counts, words
         )
         words = words[:given]
-        answers = self.score(QueryGroups(context_lengths, context_words, counts, words))
-        return StoredWords(totals, counts, log10_backoffs, words, answers)
+        answers = self.score(QueryGroups(lengths, context_words, counts, words))
+        return StoredWords(found.totals, counts, found.log10_backoffs, words, answers)
 
 
 @dataclass(frozen=True, eq=False)

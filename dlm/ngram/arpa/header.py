@@ -62,7 +62,8 @@ def read_header(text: LineReader) -> Header:
         elif line.text:
             what, advice = source.guess(head) or (
                 f"expected \\data\\ as the first line, found {shown(line.text)}",
-                "Lines before \\data\\ must be empty or start with #",
+                "It is not an ARPA file: where a command takes a model and a text, the model comes "
+                "first; `dlm estimate` makes a model of text",
             )
             text.fail(what, line, None, advice)
     counts: list[int] = []

@@ -9,6 +9,7 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -50,11 +51,16 @@ def _open(path: str) -> TextSource | PartsSource:
     try:
         return TextSource(path)
     except IsADirectoryError as exc:
+        is_set = (Path(path) / "manifest.json").exists()
         raise ArpaError(
-            f"expected an ARPA file, found a directory without {INDEX}",
+            "expected an ARPA file, found a shard set"
+            if is_set
+            else f"expected an ARPA file, found a directory without {INDEX}",
             path=path,
-            advice="Give the ARPA file itself. If it is a folder of parts, what makes it has "
-            "not finished: wait, or make it again",
+            advice=f"Run `dlm export {path} --output model.arpa` and give that file"
+            if is_set
+            else "Give the ARPA file itself. If it is a folder of parts, what makes it has not "
+            "finished",
         ) from exc
 
 

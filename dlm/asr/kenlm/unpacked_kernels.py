@@ -1,0 +1,268 @@
+"""Steps in an unpacked model: a lookup in a hash table for each context length tried.
+
+The contexts that matter (those that n-grams extend, or that have a back-off weight) are numbered
+from 1; 0 is the context of no words. The table maps (context, word) to the probability of that
+n-gram and to the context after it. Where a word does not follow a context, it is looked up after
+the next shorter one, and the back-off weight is added: the back-off recursion itself.
+"""
+
+# mypy: disable-error-code="assignment,misc"
+from __future__ import annotations
+
+import numpy as np
+
+from dlm.asr.kenlm.kernels import ROW_BITS
+from dlm.asr.kenlm.row_kernels import bits_of_float32, load32, of, store32, store64
+from dlm.asr.kenlm.sentence_kernels import ASKED as TEXT_ASKED
+from dlm.asr.kenlm.sentence_kernels import (
+    BEGIN_ID,
+    END_ID,
+    SCRATCH,
+    ids_behind,
+    numbers_behind,
+    read_words,
+)
+from dlm.index.packed.kernels import as_float32, load64, load_float32, prefetch
+from dlm.jit import inlined, kernel
+
+# Places in a table, an array of int64.
+(
+    ENTRIES,  # address of the hash table: (context, word), then what stands there; 16 bytes
+    SIZE,  # entries it has room for
+    CONTEXTS,  # address by number: the weight, float32, and the context to fall back on, uint32
+    WORDS,  # address by word: log10 P, float32, and what matters after it alone, uint32
+    ASKED,
+    PLACES,
+) = range(6)
+
+ENTRY_BYTES = 16
+_0, _1, _3, _4, _8 = np.int64(0), np.int64(1), np.int64(3), np.int64(4), np.int64(8)
+_32 = np.int64(32)
+_LOW_32 = np.int64((1 << 32) - 1)
+_MIX = np.int64(-7046029254386353131)  # 2**64 over the golden ratio
+# In the place of a probability: what was put in only to close the model under suffixes.
+BLANK_BITS = np.int64(0x7FC00000)
+
+
+@inlined
+def slot_of(table, key):  # type: ignore[no-untyped-def]
+    """Address of the entry where the search for a key begins."""
+    mixed = (key ^ (key >> _32)) * _MIX
+    place = (((mixed >> _32) & _LOW_32) * of(table, SIZE)) >> _32
+    return of(table, ENTRIES) + place * np.int64(ENTRY_BYTES)
+
+
+@inlined
+def find(table, key):  # type: ignore[no-untyped-def]
+    """What stands at a key, -1 where it is not there: the bits of a probability, and above bit 32
+    an answer as `kernels.step` gives it."""
+    return find_from(table, slot_of(table, key), key)
+
+
+@inlined
+def find_from(table, at, key):  # type: ignore[no-untyped-def]
+    """`find`, from the entry where the search begins."""
+    end = of(table, ENTRIES) + of(table, SIZE) * np.int64(ENTRY_BYTES)
+    while True:
+        found = load64(at)
+        if found == key:
+            return load64(at + _8)
+        if found == 0:
+            return np.int64(-1)
+        at += np.int64(ENTRY_BYTES)
+        if at == end:
+            at = of(table, ENTRIES)
+
+
+@inlined
+def put(table, key, value):  # type: ignore[no-untyped-def]
+    """Enters a key that is not there; trusts that there is room."""
+    at = slot_of(table, key)
+    end = of(table, ENTRIES) + of(table, SIZE) * np.int64(ENTRY_BYTES)
+    while load64(at) != 0:
+        at += np.int64(ENTRY_BYTES)
+        if at == end:
+            at = of(table, ENTRIES)
+    store64(at, key)
+    store64(at + _8, value)
+
+
+@kernel(
+    "int64, int64, int64, int64[:], uint32[:], float32[:], bool[:], uint32[:], out uint32[:], "
+    "out uint32[:]"
+)
+def enter_order(  # type: ignore[no-untyped-def]
+    table, order, first, prefix, word, log10_backoff, extended, context_of, suffix, after
+):
+    """Enters the n-grams of one order; orders come from 1 up.
+
+    Args
+        first  the row of the first of them; rows count the n-grams of all orders from 1
+    Shapes
+        prefix, word, log10_backoff, extended  (n,)  of each n-gram; `prefix` is the row of the
+                       n-gram without its last word, 0 of a 1-gram
+        context_of     (rows,)  the number of each n-gram as a context, 0 where it is not one
+        suffix, after  (rows,)  filled for these: the row of the n-gram without its first word; the
+                       context after the n-gram, its longest suffix that matters
+    Trusts  the table has room; the model is closed under suffixes; 1-grams are all numbered
+    """
+    for i in range(len(word)):
+        if order > 1 and i + 16 < len(word):
+            ahead = np.int64(context_of[prefix[i + 16]]) << _32 | np.int64(word[i + 16])
+            prefetch(slot_of(table, ahead))
+        row = first + i
+        shorter = _0
+        if order == 2:
+            shorter = np.int64(word[i]) + _1
+        elif order > 2:
+            key = np.int64(context_of[suffix[prefix[i]]]) << _32 | np.int64(word[i])
+            shorter = find(table, key)  # the table holds rows until all are entered
+        suffix[row] = shorter
+        after[row] = context_of[row] if extended[i] else after[shorter]
+        if context_of[row]:
+            context = of(table, CONTEXTS) + (np.int64(context_of[row]) << _3)
+            store32(context, bits_of_float32(log10_backoff[i]))
+            store32(context + _4, np.int64(after[shorter]))
+        if order > 1:
+            put(table, np.int64(context_of[prefix[i]]) << _32 | np.int64(word[i]), row)
+
+
+@kernel("int64, float32[:], bool[:], uint32[:], uint8[:]")
+def finish(table, log10_prob, blank, after, order_of):  # type: ignore[no-untyped-def]
+    """Replaces the rows in the table by answers.
+
+    Shapes  (rows,) each
+    """
+    at = of(table, ENTRIES)
+    for _ in range(of(table, SIZE)):
+        if load64(at) != 0:
+            row = load64(at + _8)
+            bits = bits_of_float32(log10_prob[row])
+            if blank[row]:
+                bits = BLANK_BITS
+            found = np.int64(order_of[row]) << np.int64(ROW_BITS)
+            store64(at + _8, (found | np.int64(after[row])) << _32 | bits)
+        at += np.int64(ENTRY_BYTES)
+
+
+@inlined
+def step_from(table, context, word):  # type: ignore[no-untyped-def]
+    """log10 P, float32, and an answer as of `kernels.step`."""
+    added = np.float32(0.0)
+    answer = np.int64(-1)
+    while context != 0:
+        there = of(table, CONTEXTS) + (context << _3)
+        prefetch(there)
+        value = find(table, context << _32 | word)
+        if value != -1:
+            if answer < 0:
+                answer = value >> _32
+            if value & _LOW_32 != BLANK_BITS:
+                return np.float32(added + as_float32(value)), answer
+        added = np.float32(added + load_float32(there))
+        context = load32(there + _4)
+    there = of(table, WORDS) + (word << _3)
+    if answer < 0:
+        answer = _1 << np.int64(ROW_BITS) | load32(there + _4)
+    return np.float32(added + load_float32(there)), answer
+
+
+@kernel("int64, int64, int64", nogil=False)
+def step(table, context, word):  # type: ignore[no-untyped-def]
+    """See `kernels.step`; contexts are numbers of n-grams."""
+    store64(table + (np.int64(ASKED) << _3), of(table, ASKED) + _1)
+    log10_prob, answer = step_from(table, context, word)
+    return np.float64(log10_prob), answer
+
+
+@kernel("int64, int64, int64, int64, int64, int64", nogil=False)
+def score_sentence(table, model, text_at, size, bos, eos):  # type: ignore[no-untyped-def]
+    """See `sentence_kernels.score_sentence`."""
+    model_ = numbers_behind(model)
+    words = ids_behind(model_[SCRATCH])
+    count = read_words(model, text_at, size)
+    before = model_[BEGIN_ID]
+    for i in range(count):
+        word = np.int64(words[i])
+        prefetch(of(table, WORDS) + (word << _3))
+        if i or bos:
+            prefetch(slot_of(table, (before + _1) << _32 | word))
+        before = word
+    if eos:
+        words[count] = model_[END_ID]
+        count += 1
+    model_[TEXT_ASKED] += count
+    context = _0
+    if bos:
+        context = load32(of(table, WORDS) + (model_[BEGIN_ID] << _3) + _4)
+    total = 0.0
+    for i in range(count):
+        log10_prob, answer = step_from(table, context, np.int64(words[i]))
+        context = answer & np.int64((1 << ROW_BITS) - 1)
+        total += np.float64(log10_prob)
+    return total
+
+
+BLOCK = 32  # words whose entries are prefetched before the first is read
+LONGEST = 256  # words of a context, at most: an order is a uint8
+
+
+@kernel("int64, int64[:], uint32[:, :], out float32[:, :], out uint32[:, :]")
+def score_rows(table, contexts, words, log10_prob, after):  # type: ignore[no-untyped-def]
+    """Scores words after contexts.
+
+    Most words of a batch follow no part of their context. So the shortest part is tried first: the
+    model is closed under suffixes (blanks included), so a word that does not follow a context
+    follows no longer one, and its search ends there.
+
+    Shapes
+        contexts    (K,)    int64
+        words       (1, W) for all contexts, or (K, W)  uint32
+        log10_prob  (K, W)  float32  filled
+        after       (K, W)  uint32   filled: the context after each word
+    Guarantees
+        bit for bit as `step`: weights are added from the longest context down
+    Trusts  numbers of contexts, ids below the vocabulary's size
+    """
+    mask = np.int64((1 << ROW_BITS) - 1)
+    width = words.shape[1]
+    parts = np.empty(LONGEST, np.int64)
+    above = np.empty(LONGEST, np.float32)  # the weights of the contexts longer than each part
+    slots = np.empty(BLOCK, np.int64)
+    for k in range(len(contexts)):
+        row = words[k if len(words) > 1 else 0]
+        depth = 0
+        weight = np.float32(0.0)
+        context = contexts[k]
+        while context != 0:
+            parts[depth], above[depth] = context, weight
+            depth += 1
+            there = of(table, CONTEXTS) + (context << _3)
+            weight = np.float32(weight + load_float32(there))
+            context = load32(there + _4)
+        shortest = parts[depth - 1] << _32 if depth else _0
+        for begin in range(0, width, BLOCK):
+            asked = min(width - begin, BLOCK)
+            for i in range(asked):
+                word = np.int64(row[begin + i])
+                prefetch(of(table, WORDS) + (word << _3))
+                if depth:
+                    slots[i] = slot_of(table, shortest | word)
+                    prefetch(slots[i])
+            for i in range(asked):
+                word = np.int64(row[begin + i])
+                there = of(table, WORDS) + (word << _3)
+                total = np.float32(weight + load_float32(there))
+                reached = load32(there + _4)
+                part = depth - 1
+                value = find_from(table, slots[i], shortest | word) if depth else np.int64(-1)
+                while value != -1:
+                    reached = (value >> _32) & mask
+                    if value & _LOW_32 != BLANK_BITS:
+                        total = np.float32(above[part] + as_float32(value))
+                    part -= 1
+                    if part < 0:
+                        break
+                    value = find(table, parts[part] << _32 | word)
+                log10_prob[k, begin + i] = total
+                after[k, begin + i] = reached

@@ -1,0 +1,168 @@
+"""Options that commands share: one thing has one name, and one help text, in all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not report progress.")]
+Silent = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print nothing unless the command fails.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+# Models and what is made of them.
+ArpaModel = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="ARPA file: plain, .gz, .zst or .xz.")
+]
+ArpaOutput = Annotated[
+    Path,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="ARPA file to write; .gz, .zst or .xz compresses it.",
+    ),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        help="Memory limit, such as 800M or 4G.  [default: the free memory]",
+    ),
+]
+HalfMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        help="Memory limit, such as 800M or 4G.  [default: half of the free memory]",
+    ),
+]
+Tmp = Annotated[
+    Path | None,
+    typer.Option(
+        "--tmp",
+        metavar="DIR",
+        help="Folder for what exceeds the memory limit.  [default: beside the output]",
+    ),
+]
+Threads = Annotated[int, typer.Option("--threads", metavar="N", help="Number of threads.")]
+
+# Text.
+Skip = Annotated[
+    bool,
+    typer.Option(
+        "--skip",
+        help="Skip and count lines that are not UTF-8, exceed 1 MiB or contain NUL, and null "
+        "values of parquet.",
+    ),
+]
+TextColumn = Annotated[
+    str, typer.Option("--text-column", metavar="NAME", help="Text column of parquet files.")
+]
+
+Public = Annotated[
+    str,
+    typer.Option(
+        "--public",
+        metavar="NAME",
+        help="Who vouches that inputs without a privacy record contain no user's text.",
+    ),
+]
+
+# Users' text.
+Users = Annotated[
+    Path,
+    typer.Argument(
+        metavar="USERS",
+        help="Users' text: parquet or TSV (plain, .zst or .gz) with a column of user ids.",
+    ),
+]
+UserColumn = Annotated[
+    str, typer.Option("--user-column", metavar="NAME", help="Column of user ids.")
+]
+UserTextColumn = Annotated[str, typer.Option("--text-column", metavar="NAME", help="Text column.")]
+Missing = Annotated[
+    str,
+    typer.Option(
+        "--missing",
+        metavar="POLICY",
+        help="For rows without a user id and users without text: refuse, or count them and "
+        "continue.",
+    ),
+]
+RunSettings = Annotated[
+    Path, typer.Option("--config", "-c", metavar="FILE", help="TOML file with the run's settings.")
+]
+
+# Servers, and how a client proves who it is.
+ClusterFile = Annotated[
+    Path, typer.Option("--cluster", metavar="FILE", help="cluster.toml that lists the servers.")
+]
+ServedModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="ID",
+        help="Model to use if servers hold several: 6 or more leading digits of its id.",
+    ),
+]
+Ca = Annotated[
+    str,
+    typer.Option(
+        "--ca",
+        metavar="FILE",
+        help="PEM file of the CA that signed the servers' certificates; enables TLS.",
+    ),
+]
+Cert = Annotated[
+    str, typer.Option("--cert", metavar="FILE", help="PEM file of this client's certificate.")
+]
+Key = Annotated[
+    str,
+    typer.Option("--key", metavar="FILE", help="PEM file of this client's private key, mode 600."),
+]
+ServerName = Annotated[
+    str, typer.Option("--server-name", metavar="NAME", help="Name in the servers' certificates.")
+]
+TokenFile = Annotated[
+    str,
+    typer.Option("--token-file", metavar="FILE", help="File with this client's token, mode 600."),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="Send the token to other hosts without TLS."),
+]
+UseProxy = Annotated[
+    bool,
+    typer.Option("--use-proxy", help="Use the proxy that the environment names; requires TLS."),
+]
+
+# How servers prove who they are, and whom they let in.
+TlsCert = Annotated[
+    str | None,
+    typer.Option("--tls-cert", metavar="FILE", help="PEM file of the server's certificate chain."),
+]
+TlsKey = Annotated[
+    str | None,
+    typer.Option("--tls-key", metavar="FILE", help="PEM file of its private key, mode 600."),
+]
+TlsClientCa = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-client-ca",
+        metavar="FILE",
+        help="PEM file of the CA that signs client certificates; clients must present one.",
+    ),
+]
+Tokens = Annotated[
+    str | None,
+    typer.Option("--tokens", metavar="FILE", help="File of accepted client tokens; see dlm token."),
+]
+LogLevel = Annotated[
+    str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+]

@@ -1,0 +1,264 @@
+"""From a message that is parsed to the bytes of its reply: read, checked, searched, encoded.
+
+One compiled call checks a message and searches it (`index/search/owned_kernels.py`). It says only
+that something is wrong; what, and where, is found by checks that nearly no message needs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import ProtocolError
+from dlm.index.layout import MAX_ORDER, Manifest
+from dlm.index.search.shard import FoundBlocks
+from dlm.ngram.query import Answers, QueryGroups, StoredWords
+from dlm.server import kernels
+from dlm.server.refusals import Refusal, of_fault, too_late
+from dlm.wire import codec
+from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.status import Reason
+
+_NOTHING = np.zeros(0, np.uint32)
+RequireSame: TypeAlias = Callable[[bytes, int], None]
+
+
+class OpenShard(Protocol):
+    """What of `index.search.shard.Shard` is used here."""
+
+    directory: Path
+    index: int
+    order: int
+    vocabulary_size: int
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the shard set."""
+
+    def score_owned(
+        self,
+        context_lengths: NDArray[np.uint8],
+        context_words: NDArray[np.uint32],
+        word_counts: NDArray[np.uint32],
+        words: NDArray[np.uint32],
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
+        """Packed answers to queries that may be anything, and how many matched each order."""
+
+    def score(self, groups: QueryGroups) -> Answers:
+        """Answers to queries that passed `Answerer.check`."""
+
+    def find_blocks(
+        self, context_lengths: NDArray[np.uint8], context_words: NDArray[np.uint32]
+    ) -> FoundBlocks:
+        """Where the words stand that follow contexts that passed it."""
+
+    def stored_words(self, found: FoundBlocks, skips: NDArray[np.uint32], most: int) -> StoredWords:
+        """What follows them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A reply, and what is counted of it.
+
+    Shapes   by_order (16,) int64: its queries by matched order
+    """
+
+    data: bytes
+    queries: int
+    by_order: NDArray[np.int64]
+    begun: float
+    decode_s: float
+    search_s: float
+    encode_s: float
+    blocks: int = 0  # contexts whose stored words it holds
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A ContextBlock that is in order, and where what it asks stands."""
+
+    request: codec.BlockRequest
+    found: FoundBlocks
+
+    @property
+    def size(self) -> int:
+        """Words and contexts of all that is stored: what the work grows with."""
+        return self.found.words + len(self.request.context_lengths)
+
+
+class Answerer:
+    """Answers of one shard; each method in any thread.
+
+    Args
+        most_queries  of a message
+        require_same  raises `Refusal` where a message means another shard set or shard
+        clock         seconds that never go back; what `late` is measured on
+    Guarantees
+        a message is answered whole and right, or `Refusal` is raised with the first thing that is
+        wrong with it, in the order of proto/README.md
+    """
+
+    def __init__(
+        self,
+        shard: OpenShard,
+        most_queries: int,
+        require_same: RequireSame,
+        clock: Callable[[], float],
+    ) -> None:
+        self._shard, self._most, self._clock = shard, most_queries, clock
+        self._require_same = require_same
+        self._shard_set, self._slots = shard.manifest.shard_set_bytes, shard.manifest.slots
+
+    # ------------------------------------------------------------------------ Score
+
+    def score(self, message: pb.ScoreRequest, late: float | None) -> Answered:
+        """The reply to `message`, which is not begun after `late`."""
+        begun = self._begin(late)
+        try:
+            request = codec.open_score_request(message, max_queries=self._most)
+        except ProtocolError as exc:
+            raise of_fault(exc) from exc
+        return self._search(request, begun)
+
+    def _search(self, request: codec.ScoreRequest, begun: float) -> Answered:
+        asked, decoded = request.groups, time.perf_counter()
+        answers = None
+        if request.shard_set == self._shard_set and request.shard == self._shard.index:
+            answers = self._shard.score_owned(
+                asked.context_lengths, asked.context_words, asked.word_counts, asked.words
+            )
+        if answers is None:
+            raise self._fault_of(request)
+        packed, by_order = answers
+        searched = time.perf_counter()
+        data = codec.encode_packed_reply(request, packed)
+        encode_s = time.perf_counter() - searched
+        return Answered(
+            data, len(asked.words), by_order, begun, decoded - begun, searched - decoded, encode_s
+        )
+
+    def _begin(self, late: float | None) -> float:
+        if late is not None and self._clock() >= late:
+            raise too_late()
+        return time.perf_counter()
+
+    def _fault_of(self, request: codec.ScoreRequest) -> Exception:
+        """What is wrong with a request that was not answered."""
+        try:
+            codec.check_counts(request.groups)
+            self._require_same(request.shard_set, request.shard)
+            self.check(request.groups)
+        except ProtocolError as exc:
+            return of_fault(exc)
+        except Refusal as refusal:
+            return refusal
+        return AssertionError("a message is wrong by one check and right by the other")
+
+    def check(self, groups: QueryGroups) -> None:
+        """Raises `Refusal` unless the shard may trust `groups` and owns every context in it."""
+        shard = self._shard
+        fault, place = kernels.check(
+            groups.context_lengths,
+            groups.context_words,
+            groups.words,
+            shard.order,
+            shard.vocabulary_size,
+            self._slots,
+            shard.index,
+        )
+        if fault != kernels.FINE:
+            raise _refusal(fault, place, groups, shard)
+
+    # ----------------------------------------------------------------- ContextBlock
+
+    def locate(self, message: pb.ScoreRequest | bytes) -> Located:
+        """What a ContextBlock asks, by itself or in the message of a stream; raises `Refusal`."""
+        try:
+            if isinstance(message, bytes):
+                request = codec.decode_block_request(message, max_queries=self._most)
+            else:
+                request = codec.read_carried_block_request(message, max_queries=self._most)
+        except ProtocolError as exc:
+            raise of_fault(exc) from exc
+        self._require_same(request.shard_set, request.shard)
+        lengths, words = request.context_lengths, request.context_words
+        self.check(QueryGroups(lengths, words, _NOTHING, _NOTHING))
+        return Located(request, self._shard.find_blocks(lengths, words))
+
+    def list(self, located: Located, late: float | None) -> Answered:
+        """As `score`, of contexts that were found."""
+        begun, request = self._begin(late), located.request
+        stored = self._shard.stored_words(located.found, request.skips, self._most)
+        searched = time.perf_counter()
+        data = codec.encode_block_reply(request, stored)
+        encode_s = time.perf_counter() - searched
+        return Answered(
+            data,
+            len(stored.words),
+            orders_of(stored.answers.matched_order),
+            begun,
+            0.0,
+            searched - begun,
+            encode_s,
+            len(request.context_lengths),
+        )
+
+    # ----------------------------------------------------------------------- warm-up
+
+    def warm_up(self, data: bytes) -> None:
+        """Runs the ScoreRequest in `data` through all that messages run, owned or not.
+
+        Raises  whatever a kernel raises: a server that cannot answer must not become ready
+        """
+        request = codec.decode_score_request(data, max_queries=len(data))
+        groups = request.groups
+        try:
+            self._search(request, 0.0)
+            self.check(groups)
+        except Refusal as refusal:
+            if refusal.reason is not Reason.SLOT_NOT_OWNED:
+                raise
+        answers = self._shard.score(groups)
+        codec.encode_score_reply(request, answers)
+        skips = np.zeros(len(groups.context_lengths), np.uint32)
+        found = self._shard.find_blocks(groups.context_lengths, groups.context_words)
+        self._shard.stored_words(found, skips, 1)
+        orders_of(answers.matched_order)
+
+
+def _refusal(fault: int, place: int, groups: QueryGroups, shard: OpenShard) -> Refusal:
+    """Of what `kernels.check` found, for a person."""
+    if fault == kernels.BAD_CONTEXT_LENGTH:
+        longest = shard.order - 1
+        allowed = f"2 to {longest} are taken" if longest >= 2 else "it has no partitioned n-gram"
+        return Refusal(
+            Reason.CONTEXT_LENGTH,
+            f"context {place} has {groups.context_lengths[place]} words; the model has order "
+            f"{shard.order}, so {allowed}. Shorter contexts are answered from the low orders",
+        )
+    if fault == kernels.BAD_SLOT:
+        return Refusal(
+            Reason.SLOT_NOT_OWNED,
+            f"the slot of context {place} belongs to another shard than {shard.index}; route "
+            "by the slot table in the manifest of this shard set",
+        )
+    name = "context word" if fault == kernels.BAD_CONTEXT_WORD else "word"
+    ids = groups.context_words if fault == kernels.BAD_CONTEXT_WORD else groups.words
+    return Refusal(
+        Reason.ID_OUT_OF_RANGE,
+        f"{name} {place} has id {ids[place]}; ids of this model are below "
+        f"{shard.vocabulary_size}. Use the vocabulary of this shard set",
+    )
+
+
+def orders_of(orders: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """(16,) int64: how often each order stands in `orders`."""
+    totals = np.zeros(MAX_ORDER + 1, np.int64)
+    kernels.count_orders(orders, totals)
+    return totals

@@ -1,0 +1,194 @@
+"""One Exchange: a stream of Scores and ContextBlocks, of any model on this port.
+
+Small messages are answered one after the other as they are read; so each stream has its turn on the
+event loop, and a client that sends faster than it is served waits in its own stream, behind nobody
+else. Large ones are answered in threads, out of order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
+
+import grpc
+
+from dlm.errors import ProtocolError
+from dlm.logs import EventLog
+from dlm.server.admission import Admission, Clock
+from dlm.server.answers import Answered, Answerer, Located
+from dlm.server.config import ServerConfig
+from dlm.server.lateness import Lateness
+from dlm.server.metrics import ServerMetrics
+from dlm.server.refusals import Refusal, too_late
+from dlm.server.replies import Replies
+from dlm.wire import codec
+from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.status import Reason
+
+logger = EventLog(__name__)
+
+
+class Model(Protocol):
+    """What of `ShardService` is used here."""
+
+    config: ServerConfig
+    metrics: ServerMetrics
+    admission: Admission
+    answerer: Answerer
+    clock: Clock
+
+    def in_thread(
+        self, work: Callable[[Any, float | None], Answered], asked: Any, late: float | None
+    ) -> Awaitable[Answered]:
+        """What `work` gives."""
+
+    def count(
+        self, answered: Answered, arrived: float, waited_s: float, posted: float | None = None
+    ) -> None:
+        """Counts a request that was answered."""
+
+    def written(self, write_s: float) -> None:
+        """Counts a reply to one that was taken, and lets it go."""
+
+    def refusal(self, call: str, exc: Exception) -> Refusal:
+        """Counts one that was not, and says why."""
+
+
+class ExchangeStream:
+    """One stream; on the event loop.
+
+    Args
+        find     which model a message means that names a shard set
+        metrics  where the stream is counted
+        context  of the call, from gRPC
+    """
+
+    def __init__(
+        self,
+        find: Callable[[bytes], Model],
+        metrics: ServerMetrics,
+        context: Any,
+        replies: Replies,
+    ) -> None:
+        self._find, self._metrics = find, metrics
+        self._context, self._replies = context, replies
+        self._lateness = Lateness()
+        self._large: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Answers until the client ends the stream."""
+        self._metrics.streams += 1
+        try:
+            await self._read_all()
+            if self._large:
+                await asyncio.gather(*self._large, return_exceptions=True)
+            await self._replies.flush()
+        finally:
+            self._metrics.streams -= 1
+            for task in list(self._large):
+                task.cancel()
+
+    async def _read_all(self) -> None:
+        read, end, replies, find = self._context.read, grpc.aio.EOF, self._replies, self._find
+        while (data := await read()) is not end:
+            arrived = time.perf_counter()
+            replies.check()
+            try:
+                message = codec.parse(pb.ScoreRequest(), data)
+            except ProtocolError:
+                await self._break_off(len(data))
+            model = find(message.shard_set)
+            admission = model.admission
+            overload = admission.overload()
+            if overload is not None:
+                # Bounded as any other: who does not read is not read either.
+                reply = self._refuse(model, message, overload)
+                await replies.put(reply, model.metrics.wrote)
+                continue
+            admission.enter()
+            located = posted = None
+            try:
+                late, waited_s = self._admit(model, message)
+                if message.context_block:
+                    located = model.answerer.locate(message)
+                    posted = time.perf_counter()
+                    small = located.size <= model.config.inline_queries
+                    answered = model.answerer.list(located, late) if small else None
+                else:
+                    small = len(message.words) <= 4 * model.config.inline_queries
+                    answered = model.answerer.score(message, late) if small else None
+            except Exception as exc:  # noqa: BLE001 - whatever it is, the next must be answered
+                await replies.put(self._refuse(model, message, exc), model.written)
+                continue
+            if answered is None:
+                large = self._answer_large(model, message, located, arrived, late, waited_s)
+                self._begin(large, model)
+            else:
+                model.count(answered, arrived, waited_s, posted)
+                await replies.put(answered.data, model.written)
+
+    def _begin(self, large: Coroutine[Any, Any, None], model: Model) -> None:
+        task = asyncio.create_task(large)
+        self._large.add(task)
+
+        def finished(_: object) -> None:
+            self._large.discard(task)
+            model.admission.leave()
+            if not task.cancelled() and (error := task.exception()) is not None:
+                # Mostly a client that went away before its reply.
+                logger.info("server.reply.undelivered", extra={"error": type(error).__name__})
+
+        task.add_done_callback(finished)
+
+    async def _answer_large(
+        self,
+        model: Model,
+        message: pb.ScoreRequest,
+        located: Located | None,
+        arrived: float,
+        late: float | None,
+        waited_s: float,
+    ) -> None:
+        posted = time.perf_counter()
+        try:
+            if located is None:
+                answered = await model.in_thread(model.answerer.score, message, late)
+            else:
+                answered = await model.in_thread(model.answerer.list, located, late)
+        except asyncio.CancelledError:  # the stream ended, by its client or by bad bytes
+            model.metrics.abandoned += 1
+            raise
+        except Exception as exc:  # noqa: BLE001 - whatever it is, the client is told
+            reply = self._refuse(model, message, exc)
+        else:
+            model.count(answered, arrived, waited_s, posted)
+            reply = answered.data
+        model.metrics.wrote(await self._replies.write(reply))
+
+    def _admit(self, model: Model, message: pb.ScoreRequest) -> tuple[float | None, float]:
+        """Until when an answer is worth having, and how long the message has waited, in seconds;
+        raises `Refusal`."""
+        now = model.clock()
+        waited_s = self._lateness.of(message.sent_us, now)
+        model.admission.require_ready()
+        late = None
+        if message.timeout_us:
+            late = now - waited_s + message.timeout_us * 1e-6
+            if now >= late:
+                raise too_late()
+        return late, waited_s
+
+    def _refuse(self, model: Model, message: pb.ScoreRequest, exc: Exception) -> bytes:
+        return model.refusal("exchange", exc).reply(message.sequence)
+
+    async def _break_off(self, size: int) -> None:
+        """Ends a stream after bytes that are not a message: they carry no number, so
+        no reply can name them; and what follows is as doubtful."""
+        self._metrics.refused(Reason.MALFORMED)
+        for task in list(self._large):  # before the client is told that it ended
+            task.cancel()
+        await self._replies.flush()
+        said = f"{size} bytes were received that are no dlm.v1.ScoreRequest"
+        await Refusal(Reason.MALFORMED, said).abort(self._context)

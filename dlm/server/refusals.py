@@ -1,0 +1,82 @@
+"""Calls that are refused: why, and how a client is told."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from dlm.errors import ProtocolError
+from dlm.logs import EventLog
+from dlm.wire import codec
+from dlm.wire.status import CODE_OF, PUSHBACK_KEY, REASON_KEY, Reason
+
+logger = EventLog(__name__)
+
+# Advice to whoever is refused for load: by then the queue that was full has moved on.
+RETRY_AFTER_MS = 50
+LOAD_REASONS = frozenset({Reason.OVERLOADED, Reason.CLIENT_LIMIT})
+
+
+class Refusal(Exception):
+    """A call that is refused: the reason and a message for whoever reads the client's log.
+
+    Never leaves the server: handlers turn it into a status code and trailing metadata, streams
+    into a reply.
+    """
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+    async def abort(self, context: Any) -> NoReturn:
+        """Ends the call."""
+        metadata: tuple[tuple[str, str], ...] = ((REASON_KEY, self.reason.value),)
+        if self.reason in LOAD_REASONS:
+            metadata += ((PUSHBACK_KEY, str(RETRY_AFTER_MS)),)
+        await context.abort(CODE_OF[self.reason], self.message, metadata)
+        raise AssertionError("abort returned")
+
+    def reply(self, sequence: int) -> bytes:
+        """What a stream is told of its message `sequence`."""
+        retry_after_ms = RETRY_AFTER_MS if self.reason in LOAD_REASONS else 0
+        return codec.encode_refusal(sequence, self.reason.value, self.message, retry_after_ms)
+
+
+def too_late() -> Refusal:
+    """Of work that was not begun in time."""
+    return Refusal(
+        Reason.LATE, "the deadline passed before the work began; allow more time, or ask a replica"
+    )
+
+
+def of_fault(error: ProtocolError) -> Refusal:
+    """Of a message in which the codec found something wrong."""
+    if isinstance(error, codec.DamagedMessage):
+        return Refusal(Reason.CHECKSUM, str(error))
+    if isinstance(error, codec.OversizedMessage):
+        return Refusal(Reason.TOO_MANY_QUERIES, str(error))
+    return Refusal(Reason.MALFORMED, str(error))
+
+
+def of_exception(call: str, exc: Exception, shard: int) -> Refusal:
+    """Of whatever was raised. A fault of ours is logged: where it happened and its type, but not
+    its message, which may hold what was asked."""
+    if isinstance(exc, Refusal):
+        return exc
+    kind = type(exc).__name__
+    shown = RuntimeError(f"{kind}; its message is withheld, since it may hold queries")
+    logger.error(
+        "server.%s.failed",
+        call,
+        exc_info=(RuntimeError, shown, exc.__traceback__),
+        extra={"error": kind, "shard": shard},
+    )
+    return Refusal(Reason.INTERNAL, f"the server failed ({kind}); its log says where")
+
+
+def parse(message: codec.M, data: bytes) -> codec.M:
+    """`message` filled from `data`; raises `Refusal`."""
+    try:
+        return codec.parse(message, data)
+    except ProtocolError as exc:
+        raise Refusal(Reason.MALFORMED, str(exc)) from exc

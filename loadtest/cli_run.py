@@ -1,0 +1,194 @@
+"""`python -m loadtest run`, and how a report is shown."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dlm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from loadtest.schedule import Load
+
+DEMO_TRACE = Path(__file__).parent / "traces/rescoring.parquet"
+
+
+def run(
+    trace: Annotated[
+        Path | None, typer.Argument(help="Trace to replay; without one, the one that comes along.")
+    ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(help="cluster.toml of the servers; without it, a cluster is started here."),
+    ] = None,
+    shard_set: Annotated[
+        Path | None, typer.Option(help="Shard set to serve here, in place of the packaged model.")
+    ] = None,
+    shards: Annotated[
+        int, typer.Option(min=1, max=64, help="Servers to start here for the packaged model.")
+    ] = 2,
+    replicas: Annotated[
+        int, typer.Option(min=0, max=16, help="Servers of each shard here; 0: as --faults needs.")
+    ] = 0,
+    request_rate: Annotated[
+        float, typer.Option(help="Requests per second (open loop), sent when they are due.")
+    ] = 50.0,
+    concurrency: Annotated[
+        int,
+        typer.Option(min=0, help="Decoders that wait for each answer (closed loop), in its place."),
+    ] = 0,
+    arrival_pattern: Annotated[
+        str, typer.Option(help="How utterances arrive: constant, poisson or gamma.")
+    ] = "poisson",
+    arrival_smoothness: Annotated[
+        float, typer.Option(help="Shape of gamma: 1 is poisson, less is burstier.")
+    ] = 1.0,
+    ramp_to: Annotated[
+        float, typer.Option(help="Rate at the end, reached evenly from --request-rate; 0: none.")
+    ] = 0.0,
+    steps: Annotated[
+        str, typer.Option(help="Rates one after another, for --duration each: 50,100,200.")
+    ] = "",
+    duration: Annotated[float, typer.Option(help="Seconds that are measured.")] = 100.0,
+    warmup: Annotated[float, typer.Option(help="Seconds before that, not measured.")] = 10.0,
+    window: Annotated[float, typer.Option(help="Seconds that figures are kept by.")] = 5.0,
+    until_stable: Annotated[
+        bool,
+        typer.Option("--until-stable", help="End once the last three windows agree."),
+    ] = False,
+    stability_percentage: Annotated[
+        float, typer.Option(help="How closely, in answers per second and p99.")
+    ] = 10.0,
+    processes: Annotated[int, typer.Option(help="Client processes.")] = 1,
+    deadline: Annotated[float, typer.Option(help="Seconds that a request has.")] = 2.0,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Clients answer from 2-grams where shards fail.")
+    ] = False,
+    small: Annotated[
+        Path | None, typer.Option(help="Shard set that clients go over to while servers fail.")
+    ] = None,
+    faults: Annotated[
+        str,
+        typer.Option(
+            help="What breaks meanwhile: replica-killed, shard-gone, slow-network, stalled-server, "
+            "or a file of lines `at SECONDS command` (CHAOS.md)."
+        ),
+    ] = "",
+    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and the order of utterances.")] = 1,
+    output: Annotated[
+        Path | None, typer.Option(help="New folder for the results; one is named after the time.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the report alone.")] = False,
+) -> None:
+    """Run a load test and write a report: JSON, CSV, HTML.
+
+    Without options it takes two minutes, on a cluster that it starts on this machine.
+    Exit status 1 where nothing could be measured, or the run broke off.
+
+    Example: python -m loadtest run --cluster cluster.toml --request-rate 200
+    """
+    from dlm.cli.progress import stage_printer
+    from loadtest.driver import RunSettings
+    from loadtest.faults import REPLICA_KILLED, check_named, read_plan
+    from loadtest.faults import faults as breaking
+    from loadtest.local_cluster import local_servers
+    from loadtest.session import measure, new_results, write_report
+    from loadtest.trace import read_trace
+    from loadtest.worker import ClientSettings
+
+    load = _load(
+        request_rate, concurrency, arrival_pattern, arrival_smoothness, ramp_to, steps, duration,
+        warmup,
+    )  # fmt: skip
+    if cluster is not None and shard_set is not None:
+        raise ConfigError("--cluster and --shard-set were both given; one of them is expected")
+    if cluster is not None and replicas:
+        raise ConfigError("--replicas is of servers that are started here, not of --cluster")
+    # What is wrong with any of it is told before servers start.
+    if faults:
+        check_named(faults)
+    used = trace or DEMO_TRACE
+    read_trace(used)
+    settings = RunSettings(
+        cluster or Path(),
+        used,
+        load,
+        ClientSettings(deadline, partial, None if small is None else str(small.absolute())),
+        processes,
+        window,
+        seed,
+        stability_percentage if until_stable else None,
+    )
+    tell = stage_printer(quiet=quiet)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(new_results(output))
+        own = None
+        if cluster is None:
+            count = replicas or 1 + (faults == REPLICA_KILLED)
+            own = stack.enter_context(local_servers(shard_set, shards, tell, replicas=count))
+            cluster = own.cluster
+        broken = None
+        if faults:
+            plan = read_plan(faults, cluster, load.seconds, window, own=own is not None)
+            start = None if own is None else own.start
+            broken = stack.enter_context(breaking(plan, cluster, seed, start))
+        settings = replace(settings, cluster=cluster)
+        report = measure(settings, folder, tell, broken)
+    show_report(report)
+    whole = write_report(report, folder, lambda line: print(line, file=sys.stderr))
+    if whole:
+        print(f"wrote {folder}/report.html, report.json, report.csv")
+    if not (whole and report["complete"]):
+        raise typer.Exit(1)
+
+
+def _load(
+    rate: float,
+    concurrency: int,
+    pattern: str,
+    smoothness: float,
+    ramp_to: float,
+    steps: str,
+    duration: float,
+    warmup: float,
+) -> Load:
+    from loadtest.schedule import Load, Segment
+
+    if ramp_to and steps:
+        raise ConfigError("--ramp-to and --steps were both given; one of them is expected")
+    try:
+        rates = [float(one) for one in steps.split(",")] if steps else [rate]
+    except ValueError:
+        raise ConfigError(f"--steps {steps}: rates with commas between are expected") from None
+    segments = tuple(Segment(duration, one, ramp_to or one) for one in rates)
+    return Load(segments, concurrency, pattern, smoothness, warmup)
+
+
+def show_report(report: dict[str, Any]) -> None:
+    """The figures, and what to know before reading them."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from loadtest.table import rows_of, tables_of, warnings_of
+
+    table = Table(show_header=False, title="Load test", title_justify="left")
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in rows_of(report):
+        table.add_row(name, value)
+    console = Console(highlight=False)
+    console.print(table)
+    for title, names, rows in tables_of(report):
+        table = Table(title=title, title_justify="left")
+        for name in names:
+            table.add_column(name, justify="left" if name == names[0] else "right")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    for text in warnings_of(report):
+        console.print(f"! {text}", markup=False, soft_wrap=True)

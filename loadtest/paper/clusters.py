@@ -1,0 +1,129 @@
+"""Shard sets, servers and loads that experiments share."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlm import __version__
+from dlm.client import States, Utterance
+from dlm.files import write_whole
+from dlm.index.build import build_shard_set
+from dlm.index.layout import read_manifest
+from loadtest.driver import LEAD_S, RunSettings, records_of
+from loadtest.local_cluster import local_cluster
+from loadtest.paper.busy import BusyCores
+from loadtest.paper.setup import Setup
+from loadtest.report import Report
+from loadtest.schedule import Load, Segment
+from loadtest.session import JOURNAL, measure
+from loadtest.trace import CALLS, EXTEND, Trace
+from loadtest.worker import ClientSettings
+
+PROCESSES, DECODERS = 2, 8  # of a closed loop: client processes, and decoders of each
+DEADLINE_S = 30.0  # of a request: on a machine that is shared, a late answer still counts
+
+
+def shard_set(setup: Setup, shards: int, encoding: str = "exact") -> Path:
+    """The model in so many shards, built once; as many as `setup.model` has, that itself."""
+    manifest = read_manifest(setup.model)
+    if manifest.shards == shards and manifest.encoding == encoding:
+        return setup.model
+    folder = setup.work / f"shards-{manifest.model[:12]}-{encoding}-{shards}"
+    if not folder.exists():
+        setup.progress.tell(f"sharding {setup.arpa.name} in {shards}, {encoding}")
+        build_shard_set(setup.arpa, folder, shards, encoding=encoding)
+    return folder
+
+
+@contextmanager
+def serving(setup: Setup, shards: int) -> Iterator[Path]:
+    """The cluster.toml of a server for each shard, on this machine."""
+    with local_cluster(shard_set(setup, shards), shards, setup.progress.tell) as cluster:
+        yield cluster
+
+
+def closed(concurrency: int, seconds: float, warmup_s: float = 1.0) -> Load:
+    """Decoders that ask again as soon as they are answered."""
+    return Load((Segment(seconds, 1.0, 1.0),), concurrency, warmup_s=warmup_s)
+
+
+def steady(per_s: float, seconds: float, warmup_s: float = 1.0) -> Load:
+    """Requests that come when they are due."""
+    return Load((Segment(seconds, per_s, per_s),), warmup_s=warmup_s)
+
+
+def loaded(
+    setup: Setup, name: str, cluster: Path, trace: Path, load: Load, processes: int = 1
+) -> Report:
+    """The report of a load on a cluster; its records are kept in `setup.work`."""
+    folder = setup.work / "runs" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    client = ClientSettings(DEADLINE_S, cache_dir=str((setup.work / "cache").absolute()))
+    window_s = max(min(1.0, load.seconds / 2), 0.1)
+    settings = RunSettings(cluster, trace, load, client, processes, window_s, setup.seed)
+    return measure(settings, folder, lambda line: None)
+
+
+def kept(setup: Setup, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `make` gives, which JSON can hold; asked once for a model, a trace and a version.
+
+    `--again` asks anew.
+    """
+    of = {
+        "model": read_manifest(setup.model).model,
+        "trace": setup.trace.name,
+        "dlm": __version__,
+        "quick": setup.quick,
+        "seed": setup.seed,
+    }
+    path = setup.kept / f"{name}.json"
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["of"] == of:
+            return dict(found["found"])
+    made = make()
+    path.parent.mkdir(exist_ok=True)
+    write_whole(path, json.dumps({"of": of, "found": made}, indent=1).encode())
+    return made
+
+
+def closed_loop(setup: Setup, servers: int) -> dict[str, Any]:
+    """`results` of a report: `PROCESSES` client processes with `DECODERS` decoders each, which ask
+    servers on this machine as fast as they are answered. And `other_cores`, what other work took of
+    the machine meanwhile."""
+    seconds = 1.0 if setup.quick else 6.0
+
+    def make() -> dict[str, Any]:
+        setup.progress.tell(f"a closed loop on {servers} servers")
+        with serving(setup, servers) as cluster:
+            load = closed(PROCESSES * DECODERS, seconds)
+            name = f"closed-{servers}"
+            with BusyCores() as busy:
+                report = loaded(setup, name, cluster, setup.trace, load, PROCESSES)
+        found = dict(report["results"])
+        records = records_of(setup.work / "runs" / name / JOURNAL)
+        (began,) = [one["at"] for one in records if one["type"] == "started"]
+        begin_s = began + LEAD_S + load.warmup_s
+        all_cores = busy.between(begin_s, begin_s + load.seconds)
+        return {**found, "other_cores": all_cores - found["client_cores"] - found["server_cores"]}
+
+    return kept(setup, f"closed-{servers}", make)
+
+
+def prepared(handle: Utterance, trace: Trace) -> list[tuple[int, States, Any]]:
+    """Each request that asks words after contexts: its number, states and words, in ids."""
+    found = []
+    wanted = trace.asks & (trace.call == CALLS.index(EXTEND))
+    for number in np.flatnonzero(wanted).tolist():
+        one = trace.request(number)
+        ids = np.array([[handle.vocabulary.id_of(w) for w in row] for row in one.words], np.uint32)
+        found.append((number, handle.states_after(one.contexts), ids[0] if len(ids) == 1 else ids))
+    return found

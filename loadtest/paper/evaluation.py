@@ -1,0 +1,155 @@
+"""Runs experiments, and keeps their results in one file, each as soon as it is whole."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dlm.errors import ConfigError, DlmError
+from dlm.files import write_whole
+from dlm.index.layout import read_manifest
+from loadtest.paper.page import page_of
+from loadtest.paper.result import Result, result_of
+from loadtest.paper.setup import Setup
+from loadtest.provenance import provenance
+
+FORMAT, VERSION = "dlm paper evaluation", 1
+RESULTS = "results.json"
+# In the order of the paper; each is a file of this folder, without the dash.
+EXPERIMENTS = (
+    *("table-2", "table-3", "table-4", "table-5", "table-6", "ladder"),
+    *("figure-6", "figure-7", "figure-8", "figure-9", "rescoring", "simulation"),
+)
+Tell = Callable[[str], None]
+
+
+def module_of(name: str) -> str:
+    """The file of an experiment, without its ending."""
+    return name.replace("-", "")
+
+
+def available() -> list[str]:
+    """Experiments that are here."""
+    here = Path(__file__).parent
+    return [name for name in EXPERIMENTS if (here / f"{module_of(name)}.py").exists()]
+
+
+def chosen(only: Sequence[str]) -> list[str]:
+    """The experiments named, in the paper's order; all without a name.
+
+    Raises  ConfigError  there is none of a name
+    """
+    here = available()
+    for name in only:
+        if name not in here:
+            raise ConfigError(f"no experiment {name!r}; expected one of {', '.join(here)}")
+    return [name for name in here if not only or name in only]
+
+
+class Evaluation:
+    """The results of one model, in a folder.
+
+    Args
+        again  runs what is there already
+        note   kept with each result, such as what else ran on the machine
+    Raises
+        ConfigError  the folder holds results of another model, trace or size
+    """
+
+    def __init__(
+        self, setup: Setup, folder: Path, tell: Tell, *, again: bool = False, note: str = ""
+    ) -> None:
+        self._setup, self._folder, self._tell = setup, folder, tell
+        self._again, self._note = again, note
+        manifest = read_manifest(setup.model)
+        self.of = {
+            "model": manifest.model,
+            "arpa": setup.arpa.name,
+            "order": manifest.order,
+            "ngrams": sum(manifest.counts),
+            "trace": setup.trace.name,
+            "quick": setup.quick,
+        }
+        self.failed: dict[str, str] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        self._entries = self._read()
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        path = self._folder / RESULTS
+        if not path.exists():
+            return {}
+        found = read_results(path)
+        if found["of"] != self.of:
+            raise ConfigError(
+                f"{path} holds results of {found['of']}, and this is {self.of}; give another "
+                "--output, or remove it first"
+            )
+        return {one["result"]["name"]: one for one in found["experiments"]}
+
+    def run(self, names: Sequence[str]) -> list[Result]:
+        """Runs what has no result yet; all results that there are, in the paper's order."""
+        wanted = [name for name in names if self._again or name not in self._entries]
+        for number, name in enumerate(wanted, 1):
+            self._tell(f"{name} ({number} of {len(wanted)})")
+            began = time.monotonic()
+            try:
+                result = importlib.import_module(f"loadtest.paper.{module_of(name)}").run(
+                    self._setup
+                )
+            except (DlmError, OSError) as exc:
+                notes = getattr(exc, "__notes__", [])
+                self.failed[name] = "; ".join([str(exc), *notes])
+                self._tell(f"{name}: {self.failed[name]}")
+                continue
+            seconds = time.monotonic() - began
+            self._tell(f"{name}: {seconds:.0f} s")
+            self._entries[name] = {
+                "result": result.facts(),
+                "seconds": round(seconds, 1),
+                "note": self._note,
+                "provenance": _public(provenance(self._setup.seed)),
+            }
+            self._write()
+        return self.results()
+
+    def results(self) -> list[Result]:
+        """All that there are."""
+        return [result_of(one["result"]) for one in self.facts()["experiments"]]
+
+    def facts(self) -> dict[str, Any]:
+        """What results.json holds; see results.schema.json."""
+        kept = [self._entries[name] for name in EXPERIMENTS if name in self._entries]
+        return {"format": FORMAT, "version": VERSION, "of": self.of, "experiments": kept}
+
+    def _write(self) -> None:
+        facts = self.facts()
+        text = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
+        write_whole(self._folder / RESULTS, text.encode())
+        write_whole(self._folder / "results.html", page_of(facts).encode())
+
+
+def _public(facts: dict[str, Any]) -> dict[str, Any]:
+    """Provenance whose command has the names of files, not where they lie on this machine."""
+    command = [Path(part).name if "/" in part else part for part in facts["command"]]
+    return {**facts, "command": command}
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """A results.json.
+
+    Raises  ConfigError  it is of another format
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        kind, version = found["format"], found["version"]
+    except (ValueError, TypeError, KeyError) as exc:
+        raise ConfigError(f"{path} does not hold results of an evaluation") from exc
+    if (kind, version) != (FORMAT, VERSION):
+        raise ConfigError(
+            f"{path} is {kind!r} of version {version!r}; expected {FORMAT!r} of version {VERSION}"
+        )
+    return dict(found)

@@ -1,0 +1,45 @@
+"""What all experiments are given: the model, the trace, where results go, how large to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dlm.progress import ProgressReporter
+
+
+@dataclass
+class Setup:
+    """One evaluation.
+
+    model      folder of a shard set of exact encoding, of one shard
+    arpa       the same model as an ARPA file, compressed or not
+    trace      recorded requests
+    work       folder for results and for what is kept between runs (shard sets, caches); files of
+               an experiment begin with its name
+    servers    sizes of real clusters on this machine, ascending
+    processes  client processes of a load
+    seed       of everything that is drawn
+    quick      the smallest sizes that still make sense, for tests
+    held_out   text for perplexities, a sentence per line, compressed or not; None: what is asked
+               of it is left out, and said
+    kenlm_bin  folder of KenLM's build_binary; None: what needs it is left out, and said
+    progress   takes the stages of an experiment
+    """
+
+    model: Path
+    arpa: Path
+    trace: Path
+    work: Path
+    servers: tuple[int, ...] = (1, 2, 3, 4)
+    processes: int = 1
+    seed: int = 1
+    quick: bool = False
+    held_out: Path | None = None
+    kenlm_bin: Path | None = None
+    progress: ProgressReporter = field(default_factory=lambda: ProgressReporter(lambda line: None))
+
+    @property
+    def kept(self) -> Path:
+        """Folder for what several experiments share and one has measured; see `clusters.kept`."""
+        return self.work / "kept"

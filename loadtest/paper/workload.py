@@ -1,0 +1,145 @@
+"""What the experiments on placement and batching ask: the model's n-grams, and two sets of calls.
+
+One set is the trace, whose contexts are dlm's states: only what can still matter. The other is
+on-the-fly rescoring of known text with whole histories, as the paper's decoder asks (3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from dlm.index.layout import read_manifest
+from dlm.index.search.shard import open_vocabulary
+from dlm.ngram.vocab import Vocabulary
+from loadtest.baselines import Cache, Call, calls_of
+from loadtest.hash_index import HashIndex, Ngrams
+from loadtest.paper.setup import Setup
+from loadtest.rescoring import CANDIDATES_END, Confusions, Transcript, read_transcripts
+from loadtest.trace import read_trace
+
+TRANSCRIPTS = Path(__file__).parents[1] / "traces/transcripts.tsv"
+FREQUENT = 20_000  # words that candidates are taken from
+# Log10 that a candidate loses which was not said, as by an acoustic model.
+NOT_SAID = 0.5
+CONTEXTS, WORDS = 10, 10  # K and W
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model's n-grams in every form that baselines need.
+
+    whole  index of all n-grams
+    cache  what clients hold
+    file   the n-grams, for servers
+    """
+
+    ngrams: Ngrams
+    whole: HashIndex
+    cache: Cache
+    vocabulary: Vocabulary
+    file: Path
+
+    @property
+    def order(self) -> int:
+        """N."""
+        return len(self.ngrams.orders)
+
+    def frequent(self) -> list[bytes]:
+        """The most probable words, marks left out by `Confusions`."""
+        ids, probs, _ = self.ngrams.orders[0]
+        best = np.argsort(-probs, kind="stable")[:FREQUENT]
+        return [self.vocabulary.words[int(ids[at, 0])] for at in best]
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A set of calls.
+
+    name     for rows
+    audio_s  seconds of audio that they stand for
+    """
+
+    name: str
+    calls: Sequence[Call]
+    audio_s: float
+
+    def queries(self) -> Iterator[tuple[Call, np.ndarray]]:
+        """Each call, and how often each of its distinct queries was asked."""
+        for call in self.calls:
+            yield call, np.bincount(call.place, minlength=len(call.words))
+
+
+def model_of(setup: Setup) -> Model:
+    """Read once per process; the n-grams are kept in `setup.work`."""
+    return _model(setup.model.absolute(), setup.work.absolute())
+
+
+@cache
+def _model(folder: Path, work: Path) -> Model:
+    manifest = read_manifest(folder)
+    file = work / f"ngrams-{manifest.model[:12]}-{manifest.encoding}.npz"
+    if not file.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        Ngrams.of(folder).write(file)
+    ngrams = Ngrams.read(file)
+    vocabulary = open_vocabulary(folder, manifest)
+    return Model(ngrams, HashIndex(ngrams), Cache.of(ngrams), vocabulary, file)
+
+
+def recorded(setup: Setup) -> Asked:
+    """The trace's own requests."""
+    return _recorded(model_of(setup), setup.trace.absolute())
+
+
+@cache
+def _recorded(model: Model, path: Path) -> Asked:
+    trace = read_trace(path)
+    return Asked(
+        f"trace {path.stem}", calls_of(trace, model.vocabulary, model.order), trace.audio_s
+    )
+
+
+def transcripts(setup: Setup) -> list[Transcript]:
+    """What is said in the traces that come along."""
+    said = read_transcripts(TRANSCRIPTS, as_spoken=True)
+    return said[:2] if setup.quick else said
+
+
+def histories(setup: Setup) -> Asked:
+    """On-the-fly rescoring of what was said, K histories by W candidates at each word."""
+    model, said = model_of(setup), transcripts(setup)
+    confusions = Confusions(model.frequent())
+    calls: list[Call] = []
+    for one in said:
+        calls += _walk(model, one, confusions)
+    return Asked("whole histories", calls, sum(one.seconds for one in said))
+
+
+def _walk(model: Model, said: Transcript, confusions: Confusions) -> Iterator[Call]:
+    """A beam search that recombines hypotheses of equal history, order - 1 words of it."""
+    width = model.order - 1
+    beam: dict[tuple[int, ...], float] = {(model.vocabulary.begin_id,): 0.0}
+    for word in (*said.words, CANDIDATES_END):
+        words = [word] if word == CANDIDATES_END else confusions.of(word, WORDS)
+        ids = np.array([model.vocabulary.id_of(one) for one in words], np.uint32)
+        contexts = np.zeros((len(beam), width), np.uint32)
+        lengths = np.array([len(history) for history in beam], np.uint8)
+        for row, history in enumerate(beam):
+            contexts[row, width - len(history) :] = history
+        call = Call.of(contexts, lengths, ids)
+        yield call
+        found, _, _ = model.whole.score(call.contexts[call.row], call.lengths[call.row], call.words)
+        totals = found[call.place].reshape(len(beam), len(words)) - NOT_SAID * (
+            np.arange(len(ids)) > 0
+        )
+        best: dict[tuple[int, ...], float] = {}
+        for (history, before), row in zip(beam.items(), totals.tolist(), strict=True):
+            for one, prob in zip(ids.tolist(), row, strict=True):
+                longer = (*history, one)[-width:]
+                best[longer] = max(best.get(longer, -np.inf), before + prob)
+        beam = dict(sorted(best.items(), key=lambda one: -one[1])[:CONTEXTS])

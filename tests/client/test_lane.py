@@ -1,0 +1,354 @@
+"""The lane of a shard: rows of its table, what must always hold, and transcripts to read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlm.client.lane import MAX_QUEUED_ITEMS, MAX_WAITING_MESSAGES, MIN_WAITING, Lane
+from dlm.client.pace import FIRST_ANSWERS
+
+SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios").glob("lane_*.txt"))
+REWRITE = "DLM_REWRITE_SCENARIOS"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What waits."""
+
+    item: Any
+    queries: int = 1
+    deadline: float = 100.0
+    more: bool = False
+
+
+class Driver:
+    """A lane, driven as the loop does; what was sent, in messages, and what was too late."""
+
+    def __init__(self, limit: int = 1, max_queries: int = 10, usual_s: float = inf) -> None:
+        self.lane: Lane[Work] = Lane(limit, max_queries, usual_s)
+        self.sent: list[list[Any]] = []
+        self.late: list[Any] = []
+        self.refused: list[Any] = []
+
+    def look(self, now: float) -> list[int]:
+        """Sends what may leave; the numbers of the messages."""
+        numbers = []
+        self.late += [work.item for work in self.lane.expire(now)]
+        while (taken := self.lane.take(now)) is not None:
+            number, works = taken
+            assert all(work.deadline > now for work in works)
+            assert len(works) == 1 or sum(w.queries for w in works) <= self.lane.max_queries
+            self.sent.append([work.item for work in works])
+            numbers.append(number)
+        return numbers
+
+    def submit(self, work: Work, now: float = 0.0) -> list[int]:
+        """New work."""
+        if work.deadline <= now:
+            self.late.append(work.item)
+        elif not work.more and self.lane.refuses(work.queries, work.deadline, now):
+            self.refused.append(work.item)
+        else:
+            self.lane.submit(work)
+        return self.look(now)
+
+    def done(self, now: float = 0.0, number: int | None = None, **how: bool) -> list[int]:
+        """The oldest message in flight comes back, or one by number."""
+        oldest = next(iter(self.lane.in_flight)) if number is None else number
+        self.lane.done(oldest, now, **how)
+        return self.look(now)
+
+    @property
+    def waiting(self) -> list[Any]:
+        """What waits."""
+        return [work.item for work in self.lane.waiting]
+
+
+def busy(*waiting: Work, limit: int = 1) -> Driver:
+    """A lane with as many messages in flight as it may have, and what waits."""
+    driver = Driver(limit, usual_s=0.0)
+    for number in range(limit):
+        driver.submit(Work(number), 0.0)
+    for work in waiting:
+        driver.lane.submit(work)
+    driver.sent.clear()
+    return driver
+
+
+def test_an_idle_shard_is_asked_at_once_and_alone() -> None:
+    """Nothing waits for company."""
+    driver = Driver()
+    driver.submit(Work("a"))
+    assert (driver.sent, driver.waiting) == ([["a"]], [])
+
+
+def test_all_that_gathered_leaves_together_as_far_as_a_message_holds() -> None:
+    """In order; what does not fit waits on; what is too large goes alone."""
+    driver = busy(Work("a"), Work("b"))
+    driver.done()
+    assert driver.sent == [["a", "b"]]
+    driver = busy(Work("a", 6), Work("b", 6), Work("c", 4))
+    driver.done()
+    assert (driver.sent, driver.waiting) == ([["a"]], ["b", "c"])
+    driver = busy(Work("a", 99), Work("b"))
+    driver.done()
+    assert (driver.sent, driver.waiting) == ([["a"]], ["b"])
+
+
+def test_what_is_late_is_told_and_never_sent() -> None:
+    """Before what leaves, while the shard is busy, and on arrival."""
+    driver = busy(Work("a", 3, 5.0), Work("b"))
+    driver.done(5.0)
+    assert (driver.late, driver.sent) == (["a"], [["b"]])
+    driver = busy(Work("a", 3, 5.0))
+    driver.submit(Work("b"), 5.0)
+    assert (driver.late, driver.sent, driver.waiting) == (["a"], [], ["b"])
+    driver = Driver()
+    driver.submit(Work("a", 1, 5.0), 5.0)
+    assert (driver.late, driver.sent) == (["a"], [])
+
+
+@pytest.mark.parametrize("queries", [MAX_WAITING_MESSAGES * MIN_WAITING, 0])
+def test_too_much_that_waits_is_refused_but_for_what_was_let_in(queries: int) -> None:
+    """By queries, or by how many wait, however small."""
+    works = [Work("a", queries or 0)] * (1 if queries else MAX_QUEUED_ITEMS)
+    driver = busy(*works)
+    driver.submit(Work("b"))
+    driver.submit(Work("c", 1, more=True))
+    assert (driver.refused, driver.waiting[-1]) == (["b"], "c")
+
+
+def test_an_answer_that_nobody_waits_for_is_nothing() -> None:
+    """A message ends once."""
+    driver = busy()
+    driver.done(number=7)
+    assert len(driver.lane.in_flight) == 1
+    assert driver.lane.done(0, 1.0) and not driver.lane.done(0, 2.0)
+    assert driver.lane.idle and driver.lane.pace.answers == 1
+
+
+def test_a_second_message_leaves_when_the_first_takes_longer_than_usual() -> None:
+    """Not before, and no more than the limit; the next counts from when the last left."""
+    driver = Driver(limit=3, usual_s=1.0)
+    driver.submit(Work("a"), 10.0)
+    driver.submit(Work("b"), 10.2)
+    driver.submit(Work("c"), 10.4)
+    assert driver.lane.ready_at() == 11.0
+    driver.look(10.9)
+    assert driver.sent == [["a"]]
+    driver.look(11.0)
+    assert driver.sent == [["a"], ["b", "c"]]
+    driver.submit(Work("d"), 11.5)
+    driver.look(12.0)
+    assert driver.sent[2:] == [["d"]]
+    driver.submit(Work("e"), 99.0)
+    assert driver.lane.ready_at() == inf and driver.waiting == ["e"]
+
+
+def answering(queries: int, seconds: float, messages: int) -> Driver:
+    """A lane of one message in flight whose shard took so long for each of so many messages."""
+    driver, now = Driver(1, 1000), 0.0
+    for number in range(messages):
+        driver.submit(Work(number, queries, inf), now)
+        now += seconds
+        driver.done(now)
+    return driver
+
+
+def test_an_idle_lane_wants_a_look_though_an_alarm_is_set() -> None:
+    """It was set for what gathered behind a message, and that has left since."""
+    driver = Driver(limit=4, usual_s=0.05)
+    lane = driver.lane
+    driver.submit(Work("a"), 0.0)
+    lane.submit(Work("b"))
+    assert lane.wants_a_look(0.0)  # to set the alarm
+    lane.alarm = lane.ready_at()
+    assert lane.alarm == 0.05 and not lane.wants_a_look(0.0)
+    driver.done(0.001)
+    driver.done(0.002)
+    assert driver.sent == [["a"], ["b"]] and not lane.wants_a_look(0.003)
+    lane.submit(Work("c"))
+    assert lane.wants_a_look(0.003)
+
+
+def test_a_full_lane_wants_a_look_once_something_is_late() -> None:
+    """Else what waits behind messages that never come back would stay, and count."""
+    driver = busy(Work("a", deadline=1.0))
+    assert not driver.lane.wants_a_look(0.9)
+    assert driver.lane.wants_a_look(1.0)
+    driver.look(1.0)
+    assert driver.late == ["a"] and not driver.lane.wants_a_look(1.0)
+
+
+def test_a_call_that_would_wait_past_half_of_its_time_is_refused_at_once() -> None:
+    """100 queries take 0.1 s: behind 300 of them 0.7 s are too little, 0.9 s are enough."""
+    driver = answering(100, 0.1, 20)
+    for name in "abc":
+        driver.submit(Work(name, 100, 50.0), 2.0)
+    driver.submit(Work("d", 100, 2.7), 2.0)
+    assert driver.refused == ["d"]
+    driver.submit(Work("d", 100, 2.9), 2.0)
+    assert driver.refused == ["d"] and driver.waiting[-1] == "d"
+
+
+def test_a_further_part_of_a_call_is_never_refused() -> None:
+    """What was let in stays whole."""
+    driver = answering(100, 1.0, 20)
+    driver.submit(Work("a", 100, 99.0), 20.0)
+    driver.submit(Work("b", 100, 20.1, more=True), 20.0)
+    assert (driver.waiting, driver.refused) == (["b"], [])
+
+
+def test_the_first_answers_tell_nothing_of_the_pace() -> None:
+    """Eight seconds a message while connections are made do not count; those after do."""
+    assert answering(1, 8.0, FIRST_ANSWERS).lane.pace.seconds(1000) == 0.0
+    assert answering(1, 0.25, FIRST_ANSWERS + 1).lane.pace.seconds(4) == 1.0
+
+
+@pytest.mark.parametrize("silence_s", [0.5, 5.0, 5000.0])
+def test_a_shard_that_was_silent_is_found_to_be_quick_again(silence_s: float) -> None:
+    """Alone in flight, a call is taken whatever the pace; a dozen answers and others wait again."""
+    driver, now = answering(100, 0.001, 50), 10.0
+    driver.submit(Work("lost", 100, inf), now)
+    now += silence_s
+    driver.done(now, answered=False)
+    for _ in range(12):
+        assert driver.submit(Work("next", 100, now + 1.0), now)
+        now += 0.001
+        driver.done(now)
+    driver.submit(Work("one", 100, now + 1.0), now)
+    assert not driver.lane.refuses(100, now + 1.0, now)
+
+
+def test_refused_and_failed_messages_are_no_pace() -> None:
+    """A server that refuses in a microsecond answers nothing."""
+    driver, now = answering(100, 0.1, 20), 2.0
+    quick = driver.lane.pace.seconds(100)
+    for _ in range(1000):
+        driver.submit(Work("a", 100, now + 1.0), now)
+        now += 1e-6
+        driver.done(now, answered=False)
+    assert driver.lane.pace.seconds(100) >= quick
+
+
+def test_a_shard_whose_servers_are_gone_has_no_pace() -> None:
+    """However long nobody is there, a call is told that, and not of seconds of work."""
+    driver, now = answering(100, 0.1, 20), 2.0
+    for _ in range(50):
+        driver.submit(Work("lost", 100, now + 2.0), now)
+        now += 0.5
+        driver.done(now, answered=False, gone=True)
+    driver.submit(Work("lost", 100, now + 2.0), now)
+    assert not driver.lane.refuses(100, now + 2.0, now)
+
+
+# Each event: (time that passes, queries and time allowed of new work, or None for an answer).
+events = st.lists(
+    st.tuples(
+        st.floats(0, 3, width=16),
+        st.none() | st.tuples(st.integers(1, 15), st.floats(-1, 6, width=16)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(events, st.integers(1, 4), st.sampled_from([0.0, 1.0, inf]))
+def test_whatever_happens_nothing_is_lost_doubled_or_overtaken(
+    script, limit: int, usual_s: float
+) -> None:
+    """Limits are kept, order too; each work is sent or told once, and none is sent late."""
+    driver, now, submitted = Driver(limit, usual_s=usual_s), 0.0, 0
+    lane = driver.lane
+    for passes, new in script:
+        now += passes
+        if new is not None:
+            lane_work = Work(submitted, new[0], now + new[1], more=True)
+            submitted += 1
+            driver.submit(lane_work, now)
+        elif lane.in_flight:
+            driver.done(now)
+        assert len(lane.in_flight) <= limit
+        assert not lane.waiting or lane.in_flight
+        assert lane.queued == sum(w.queries for w in lane.waiting)
+        assert lane.asked == sum(m.queries for m in lane.in_flight.values())
+        assert lane.earliest <= min((w.deadline for w in lane.waiting), default=inf)
+        sent = [item for message in driver.sent for item in message]
+        assert sorted(sent + driver.late + driver.waiting) == list(range(submitted))
+        assert sent == sorted(sent) and driver.waiting == sorted(driver.waiting)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.lists(st.integers(1, 15), min_size=1, max_size=40), st.integers(1, 4))
+def test_what_waits_leaves_once_enough_answers_came(sizes: list[int], limit: int) -> None:
+    """After as many answers as there were works, nothing waits and nothing is in flight."""
+    driver = Driver(limit)
+    for item, queries in enumerate(sizes):
+        driver.submit(Work(item, queries, 9.0))
+    for _ in sizes:
+        if driver.lane.in_flight:
+            driver.done()
+    lane = driver.lane
+    assert lane.idle and (lane.queued, lane.asked, lane.earliest) == (0, 0, inf)
+
+
+def transcript(script: str) -> str:
+    """Runs the commands of a scenario; the text with what really happened.
+
+    Commands: ``lane limit=L max_queries=M usual=S``, ``submit NAME queries=Q deadline=D``,
+    ``done``, ``at T``. What follows ``----`` is the outcome; a blank line ends it.
+    """
+    out = []
+    driver, now = Driver(), 0.0
+    for block in script.strip().split("\n\n"):
+        lines = block.split("\n")
+        if lines[0].startswith("#"):
+            out.append(block)
+            continue
+        said = []
+        commands = lines[: lines.index("----")] if "----" in lines else lines
+        for command in commands:
+            name, *rest = command.split()
+            fields = dict(word.split("=") for word in rest if "=" in word)
+            driver.sent, driver.late = [], []
+            if name == "lane":
+                usual_s = float(fields.get("usual", "inf"))
+                driver = Driver(int(fields["limit"]), int(fields["max_queries"]), usual_s)
+            elif name == "at":
+                now = float(rest[0])
+                driver.look(now)
+            elif name == "submit":
+                work = Work(rest[0], int(fields["queries"]), float(fields["deadline"]))
+                driver.submit(work, now)
+            else:
+                assert name == "done", command
+                driver.done(now)
+            said += [f"expire {item}" for item in driver.late]
+            said += [f"send {'+'.join(items)}" for items in driver.sent]
+        waiting = " ".join(driver.waiting) or "nothing"
+        lane = driver.lane
+        said.append(f"in flight {len(lane.in_flight)} of {lane.limit}; waiting: {waiting}")
+        out.append("\n".join([*commands, "----", *said]))
+    return "\n\n".join(out) + "\n"
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)
+def test_the_transcript_of_a_scenario_is_what_happens(path: Path) -> None:
+    """With DLM_REWRITE_SCENARIOS=1 the file is written anew: commit only if you understand."""
+    found = transcript(path.read_text(encoding="utf-8"))
+    if os.environ.get(REWRITE):
+        path.write_text(found, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == found
+
+
+def test_there_are_scenarios() -> None:
+    """The transcripts are found where they are looked for."""
+    assert len(SCENARIOS) >= 2

@@ -1,0 +1,168 @@
+"""Load tests with faults: plans, what they do to servers, and how the report shows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+pytest.importorskip("hdrh")
+
+from cluster import Cluster, ModelFiles
+from dlm.client.topology import Endpoint, read_cluster_file, write_cluster_file
+from dlm.errors import ConfigError
+from loadtest.chaos import Chaos, Command
+from loadtest.driver import RunSettings
+from loadtest.faults import (
+    REPLICA_KILLED,
+    SCENARIOS,
+    SHARD_GONE,
+    SLOW_NETWORK,
+    STALLED_SERVER,
+    faults,
+    read_plan,
+    scenario,
+)
+from loadtest.local_cluster import local_servers
+from loadtest.proxy import Proxies
+from loadtest.schedule import Load, Segment
+from loadtest.session import measure, write_report
+from loadtest.table import tables_of
+from loadtest.worker import ClientSettings
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "loadtest/report.schema.json").read_text())
+FOUR = [0, 1, 0, 1]  # two shards with two servers each
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "commands"),
+    [
+        (REPLICA_KILLED, True, ["kill 0", "start 0"]),
+        (REPLICA_KILLED, False, ["drop 0 1", "heal 0"]),
+        (SHARD_GONE, True, ["kill 0", "kill 2", "start 0", "start 2"]),
+        (SHARD_GONE, False, ["drop 0 1", "drop 2 1", "heal 0", "heal 2"]),
+        (
+            SLOW_NETWORK,
+            False,
+            [*(f"slow {n} 10" for n in range(4)), *(f"heal {n}" for n in range(4))],
+        ),
+        (STALLED_SERVER, True, ["stop 0", "continue 0"]),
+        (STALLED_SERVER, False, ["partition 0", "heal 0"]),
+    ],
+)
+def test_scenarios_break_the_first_shard_and_mend_it(
+    name: str, own: bool, commands: list[str]
+) -> None:
+    """At the begin of windows, a third and two thirds into the run."""
+    plan = scenario(name, FOUR, 100.0, 5.0, own=own)
+    assert [str(command) for _, command in plan] == commands
+    half = len(plan) // 2
+    assert [at_s for at_s, _ in plan] == [35.0] * half + [65.0] * half
+    short = scenario(name, FOUR, 3.0, 1.0, own=own)
+    assert {at_s for at_s, _ in short} == {1.0, 2.0}
+
+
+def test_a_replica_that_is_not_there_cannot_be_killed() -> None:
+    """What to do is said."""
+    with pytest.raises(ConfigError, match="two servers of shard 0, found 1; give --replicas 2"):
+        scenario(REPLICA_KILLED, [0, 1], 100.0, 5.0, own=True)
+
+
+def test_a_plan_that_cannot_be_carried_out_is_refused_before_the_run(tmp_path: Path) -> None:
+    """Neither scenario nor file, nothing in it, too late, servers that are not ours."""
+    cluster, plan = tmp_path / "cluster.toml", tmp_path / "plan"
+    write_cluster_file(cluster, [Endpoint("127.0.0.1:9", 0)], shard_set="0" * 32)
+    with pytest.raises(ConfigError, match=f"scenarios are {', '.join(SCENARIOS)}"):
+        read_plan("storm", cluster, 10.0, 1.0, own=False)
+    for text, says in [
+        ("# nothing", "has no faults"),
+        ("at 10 slow 0 5", "`slow 0 5` at 10 s, but the run ends at 10 s"),
+        ("at 1 slow 1 5", "servers are 0 to 0"),
+        ("at 1 start 0", "starts only servers that it started itself"),
+        ("at 1 kill 0", "gives no process for 127.0.0.1:9"),
+    ]:
+        plan.write_text(text)
+        with pytest.raises(ConfigError, match=says):
+            read_plan(str(plan), cluster, 10.0, 1.0, own=False)
+    plan.write_text("at 2 heal all\nat 1 slow 0 5")
+    found = read_plan(str(plan), cluster, 10.0, 1.0, own=False)
+    assert found == [(1.0, Command("slow", 0, 5.0)), (2.0, Command("heal"))]
+
+
+def test_only_who_started_servers_starts_them_again(servers: Cluster, tmp_path: Path) -> None:
+    """`chaos` says who does."""
+    cluster = servers.write(tmp_path / "cluster.toml")
+    endpoints = read_cluster_file(cluster)
+    with Proxies([e.address for e in endpoints]) as proxies:
+        chaos = Chaos(cluster, endpoints, proxies)
+        with pytest.raises(ConfigError, match="the option --restart does"):
+            chaos.do(Command("start", 0))
+
+
+@pytest.fixture(scope="module")
+def broken(
+    files: ModelFiles, trace_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Path]:
+    """Report of a run in which a shard is killed and started again, and its folder."""
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "results").mkdir()
+    (folder / "plan").write_text("at 1 kill 0\nat 1 slow 1 1\nat 2 start 0\nat 2 heal 1\n")
+    load = Load((Segment(3.0, 50, 50),), warmup_s=0.5)
+    client = ClientSettings(60.0, partial=True, cache_dir=str(folder / "cache"))
+    said: list[str] = []
+    with local_servers(files.directory, 0, said.append) as own:
+        first = [server.process.pid for server in own.servers]
+        plan = read_plan(str(folder / "plan"), own.cluster, load.seconds, 0.5, own=True)
+        with faults(plan, own.cluster, 1, own.start) as breaking:
+            settings = RunSettings(own.cluster, trace_file, load, client, window_s=0.5)
+            report = measure(settings, folder / "results", said.append, breaking)
+            again = own.servers[0]
+            assert again.process.poll() is None
+            assert [again.process.pid != first[0], own.servers[1].process.pid] == [True, first[1]]
+            assert read_cluster_file(own.cluster)[0].pid == again.process.pid
+            with pytest.raises(ConfigError, match="server 1 runs"):
+                own.start(1)
+    assert any("kill 0: shard 0 at" in line for line in said)
+    assert write_report(report, folder / "results", said.append)
+    return report, folder / "results"
+
+
+@pytest.mark.slow
+def test_the_report_says_what_broke_and_who_answered_then(
+    broken: tuple[dict[str, Any], Path],
+) -> None:
+    """The run goes on; until the first fault all comes from the full model."""
+    report, _ = broken
+    jsonschema.validate(report, SCHEMA)
+    assert report["complete"]
+    done = [(one["at_s"], one["command"]) for one in report["faults"]]
+    assert done == [(1.0, "kill 0"), (1.0, "slow 1 1"), (2.0, "start 0"), (2.0, "heal 1")]
+    assert "pid" in report["faults"][0]["what"]
+    before, down, _ = report["stretches"]
+    assert [one["after"] for one in report["stretches"]] == [
+        "",
+        "kill 0, slow 1 1",
+        "start 0, heal 1",
+    ]
+    assert before["sources"].keys() == {"full"}
+    assert down["sources"]["partial"] > 0
+    assert 0 < down["partial_share"] < 1
+    assert sum(w["requests"] for w in report["windows"]) == report["results"]["requests"]
+    (_, names, rows) = next(one for one in tables_of(report) if one[0] == "From fault to fault")
+    assert len(rows) == 3
+    assert {len(row) for row in rows} == {len(names)}
+
+
+@pytest.mark.slow
+def test_faults_are_marked_on_the_plots(
+    broken: tuple[dict[str, Any], Path], drawn: Callable[[Path], str]
+) -> None:
+    """As lines with their commands, on latency, on who answered, on requests and on CPU."""
+    page = drawn(broken[1] / "report.html")
+    assert page.count('class="fault"') == 8
+    assert "kill 0, slow 1 1" in page
+    assert "Who answered" in page

@@ -1,0 +1,107 @@
+"""Schedules: the rate that was asked for, in the pattern that was asked for, the same each time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dlm.errors import ConfigError
+from loadtest.schedule import CONSTANT, GAMMA, POISSON, Load, Segment, arrivals, schedule, shuffled
+from loadtest.trace import Trace
+
+
+def gaps(load: Load, count: float) -> NDArray[np.float64]:
+    """Times between arrivals of utterances with so many requests."""
+    return np.diff(arrivals(load, count, 1.0, np.random.default_rng(5)))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "smoothness", "spread"),
+    [(CONSTANT, 1.0, 0.0), (POISSON, 1.0, 1.0), (GAMMA, 0.25, 2.0), (GAMMA, 4.0, 0.5)],
+)
+def test_arrivals_have_the_rate_and_the_spread_of_their_pattern(
+    pattern: str, smoothness: float, spread: float
+) -> None:
+    """The coefficient of variation of a gamma distribution is 1 / sqrt(shape)."""
+    found = gaps(Load((Segment(9000, 20.0, 20.0),), 0, pattern, smoothness), 10.0)
+    assert found.mean() == pytest.approx(0.5, rel=0.05)
+    assert found.std() / found.mean() == pytest.approx(spread, abs=0.08)
+
+
+def test_a_ramp_offers_what_its_rate_sums_to() -> None:
+    """10 to 30 per second over 100 s: a quarter of the time, (10 + 15) / 2 x 25 requests; the
+    inverse of the integral against one by numbers."""
+    load = Load((Segment(100, 10, 30), Segment(50, 30, 5)), 0, CONSTANT)
+    times = arrivals(load, 1.0, 0.0 + 1e-9, np.random.default_rng(0))
+    assert np.count_nonzero(times < 25) == pytest.approx(12.5 * 25, abs=1.5)
+    assert len(times) == pytest.approx(2000 + 875, abs=2)
+    assert (np.diff(times) > 0).all()
+    grid = np.linspace(0, 150, 300_001)
+    offered = np.concatenate([[0], np.cumsum([load.rate_at(t) for t in grid[:-1]]) * 0.0005])
+    assert times[1000] == pytest.approx(np.interp(1001, offered, grid), abs=0.01)
+
+
+def test_requests_come_at_their_audio_times_in_whole_utterances(trace: Trace) -> None:
+    """Sorted, from the warm-up on, at the rate; and the shares of processes make up the whole."""
+    load = Load((Segment(200, 50, 50),), warmup_s=5)
+    plan = schedule(trace, load, seed=1)
+    assert (np.diff(plan.due_s) >= 0).all()
+    assert plan.due_s[0] >= -5
+    assert plan.due_s[-1] < 200
+    measured = plan.due_s >= 0
+    assert np.count_nonzero(measured) / 200 == pytest.approx(50, rel=0.1)
+    first_seconds = np.count_nonzero((plan.due_s >= -5) & (plan.due_s < 15)) / 20
+    assert first_seconds == pytest.approx(50, rel=0.35)  # stationary: no ramp of its own
+    for stream in np.unique(plan.stream)[50:60]:
+        mine = plan.stream == stream
+        requests = plan.request[mine]
+        (number,) = set(trace.utterance[requests].tolist())
+        assert requests.tolist() == list(range(*trace.first_request[number : number + 2].tolist()))
+        begins = plan.due_s[mine] - trace.at_s[requests]
+        assert begins == pytest.approx(begins[0])
+    parts = [plan.share(index, 3) for index in range(3)]
+    assert sum(len(part) for part in parts) == len(plan)
+    assert not set(parts[0].stream.tolist()) & set(parts[1].stream.tolist())
+    again = schedule(trace, load, seed=1)
+    assert (again.due_s == plan.due_s).all()
+    assert (schedule(trace, load, seed=2).due_s[:50] != plan.due_s[:50]).any()
+
+
+def test_every_utterance_comes_before_any_comes_again() -> None:
+    """So that averages over a run are those of the trace."""
+    drawn = shuffled(5, 23, np.random.default_rng(0))
+    assert [sorted(drawn[at : at + 5].tolist()) for at in (0, 5, 10, 15)] == [[*range(5)]] * 4
+
+
+def test_rates_of_steps_and_ramps() -> None:
+    """By time; after the end, the last."""
+    load = Load((Segment(10, 5, 5), Segment(10, 10, 20)))
+    assert [load.rate_at(t) for t in (-3, 0, 9.9, 10, 15, 99)] == [5, 5, 5, 10, 15, 20]
+    assert (load.seconds, load.is_open, Load(load.segments, 4).is_open) == (20, True, False)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"pattern": "uniform"}, "arrival pattern 'uniform'"),
+        ({"segments": ()}, "without a duration"),
+        ({"segments": (Segment(1, 0, 1),)}, "numbers above 0"),
+        ({"segments": (Segment(float("nan"), 1, 1),)}, "numbers above 0"),
+        ({"smoothness": 2.0}, "of --arrival-pattern gamma alone"),
+        ({"pattern": GAMMA, "smoothness": 0.0}, "expected 0.01"),
+        ({"warmup_s": -1.0}, "numbers from 0"),
+    ],
+)
+def test_loads_that_cannot_be_are_refused(changed: dict[str, object], message: str) -> None:
+    """Before anything runs."""
+    with pytest.raises(ConfigError, match=message):
+        Load(**{"segments": (Segment(1, 1, 1),), **changed})  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_planned_is_refused(trace: Trace) -> None:
+    """A closed loop, and more than memory holds."""
+    with pytest.raises(ConfigError, match="has no schedule"):
+        schedule(trace, Load((Segment(1, 1, 1),), 2), 0)
+    with pytest.raises(ConfigError, match="50,000,000 at most"):
+        schedule(trace, Load((Segment(1e6, 100, 100),)), 0)

@@ -1,0 +1,133 @@
+"""dlm.server.answers: one call checks and searches, beside the checks that say what is wrong."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+from dlm.errors import ProtocolError
+from dlm.index.search.shard import Shard
+from dlm.ngram.query import QueryGroups
+from dlm.server.answers import Answerer
+from dlm.server.refusals import Refusal
+from dlm.wire import codec
+from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.status import Reason
+from server.calls import seal
+
+SIZES = [0, 1, 2, 31, 32, 33, 63, 64, 65, 200]  # of the blocks that a search goes through
+
+
+@pytest.fixture(scope="module")
+def shard(sharded) -> Shard:
+    """Shard 0."""
+    return Shard.open(sharded.directory, 0)
+
+
+@pytest.fixture(scope="module")
+def answerer(sharded, shard) -> Answerer:
+    """Of it; takes messages of shard 0 alone."""
+
+    def require_same(shard_set: bytes, index: int) -> None:
+        if (shard_set, index) != (sharded.manifest.shard_set_bytes, 0):
+            raise Refusal(Reason.WRONG_SHARD, "another shard")
+
+    return Answerer(shard, 1 << 16, require_same, time.monotonic)
+
+
+def arrays(groups: QueryGroups) -> list[np.ndarray]:
+    """The four, as `Shard.score_owned` is given them."""
+    return [groups.context_lengths, groups.context_words, groups.word_counts, groups.words]
+
+
+def questions(sharded, size: int, seed: int = 0) -> QueryGroups:
+    """Queries of `size` contexts of shard 0."""
+    asked = sharded.questions.ask(np.random.default_rng(seed), 0, size)
+    return codec.decode_score_request(asked.data, max_queries=1 << 16).groups
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_one_call_gives_the_bits_of_the_search_and_counts_them(sharded, shard, size) -> None:
+    """Packed as they stand in a reply."""
+    groups = questions(sharded, size, size)
+    answers = shard.score(groups)
+    found = shard.score_owned(*arrays(groups))
+    assert found is not None
+    packed, by_order = found
+    expected = [answers.log10_prob, answers.matched_order, answers.ngram_length]
+    assert packed.tobytes() == b"".join(a.tobytes() for a in [*expected, answers.state_length])
+    assert by_order.tolist() == np.bincount(answers.matched_order, minlength=16).tolist()
+
+
+def is_in_order(answerer: Answerer, groups: QueryGroups) -> bool:
+    """By the checks that say what is wrong."""
+    try:
+        codec.check_counts(groups)
+        answerer.check(groups)
+    except (ProtocolError, Refusal):
+        return False
+    return True
+
+
+def test_one_call_refuses_what_the_checks_refuse_and_nothing_else(sharded, shard, answerer) -> None:
+    """Each array with values changed, cut off and repeated; at the edges of all types."""
+    rng = random.Random(5)
+    edges = [0, 1, 2, 3, 4, 15, 16, 59, 60, 61, 62, 63, 255, 2**31 - 1, 2**31, 2**32 - 1]
+    seen = {True: 0, False: 0}
+    for number in range(6000):
+        broken = arrays(questions(sharded, rng.choice([1, 2, 5]), number % 40))
+        for _ in range(rng.choice([0, 1, 1, 2])):
+            place = rng.randrange(4)
+            array = broken[place].copy()
+            kind = rng.randrange(6)
+            at = rng.randrange(len(array)) if len(array) else 0
+            if kind == 0:
+                array = array[:at]
+            elif kind == 1:
+                array = np.concatenate([array, array[at:]])
+            elif len(array):
+                value = rng.choice(edges) if kind < 5 else int(array[rng.randrange(len(array))])
+                array[at] = value & (2 ** (8 * array.itemsize) - 1)
+            broken[place] = array
+        good = is_in_order(answerer, QueryGroups(*broken))
+        assert (shard.score_owned(*broken) is not None) == good, broken
+        seen[good] += 1
+    assert min(seen.values()) > 500
+
+
+def test_counts_that_wrap_to_the_right_total_are_refused(sharded, shard) -> None:
+    """2^32 words asked too many are not none."""
+    groups = questions(sharded, 2)
+    counts = groups.word_counts.copy()
+    with np.errstate(over="ignore"):
+        counts[0] -= np.uint32(counts[0] + 1)
+    wrapped = [groups.context_lengths, groups.context_words, counts, groups.words]
+    assert shard.score_owned(*wrapped) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [("shard_set", bytes(16), Reason.WRONG_SHARD), ("shard", 2, Reason.WRONG_SHARD)],
+)
+def test_a_message_for_another_shard_is_not_searched(
+    sharded, answerer, monkeypatch, field, value, reason
+) -> None:
+    """Whatever its queries are."""
+    asked = sharded.questions.ask(np.random.default_rng(1), 0)
+    message = pb.ScoreRequest.FromString(asked.data)
+    setattr(message, field, value)
+    monkeypatch.setattr(Shard, "score_owned", lambda *_: pytest.fail("it was searched"))
+    with pytest.raises(Refusal) as caught:
+        answerer.score(pb.ScoreRequest.FromString(seal(message)), None)
+    assert caught.value.reason is reason
+
+
+def test_a_fault_that_only_one_of_both_finds_is_one_of_ours(sharded, answerer, monkeypatch) -> None:
+    """It becomes INTERNAL, and never an answer."""
+    asked = sharded.questions.ask(np.random.default_rng(2), 0)
+    monkeypatch.setattr(Shard, "score_owned", lambda *_: None)
+    with pytest.raises(AssertionError, match="wrong by one check"):
+        answerer.score(pb.ScoreRequest.FromString(asked.data), None)
