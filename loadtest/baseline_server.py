@@ -23,7 +23,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from dlm.client.exchange import SERVICE
+from dlm.client.deliver.exchange import SERVICE
 from dlm.errors import ShardDown
 from dlm.ngram.query import QueryGroups
 from dlm.server.parent import end_with_parent

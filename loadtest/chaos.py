@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlm.client.security import read_cluster_security
-from dlm.client.topology import (
+from dlm.client.deliver.security import read_cluster_security
+from dlm.client.plan.topology import (
     Endpoint,
     read_cluster_file,
     read_cluster_model,

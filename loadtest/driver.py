@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from dlm.client.metrics import OK
+from dlm.client.api.metrics import OK
 from dlm.errors import ConfigError, DlmError
 from loadtest.faults import Faults
 from loadtest.latency import Latencies

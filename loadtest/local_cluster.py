@@ -10,8 +10,8 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from dlm.cli.compiling import compile_kernels
-from dlm.client.topology import write_cluster_file
-from dlm.client.warm import KERNELS as ASKING
+from dlm.client.plan.topology import write_cluster_file
+from dlm.client.plan.warm import KERNELS as ASKING
 from dlm.cluster.processes import Server, running_servers
 from dlm.errors import ConfigError
 from dlm.files import scratch_folder

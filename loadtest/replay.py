@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import Family, States
-from dlm.client.metrics import FAILED, OK, Stats, result_of
+from dlm.client.api.metrics import FAILED, OK, Stats, result_of
 from dlm.errors import DlmError
 from dlm.ngram.query import FULL, PARTIAL, SMALL
 from loadtest.latency import Latencies

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dlm.client.metrics import OK
+from dlm.client.api.metrics import OK
 from dlm.errors import FormatError
 from loadtest.latency import Latencies
 from loadtest.replay import Record

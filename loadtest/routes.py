@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client import router
-from dlm.client.lowgrams import LowGrams
+from dlm.client.plan import router
+from dlm.client.plan.lowgrams import LowGrams
 from dlm.errors import ConfigError
 from dlm.index.layout import read_manifest
 from dlm.ngram.partition import SLOTS, slots_of

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from dlm.client import ClientConfig
-from dlm.client.cluster_file import ClusterFile
-from dlm.client.status import ClusterStatus
-from dlm.client.transport import GrpcConnection
+from dlm.client.api.cluster_file import ClusterFile
+from dlm.client.deliver.transport import GrpcConnection
+from dlm.cluster.status import ClusterStatus
 from loadtest.replay import Record
 
 POLL_S = 2.0  # a server's time to answer a look

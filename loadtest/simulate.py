@@ -2,7 +2,7 @@
 
 Discrete events, seeded, nothing of them measured here: what a request asks comes from a trace and
 a slot table (`routes.py`), what work costs from `Costs`. When a message leaves is decided by the
-client's own lanes (`dlm.client.lane`, `dlm.client.usual`), so gathering is not modelled but run.
+client's own lanes (`dlm.client.deliver.lane` and `pace`), so gathering is not modelled but run.
 
 A process does one thing at a time. Processes of one machine share its cores equally (processor
 sharing); of servers and clients that have cores of their own, nobody waits for a core.
@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import ClientConfig
-from dlm.client.lane import Lane
-from dlm.client.usual import Usual, late_after
+from dlm.client.deliver.lane import Lane
+from dlm.client.deliver.pace import Usual, late_after
 from dlm.errors import ConfigError
 from loadtest.routes import Routed
 

@@ -26,7 +26,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from dlm.client import AsyncClient, ClientConfig
-from dlm.client.metrics import Stats
+from dlm.client.api.metrics import Stats
 from dlm.errors import ConfigError, DlmError
 from dlm.server.parent import end_with_parent
 from loadtest.replay import Record, Replay

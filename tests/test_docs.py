@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import typer
 
-import dlm.client.collector as client_metrics
+import dlm.client.api.collector as client_metrics
 import dlm.server.metrics as server_metrics
 from dlm.cli.main import app
-from dlm.client.topology import write_cluster_file
+from dlm.client.plan.topology import write_cluster_file
 from dlm.cluster.processes import running_servers
 from dlm.index.build import build_shard_set
 from models import PlainModel

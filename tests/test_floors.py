@@ -319,7 +319,7 @@ def test_a_planted_violation_is_found(path: str, text: str, fault: str, tmp_path
         ("ngram/a.py", "from dlm.spill import kernels\nfrom dlm.spill.merge import merged"),
         ("wire/status.py", "import grpc"),
         ("wire/generate.py", "from grpc_tools import protoc"),
-        ("client/collector.py", "from prometheus_client import Metric"),
+        ("client/api/collector.py", "from prometheus_client import Metric"),
         ("tracing.py", "from opentelemetry import trace"),
         ("federated/rnn.py", "import jax"),
         ("spark/a.py", "from pyspark.sql import SparkSession\nfrom dlm.estimate import text"),
@@ -330,7 +330,7 @@ def test_a_planted_violation_is_found(path: str, text: str, fault: str, tmp_path
 )
 def test_what_is_allowed_is_not_found(path: str, text: str, tmp_path: Path) -> None:
     """Down, sideways in the same part, and each package at home."""
-    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / path).write_text(text)
     assert faults(tmp_path) == []
 

@@ -64,7 +64,7 @@ def names_of(argument: ast.expr, tree: ast.AST) -> list[str]:
 def test_every_event_has_a_name_and_fields(part: str) -> None:
     """`part.what` as a constant, what varies in `extra`: so that logs can be searched."""
     wrong, seen = [], 0
-    for file in sorted((ROOT / "dlm" / part).glob("*.py")):
+    for file in sorted((ROOT / "dlm" / part).rglob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         for call in ast.walk(tree):
             if not is_log_call(call):
@@ -127,7 +127,8 @@ def test_an_application_with_the_default_format_reads_which_server_is_gone_and_w
             utterance = connect(cluster, partial=True).utterance()
             address = cluster.addresses[0]
             cluster.servers[0].end()
-            named = f"WARNING:dlm.client.cascade:client.server.changed address={address} shard=0 "
+            logger = "dlm.client.health.cascade"
+            named = f"WARNING:{logger}:client.server.changed address={address} shard=0 "
             until(lambda: named in shown.getvalue())
             assert re.search(named + r"before=\w+ after=\w+ reason=(silent|lost)", shown.getvalue())
             queries = queries_to(files, 0)[:2]

@@ -154,7 +154,7 @@ FIRST_USE = """
 import numpy as np
 from dlm.progress import compiling_notice
 compiling_notice._silent_s = 0.0
-from dlm.client.kernels import next_states
+from dlm.client.plan.kernels import next_states
 from dlm.server.kernels import count_orders
 next_states.compile()
 count_orders.compile()

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from dlm.client import Client, ClientConfig
-from dlm.client.address import check_address
-from dlm.client.config import default_cache_dir
+from dlm.client.api.config import default_cache_dir
+from dlm.client.deliver.address import check_address
 from dlm.errors import ArpaError, ConfigError
 from dlm.files import lock_file
 from dlm.index.build.journal import describe_input

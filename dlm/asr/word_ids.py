@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Sequence
 
-from dlm.client.utterance import Utterance, Word
+from dlm.client.api.utterance import Utterance, Word
 from dlm.errors import ConfigError, QueryError
 from dlm.ngram.vocab import UNK_ID, UNK_SPELLINGS, as_bytes
 

@@ -87,8 +87,8 @@ def cluster(
     """
     from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_reads
-    from dlm.client.security import ClientSecurity
-    from dlm.client.topology import write_cluster_file
+    from dlm.client.deliver.security import ClientSecurity
+    from dlm.client.plan.topology import write_cluster_file
     from dlm.cluster.processes import check_free, running_servers, supervise
     from dlm.errors import ConfigError
     from dlm.index.layout import read_manifest

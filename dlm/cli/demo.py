@@ -14,7 +14,7 @@ from dlm.cli.json_output import print_json
 from dlm.cli.options import Json
 
 if TYPE_CHECKING:
-    from dlm.client.metrics import Stats
+    from dlm.client.api.metrics import Stats
     from dlm.cluster.check import Checked
 
 DEADLINE_S = 20.0  # a first start on a busy machine compiles while it answers
@@ -42,7 +42,7 @@ def demo(
 
     from dlm.cli.compiling import compile_kernels
     from dlm.client import Client, ClientConfig
-    from dlm.client.warm import KERNELS as asking
+    from dlm.client.plan.warm import KERNELS as asking
     from dlm.cluster.check import check_rescoring, check_sentences, counted_by_servers
     from dlm.cluster.processes import running_servers
     from dlm.files import scratch_folder

@@ -125,7 +125,7 @@ def rescore(
     from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_reads, check_writes
     from dlm.client import ClientConfig
-    from dlm.client.warm import KERNELS
+    from dlm.client.plan.warm import KERNELS
     from dlm.errors import ConfigError
     from dlm.progress import ProgressReporter
 

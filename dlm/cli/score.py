@@ -121,8 +121,8 @@ def score(
             scored = scored_here(opened, reader.read(), threads)
         else:
             from dlm.client import Client, ClientConfig
-            from dlm.client.topology import read_cluster_file
-            from dlm.client.warm import KERNELS as ASKING
+            from dlm.client.plan.topology import read_cluster_file
+            from dlm.client.plan.warm import KERNELS as ASKING
 
             cluster = cluster or Path("cluster.toml")
             read_cluster_file(cluster)

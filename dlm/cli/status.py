@@ -27,7 +27,7 @@ from dlm.cli.options import (
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from dlm.client.status import ClusterSnapshot, ClusterStatus, Row
+    from dlm.cluster.status import ClusterSnapshot, ClusterStatus, Row
 
 COLUMNS = (
     "address",
@@ -92,10 +92,10 @@ def status(
     """
     from functools import partial
 
-    from dlm.client.security import ClientSecurity, check_files, read_cluster_security
-    from dlm.client.status import ClusterStatus
-    from dlm.client.topology import read_cluster_file, read_cluster_model
-    from dlm.client.transport import GrpcConnection
+    from dlm.client.deliver.security import ClientSecurity, check_files, read_cluster_security
+    from dlm.client.deliver.transport import GrpcConnection
+    from dlm.client.plan.topology import read_cluster_file, read_cluster_model
+    from dlm.cluster.status import ClusterStatus
     from dlm.errors import ConfigError
     from dlm.wire.secret import signature
 
@@ -248,7 +248,7 @@ def _drawn(lines: Sequence[tuple[str, str]], rows: Sequence[Row], width: int | N
 
 def problems(snapshot: ClusterSnapshot) -> list[str]:
     """One line per problem; servers with the same problem share a line."""
-    from dlm.client.topology import dedupe_faults
+    from dlm.client.plan.topology import dedupe_faults
 
     out = dedupe_faults((row.address, row.error) for row in snapshot.rows if row.error)
     out += [f"shard {shard}: no server is ready" for shard in snapshot.missing]
@@ -291,7 +291,7 @@ def ready(snapshot: ClusterSnapshot) -> tuple[str, str]:
 
 def cascade(snapshot: ClusterSnapshot) -> tuple[str, str]:
     """Which model clients use, as heartbeats show it; and the colour of that line."""
-    from dlm.client.modes import Mode
+    from dlm.client.health.modes import Mode
 
     if snapshot.mode is Mode.FULL:
         return "mode: full", "green"

@@ -94,7 +94,7 @@ def transcribe(
     from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_reads
     from dlm.client import ClientConfig
-    from dlm.client.warm import KERNELS
+    from dlm.client.plan.warm import KERNELS
     from dlm.errors import AudioError, ConfigError
     from dlm.progress import ProgressReporter
 

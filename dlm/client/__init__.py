@@ -5,9 +5,9 @@ import os
 # Read once, when gRPC starts: lets a process that has used a client fork (see `fork`).
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 
-from dlm.client.client import AsyncClient, Client
-from dlm.client.config import ClientConfig
-from dlm.client.utterance import (
+from dlm.client.api.client import AsyncClient, Client
+from dlm.client.api.config import ClientConfig
+from dlm.client.api.utterance import (
     AsyncUtterance,
     ContextBlocks,
     Extension,

@@ -24,8 +24,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cluster import WAIT_S, build
-from dlm.client.membership import Beating
-from dlm.client.modes import Switching
+from dlm.client.health.membership import Beating
+from dlm.client.health.modes import Switching
 from faults.decoders import Decoders
 from faults.test_cascade_faults import DEADLINE_S, World, faulty, kill, stop
 from models import random_model

@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cluster import build
 from dlm.client import Client
-from dlm.client.membership import Beating
-from dlm.client.modes import Switching
+from dlm.client.health.membership import Beating
+from dlm.client.health.modes import Switching
 from dlm.ngram.query import FULL, PARTIAL, SMALL
 from faults.decoders import Decoders
 from faults.test_cascade_faults import World, carry_out

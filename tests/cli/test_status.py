@@ -18,7 +18,7 @@ from certificates import Authority
 from cluster import WAIT_S, Cluster, build, command
 from connect_proxy import VARIABLES
 from dlm.cli.status import COLUMNS, cells_of, duration, problems, ready, render, size
-from dlm.client.status import ClusterSnapshot, Row
+from dlm.cluster.status import ClusterSnapshot, Row
 from models import random_model
 
 

@@ -19,12 +19,13 @@ from client.questions import random_queries
 from client.scripted import Network
 from client.test_partial import ask, assert_each_is_of_its_model
 from cluster import ROOT, Cluster, ModelFiles, ProcessServer, build, until
-from dlm.client import AsyncClient, Client, ClientConfig, cascade
-from dlm.client.local import open_small
-from dlm.client.membership import Beating, Liveness
-from dlm.client.modes import Mode, Switching
-from dlm.client.topology import Endpoint, write_cluster_file
-from dlm.client.utterance import Utterance
+from dlm.client import AsyncClient, Client, ClientConfig
+from dlm.client.api.local import open_small
+from dlm.client.api.utterance import Utterance
+from dlm.client.health import cascade
+from dlm.client.health.membership import Beating, Liveness
+from dlm.client.health.modes import Mode, Switching
+from dlm.client.plan.topology import Endpoint, write_cluster_file
 from dlm.errors import (
     ConfigError,
     FamilyMismatch,
@@ -351,8 +352,8 @@ def test_the_asyncio_face_switches_too(files, small, cache_dir) -> None:
 FORKING = """
 import multiprocessing, sys, time
 from dlm.client import Client, ClientConfig
-from dlm.client.membership import Beating
-from dlm.client.modes import Mode, Switching
+from dlm.client.health.membership import Beating
+from dlm.client.health.modes import Mode, Switching
 from dlm.errors import ShardDown
 
 def until(true):
@@ -507,7 +508,7 @@ def test_the_heartbeats_of_a_client_take_no_thread(cluster, connect) -> None:
 FORKS = """
 import os, sys, time
 from dlm.client import Client, ClientConfig
-from dlm.client.membership import Beating
+from dlm.client.health.membership import Beating
 
 config = ClientConfig(
     cache_dir=sys.argv[1], heartbeats=True, beating=Beating(interval_s=0.05, timeout_s=20.0)

@@ -26,10 +26,10 @@ from client.questions import (
 from client.scripted import Network, free, settle
 from cluster import WAIT_S, Cluster, build, until
 from dlm.client import AsyncClient, Client, ClientConfig
-from dlm.client.call import Call
-from dlm.client.core import SURELY_EVERYWHERE
-from dlm.client.message import Attempt, Message
-from dlm.client.runtime import closed_error
+from dlm.client.deliver.call import Call
+from dlm.client.deliver.message import Attempt, Message
+from dlm.client.deliver.runtime import closed_error
+from dlm.client.plan.core import SURELY_EVERYWHERE
 from dlm.errors import (
     ClientClosed,
     ConfigError,
@@ -601,7 +601,7 @@ def test_a_look_that_closing_cuts_short_logs_nothing(client, caplog) -> None:
     table = client._core.table
     client.close()
     table.refresh_quietly(table.known)
-    assert not [r for r in caplog.records if r.name.startswith("dlm.client.table")]
+    assert not [r for r in caplog.records if r.name.startswith("dlm.client.plan.table")]
 
 
 def test_a_client_that_was_never_connected_and_is_closed_says_so(cluster, connect) -> None:

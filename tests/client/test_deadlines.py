@@ -18,12 +18,12 @@ from client.scripted import Network, Scripted
 from client.test_partial import assert_each_is_of_its_model
 from cluster import WAIT_S
 from dlm.client import ClientConfig
-from dlm.client.call import Call, EndedCall
-from dlm.client.core import Core
-from dlm.client.delivery import LOST_S
-from dlm.client.topology import Endpoint, FixedEndpoints
-from dlm.client.transport import Metadata, Reply
-from dlm.client.utterance import Utterance
+from dlm.client.api.utterance import Utterance
+from dlm.client.deliver.call import Call, EndedCall
+from dlm.client.deliver.delivery import LOST_S
+from dlm.client.deliver.transport import Metadata, Reply
+from dlm.client.plan.core import Core
+from dlm.client.plan.topology import Endpoint, FixedEndpoints
 from dlm.errors import DeadlineExceeded, DlmError, Overloaded, ShardDown
 
 CALLS = 25

@@ -15,10 +15,10 @@ import grpc
 import pytest
 
 from cluster import WAIT_S, until
-from dlm.client import exchange, loop, transport
-from dlm.client.exchange import SERVICE, is_lost
-from dlm.client.security import ClientSecurity
-from dlm.client.transport import GrpcConnection
+from dlm.client.deliver import exchange, loop, transport
+from dlm.client.deliver.exchange import SERVICE, is_lost
+from dlm.client.deliver.security import ClientSecurity
+from dlm.client.deliver.transport import GrpcConnection
 from dlm.errors import (
     AuthenticationError,
     DeadlineExceeded,

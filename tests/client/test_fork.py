@@ -1,4 +1,4 @@
-"""dlm.client.fork: what a child finds of the locks that threads of its parent held."""
+"""dlm.client.deliver.fork: what a child finds of the locks that threads of its parent held."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import threading
 
 from cluster import WAIT_S
-from dlm.client import fork, kernels
+from dlm.client.deliver import fork
+from dlm.client.plan import kernels
 
 
 def test_a_child_can_compile_though_another_thread_did_when_it_was_forked() -> None:

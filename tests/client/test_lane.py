@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlm.client.lane import MAX_QUEUED_ITEMS, MAX_WAITING_MESSAGES, MIN_WAITING, Lane
-from dlm.client.pace import FIRST_ANSWERS
+from dlm.client.deliver.lane import MAX_QUEUED_ITEMS, MAX_WAITING_MESSAGES, MIN_WAITING, Lane
+from dlm.client.deliver.pace import FIRST_ANSWERS
 
 SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios").glob("lane_*.txt"))
 REWRITE = "DLM_REWRITE_SCENARIOS"

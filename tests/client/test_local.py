@@ -18,7 +18,7 @@ import dlm
 from client.questions import ask, assert_equal, assert_sentence, random_queries, random_sentences
 from cluster import Cluster, ModelFiles
 from dlm import AsyncClient, Client, LocalModel
-from dlm.client.utterance import States
+from dlm.client.api.utterance import States
 from dlm.errors import (
     ConfigError,
     DlmError,

@@ -15,7 +15,7 @@ import pytest
 
 from client.scripted import FileServer
 from cluster import ROOT, WAIT_S, ModelFiles, build
-from dlm.client.lowgrams import LowGrams, fetch
+from dlm.client.plan.lowgrams import LowGrams, fetch
 from dlm.errors import ConfigError, DeadlineExceeded, Overloaded, ProtocolError, ShardDown
 from dlm.index import layout
 from dlm.wire import codec
@@ -283,7 +283,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from client.scripted import FileServer
-from dlm.client.lowgrams import fetch
+from dlm.client.plan.lowgrams import fetch
 from dlm.index.layout import read_manifest
 directory, cache = Path(sys.argv[1]), Path(sys.argv[2])
 manifest = read_manifest(directory)
@@ -438,7 +438,7 @@ MENDER = """
 import sys
 from pathlib import Path
 from client.scripted import FileServer
-from dlm.client.lowgrams import fetch
+from dlm.client.plan.lowgrams import fetch
 from dlm.index.layout import read_manifest
 directory, cache = map(Path, sys.argv[1:])
 manifest = read_manifest(directory)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlm.client.membership import (
+from dlm.client.health.membership import (
     FIRST_BEATS,
     RENEW_AFTER,
     Action,

@@ -165,8 +165,8 @@ def test_running_clients_follow_the_default_and_open_handles_stay(
     listed = "".join(f'\n[[server]]\naddress = "{a}"\n' for a in rolled.addresses)
     path = tmp_path / "cluster.toml"
     path.write_text(listed)
-    monkeypatch.setattr("dlm.client.table.FOLLOW_S", 0.05)
-    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.plan.table.FOLLOW_S", 0.05)
+    monkeypatch.setattr("dlm.client.plan.table.STAMP_S", 0.05)
     settings = replace(config, heartbeats=how != "no heartbeats")
     with Client.connect(path, settings) as client:
         check(client, old)
@@ -196,8 +196,8 @@ def test_a_default_that_nobody_serves_changes_nothing_and_is_told(
     other_files, both, config, tmp_path, caplog, monkeypatch, named: str, event: str
 ) -> None:
     """An operator's slip: running clients stay where they are, and their log says so, once."""
-    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.05)
-    monkeypatch.setattr("dlm.client.table.FOLLOW_S", 0.05)
+    monkeypatch.setattr("dlm.client.plan.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.plan.table.FOLLOW_S", 0.05)
     path = tmp_path / "cluster.toml"
     listed = "".join(f'[[server]]\naddress = "{address}"\n' for address in both)
     path.write_text(listed)
@@ -219,7 +219,7 @@ def test_a_client_that_opens_no_new_handle_logs_a_wrong_default(
     other_files, both, config, tmp_path, caplog, monkeypatch, heartbeats: bool
 ) -> None:
     """A service keeps one handle for days: heartbeats, or else its calls, read cluster.toml."""
-    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.plan.table.STAMP_S", 0.05)
     path = tmp_path / "cluster.toml"
     listed = "".join(f'[[server]]\naddress = "{address}"\n' for address in both)
     path.write_text(listed)
@@ -252,7 +252,7 @@ def test_a_running_client_refuses_what_a_new_one_refuses(
     other_files, both, config, tmp_path, caplog, monkeypatch, edited: str, reason: str
 ) -> None:
     """It stays with what it has and logs why, and reads the file again once that is mended."""
-    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.plan.table.STAMP_S", 0.05)
     caplog.set_level(logging.INFO, "dlm.client")
     path = tmp_path / "cluster.toml"
     listed = "".join(f'[[server]]\naddress = "{address}"\n' for address in both)
@@ -285,7 +285,7 @@ def test_a_setting_that_a_running_client_does_not_follow_is_logged_once(
     files, other_files, both, config, tmp_path, caplog, monkeypatch
 ) -> None:
     """By its name, never by its content; what the file says besides is followed."""
-    monkeypatch.setattr("dlm.client.table.STAMP_S", 0.05)
+    monkeypatch.setattr("dlm.client.plan.table.STAMP_S", 0.05)
     path = tmp_path / "cluster.toml"
     listed = "".join(f'[[server]]\naddress = "{address}"\n' for address in both)
     path.write_text(listed)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.world import World
-from dlm.client.modes import (
+from dlm.client.health.modes import (
     Action,
     Canary,
     CanaryDone,

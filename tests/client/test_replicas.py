@@ -11,9 +11,9 @@ import pytest
 from client.questions import ask, assert_equal, queries_to, random_queries, submit
 from client.scripted import Network, free
 from cluster import WAIT_S, Cluster, ModelFiles, until
-from dlm.client.replicas import RetryBudget, choose, may_hedge
-from dlm.client.runtime import HEDGE_BURST, HEDGED
-from dlm.client.usual import FORGET_S, LEAST_S, UNKNOWN_S, Usual, late_after
+from dlm.client.deliver.pace import FORGET_S, LEAST_S, UNKNOWN_S, Usual, late_after
+from dlm.client.deliver.replicas import RetryBudget, choose, may_hedge
+from dlm.client.deliver.runtime import HEDGE_BURST, HEDGED
 from dlm.errors import AuthenticationError, Overloaded, ProtocolError, ShardDown
 from dlm.wire.status import Reason, error_from_refusal
 

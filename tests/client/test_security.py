@@ -1,4 +1,4 @@
-"""dlm.client.security: what a client shows, and to whom."""
+"""dlm.client.deliver.security: what a client shows, and to whom."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 
 from certificates import Authority
 from client.questions import ask, random_queries
-from dlm.client.config import ClientConfig
-from dlm.client.security import PLAIN, ClientSecurity, open_channel, read_cluster_security
-from dlm.client.topology import Endpoint, read_cluster_file, write_cluster_file
-from dlm.client.transport import GrpcConnection
+from dlm.client.api.config import ClientConfig
+from dlm.client.deliver.security import PLAIN, ClientSecurity, open_channel, read_cluster_security
+from dlm.client.deliver.transport import GrpcConnection
+from dlm.client.plan.topology import Endpoint, read_cluster_file, write_cluster_file
 from dlm.errors import ConfigError
 
 TOKEN = "decoder-" + "d" * 32
@@ -220,7 +220,7 @@ def test_a_name_that_resolves_slowly_holds_up_no_call(files, cluster, connect, m
         return real(host, *args, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    monkeypatch.setattr("dlm.client.security.RESOLVE_S", 60.0)
+    monkeypatch.setattr("dlm.client.deliver.security.RESOLVE_S", 60.0)
     client = connect(cluster, token=TOKEN, heartbeats=False)
     queries = random_queries(files.oracle, 5, 200)
     with ThreadPoolExecutor(2) as pool:

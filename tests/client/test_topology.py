@@ -14,8 +14,8 @@ import pytest
 
 from cluster import ModelFiles
 from dlm.client import Client
-from dlm.client.cluster_file import ClusterFile
-from dlm.client.topology import (
+from dlm.client.api.cluster_file import ClusterFile
+from dlm.client.plan.topology import (
     MAX_SHARD_SETS,
     NO_LIMIT,
     Census,

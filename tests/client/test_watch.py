@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from cluster import ModelFiles, build
-from dlm.client.cascade import CALM_S, TICK_S, CascadeMonitor
-from dlm.client.membership import Beating, Liveness
-from dlm.client.modes import Mode, Switching
-from dlm.client.topology import Topology
-from dlm.client.transport import BeatReply
+from dlm.client.deliver.transport import BeatReply
+from dlm.client.health.cascade import CALM_S, TICK_S, CascadeMonitor
+from dlm.client.health.membership import Beating, Liveness
+from dlm.client.health.modes import Mode, Switching
+from dlm.client.plan.topology import Topology
 from dlm.wire._pb import shard_pb2 as pb
 from models import random_model
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from dlm.client import membership, modes
+from dlm.client.health import membership, modes
 
 TICK_S = 0.05
 

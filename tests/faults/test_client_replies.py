@@ -10,8 +10,9 @@ import pytest
 from client.questions import ask, assert_equal, queries_to, submit
 from client.scripted import Clients, Network, free, settle
 from cluster import WAIT_S, Cluster, until
-from dlm.client import AsyncClient, Client, partial
-from dlm.client.core import Core
+from dlm.client import AsyncClient, Client
+from dlm.client.plan import partial
+from dlm.client.plan.core import Core
 from dlm.errors import DlmError, ProtocolError, ShardDown
 from dlm.wire import codec
 from dlm.wire._pb import shard_pb2 as pb

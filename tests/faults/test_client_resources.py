@@ -18,8 +18,8 @@ from client.scripted import free
 from client.test_partial import assert_each_is_of_its_model
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, until
 from dlm.client import Client
-from dlm.client.lane import Lane
-from dlm.client.transport import GrpcConnection
+from dlm.client.deliver.lane import Lane
+from dlm.client.deliver.transport import GrpcConnection
 from dlm.errors import DeadlineExceeded, DlmError
 from dlm.ngram.query import Answers
 
@@ -89,20 +89,20 @@ def fail(patch: pytest.MonkeyPatch, where: str, error: Exception, each: int) -> 
 @pytest.mark.parametrize(
     "places",
     [
-        ["dlm.client.router:plan"],
-        ["dlm.client.router:gather"],
-        ["dlm.client.call:Part"],
-        ["dlm.client.call:Call.answer"],
-        ["dlm.client.kernels:place_answers"],
-        ["dlm.client.delivery:Message"],
-        ["dlm.client.lane:Lane.submit"],
-        ["dlm.client.lane:Lane.take"],
-        ["dlm.client.lane:Lane.done"],
-        ["dlm.client.runtime:Place"],
+        ["dlm.client.plan.router:plan"],
+        ["dlm.client.plan.router:gather"],
+        ["dlm.client.deliver.call:Part"],
+        ["dlm.client.deliver.call:Call.answer"],
+        ["dlm.client.plan.kernels:place_answers"],
+        ["dlm.client.deliver.delivery:Message"],
+        ["dlm.client.deliver.lane:Lane.submit"],
+        ["dlm.client.deliver.lane:Lane.take"],
+        ["dlm.client.deliver.lane:Lane.done"],
+        ["dlm.client.deliver.runtime:Place"],
         ["dlm.wire.codec:encode_score_request"],
         ["dlm.wire.codec:decode_score_reply"],
-        ["dlm.client.metrics:ClientMetrics.message"],
-        ["dlm.wire.codec:decode_score_reply", "dlm.client.delivery:Delivery._failed"],
+        ["dlm.client.api.metrics:ClientMetrics.message"],
+        ["dlm.wire.codec:decode_score_reply", "dlm.client.deliver.delivery:Delivery._failed"],
     ],
     ids=lambda places: places[-1].rpartition(":")[2],
 )

@@ -204,7 +204,7 @@ FORKING = """
 import multiprocessing, os, pickle, sys, threading
 from pathlib import Path
 from dlm.client import Client, ClientConfig
-from dlm.client.membership import Beating
+from dlm.client.health.membership import Beating
 
 contexts, words, bits = pickle.loads(Path(sys.argv[1]).read_bytes())
 config = ClientConfig(

@@ -21,7 +21,8 @@ import pytest
 
 from client.questions import ask, assert_equal, random_queries, random_sentences
 from cluster import ROOT, WAIT_S, Cluster, ModelFiles, ProcessServer
-from dlm.client import AsyncClient, Utterance, fork
+from dlm.client import AsyncClient, Utterance
+from dlm.client.deliver import fork
 from dlm.errors import ConfigError, DeadlineExceeded, Overloaded
 from dlm.ngram.query import FULL, PARTIAL
 
@@ -222,8 +223,8 @@ def test_a_call_in_parts_has_the_answers_of_one_that_is_whole(
         return [bits(found) for found in [*out, utterance.next_words(states[1], 15)]]
 
     whole = asked()
-    monkeypatch.setattr("dlm.client.utterance.PART", 7)
-    monkeypatch.setattr("dlm.client.utterance.SPLIT_BYTES", 16)
+    monkeypatch.setattr("dlm.client.api.utterance.PART", 7)
+    monkeypatch.setattr("dlm.client.api.utterance.SPLIT_BYTES", 16)
     before = client_calls(utterance)
     assert asked() == whole
     assert client_calls(utterance) - before > 100

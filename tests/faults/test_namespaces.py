@@ -18,7 +18,7 @@ import pytest
 
 from client.scripted import Clients
 from cluster import ModelFiles, ProcessServer, build
-from dlm.client.modes import Mode
+from dlm.client.health.modes import Mode
 from faults.decoders import Decoders
 from faults.test_cascade_faults import BEATING, DEADLINE_S, GRACE_S, NOISE_S, SWITCHING
 from models import random_model

@@ -8,7 +8,7 @@ import pytest
 
 from client.questions import ask, queries_to, random_queries
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, until
-from dlm.client.membership import Beating
+from dlm.client.health.membership import Beating
 from faults.load import Load
 
 

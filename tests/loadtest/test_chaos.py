@@ -13,7 +13,12 @@ from pathlib import Path
 import pytest
 
 from cluster import WAIT_S, CommandServer, ModelFiles, build, command, until
-from dlm.client.topology import Endpoint, read_cluster_file, read_cluster_small, write_cluster_file
+from dlm.client.plan.topology import (
+    Endpoint,
+    read_cluster_file,
+    read_cluster_small,
+    write_cluster_file,
+)
 from dlm.errors import ConfigError
 from loadtest.chaos import Command, parse, random_faults, read_script
 from models import HAND_MADE

@@ -25,7 +25,7 @@ pytest.importorskip("hdrh")
 
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, until
 from dlm.client import AsyncClient, ClientConfig, Family
-from dlm.client.metrics import Stats
+from dlm.client.api.metrics import Stats
 from dlm.errors import ConfigError, DlmError
 from loadtest.driver import Run, RunSettings, records_of
 from loadtest.latency import Latencies

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 
 from certificates import Authority
 from cluster import WAIT_S, until
-from dlm.client.security import ClientSecurity, open_channel
+from dlm.client.deliver.security import ClientSecurity, open_channel
 from dlm.server.config import ServerConfig
 from dlm.server.security import UNAUTHENTICATED
 from dlm.wire import codec

@@ -1,0 +1,1 @@
+"""What a program calls: clients, their handles and settings."""

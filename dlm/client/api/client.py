@@ -1,0 +1,376 @@
+"""The two faces of the client: synchronous and asyncio.
+
+    client = Client.connect("cluster.toml")
+    utterance = client.utterance()
+    extension = utterance.extend([utterance.begin()], ["the", "a", "there"])
+
+Clients pickle (a copy connects by itself), survive fork, and may be used from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Coroutine, Generator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from dlm.client.api.cluster_file import ClusterFile
+from dlm.client.api.collector import ClientCollector
+from dlm.client.api.config import ClientConfig
+from dlm.client.api.local import LocalScorer, open_local, open_small
+from dlm.client.api.metrics import Stats
+from dlm.client.api.scorer import Scorer
+from dlm.client.api.utterance import (
+    FINISH,
+    FULL_KIND,
+    SMALL_KIND,
+    AsyncUtterance,
+    Opened,
+    Utterance,
+    check_deadline,
+)
+from dlm.client.deliver.address import check_address
+from dlm.client.deliver.transport import GrpcConnection
+from dlm.client.health.cascade import CascadeStatus
+from dlm.client.health.modes import Mode
+from dlm.client.plan.core import Core
+from dlm.client.plan.topology import Endpoint, FixedEndpoints
+from dlm.errors import ConfigError, UnavailableError
+from dlm.index.layout import Manifest
+from dlm.logs import EventLog
+from dlm.ngram.vocab import Vocabulary
+
+log = EventLog(__name__)
+
+Cluster: TypeAlias = str | os.PathLike[str] | Sequence[str]
+_ADDRESS = re.compile(r"[^\s/]+:\d+")
+
+
+def _core(cluster: Cluster, config: ClientConfig | None, model: str | None) -> Core:
+    config = config or ClientConfig()
+    security = config.security
+    endpoints: ClusterFile | FixedEndpoints
+    if isinstance(cluster, (str, os.PathLike)):
+        _check_path(cluster)
+        endpoints = ClusterFile(cluster, config)
+        security = endpoints.started.security
+        config = replace(config, small=endpoints.started.small)
+    else:
+        _check_addresses(cluster)
+        endpoints = FixedEndpoints([Endpoint(address) for address in cluster])
+    connect = partial(GrpcConnection, streams=config.connections, security=security)
+    return Core(endpoints, config, connect=connect, model=model)
+
+
+def _check_path(cluster: str | os.PathLike[str]) -> None:
+    """Raises `ConfigError`, which says what to write, where `cluster` is not the path of a file."""
+    path = Path(cluster)
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is a folder; the path of a cluster.toml is expected. Client.local(DIR) opens "
+            "a shard set of this machine"
+        )
+    if isinstance(cluster, str) and _ADDRESS.fullmatch(cluster) and not path.exists():
+        raise ConfigError(
+            f"{cluster!r} is one address; the path of a cluster.toml or a list of addresses is "
+            f"expected: write connect([{cluster!r}])"
+        )
+
+
+def _check_addresses(cluster: Any) -> None:
+    if isinstance(cluster, bytes) or not isinstance(cluster, Sequence):
+        raise ConfigError(
+            f'found {cluster!r} in place of servers; expected a list of "host:port", or the path '
+            "of a cluster.toml"
+        )
+    for address in cluster:
+        try:
+            check_address(address)
+        except ConfigError as exc:
+            raise ConfigError(
+                f"{exc}; or give the path of a cluster.toml in place of the list"
+            ) from exc
+
+
+class _Face:
+    """What both faces share."""
+
+    def __init__(self, core: Core | LocalScorer) -> None:
+        if not isinstance(core, (Core, LocalScorer)):
+            name = type(self).__name__
+            raise TypeError(
+                f"{name}({core!r}) opens nothing; write {name}.connect({core!r}) to ask servers, "
+                f"or {name}.local(DIR) for a shard set of this machine"
+            )
+        self._core: Scorer = core
+        small = core.config.small
+        self._small = None if small is None else open_small(small)
+
+    def _connect(self) -> None:
+        """Finds the servers; without any, begins on the small model where there is one."""
+        try:
+            self._core.snapshot()
+        except UnavailableError:
+            if self._small is None:
+                raise
+            log.warning("client.small.begun", extra={"small": str(self._core.config.small)})
+            self._core.begin_small()
+        self._core.watch()
+
+    def _connect_copy(self) -> None:
+        """A copy of a client connects when it is first used; as `connect`, where servers fail."""
+        if not self._core.begun:
+            self._connect()
+
+    def _open(self, deadline_s: float | None, on_switch: str, wait_s: float) -> Opened:
+        """What a new handle is made of.
+
+        Args
+            wait_s  for the model that takes the place of one that servers do not hold any more
+        """
+        core, small = self._core, self._small
+        if deadline_s is not None:
+            check_deadline(deadline_s)
+        core.check_open()
+        self._connect_copy()
+        if small is not None and core.mode() is Mode.SMALL:
+            limit_s = core.config.deadline_s if deadline_s is None else deadline_s
+            return small, small.snapshot(), limit_s, SMALL_KIND, on_switch
+        return core, core.current(wait_s), deadline_s, FULL_KIND, on_switch
+
+    def _connect_now(self) -> None:
+        """For properties."""
+        self._connect_copy()
+
+    @property
+    def cascade(self) -> CascadeStatus:
+        """How the servers are, and which model new utterances are scored with.
+
+        The mode stays `full` where there is no small model to go over to, also while every server
+        is down: `servers` shows the state of each.
+
+        Raises  ConfigError  this client sends no heartbeats, see `ClientConfig.heartbeats`
+        """
+        self._connect_now()
+        return self._core.cascade()
+
+    @property
+    def manifest(self) -> Manifest:
+        """The shard set in use."""
+        self._connect_now()
+        return self._core.snapshot().topology.manifest
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Words and ids of the model in use."""
+        self._connect_now()
+        return self._core.snapshot().grams.vocabulary
+
+    @property
+    def stats(self) -> Stats:
+        """What this client has counted."""
+        return self._core.stats
+
+    @property
+    def metrics(self) -> ClientCollector:
+        """The same and more for Prometheus: ``registry.register(client.metrics)``."""
+        return ClientCollector(self._core, self._small)
+
+    def __repr__(self) -> str:
+        known = self._core.known()
+        if known is None:
+            return f"{type(self).__name__}(not connected)"
+        return (
+            f"{type(self).__name__}(shard_set={known.manifest.shard_set}, "
+            f"shards={known.manifest.shards}, queues={self._core.load()}, "
+            f"{self._core.stats})"
+        )
+
+
+class Client(_Face):
+    """A client of servers, or of a shard set in this process; any thread may use it.
+
+    `connect` and `local` make one, `utterance` a handle that scores; `with` closes it.
+    `AsyncClient` has the same methods, awaited.
+    """
+
+    @classmethod
+    def connect(
+        cls, cluster: Cluster, config: ClientConfig | None = None, *, model: str | None = None
+    ) -> Client:
+        """Finds the servers, and fetches the low orders unless they are in the cache.
+
+        Args
+            cluster  path of a cluster.toml, or a list of addresses "host:port"
+            model    of the models that they hold, the one whose id, or the id of whose shard set,
+                     begins so: 6 hex digits or more, as `dlm info` prints them. Without it, the one
+                     that cluster.toml names, else the servers' default; new handles follow these
+        Raises
+            ConfigError       no such file, a cache that cannot be written, certificates or a token
+                              that cannot be read; or the servers hold no such model, or several
+            AuthenticationError  the servers do not let this client in
+            UnavailableError  no server answers, and there is no small model
+            ProtocolError     servers answer, but not as proto/README.md says
+            ShardFormatError  the small model is damaged
+        """
+        client = cls(_core(cluster, config, model))
+        client._connect()
+        return client
+
+    @classmethod
+    def local(cls, directory: str | os.PathLike[str], *, verify: bool = True) -> Client:
+        """Answers from the shard set in `directory`, in this process: no server, no message.
+
+        Handles, states, scores and errors are those of `connect`; calls end with their answer,
+        whatever their deadline.
+
+        Args
+            verify  whether every checksum is compared first
+        Raises
+            ConfigError       there is no such folder
+            ShardFormatError  it is damaged
+        """
+        return cls(open_local(Path(directory), verify=verify))
+
+    def utterance(
+        self,
+        *,
+        deadline_s: float | None = None,
+        on_switch: str = FINISH,
+        wait_s: float | None = None,
+    ) -> Utterance:
+        """A new handle, pinned to the model in use: the full one, or the small one while the
+        servers fail (`Utterance.family`).
+
+        Args
+            deadline_s  for each of its calls
+            on_switch   where the client goes over to the small model before the utterance ends:
+                        "finish" ends it on the low orders of the full one, without messages;
+                        "rescore" has its next call raise `ModelSwitched`
+            wait_s      for the model that takes the place of one that servers hold no longer;
+                        `connect_s` where not given, and with 0 the one that was in use
+        Raises
+            ClientClosed  the client is closed
+            QueryError    a deadline that is not a number of seconds above 0
+        """
+        wait_s = self._core.config.connect_s if wait_s is None else wait_s
+        return Utterance(*self._open(deadline_s, on_switch, wait_s))
+
+    def close(self) -> None:
+        """Lets go of every connection."""
+        self._core.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Opening(Coroutine[Any, Any, "AsyncClient"]):
+    """A client being opened: `client = await ...`, or `async with ... as client`, which closes it.
+
+    A coroutine, so that tasks and asyncio.run take it.
+    """
+
+    def __init__(self, opening: Coroutine[Any, Any, AsyncClient]) -> None:
+        self._opening = opening
+        self._client: AsyncClient | None = None
+
+    def __await__(self) -> Generator[Any, Any, AsyncClient]:
+        return self._opening.__await__()
+
+    def send(self, value: Any) -> Any:
+        """See `Coroutine.send`."""
+        return self._opening.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """See `Coroutine.throw`."""
+        return self._opening.throw(*error)
+
+    def close(self) -> None:
+        """See `Coroutine.close`."""
+        self._opening.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        self._client = await self._opening
+        return self._client
+
+    async def __aexit__(self, *error: object) -> None:
+        assert self._client is not None
+        await self._client.close()
+
+
+class AsyncClient(_Face):
+    """A client for asyncio: the methods of `Client`, awaited."""
+
+    @classmethod
+    def connect(
+        cls, cluster: Cluster, config: ClientConfig | None = None, *, model: str | None = None
+    ) -> Opening:
+        """See `Client.connect`; for `await` or `async with`."""
+
+        async def connect() -> AsyncClient:
+            client = await asyncio.to_thread(lambda: cls(_core(cluster, config, model)))
+            await asyncio.to_thread(client._connect)
+            return client
+
+        return Opening(connect())
+
+    @classmethod
+    def local(cls, directory: str | os.PathLike[str], *, verify: bool = True) -> Opening:
+        """See `Client.local`; for `await` or `async with`. Calls answer in the loop's thread."""
+
+        async def local() -> AsyncClient:
+            return cls(await asyncio.to_thread(open_local, Path(directory), verify=verify))
+
+        return Opening(local())
+
+    def utterance(
+        self, *, deadline_s: float | None = None, on_switch: str = FINISH
+    ) -> AsyncUtterance:
+        """See `Client.utterance`.
+
+        An unpickled copy of a client has not connected yet, and an event loop cannot stand still
+        for that. So either await its first handle, ``await client.utterance()``, or have the
+        handle's first call connect, within the call's deadline; before, the handle knows no states
+        and no words. A handle of a connected client may be awaited, too.
+        """
+        self._core.check_open()
+        if self._core.begun:
+            return AsyncUtterance(*self._open(deadline_s, on_switch, 0.0))
+        opened = partial(self._open, deadline_s, on_switch, self._core.config.connect_s)
+        return AsyncUtterance.later(opened, self._core, deadline_s)
+
+    def _connect_now(self) -> None:
+        if not self._core.begun:
+            self._core.check_open()
+            raise ConfigError(
+                "this copy of a client has not connected yet, and a property cannot wait for that; "
+                "use `await client.utterance()` first"
+            )
+
+    async def close(self) -> None:
+        """Lets go of every connection."""
+        await asyncio.to_thread(self._core.close)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

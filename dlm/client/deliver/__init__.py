@@ -1,0 +1,1 @@
+"""Carries what is asked of shards there and back, on the loop."""

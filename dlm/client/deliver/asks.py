@@ -1,0 +1,161 @@
+"""What a message to a shard may ask: scores of words, or all that is stored after contexts.
+
+Both travel alike: in parts of calls, through the lane of a shard, to one of its servers. Here is
+what differs: which bytes ask, what answers them, and over which method they go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.client.deliver.transport import Connection, Post
+from dlm.index.layout import Manifest
+from dlm.ngram.query import Answers, QueryGroups
+from dlm.wire import codec
+
+
+class Asks(Protocol):
+    """A kind of message. `name` tells kinds apart: each has lanes of its own."""
+
+    name: str
+
+    def encode(self, manifest: Manifest, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
+        """The bytes that ask `groups`, and their checksum."""
+
+    def decode(
+        self, data: bytes, manifest: Manifest, shard: int, groups: QueryGroups, checksum: int
+    ) -> Any:
+        """What answers them; raises `ProtocolError` for what cannot."""
+
+    def take(self, answers: Any, place: NDArray[np.int64]) -> Any:
+        """The answers at these places."""
+
+    def post(self, connection: Connection) -> Post:
+        """What sends such bytes."""
+
+
+class ScoreAsks:
+    """Scores of words after contexts; answered by `Answers`."""
+
+    name = "scores"
+
+    def encode(self, manifest: Manifest, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
+        """See `Asks`."""
+        return codec.encode_score_request(manifest.shard_set_bytes, shard, groups)
+
+    def decode(
+        self, data: bytes, manifest: Manifest, shard: int, groups: QueryGroups, checksum: int
+    ) -> Answers:
+        """See `Asks`."""
+        answers = codec.decode_score_reply(
+            data,
+            shard_set=manifest.shard_set_bytes,
+            shard=shard,
+            queries=len(groups.words),
+            request_checksum=checksum,
+        )
+        codec.check_answers(answers, groups, manifest.order)
+        return answers
+
+    def take(self, answers: Answers, place: NDArray[np.int64]) -> Answers:
+        """See `Asks`."""
+        return Answers(
+            answers.log10_prob[place],
+            answers.matched_order[place],
+            answers.ngram_length[place],
+            answers.state_length[place],
+        )
+
+    def post(self, connection: Connection) -> Post:
+        """See `Asks`."""
+        return connection.score
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPart:
+    """What came of one context, or a part of it.
+
+    total  words that are stored after it
+    Shapes
+        log10_backoffs (L - 2,) float32; words (n,) uint32, rising; answers to these
+    """
+
+    total: int
+    log10_backoffs: NDArray[np.float32]
+    words: NDArray[np.uint32]
+    answers: Answers
+
+
+class BlockAsks:
+    """All that is stored after contexts; answered by a `BlockPart` for each.
+
+    A context is asked like a word, whose id is the number of words that are there already: so it
+    is grouped, routed and merged as words are.
+    """
+
+    name = "blocks"
+
+    def encode(self, manifest: Manifest, shard: int, groups: QueryGroups) -> tuple[bytes, int]:
+        """See `Asks`."""
+        lengths, words = _each(groups)
+        return codec.encode_block_request(
+            manifest.shard_set_bytes, shard, lengths, words, groups.words
+        )
+
+    def decode(
+        self, data: bytes, manifest: Manifest, shard: int, groups: QueryGroups, checksum: int
+    ) -> list[BlockPart]:
+        """See `Asks`."""
+        lengths, _ = _each(groups)
+        stored = codec.decode_block_reply(
+            data,
+            shard_set=manifest.shard_set_bytes,
+            shard=shard,
+            context_lengths=lengths,
+            skips=groups.words,
+            request_checksum=checksum,
+            order=manifest.order,
+            vocabulary_size=manifest.vocabulary_size,
+        )
+        parts, a = [], stored.answers
+        word_end, weight_end = 0, 0
+        rows = (stored.totals.tolist(), stored.counts.tolist(), lengths.tolist())
+        for total, count, length in zip(*rows, strict=True):
+            here = slice(word_end, word_end + count)
+            weights = stored.log10_backoffs[weight_end : weight_end + length - 2]
+            answers = Answers(
+                a.log10_prob[here],
+                a.matched_order[here],
+                a.ngram_length[here],
+                a.state_length[here],
+            )
+            parts.append(BlockPart(total, weights, stored.words[here], answers))
+            word_end, weight_end = word_end + count, weight_end + length - 2
+        return parts
+
+    def take(self, answers: list[BlockPart], place: NDArray[np.int64]) -> list[BlockPart]:
+        """See `Asks`."""
+        return [answers[at] for at in place.tolist()]
+
+    def post(self, connection: Connection) -> Post:
+        """See `Asks`."""
+        return connection.context_block
+
+
+SCORES, BLOCKS = ScoreAsks(), BlockAsks()
+
+
+def _each(groups: QueryGroups) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
+    """Lengths and words of the context of each query."""
+    if (groups.word_counts == 1).all():
+        return groups.context_lengths, groups.context_words
+    lengths = groups.context_lengths.astype(np.int64)
+    begins = np.repeat(np.cumsum(lengths) - lengths, groups.word_counts)
+    repeated = np.repeat(groups.context_lengths, groups.word_counts)
+    before = np.cumsum(repeated, dtype=np.int64) - repeated
+    places = np.repeat(begins - before, repeated) + np.arange(int(repeated.sum(dtype=np.int64)))
+    return repeated, groups.context_words[places]

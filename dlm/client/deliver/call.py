@@ -1,0 +1,355 @@
+"""One caller's batch on its way: what was asked, which parts are out, and how it ends.
+
+Each side has its own. The loop alone says what became of a part, once; the caller alone puts
+answers together, when its call has ended or its time is over. So nothing here needs a lock, and
+what comes too late is told to a part that nobody looks at any more.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.client.deliver.asks import BLOCKS, SCORES, Asks, BlockPart
+from dlm.client.deliver.ending import Ending
+from dlm.client.plan import kernels, partial
+from dlm.client.plan.lowgrams import LowGrams
+from dlm.client.plan.router import CallPlan, Piece
+from dlm.errors import DlmError, StaleShardSet, UnknownCall
+from dlm.ngram.query import PARTIAL, Answers
+from dlm.tracing import Span
+
+UNKNOWN = 255  # as a source: no server that was asked knows the call
+
+
+class Part:
+    """A piece of a call, waiting for or on its way to a shard.
+
+    Args
+        shard_set  whose table routed it
+        more       a further part of a call that was let in
+        reroutes   fresh tables so far
+        queued     when it began to wait, by `perf_counter`
+    Attributes
+        answers    of the message that it travelled in, its own from `begin` on; None before that
+        error      why no shard answers it; None where one does, or may still
+    """
+
+    __slots__ = (
+        *("answers", "at", "begin", "call", "deadline", "error", "groups", "more", "queries"),
+        *("queued", "reroutes", "shard", "shard_set"),
+    )
+
+    def __init__(
+        self, call: Call, piece: Piece, shard_set: str, queued: float, more: bool, reroutes: int = 0
+    ) -> None:
+        self.call = call
+        self.shard, self.groups, self.at = piece
+        self.queries = len(self.at)
+        self.deadline = call.deadline
+        self.shard_set = shard_set
+        self.queued = queued
+        self.more = more
+        self.reroutes = reroutes
+        self.answers: Any = None
+        self.begin = 0
+        self.error: DlmError | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is known what becomes of it."""
+        return self.answers is not None or self.error is not None
+
+
+class Call:
+    """One caller's batch.
+
+    Args
+        model     whose ids they are
+        plan      its distinct queries
+        deadline  on the clock of the client
+    Attributes
+        future    ends with the call; None is its result, and `result` makes the answers
+        parts     all that were asked of shards; replaced whole
+        let_in    it is not refused any more
+        moves_on  its handle can go over to another model, so that its own being gone is an error
+        messages  that carried a part of it
+        span      where it is traced
+    """
+
+    asks: ClassVar[Asks] = SCORES
+    __slots__ = (
+        *("_found", "_grams", "_late", "_left", "_partial_scored", "_plan", "deadline", "future"),
+        *("let_in", "messages", "model", "moves_on", "parts", "span"),
+    )
+
+    def __init__(self, model: str, plan: CallPlan | None, deadline: float) -> None:
+        self.model = model
+        self.deadline = deadline
+        self.future = Ending()
+        self.parts: tuple[Part, ...] = ()
+        self.let_in = False
+        self.moves_on = False
+        self.messages = 0
+        self.span: Span | None = None
+        self._plan = plan
+        self._left = 0
+        self._grams: LowGrams | None = None
+        self._partial_scored: Callable[[Call, int, DlmError, int | None], None] | None = None
+        self._late: DlmError | None = None
+        self._found: Any = None
+
+    @classmethod
+    def of_pieces(cls, model: str, pieces: list[Piece], deadline: float) -> Call:
+        """A call that asks shards alone."""
+        count = sum(len(piece.at) for piece in pieces)
+        place = np.arange(count, dtype=np.int64)
+        room = np.empty(count, np.float32), np.empty((3, count), np.uint8)
+        at = np.concatenate([_NOWHERE, *(piece.at for piece in pieces)])
+        return cls(model, CallPlan(count, place, *room, at, pieces), deadline)
+
+    def split(self, shard_set: str, queued: float) -> None:
+        """Makes the parts of its plan, by the table of that shard set."""
+        assert self._plan is not None
+        last, parts = -1, []
+        for piece in self._plan.pieces:
+            more = self.let_in or piece.shard == last
+            parts.append(Part(self, piece, shard_set, queued, more))
+            last = piece.shard
+        self.parts = tuple(parts)
+        self._left = len(parts)
+
+    def fall_back(
+        self, grams: LowGrams, scored: Callable[[Call, int, DlmError, int | None], None]
+    ) -> None:
+        """Lets the partial model answer what no shard does in time.
+
+        Args
+            scored  told how many queries it answered, why, and the shard that did not
+        """
+        self._grams, self._partial_scored = grams, scored
+
+    # -- on the loop --------------------------------------------------------------------------
+
+    def answer(self, part: Part, answers: Any, begin: int) -> None:
+        """A message brought the answers to a part, from `begin` on; the last ends the call."""
+        if not part.ended:
+            part.begin = begin
+            part.answers = answers  # last: whoever sees them, in any thread, reads the other
+            self._ended()
+
+    def miss(self, part: Part, error: DlmError) -> None:
+        """No shard answers this part: the partial model will, or the call fails."""
+        if part.ended:
+            return
+        if not self._may_miss(error):
+            self.fail(error)
+            return
+        part.error = error
+        self._ended()
+
+    def replace(self, part: Part, pieces: Sequence[Piece], shard_set: str) -> list[Part]:
+        """A part is asked of others, by the table of another shard set: its own parts."""
+        more = [
+            Part(self, p._replace(at=part.at[p.at]), shard_set, part.queued, True, part.reroutes)
+            for p in pieces
+        ]
+        kept = [other for other in self.parts if other is not part]
+        self.parts = (*kept, *more)
+        part.error = _MOVED
+        self._left += len(more) - 1
+        return more
+
+    def _ended(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self.succeed()
+
+    # -- in any thread ------------------------------------------------------------------------
+
+    def fail(self, error: DlmError) -> None:
+        """Ends the call with an error of its own."""
+        if not self.future.done():  # given up by its caller, or failed already
+            self.future.end(own_copy(error))
+
+    def give_up(self, error: DlmError) -> None:
+        """No time is left, or nobody is to be asked: the partial model answers what is missing, or
+        the call fails."""
+        if self._may_miss(error):
+            self._late = self._late or error
+            self.succeed()
+        else:
+            self.fail(error)
+
+    def succeed(self) -> None:
+        """Ends the call with its answers."""
+        self.future.end()
+
+    def _may_miss(self, error: DlmError) -> bool:
+        moves_on = self.moves_on and isinstance(error, StaleShardSet)
+        return self._grams is not None and not moves_on and partial.allows_fallback(error)
+
+    # -- in the caller's thread ---------------------------------------------------------------
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        """What it ended with, if that is no answers."""
+        return self.future.exception(timeout_s)
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self.future.done()
+
+    def cancel(self) -> bool:
+        """Its caller does not want it any more; False where it has ended."""
+        return self.future.cancel()
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """What was asked, in the order of the queries, once the call has ended.
+
+        Raises  TimeoutError, or what the call ended with
+        """
+        self.future.result(timeout_s)
+        if self._found is None:
+            try:
+                self._found = self._finish()
+                self.parts = ()  # they hold this call
+            except DlmError:
+                raise
+            except Exception as exc:
+                raise DlmError(f"the answers to a call could not be put together: {exc!r}") from exc
+        return self._found
+
+    def _finish(self) -> Any:
+        parts = self.parts
+        # Once: what comes from here on is too late.
+        found = [(part, part.answers) for part in parts]
+        missed = [part for part, answers in found if answers is None]
+        try:
+            answers = self._put(found)
+        except Exception as exc:
+            error = next((part.error or self._late for part in missed), None)
+            if error is None:
+                raise
+            mine = own_copy(error)
+            mine.add_note(f"and the partial model failed: {exc!r}")
+            raise mine from exc
+        if missed:
+            self._tell_partial(missed)
+        return answers
+
+    def _put(self, found: list[tuple[Part, Any]]) -> Answers:
+        """The answers to all queries; the partial model's where there are none."""
+        plan = self._plan
+        assert plan is not None
+        source: NDArray[np.uint8] | None = None
+        room = plan.log10_prob, plan.known
+        for part, answers in found:
+            begin = part.begin
+            if answers is None:
+                if source is None:
+                    source = np.zeros(len(plan.log10_prob), np.uint8)
+                source[part.at] = PARTIAL
+                assert self._grams is not None
+                answers, begin = partial.score(self._grams, part.groups), 0
+            kernels.place_answers(
+                part.at,
+                begin,
+                answers.log10_prob,
+                answers.matched_order,
+                answers.ngram_length,
+                answers.state_length,
+                *room,
+            )
+        log10_prob, rest = kernels.finish(plan.place, *room)
+        return Answers(
+            log10_prob, rest[0], rest[1], rest[2], None if source is None else source[plan.place]
+        )
+
+    def _tell_partial(self, missed: list[Part]) -> None:
+        """Says of what was asked of shards in vain that the partial model answers it."""
+        if self._partial_scored is None:
+            return
+        told: dict[tuple[str, int], tuple[int, DlmError]] = {}
+        for part in missed:
+            error = part.error or self._late
+            if error is not None and not isinstance(error, UnknownCall):
+                kind = type(error).__name__, part.shard
+                told[kind] = told.get(kind, (0, error))[0] + part.queries, error
+        for (_, shard), (queries, error) in told.items():
+            self._partial_scored(self, queries, error, shard)
+
+
+class EndedCall:
+    """A call that ended as it began: with its answers, or an error."""
+
+    def __init__(self, found: Any = None, error: DlmError | None = None) -> None:
+        self.future = Ending()
+        self._found = found
+        self.future.end(error)
+
+    def give_up(self, error: DlmError) -> None:
+        """Too late."""
+
+    def done(self) -> bool:
+        """See `Call.done`."""
+        return True
+
+    def cancel(self) -> bool:
+        """See `Call.cancel`."""
+        return False
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """See `Call.result`."""
+        self.future.result()
+        return self._found
+
+
+class BlockCall(Call):
+    """A call for what is stored after contexts.
+
+    Its answer is a `BlockPart` for each context, in order; None where nothing is stored that the
+    low orders do not say (`FULL`), where no shard told in time (`PARTIAL`), or where none knows
+    this call (`UNKNOWN`); and which of these each is of, as an array of uint8.
+    """
+
+    asks: ClassVar[Asks] = BLOCKS
+    __slots__ = ()
+
+    def miss(self, part: Part, error: DlmError) -> None:
+        """As `Call.miss`; servers that do not know this call are no failure."""
+        if isinstance(error, UnknownCall) and not part.ended:
+            part.error = error
+            self._ended()
+        else:
+            super().miss(part, error)
+
+    def _put(self, found: list[tuple[Part, Any]]) -> Any:
+        plan = self._plan
+        assert plan is not None
+        stored: list[BlockPart | None] = [None] * len(plan.log10_prob)
+        source = np.zeros(len(stored), np.uint8)
+        for part, answers in found:
+            if answers is None:
+                source[part.at] = UNKNOWN if isinstance(part.error, UnknownCall) else PARTIAL
+                continue
+            for place, to in enumerate(part.at.tolist(), part.begin):
+                stored[to] = answers[place]
+        return [stored[place] for place in plan.place.tolist()], source[plan.place]
+
+
+_NOWHERE = np.zeros(0, np.int64)
+# Of a part whose queries are those of other parts now.
+_MOVED = StaleShardSet("this part is asked of others")
+
+
+def own_copy(error: DlmError) -> DlmError:
+    """A copy for one caller: an exception raised in several threads would mix their traces."""
+    mine = copy.copy(error)
+    mine.__cause__ = error.__cause__
+    if notes := getattr(error, "__notes__", None):
+        mine.__notes__ = list(notes)
+    return mine

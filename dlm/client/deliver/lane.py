@@ -1,0 +1,203 @@
+"""When a message leaves: the lane of a shard, with what waits for it and what is in flight.
+
+Nothing here waits or knows the time: the loop, which alone owns lanes, passes it in.
+
+An idle shard is asked at once. While a message is in flight, parts of other calls gather, and leave
+together when it comes back: so batching needs no timer, and calls of many utterances share a
+message. One message in flight carries most; but it must not hold up the others when it stalls. So
+another leaves where the last left longer ago than the shard usually takes, up to `limit`.
+
+=========  ======================================  =============================================
+event      while                                   then
+=========  ======================================  =============================================
+submit     nothing is in flight                    `take` gives it at once
+submit     something is in flight                  it waits
+submit     too much waits already                  refused, unless a part of its call was let in
+done       something waits                         `take` gives it, as much as a message holds
+time       the last message is older than usual    `take` gives what waits, up to `limit` messages
+time       what waits is past its deadline         `expire` gives it
+=========  ======================================  =============================================
+
+What waits is bounded, in queries by what a few messages can carry, and in time by what the shard
+has lately answered (`pace.py`): where the queries ahead would take half of the time that a new call
+has left, waiting would only use up the deadlines of all. It is refused at once, while there is time
+to do without. What is sent when nothing else is in flight is never refused: so a shard that was
+slow is found to be quick again.
+
+Paper: DLM 3.3 merges the messages of one utterance's position; gathering across utterances is ours.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from math import inf
+from typing import Generic, Protocol, TypeVar
+
+from dlm.client.deliver.pace import PATIENCE, Pace
+
+MAX_QUEUED_ITEMS = 4096  # parts that wait, however small: each is a caller
+# What may wait for a shard: a few messages' worth, and however small these are, some queries.
+MAX_WAITING_MESSAGES = 4
+MIN_WAITING = 4096
+
+
+class Waiting(Protocol):
+    """What waits to be asked.
+
+    queries   how many it asks
+    deadline  on the clock of `now`
+    more      a further part of a call, which is not refused any more
+    """
+
+    queries: int
+    deadline: float
+    more: bool
+
+
+T = TypeVar("T", bound=Waiting)
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A message: its queries, and when it left."""
+
+    queries: int
+    since: float
+
+
+class Lane(Generic[T]):
+    """One shard's queue.
+
+    Args
+        limit        messages in flight, at most
+        max_queries  of one message; what is longer goes alone
+    Attributes
+        usual_s    how long a message of this shard usually takes
+        waiting    oldest first; `queued` queries in all
+        in_flight  by number of the message; `asked` queries in all
+        earliest   nothing that waits has a deadline before this
+        alarm      when whoever owns the lane looks at it again by itself
+    """
+
+    __slots__ = (
+        *("alarm", "asked", "earliest", "in_flight", "limit", "max_queries", "max_waiting", "pace"),
+        *("queued", "usual_s", "waiting", "_last", "_next"),
+    )
+
+    def __init__(self, limit: int, max_queries: int, usual_s: float = inf) -> None:
+        self.limit = limit
+        self.usual_s = usual_s
+        self.resize(max_queries)
+        self.waiting: deque[T] = deque()
+        self.queued = self.asked = 0
+        self.in_flight: dict[int, InFlight] = {}
+        self.earliest = self.alarm = inf
+        self.pace = Pace()
+        self._last = -inf  # when a message last left
+        self._next = 0
+
+    def resize(self, max_queries: int) -> None:
+        """Messages hold so many queries from here on."""
+        self.max_queries = max_queries
+        self.max_waiting = max(MAX_WAITING_MESSAGES * max_queries, MIN_WAITING)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing is in flight."""
+        return not self.waiting and not self.in_flight
+
+    @property
+    def ahead(self) -> int:
+        """Queries in flight, or waiting."""
+        return self.queued + self.asked
+
+    def refuses(self, queries: int, deadline: float, now: float) -> bool:
+        """Whether new work would be refused; any thread may ask."""
+        if not self.in_flight:
+            return False
+        if self.queued >= self.max_waiting or len(self.waiting) >= MAX_QUEUED_ITEMS:
+            return self.earliest > now  # what is late makes room
+        pace = self.pace.passed(now, busy=True)
+        return pace.seconds(self.ahead + queries) > PATIENCE * (deadline - now)
+
+    def submit(self, work: T) -> None:
+        """`work` waits; whoever gives it has asked `refuses`."""
+        self.waiting.append(work)
+        self.queued += work.queries
+        if work.deadline < self.earliest:
+            self.earliest = work.deadline
+
+    def expire(self, now: float) -> list[T]:
+        """Removes and returns the work whose deadline passed while it waited."""
+        if self.earliest > now:
+            return []
+        late = [work for work in self.waiting if work.deadline <= now]
+        self.waiting = deque(work for work in self.waiting if work.deadline > now)
+        self.queued = sum(work.queries for work in self.waiting)
+        self.earliest = min((work.deadline for work in self.waiting), default=inf)
+        return late
+
+    def ready_at(self) -> float:
+        """When a message may leave; inf where nothing waits or too many are in flight."""
+        if not self.waiting or len(self.in_flight) >= self.limit:
+            return inf
+        return self._last + self.usual_s if self.in_flight else -inf
+
+    def wants_a_look(self, now: float) -> bool:
+        """Whether something waits that no message's end and no alarm will look at in time."""
+        return bool(self.waiting) and (
+            not self.in_flight or self.earliest <= now or self.ready_at() < self.alarm
+        )
+
+    def take(self, now: float) -> tuple[int, list[T]] | None:
+        """The next message, if one may leave: its number, for `done`, and its parts."""
+        if self.ready_at() > now:
+            return None
+        self.pace = self.pace.passed(now, busy=bool(self.in_flight))
+        waiting, works, queries = self.waiting, list[T](), 0
+        while waiting and (not works or queries + waiting[0].queries <= self.max_queries):
+            work = waiting.popleft()
+            works.append(work)
+            queries += work.queries
+        self.queued -= queries
+        self.asked += queries
+        if not waiting:
+            self.earliest = inf
+        number = self._next
+        self._next += 1
+        self._last = now
+        self.in_flight[number] = InFlight(queries, now)
+        return number, works
+
+    def done(self, number: int, now: float, *, answered: bool = True, gone: bool = False) -> bool:
+        """A message came back, well or badly; False where it had already.
+
+        Args
+            answered  with answers, which tell the pace of the shard
+            gone      nobody took it: no server is there, or none lets this client in. How long that
+                      took is no pace, and what was known of the pace ends with the servers
+        """
+        message = self.in_flight.pop(number, None)
+        if message is None:
+            return False
+        self.pace = self.pace.passed(now, busy=True)
+        self.asked -= message.queries
+        if gone:
+            self.pace = Pace(at=now)
+        elif answered:
+            self.pace = self.pace.answered(message.queries)
+        return True
+
+    def drop(self, number: int) -> None:
+        """A message is over that nothing is to be learnt from; it may be over already."""
+        message = self.in_flight.pop(number, None)
+        if message is not None:
+            self.asked -= message.queries
+
+    def clear(self) -> list[T]:
+        """Nothing waits any more; what did."""
+        works = list(self.waiting)
+        self.waiting.clear()
+        self.queued, self.earliest = 0, inf
+        return works

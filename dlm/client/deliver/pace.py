@@ -1,0 +1,113 @@
+"""How fast a shard answers: what waiting will cost, and when a message is late.
+
+Pure. Times are of the clock of `now`, in seconds. A lane keeps one `Pace`; each server has its
+`Usual`, by which a message is late and is asked of a second server.
+
+Paper: Dean and Barroso, The Tail at Scale, CACM 2013: a second request after the 95th percentile
+costs a few percent of load, and takes the tail off.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from math import inf
+from typing import NamedTuple
+
+# Busy seconds after which what was seen counts half: long beside one message, short beside the
+# minute in which an operator looks.
+HORIZON_S = 1.0
+# The first answers say nothing: they pay for making connections, and for what wakes up.
+FIRST_ANSWERS = 8
+# The part of the time left that waiting may take by this estimate; the rest is for its error.
+PATIENCE = 0.5
+
+KEPT = 64  # answers that are remembered
+EACH = 8  # answers after which the figures are made anew
+FORGET_S = 5.0  # a server that answered nothing for so long is not known any more
+PERCENTILE = 0.95
+# Under this no message is late: threads that compute keep the loop from its replies for as long.
+LEAST_S = 0.005
+# What a server is taken for until enough of its answers came.
+UNKNOWN_S = 0.05
+
+
+class Pace(NamedTuple):
+    """Decayed sums over the time in which anything was in flight.
+
+    answers  messages answered since the start
+    queries  queries in them, the older ones counting less
+    busy_s   how long anything was in flight, likewise
+    at       when that was last brought up to date
+    """
+
+    answers: int = 0
+    queries: float = 0.0
+    busy_s: float = 0.0
+    at: float = 0.0
+
+    def passed(self, now: float, busy: bool) -> Pace:
+        """Time has passed, with something in flight or nothing."""
+        answers, queries, busy_s, at = self
+        if not busy:
+            return Pace(answers, queries, busy_s, now)
+        busy_s += now - at
+        if busy_s > HORIZON_S:
+            # However long nothing came: half a horizon of it is kept, and as little of the queries.
+            keep = 0.5 * HORIZON_S / busy_s
+            return Pace(answers, queries * keep, busy_s * keep, now)
+        return Pace(answers, queries, busy_s, now)
+
+    def answered(self, queries: int) -> Pace:
+        """A message came back with answers."""
+        answers = self.answers + 1
+        if answers <= FIRST_ANSWERS:
+            return Pace(answers, 0.0, 0.0, self.at)
+        return Pace(answers, self.queries + queries, self.busy_s, self.at)
+
+    def seconds(self, queries: int) -> float:
+        """How long so many queries will take; 0 while too little is known."""
+        return queries * self.busy_s / self.queries if self.queries > 0.0 else 0.0
+
+
+class Usual:
+    """The latest answers of one server.
+
+    Attributes
+        median_s, late_s  the median, and the percentile from which an answer is late; inf while
+                          too few came
+    """
+
+    __slots__ = ("_at", "_new", "_times", "late_s", "median_s")
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=KEPT)
+        self._new = 0
+        self._at = -inf
+        self.median_s = self.late_s = inf
+
+    def note(self, took_s: float, now: float) -> None:
+        """An answer took so long."""
+        if now - self._at > FORGET_S:
+            self._times.clear()
+            self._new = 0
+            self.median_s = self.late_s = inf
+        self._at = now
+        self._times.append(took_s)
+        self._new += 1
+        if self._new >= EACH:
+            self._new = 0
+            rising = sorted(self._times)
+            self.median_s = rising[len(rising) // 2]
+            self.late_s = rising[int(PERCENTILE * (len(rising) - 1))]
+
+    def known(self, now: float) -> bool:
+        """Whether enough answers came lately."""
+        return self.late_s < inf and now - self._at <= FORGET_S
+
+
+def late_after(servers: Iterable[Usual], now: float) -> float:
+    """Seconds after which a message to a shard with these servers is late: the percentile of the
+    one that is fastest."""
+    late_s = min((one.late_s for one in servers if one.known(now)), default=UNKNOWN_S)
+    return max(late_s, LEAST_S)

@@ -1,0 +1,378 @@
+"""How a client shows who it is, and makes sure of whom it talks to: TLS and tokens.
+
+A token goes into the metadata of each call, here and nowhere else: over TLS, or to an address of
+this machine. No channel goes through a proxy unless a setting says so, and then over TLS alone.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import threading
+import tomllib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+
+from dlm.client.deliver.address import HOST_PORT
+from dlm.config import nearest
+from dlm.errors import ConfigError
+from dlm.logs import EventLog
+from dlm.wire.secret import (
+    AUTHORIZATION,
+    SCHEME,
+    TOKEN,
+    Signature,
+    parse_token_file,
+    read_secret,
+    signature,
+)
+
+logger = EventLog(__name__)
+
+# Of the table [tls] of a cluster.toml.
+TLS_KEYS = ("ca", "cert", "key", "server_name", "use_proxy")
+RESOLVE_S = 5.0  # a name that takes longer to resolve is not one of this machine
+Metadata = tuple[tuple[str, str], ...]
+Token = Callable[[], Metadata]  # what a call must carry, as the file of the token has it now
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSecurity:
+    """What a client shows and trusts; no field stands for plaintext without a token.
+
+    ca           PEM file of the authorities that servers' certificates are signed by; turns TLS on
+    cert, key    PEM files of the client's own certificate and its key, for servers that ask for one
+    server_name  name that servers' certificates must carry instead of the address's host
+    token_file   file with the client's token, which its owner alone may read; read again when it
+                 changes
+    token        the token itself; never shown, but pickled with the client
+    insecure     send the token to other machines without TLS
+    use_proxy    connect through the proxy that the environment names (grpc_proxy, https_proxy or
+                 http_proxy, but for hosts in no_grpc_proxy or no_proxy); needs TLS. Without it
+                 these variables change nothing
+    """
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    server_name: str = ""
+    token_file: str = ""
+    token: str = field(default="", repr=False)
+    insecure: bool = False
+    use_proxy: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("ca", "cert", "key", "token_file"):
+            # Absolute: a copy in another process may stand in another folder.
+            if value := getattr(self, name):
+                object.__setattr__(self, name, str(Path(value).absolute()))
+        if bool(self.cert) != bool(self.key):
+            raise ConfigError("client.cert and client.key belong together; one is missing")
+        if (self.cert or self.server_name) and not self.ca:
+            raise ConfigError(
+                "client.cert, key and server_name need TLS, and client.ca turns it on: give the "
+                "PEM file of the authority that signed the servers' certificates"
+            )
+        if self.token and self.token_file:
+            raise ConfigError("client.token and client.token_file were both given; one is enough")
+        if self.token and not TOKEN.fullmatch(self.token):
+            raise ConfigError(
+                "client.token is no token: 16 to 512 characters of A-Z a-z 0-9 . _ ~ + / - are "
+                "expected, such as `dlm token NAME` prints"
+            )
+
+    def over(self, base: ClientSecurity) -> ClientSecurity:
+        """These settings, and those of `base` where there is none here."""
+        values = {f.name: getattr(self, f.name) or getattr(base, f.name) for f in fields(self)}
+        if self.token or self.token_file:
+            values |= {"token": self.token, "token_file": self.token_file}
+        if self.cert or self.key:
+            values |= {"cert": self.cert, "key": self.key}
+        return ClientSecurity(**values)
+
+    def target(self, address: str) -> str:
+        """What gRPC is to connect to for `address`.
+
+        That is `address`, unless a token would travel without TLS: then it is the loopback
+        addresses that `address` resolves to, so that what was judged is what is used.
+
+        Raises  ConfigError  the token could be read on its way, or a proxy is wanted without TLS
+        """
+        if self.use_proxy and not self.ca:
+            raise ConfigError(
+                "client.use_proxy is set without TLS, and a proxy would read all that is sent. "
+                "Give client.ca (the authority of the servers' certificates), or leave use_proxy "
+                "out"
+            )
+        if self.ca or self.insecure or not (self.token or self.token_file):
+            return address
+        local = _local_target(address)
+        if local is None:
+            raise ConfigError(
+                f"{address} is not an address of this machine (a loopback address, a name that "
+                "resolves to nothing else, or unix:PATH), and without TLS the token could be read "
+                "on its way to another machine. Give ca (the authority of the servers' "
+                "certificates), or insecure on a network where nobody listens"
+            )
+        return local
+
+
+PLAIN = ClientSecurity()
+
+
+def open_channel(
+    address: str,
+    options: Sequence[tuple[str, Any]],
+    security: ClientSecurity = PLAIN,
+    token: Token | None = None,
+) -> grpc.Channel:
+    """A channel to `address` that does what `security` says; it connects at the first call.
+
+    Args
+        token  what `read_token` gave for it, where several channels are to share that
+    Raises
+        ConfigError  a file is missing or no good, or the token would travel readable
+    """
+    channel = _open(grpc, address, options, security)
+    token = token or read_token(security)
+    return channel if token is None else _TokenChannel(channel, token)
+
+
+def open_aio_channel(
+    address: str, options: Sequence[tuple[str, Any]], security: ClientSecurity = PLAIN
+) -> grpc.aio.Channel:
+    """The same for an event loop, but for the token: a call must carry that by itself."""
+    return _open(grpc.aio, address, options, security)
+
+
+def _open(
+    kind: Any, address: str, options: Sequence[tuple[str, Any]], security: ClientSecurity
+) -> Any:
+    """A channel of gRPC's, by the functions of its module `kind`."""
+    target = security.target(address)
+    options = (*options, ("grpc.enable_http_proxy", int(security.use_proxy)))
+    if not security.ca:
+        return kind.insecure_channel(target, options=options)
+    if security.server_name:
+        options = (*options, ("grpc.ssl_target_name_override", security.server_name))
+    return kind.secure_channel(target, _credentials(security), options=options)
+
+
+def read_cluster_security(path: str | os.PathLike[str]) -> ClientSecurity:
+    """What a cluster.toml says of its servers: the table [tls], and token_file.
+
+    Paths in it are relative to its folder. It holds no token itself, since it is no secret.
+
+    Raises
+        ConfigError  a setting it cannot have, or one of the wrong type
+    """
+    path = Path(path)
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        raise ConfigError(f"{path} cannot be read as TOML: {exc}") from exc
+    table = content.get("tls", {})
+    values = {**table} if isinstance(table, dict) else {"tls": table}
+    if "token_file" in content:
+        values["token_file"] = content["token_file"]
+    if "token" in content or "token" in values:
+        raise ConfigError(
+            f"{path} holds a token, and files like it are read by many; put it in a file that its "
+            "owner alone may read, and name that: token_file"
+        )
+    for name, value in values.items():
+        if name not in (*TLS_KEYS, "token_file"):
+            advice = nearest(name, TLS_KEYS) or f"; there are {', '.join(TLS_KEYS)}"
+            raise ConfigError(f"{path}: [tls] has no setting named {name}{advice}")
+        kind, what = (bool, "true or false") if name == "use_proxy" else (str, "a string")
+        if not isinstance(value, kind):
+            raise ConfigError(f"{path}: {name} must be {what}, found {value!r}")
+        if value and isinstance(value, str) and name != "server_name":
+            values[name] = str(path.absolute().parent / value)
+    try:
+        return ClientSecurity(**values)
+    except ConfigError as exc:
+        exc.add_note(f"in {path}")
+        raise
+
+
+def _local_target(address: str) -> str | None:
+    """The gRPC target of the loopback addresses that `address` stands for, or None.
+
+    None too where any of them is of another machine, where another DNS server is to be asked, and
+    for schemes whose addresses come from elsewhere (xds).
+    """
+    if address.startswith(("unix:", "unix-abstract:")):
+        return address
+    # "ipv4:1.2.3.4:5,1.2.3.5:5", "ipv6:[::1]:5", "dns:///name:5", "name:5"
+    text = unquote(address)
+    for scheme in ("ipv4:", "ipv6:", "dns:///", "dns:"):
+        if text.startswith(scheme):
+            text = text.removeprefix(scheme)
+            break
+    found: dict[tuple[IPv4Address | IPv6Address, str], None] = {}
+    for one in text.split(","):
+        match = HOST_PORT.fullmatch(one)
+        resolved = _resolve(match["host"].strip("[]")) if match else ()
+        if match is None or not resolved or not all(map(_is_loopback, resolved)):
+            return None
+        found |= dict.fromkeys((ip, match["port"]) for ip in resolved)
+    if all(ip.version == 4 for ip, _ in found):
+        return "ipv4:" + ",".join(f"{ip}:{port}" for ip, port in found)
+    # One target holds addresses of one family; an IPv4 address has a form in the other.
+    pairs = ((ip if ip.version == 6 else f"::ffff:{ip}", port) for ip, port in found)
+    return "ipv6:" + ",".join(f"[{ip}]:{port}" for ip, port in pairs)
+
+
+def _is_loopback(ip: IPv4Address | IPv6Address) -> bool:
+    mapped = ip.ipv4_mapped if isinstance(ip, IPv6Address) else None
+    return (mapped or ip).is_loopback
+
+
+def _resolve(host: str) -> tuple[IPv4Address | IPv6Address, ...]:
+    """The addresses of `host` as this machine resolves it; none where it does not in time."""
+    with suppress(ValueError):
+        return (ipaddress.ip_address(host),)
+    found: list[str] = []
+
+    def look() -> None:
+        with suppress(OSError, UnicodeError):
+            found.extend(str(i[4][0]) for i in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM))
+
+    thread = threading.Thread(target=look, name="dlm-resolve", daemon=True)
+    thread.start()
+    thread.join(RESOLVE_S)  # getaddrinfo has no timeout of its own
+    return tuple(dict.fromkeys(ipaddress.ip_address(one.split("%")[0]) for one in tuple(found)))
+
+
+def _credentials(security: ClientSecurity) -> grpc.ChannelCredentials:
+    ca = _read(security.ca)
+    if b"-----BEGIN CERTIFICATE-----" not in ca:
+        raise ConfigError(f"{security.ca} holds no certificate in PEM")
+    cert = _read(security.cert) if security.cert else None
+    key = read_secret(Path(security.key)) if security.key else None
+    return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+def check_files(security: ClientSecurity) -> None:
+    """Reads what a client shows and trusts, before any server is asked.
+
+    Raises  ConfigError, where a file is missing or no good
+    """
+    if security.ca:
+        _credentials(security)
+    read_token(security)
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
+
+
+def read_token(security: ClientSecurity) -> Token | None:
+    """What adds the token to a call; None where there is none.
+
+    Kept, and asked at each call: once its file was good, one that is no good changes nothing.
+
+    Raises
+        ConfigError  the file is missing or no good
+    """
+    if security.token:
+        fixed = ((AUTHORIZATION, SCHEME + security.token),)
+        return lambda: fixed
+    return _TokenFile(Path(security.token_file)).metadata if security.token_file else None
+
+
+class _TokenFile:
+    """The token in a file, as it stands there now; from any thread.
+
+    Raises  ConfigError, when it is made and the file is no good
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: Signature = signature(path)
+        self._found = self._read()
+
+    def metadata(self) -> Metadata:
+        """The metadata of a call. A file that has become bad is logged, and the old token stays."""
+        now = signature(self._path)
+        if now != self._seen:
+            self._seen = now
+            try:
+                self._found = self._read()
+            except ConfigError as exc:
+                logger.error("client.token.kept", extra={"error": str(exc)})
+        return self._found
+
+    def _read(self) -> Metadata:
+        token = parse_token_file(read_secret(self._path), self._path)
+        return ((AUTHORIZATION, SCHEME + token),)
+
+
+class _TokenCall:
+    """A method of a channel, called with a token each time."""
+
+    def __init__(self, method: Any, token: Token) -> None:
+        self._method = method
+        self._token = token
+
+    def __call__(self, *args: Any, metadata: Any = (), **more: Any) -> Any:
+        return self._method(*args, metadata=(*(metadata or ()), *self._token()), **more)
+
+    def future(self, *args: Any, metadata: Any = (), **more: Any) -> Any:
+        """As gRPC's own."""
+        return self._method.future(*args, metadata=(*(metadata or ()), *self._token()), **more)
+
+    def with_call(self, *args: Any, metadata: Any = (), **more: Any) -> Any:
+        """As gRPC's own."""
+        return self._method.with_call(*args, metadata=(*(metadata or ()), *self._token()), **more)
+
+
+class _TokenChannel(grpc.Channel):  # type: ignore[misc]
+    """A channel whose calls carry a token.
+
+    Not gRPC's interceptors: they would change how a closed channel fails, and its call credentials
+    want TLS even to this machine.
+    """
+
+    def __init__(self, channel: grpc.Channel, token: Token) -> None:
+        self._channel = channel
+        self._token = token
+
+    def subscribe(self, callback: Any, try_to_connect: bool = False) -> None:
+        self._channel.subscribe(callback, try_to_connect)
+
+    def unsubscribe(self, callback: Any) -> None:
+        self._channel.unsubscribe(callback)
+
+    def unary_unary(self, *args: Any, **more: Any) -> Any:
+        return _TokenCall(self._channel.unary_unary(*args, **more), self._token)
+
+    def unary_stream(self, *args: Any, **more: Any) -> Any:
+        return _TokenCall(self._channel.unary_stream(*args, **more), self._token)
+
+    def stream_unary(self, *args: Any, **more: Any) -> Any:
+        return _TokenCall(self._channel.stream_unary(*args, **more), self._token)
+
+    def stream_stream(self, *args: Any, **more: Any) -> Any:
+        return _TokenCall(self._channel.stream_stream(*args, **more), self._token)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> _TokenChannel:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()

@@ -1,0 +1,535 @@
+"""Bytes to a shard server and back.
+
+Scores travel on streams that stay open (`exchange`), on an event loop in a thread; what is rare
+goes over gRPC's synchronous stack. Both survive forks (`fork`).
+
+Whoever sends a score never waits here: it does not enter gRPC, whose gate others may hold for long
+(a fork, say). A stream that is not open yet is opened on the loop, and the message waits for it.
+
+One file past 500 lines: both ways to a server share a connection, its credentials and its forks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, Protocol
+
+import grpc
+
+from dlm.client.deliver import fork, loop
+from dlm.client.deliver.exchange import SERVICE, Exchange, Reply, Sent, error_of_call, tell
+from dlm.client.deliver.fork import inside
+from dlm.client.deliver.security import (
+    PLAIN,
+    ClientSecurity,
+    Metadata,
+    open_aio_channel,
+    open_channel,
+    read_token,
+)
+from dlm.client.health.beats import Beats, SentBeat
+from dlm.errors import DeadlineExceeded, DlmError, ProtocolError, ShardDown
+from dlm.wire import codec
+from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.secret import digest
+
+MAX_REPLY_BYTES = 64 << 20
+# Where nobody was found, nobody is looked for again this soon: each look costs a connection; and
+# where another connection lives, a message too.
+PAUSE_S = 0.1
+PAUSE_BESIDE_S = 2.0
+# The file of the token is looked at so often while messages are sent; a look costs microseconds.
+TOKEN_LOOK_S = 0.25
+# After its deadline, a call that gRPC has not ended is taken for lost.
+END_S = 5.0
+# A new token is used for new streams at once, but open ones stay so long: servers read their own
+# files within a second, and one that does not know it yet still knows the old one.
+TOKEN_SETTLE_S = 2.0
+
+OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_REPLY_BYTES),
+    ("grpc.max_send_message_length", MAX_REPLY_BYTES),
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    # A server that comes back is found again within two seconds. The "min" is how long one attempt
+    # may take, whatever its name: a busy server needs more than a moment to shake hands.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    # A host that vanished without a word is noticed within 20 s while it is asked something
+    # (servers permit a ping every 5 s); only then is the connection made anew.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+
+Chunks = Generator[pb.DownloadChunk, None, None]
+Withdraw = Callable[[], None]
+Post = Callable[..., Withdraw | None]  # `Connection.score` or `Connection.context_block`
+BeatReply = Callable[[pb.HeartbeatReply | None, DlmError | None], None]
+
+
+class Connection(Protocol):
+    """A way to one server. Tests put scripted ones in its place to make the network fail.
+
+    What goes wrong is a `DlmError`, raised or handed to `reply`; one that a server answered has its
+    `reason`.
+    """
+
+    address: str
+
+    def score(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> Withdraw | None:
+        """Sends a ScoreRequest; `reply` is called once, on any thread.
+
+        Args
+            metadata  what a server needs to see of a trace; mostly nothing
+        Returns
+            what says that nobody wants the answer any more: a request that has not left yet does
+            not leave. `reply` is called all the same. None where nothing is ever withdrawn
+        """
+
+    def context_block(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> Withdraw | None:
+        """Sends a ContextBlockRequest, likewise."""
+
+    def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
+        """What the server holds, its checksum verified; of `shard_set`, or of its default."""
+
+    def download(self, request: pb.DownloadRequest, timeout_s: float) -> Chunks:
+        """Pieces of a file."""
+
+    def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
+        """Alive, and in what state; its checksum verified."""
+
+    def heartbeat_later(
+        self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
+    ) -> None:
+        """On the loop: the same, without waiting; `reply` is called once, on any thread."""
+
+    def close(self) -> None:
+        """Lets go of the connection."""
+
+
+def _mark(token: Metadata) -> bytes:
+    """What tells tokens apart and shows none."""
+    return digest(repr(token).encode())
+
+
+class GrpcConnection:
+    """A `Connection` over gRPC channels of its own, opened when they are needed.
+
+    Args
+        streams  Exchange streams at most, each over a channel of its own: workers that share a
+                 port share the load by connections. The second is opened when the first is busy.
+        security  TLS and the token, see `ClientSecurity`
+    """
+
+    def __init__(self, address: str, streams: int = 1, *, security: ClientSecurity = PLAIN) -> None:
+        self.address = address
+        # Judged once: a name that resolves to another machine later is not looked up again.
+        self._target = security.target(address)
+        self._security = security
+        self._token = read_token(security)
+        self._most = streams
+        self._lock = threading.RLock()  # reentrant, as a signal handler may fork anywhere
+        self._closed = False
+        self._streams: list[Exchange | None] = [None]
+        self._retired: list[Exchange] = []  # of a token that is not the file's any more
+        self._mark_seen = self._mark()
+        self._token_looked = self._token_changed = time.monotonic()
+        self._held: deque[Sent] = deque()  # to be sent once there is a stream
+        self._waking = False  # whether a thread is about to start the loop for them
+        self._beats = Beats(address, self._open_for_beats)  # of the loop
+        self._held_beats: list[SentBeat] = []  # to be sent again after a fork
+        self._opening = threading.RLock()
+        self._channel: grpc.Channel | None = None
+        self._methods: dict[str, Callable[..., Any]] = {}
+
+    def _open(self) -> dict[str, Callable[..., Any]]:
+        """What starts the calls that are rare, by name; their channel is opened for the first.
+
+        Call it inside the gate.
+        """
+        with self._opening:
+            if self._closed:
+                raise self._closed_error()
+            if not self._methods:
+                channel = open_channel(self._target, OPTIONS, self._security, self._token)
+                self._channel = channel
+                fork.register()
+                loop.running()
+                describe, download, beat = (
+                    kind.SerializeToString
+                    for kind in (pb.DescribeRequest, pb.DownloadRequest, pb.HeartbeatRequest)
+                )
+                at = f"/{SERVICE}"
+                # As futures: gRPC's blocking form would wait inside gRPC.
+                self._methods = {
+                    "Score": channel.unary_unary(f"{at}/Score").future,
+                    "ContextBlock": channel.unary_unary(f"{at}/ContextBlock").future,
+                    "Describe": channel.unary_unary(f"{at}/Describe", describe).future,
+                    "Download": channel.unary_stream(f"{at}/Download", download),
+                    "Heartbeat": channel.unary_unary(f"{at}/Heartbeat", beat).future,
+                }
+            return self._methods
+
+    def score(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> Withdraw:
+        """See `Connection.score`."""
+        deadline = time.monotonic() + timeout_s
+        sent = Sent(request, deadline, reply, ("Score", request, reply))
+        self._post(sent, metadata)
+        return sent.withdraw
+
+    def context_block(
+        self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
+    ) -> Withdraw:
+        """See `Connection.context_block`."""
+
+        def unpacked(data: bytes | None, error: DlmError | None) -> None:
+            try:
+                found = None if data is None else codec.carried_block_reply(data)
+            except DlmError as exc:
+                reply(None, exc)
+            else:
+                reply(found, error)
+
+        deadline = time.monotonic() + timeout_s
+        carried = codec.carry_block_request(request)
+        alone = ("ContextBlock", request, reply)
+        sent = Sent(carried, deadline, unpacked, alone)
+        self._post(sent, metadata)
+        return sent.withdraw
+
+    def _post(self, sent: Sent, metadata: Metadata) -> None:
+        if metadata:
+            arguments = (sent, metadata)
+            threading.Thread(target=self._send_alone, args=arguments, daemon=True).start()
+            return
+        if self._send(sent):
+            return
+        self._held.append(sent)
+        if not loop.post(self._send_held):
+            self._wake()
+
+    def _send(self, sent: Sent) -> bool:
+        """Over an open stream. False where one must be opened first, and this is not the loop, or
+        the loop ends for a fork."""
+        while (stream := self._stream()) is not None:
+            if stream.send(sent):
+                return True  # else that stream ended meanwhile
+        return False
+
+    def _send_held(self) -> None:
+        """On the loop."""
+        while self._held:
+            sent = self._held.popleft()
+            if not sent.wanted:
+                sent.drop()
+                continue
+            try:
+                if not self._send(sent):
+                    self._held.appendleft(sent)  # until after the fork
+                    return
+            except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
+                tell(sent.reply, None, self._unsent(exc))
+
+    def _wake(self) -> None:
+        """No loop runs: one is started, once the gate is free, and sends what is held."""
+        with self._lock:
+            if self._waking:
+                return
+            self._waking = True
+        try:
+            fork.wake(self)
+        except RuntimeError as exc:  # no thread can be started
+            self.give_up(exc)
+
+    def _unsent(self, cause: Exception) -> DlmError:
+        if isinstance(cause, DlmError):
+            return cause
+        error = DlmError(f"{self.address}: a message could not be sent: {cause!r}")
+        error.__cause__ = cause
+        return error
+
+    def _send_alone(self, sent: Sent, metadata: Metadata) -> None:
+        """As a call of its own, since the metadata of a stream are sent when it opens.
+
+        For the few messages whose trace is sampled: it costs three times a message of a stream.
+        """
+        method, request, reply = sent.alone
+        try:
+            data = self._call(method, request, sent.deadline - time.monotonic(), metadata)
+        except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
+            reply(None, self._unsent(exc))
+        else:
+            reply(data, None)
+
+    def _stream(self) -> Exchange | None:
+        """The stream with the least load; where that is to be a new one, None unless this is the
+        loop, which does not end."""
+        first = self._streams[0]
+        if (
+            first is not None
+            and not (first.ended or self._closed or self._token)
+            and (self._most == 1 or not first.load)
+        ):
+            return first
+        with self._lock:
+            if self._closed:
+                raise self._closed_error()
+            now = time.monotonic()
+            self._retire_old(now)
+            lives = any(stream is not None and not stream.ended for stream in self._streams)
+            pause = PAUSE_BESIDE_S if lives else PAUSE_S
+            best, fewest = -1, 0
+            failed = ""
+            for i, stream in enumerate(self._streams):
+                load = 0
+                if stream is not None and not stream.ended:
+                    load = stream.load
+                elif stream is not None and stream.failure is not None:
+                    when, what = stream.failure
+                    if now < when + pause:
+                        failed = what
+                        continue
+                if best < 0 or load < fewest:
+                    best, fewest = i, load
+            if best < 0:
+                raise ShardDown(failed)
+            if fewest and not failed and len(self._streams) < self._most:
+                self._streams.append(None)
+                best = len(self._streams) - 1
+            found = self._streams[best]
+            if found is not None and not found.ended:
+                return found
+        if not loop.is_here():
+            return None
+        self._open()  # gRPC's own part in forks comes before ours
+        with self._lock:
+            found = self._streams[best]
+            if found is None or found.ended:
+                if self._closed:
+                    raise self._closed_error()
+                fork.add(self)
+                home = loop.running()
+                if home.ending:
+                    return None
+                if found is not None and found.pending:  # takes nothing new, and still answers
+                    self._retired = [old for old in self._retired if old.pending]
+                    self._retired.append(found)
+                token = self._token() if self._token else ()
+                found = Exchange(
+                    home,
+                    lambda: self._open_for_loop(token),
+                    self.address,
+                    _mark(token),
+                    self._ask_again,
+                )
+                self._streams[best] = found
+            return found
+
+    def _open_for_loop(self, token: Metadata) -> tuple[grpc.aio.Channel, Metadata]:
+        return open_aio_channel(self._target, OPTIONS, self._security), token
+
+    def _open_for_beats(self) -> grpc.aio.Channel:
+        return open_aio_channel(self._target, OPTIONS, self._security)
+
+    def _retire_old(self, now: float) -> None:
+        """Streams that were opened with another token than its file holds by now take nothing new:
+        the server ends them when that is taken away. Inside the lock."""
+        if self._token is None or now < self._token_looked + TOKEN_LOOK_S:
+            return
+        self._token_looked = now
+        found = self._mark()
+        if found != self._mark_seen:
+            self._mark_seen, self._token_changed = found, now
+        if now < self._token_changed + TOKEN_SETTLE_S:
+            return
+        for stream in self._streams:
+            if stream is not None and not stream.ended and stream.mark != found:
+                stream.retire()
+                self._retired = [old for old in self._retired if old.pending]
+                self._retired.append(stream)
+
+    def _mark(self) -> bytes:
+        return _mark(self._token() if self._token else ())
+
+    def _ask_again(self, mark: bytes, sent: Sent, lost: bool) -> bool:
+        """Sends a message again whose stream the server ended, since a Score changes nothing: if
+        the token is another by now than the one that stream was opened with; or else once, as a
+        call of its own, if gRPC lost the reason, which that call will tell."""
+        if not sent.wanted:
+            return False
+        changed = self._mark() != mark
+        left_s = sent.deadline - time.monotonic()
+        if changed:
+            try:
+                self._post(sent, ())
+            except DlmError:
+                return False
+        elif lost and left_s > 0:
+            threading.Thread(target=self._send_alone, args=(sent, ()), daemon=True).start()
+        return changed or (lost and left_s > 0)
+
+    def _all_streams(self) -> list[Exchange]:
+        return [*self._retired, *(s for s in self._streams if s is not None)]
+
+    def suspend(self) -> None:
+        """See `fork.Streams`."""
+        for stream in self._all_streams():
+            self._held += stream.suspend()
+        self._held_beats += self._beats.suspend()
+
+    def resume(self) -> None:
+        """See `fork.Streams`: sends again what was in flight."""
+        self._waking = False
+        loop.post(self._send_held)  # else the loop ends already for another fork
+        loop.post(self._send_beats)
+
+    def give_up(self, cause: Exception) -> None:
+        """See `fork.Streams`."""
+        self._waking = False
+        while self._held:
+            try:
+                sent = self._held.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            tell(sent.reply, None, self._unsent(cause))
+        held, self._held_beats = self._held_beats, []
+        for beat in held:
+            tell(beat.reply, None, self._unsent(cause))
+
+    def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
+        """See `Connection.describe`."""
+        request = pb.DescribeRequest(shard_set=shard_set)
+        message = codec.parse(pb.DescribeReply(), self._call("Describe", request, timeout_s))
+        if message.checksum != codec.describe_checksum(message):
+            raise ProtocolError(f"{self.address}: the description was damaged on the way")
+        return message
+
+    def download(self, request: pb.DownloadRequest, timeout_s: float) -> Chunks:
+        """See `Connection.download`."""
+        call = self._start("Download", request, timeout_s)
+        try:
+            for data in call:
+                yield codec.parse(pb.DownloadChunk(), data)
+        except grpc.RpcError as exc:
+            raise self._error(exc) from exc
+        finally:
+            with inside():
+                call.cancel()  # a reader that stops half-way must not keep the server busy
+
+    def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
+        """See `Connection.heartbeat`."""
+        return self._read_beat(request, self._call("Heartbeat", request, timeout_s))
+
+    def heartbeat_later(
+        self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
+    ) -> None:
+        """See `Connection.heartbeat_later`."""
+
+        def came(data: bytes | None, error: DlmError | None) -> None:
+            if data is None:
+                reply(None, error)
+                return
+            try:
+                found = self._read_beat(request, data)
+            except DlmError as exc:
+                reply(None, exc)
+            else:
+                reply(found, None)
+
+        token = self._token() if self._token else ()
+        deadline = time.monotonic() + timeout_s
+        self._held_beats.append(SentBeat(request.SerializeToString(), deadline, token, came))
+        self._send_beats()
+
+    def _send_beats(self) -> None:
+        """On the loop."""
+        home = loop.running()
+        while self._held_beats and not home.ending:  # else after the fork
+            beat = self._held_beats.pop()
+            try:
+                self._open()  # gRPC's own part in forks comes before ours
+                fork.add(self)
+                self._beats.send(home, beat)
+            except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
+                tell(beat.reply, None, self._unsent(exc))
+
+    def _read_beat(self, request: pb.HeartbeatRequest, data: bytes) -> pb.HeartbeatReply:
+        message = codec.parse(pb.HeartbeatReply(), data)
+        if message.checksum != codec.heartbeat_checksum(message):
+            raise ProtocolError(f"{self.address}: the heartbeat was damaged on the way")
+        if message.sequence != request.sequence:
+            raise ProtocolError(f"{self.address}: the heartbeat answers another one")
+        return message
+
+    def close(self) -> None:
+        """See `Connection.close`."""
+        with self._lock:
+            self._closed = True
+            streams = self._all_streams()
+        with inside(), self._opening:
+            if self._channel is not None:
+                self._channel.close()
+        for stream in streams:
+            stream.close(self._closed_error())
+        loop.post(self._beats.close)
+        self.give_up(self._closed_error())
+
+    def _start(
+        self,
+        method: str,
+        request: object,
+        timeout_s: float,
+        metadata: Metadata = (),
+    ) -> Any:
+        """The call, under way."""
+        try:
+            with inside():
+                return self._open()[method](request, timeout=timeout_s, metadata=metadata or None)
+        except ValueError as exc:
+            raise self._closed_error() from exc
+        except RuntimeError as exc:
+            # No thread can be started. gRPC would not notice what comes over this channel any more.
+            with self._opening:
+                self._methods = {}
+            raise self._unsent(exc) from exc
+
+    def _call(
+        self,
+        method: str,
+        request: object,
+        timeout_s: float,
+        metadata: Metadata = (),
+    ) -> bytes:
+        call = self._start(method, request, timeout_s, metadata)
+        try:
+            # Ends by itself at its deadline, unless gRPC's thread for it is gone.
+            return self._bytes(call.result(timeout_s + END_S))
+        except grpc.FutureTimeoutError as exc:
+            with inside():
+                call.cancel()
+            raise DeadlineExceeded(f"{self.address} gave no answer before the deadline") from exc
+        except grpc.RpcError as exc:
+            raise self._error(exc) from exc
+        except grpc.FutureCancelledError as exc:
+            raise self._closed_error() from exc
+
+    def _bytes(self, data: Any) -> bytes:
+        if data is None:  # well ended, as gRPC sees it: the frame of the message was damaged
+            raise ProtocolError(f"{self.address} answered without a message")
+        return bytes(data)
+
+    def _error(self, exc: grpc.RpcError) -> DlmError:
+        return error_of_call(exc, self.address)
+
+    def _closed_error(self) -> DlmError:
+        return ShardDown(f"the connection to {self.address} was closed")

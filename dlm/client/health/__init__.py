@@ -1,0 +1,1 @@
+"""Whether servers are there, and which model answers."""

@@ -1,0 +1,436 @@
+"""Carries out what `membership` and `modes` decide: heartbeats, canaries, and the mode of a client.
+
+All of it runs on the loop, one step after another: ticks, which are timers of the loop, and what
+comes in between (an answer to a heartbeat, the end of a canary, a message that found nobody). So
+the machines need no lock. What other threads read (`mode`, `avoided`, `gone`, `slow`) are single
+values, replaced whole.
+
+Nothing here waits: what may resolve a name, read a file or ask a server goes to a thread, which the
+host starts.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from typing import Any, Protocol
+
+from dlm.client.deliver import loop
+from dlm.client.deliver.transport import BeatReply
+from dlm.client.health import membership, modes
+from dlm.client.health.membership import Beating, Liveness, Member, behind
+from dlm.client.health.modes import Cascade, Mode, Switching
+from dlm.client.plan.topology import Topology
+from dlm.errors import DlmError
+from dlm.logs import EventLog
+from dlm.wire._pb import shard_pb2 as pb
+
+log = EventLog(__name__)
+
+TICK_S = 0.05
+# Between ticks while all is well and nothing is awaited: each takes the interpreter from threads
+# that work.
+CALM_S = 0.2
+# A tick that comes so late tells that this process stood still (it was stopped, its machine slept,
+# or gave its cores to others): what is late then, and for as long after it, is not the servers'
+# fault. Seconds.
+STOOD_STILL_S = 0.25
+# A server that said so long ago that it drains or warms up is still on its way back: longer than a
+# start takes whose kernels are compiled already. Seconds.
+MOVING_S = 30.0
+LOOK_AGAIN_S = 1.0  # while a shard has nobody to ask, the servers are looked for this often
+# Why a server's health changed, as the log has it: a closed set.
+_REASONS = {membership.Beat: "answered", membership.Tick: "silent", membership.Unreachable: "lost"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerHealth:
+    """What a client knows of a server.
+
+    ready    whether it can be asked, by its last heartbeat; not while it is down
+    delay_s, baseline_s  shortest round trip of the last heartbeats, and what it is compared with;
+                         None before any was answered
+    """
+
+    address: str
+    shard: int
+    health: Liveness
+    ready: bool
+    delay_s: float | None
+    baseline_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeStatus:
+    """How a client stands.
+
+    mode      which model new utterances are scored with; always `full` without a small model,
+              also while every server is down
+    reason    why it was entered: "failures", "delay" or "recovered"; "" where the client, or the
+              parent it was forked from, began in it
+    small     whether there is a small model to go over to
+    for_s     seconds since it was entered
+    messages  logical messages in the window of the failure rate; failed: those of them that did
+    switches  times that each mode was entered, and why: (mode, reason) -> times
+    servers   by shard and address
+    """
+
+    mode: Mode
+    for_s: float
+    messages: int
+    failed: int
+    switches: dict[tuple[Mode, str], int]
+    servers: tuple[ServerHealth, ...]
+    reason: str = ""
+    small: bool = False
+
+
+class Host(Protocol):
+    """What a client lets its cascade do. All but `tell` is called on the loop, and waits for
+    nothing."""
+
+    def known(self) -> Topology | None:
+        """The shard set in use and where its shards are; None before any was found."""
+
+    def tell(self, step: Callable[..., None], *args: Any) -> None:
+        """Has the loop carry out a step; from any thread."""
+
+    def beat(
+        self, address: str, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
+    ) -> None:
+        """Sends a heartbeat, over a connection that may have to be made first; `reply` is called
+        once, on any thread, or never."""
+
+    def renew(self, address: str) -> None:
+        """Gives up the connection; what follows goes over another."""
+
+    def refresh_later(self) -> None:
+        """Has the servers asked anew what they hold, in the background."""
+
+    def follow(self) -> None:
+        """Has them asked where the operator may have named another default; cheap to call."""
+
+    def ask_canary(self, timeout_s: float, done: Callable[[bool], None]) -> None:
+        """Asks every shard something, the whole way; tells whether all of them answered."""
+
+
+class CascadeMonitor:
+    """The cascade of one client in one process.
+
+    `pause_s` is the time to the next tick, if no bad news comes.
+
+    Args
+        host       held weakly: a client that nobody closed is collected all the same
+        may_switch whether there is a small model to go over to
+        before     of the parent process, after a fork: its mode goes on
+        mode       what a client without one begins in
+        home       where it runs
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        beating: Beating,
+        switching: Switching,
+        *,
+        may_switch: bool,
+        before: CascadeMonitor | None = None,
+        mode: Mode = Mode.FULL,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+        home: loop.Home = loop,
+    ) -> None:
+        self._host = weakref.ref(host)
+        self._beating = beating
+        # Without a small model failures are counted, and however many they are, nothing follows.
+        self._switching = switching if may_switch else replace(switching, failing=1.0)
+        self._may_switch = may_switch
+        self._clock, self._chance, self._home = clock, chance, home
+        now = clock()
+        if before is not None:
+            # Only what concerns the mode: a canary that is out was the parent's.
+            old: Cascade = before._cascade
+            due = now + old.wait_s if old.mode is Mode.SMALL else old.due
+            first = old._replace(until=float("-inf"), due=due, passed=0)
+        elif mode is Mode.SMALL:
+            wait = switching.wait_s
+            first = Cascade(Mode.SMALL, since=now, wait_s=wait, due=now + wait)
+        else:
+            first = Cascade(since=now - switching.stable_s)
+        self._cascade: Cascade = first
+        # Not `since`, by which the first stay counts as a stable one.
+        self._entered: float = now if before is None else before._entered
+        self._topology: Topology | None = None  # as of the last tick
+        self._members: dict[str, Member] = {}
+        self._shards: dict[str, int] = {}
+        self._ended = self._failed = 0  # messages since the last tick
+        self.slow_shards: frozenset[int] = frozenset()  # that only slow servers answer for
+        self._looked = self._ticked = now
+        self._next = inf  # when the next tick is planned
+        self._outdated: Topology | None = None  # of before a server was started anew
+        self._blameless_until = now
+        self._listens = False  # whether a tick that was late waits for what came meanwhile
+        self.mode = self._cascade.mode
+        self.avoided: frozenset[str] = frozenset()
+        self.slow: frozenset[str] = frozenset()  # beside another server of their shard
+        self.gone: frozenset[int] = frozenset()
+        self.moving: frozenset[str] = frozenset()  # drained or warmed up when last heard of
+        self.switches: Counter[tuple[Mode, str]] = Counter()
+        self.canaries: Counter[bool] = Counter()
+        self.pause_s = TICK_S
+        self._stopped = False
+
+    # -- in any thread ------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Its next tick is its last, and does nothing."""
+        self._stopped = True
+
+    def status(self) -> CascadeStatus:
+        """How things stand."""
+        cascade, members = self._cascade, dict(self._members)
+        messages, failed = cascade.failing()
+        servers = [
+            ServerHealth(
+                address,
+                self._shards.get(address, -1),
+                member.health,
+                member.ready and member.health is not Liveness.DOWN,
+                member.delay_s if member.beats else None,
+                member.baseline_s if member.beats else None,
+            )
+            for address, member in members.items()
+        ]
+        return CascadeStatus(
+            cascade.mode,
+            self._clock() - self._entered,
+            messages,
+            failed,
+            dict(self.switches),
+            tuple(sorted(servers, key=lambda one: (one.shard, one.address))),
+            cascade.reason,
+            self._may_switch,
+        )
+
+    # -- on the loop --------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begins to beat."""
+        self._plan(self._clock())
+
+    def count(self, failed: bool) -> None:
+        """A logical message has ended."""
+        self._ended += 1
+        self._failed += failed
+        if failed:
+            self._soon()
+
+    def lost(self, address: str) -> None:
+        """A message found nobody there."""
+        if (host := self._host()) is not None:
+            self._member(host, address, membership.Unreachable(), self._clock())
+            self._soon()
+
+    def _soon(self) -> None:
+        """Bad news, of which there may be much."""
+        self._plan(self._ticked + TICK_S)
+
+    def _plan(self, at: float) -> None:
+        """The next tick comes at `at`, unless an earlier one is planned."""
+        if at < self._next:
+            self._next = at
+            self._home.later(max(at - self._clock(), 0.0), self._alarm, at)
+
+    def _alarm(self, planned: float) -> None:
+        host, now = self._host(), self._clock()
+        if planned != self._next or self._stopped or host is None:
+            return  # an earlier one was planned since; or there is nobody to watch for
+        self._next = inf
+        late_s = now - planned
+        if late_s > STOOD_STILL_S:
+            self._blameless_until = max(self._blameless_until, now + late_s)
+            if not self._listens:  # first what came meanwhile: it may be in this loop's hands
+                self._listens = True
+                self._plan(now + TICK_S)
+                return
+        self._listens = False
+        try:
+            self.tick(host)
+        except Exception as exc:  # noqa: BLE001 - it must go on watching
+            log.error("client.cascade.failed", extra={"error": type(exc).__name__})
+        self._plan(self._clock() + self.pause_s)
+
+    def tick(self, host: Host) -> None:
+        """Steps every machine to now."""
+        now = self._ticked = self._clock()
+        topology = self._topology = host.known()
+        replicas = {} if topology is None else topology.addresses
+        self._shards = {a: shard for shard, addresses in replicas.items() for a in addresses}
+        self._members = {a: self._members.get(a, Member()) for a in self._shards}
+        for address in self._shards:
+            self._member(host, address, membership.Tick(self._chance()), now)
+        self.slow_shards = frozenset(
+            shard
+            for shard, addresses in replicas.items()
+            if (usable := [a for a in addresses if self._members[a].usable])
+            and all(self._members[a].is_slow(self._beating) for a in usable)
+        )
+        ended, failed, self._ended, self._failed = self._ended, self._failed, 0, 0
+        if ended and now >= self._blameless_until:
+            self._switch(host, modes.Messages(ended, failed), now)
+        reachable = topology is not None and all(
+            any(self._members[a].usable for a in replicas.get(shard, ()))
+            for shard in range(topology.manifest.shards)
+        )
+        # Of a model of order 2 or less the client has all, and asks nobody.
+        asks = topology is not None and topology.manifest.order > 2
+        slow = bool(asks and self._may_switch and self.slow_shards)
+        self._switch(host, modes.ReachabilityTick(reachable, slow), now)
+        self._publish()
+        moving = frozenset(
+            a
+            for a, m in self._members.items()
+            if m.beats and not m.ready and now - m.measured < MOVING_S
+        )
+        if moving != self.moving:
+            self.moving = moving
+        well = reachable and not slow and self.mode is Mode.FULL
+        self.pause_s = CALM_S if well and self._is_calm(now) else TICK_S
+        outdated = topology is not None and topology is self._outdated
+        if (outdated or not reachable) and now - self._looked >= LOOK_AGAIN_S:
+            # They may have come back elsewhere, and while the small model answers no message asks.
+            self._looked = now
+            host.refresh_later()
+        host.follow()
+
+    def _is_calm(self, now: float) -> bool:
+        """Whether nothing failed lately, every server is well, and no heartbeat is awaited."""
+        return not self._cascade.failing()[1] and all(
+            member.usable and (member.sent == float("-inf") or now - member.sent < TICK_S)
+            for member in self._members.values()
+        )
+
+    def _publish(self) -> None:
+        replicas = {} if self._topology is None else self._topology.addresses
+        avoided = frozenset(a for a, m in self._members.items() if m.beats and not m.usable)
+        if avoided != self.avoided:
+            self.avoided = avoided
+        slow: set[str] = set()
+        for addresses in replicas.values():
+            delays = {a: m.delay_s for a in addresses if (m := self._members[a]).usable}
+            least = min(delays.values(), default=0.0)
+            slow.update(a for a, delay in delays.items() if behind(delay, least, self._beating))
+        if slow != self.slow:
+            self.slow = frozenset(slow)
+        gone = frozenset(
+            shard
+            for shard, addresses in replicas.items()
+            if all(self._members[a].health is Liveness.DOWN for a in addresses)
+        )
+        if gone != self.gone:
+            self.gone = gone
+
+    def _member(self, host: Host, address: str, event: membership.Event, now: float) -> None:
+        member = self._members.get(address)
+        if member is None:
+            return
+        self._members[address], actions = membership.step(member, event, now, self._beating)
+        if any(isinstance(action, membership.Changed) for action in actions):
+            self._publish()
+        for action in actions:
+            if isinstance(action, membership.Probe):
+                self._beat(host, address, action.sequence)
+            elif isinstance(action, membership.Renew):
+                log.info("client.connection.renewed", extra={"address": address})
+                host.renew(address)
+            elif isinstance(action, membership.Restarted):
+                log.info("client.server.restarted", extra={"address": address})
+                # It may hold other models, or name another default; until the look succeeds.
+                self._outdated, self._looked = self._topology, now
+                host.refresh_later()
+            else:
+                fields = {
+                    "address": address,
+                    "shard": self._shards.get(address),
+                    "before": str(action.before),
+                    "after": str(action.after),
+                    "reason": _REASONS[type(event)],
+                }
+                if action.after is Liveness.UP:
+                    log.info("client.server.changed", extra=fields)
+                else:
+                    log.warning("client.server.changed", extra=fields)
+
+    def _beat(self, host: Host, address: str, sequence: int) -> None:
+        assert self._topology is not None
+        request = pb.HeartbeatRequest(
+            sequence=sequence,
+            shard_set=self._topology.manifest.shard_set_bytes,
+            shard=self._shards[address],
+        )
+        reply = partial(self._beaten, address, sequence)
+        host.beat(address, request, self._beating.timeout_s, reply)
+
+    def _beaten(
+        self,
+        address: str,
+        sequence: int,
+        found: pb.HeartbeatReply | None,
+        error: DlmError | None,
+    ) -> None:
+        """Any thread may bring an answer; one that is refused or garbled counts as one that was
+        missed, in its time."""
+        if found is not None and error is None:
+            ready = found.state == pb.SERVER_STATE_READY
+            self._here(self._member, address, membership.Beat(sequence, found.instance, ready))
+
+    def _switch(self, host: Host, event: modes.Event, now: float) -> None:
+        self._cascade, actions = modes.step(self._cascade, event, now, self._switching)
+        for action in actions:
+            if isinstance(action, modes.Switch):
+                self.mode = action.to
+                self._entered = now
+                self.switches[action.to, action.reason] += 1
+                fields = {
+                    "to": str(action.to),
+                    "reason": action.reason,
+                    "messages": action.messages,
+                    "failed": action.failed,
+                    "slow_shards": sorted(self.slow_shards),
+                }
+                if action.to is Mode.FULL:
+                    log.info("client.mode.changed", extra=fields)
+                else:
+                    log.warning("client.mode.changed", extra=fields)
+            else:
+                self._canary(host, action.number)
+
+    def _canary(self, host: Host, number: int) -> None:
+        try:
+            host.ask_canary(self._switching.canary_timeout_s, partial(self._canary_done, number))
+        except DlmError:
+            self._canary_done(number, False)
+
+    def _canary_done(self, number: int, answered: bool) -> None:
+        """Any thread may say so."""
+        self._here(self._canary_ended, modes.CanaryDone(number, answered))
+
+    def _canary_ended(self, host: Host, event: modes.CanaryDone, now: float) -> None:
+        self.canaries[event.answered] += 1
+        self._switch(host, event, now)
+
+    def _here(self, step: Callable[..., None], *args: Any) -> None:
+        """Carries out a step with an event of now, on the loop, whatever thread this is."""
+        host = self._host()
+        if host is None or self._stopped:
+            return
+        if self._home.is_here():
+            step(host, *args, self._clock())
+        else:
+            host.tell(step, host, *args, self._clock())

@@ -1,0 +1,1 @@
+"""Turns a batch into what each shard is asked, and knows where shards are."""

@@ -1,0 +1,395 @@
+"""The low orders on the client: fetched once, kept on disk, shared by processes.
+
+A folder named by the shard set holds the manifest, the vocabulary and the 1- and 2-grams. Processes
+take turns by a lock; what was fetched before an interruption is not fetched again; nothing is used
+whose checksum is not the manifest's.
+
+Paper: DLM 3.1 (caching). The bit that saves messages beyond it: shards/FORMAT.md, "Stored".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.client.deliver.transport import Connection
+from dlm.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    DlmError,
+    Overloaded,
+    ProtocolError,
+    QueryError,
+    ShardDown,
+    ShardFormatError,
+    UnavailableError,
+)
+from dlm.files import move, scratch_folder, sync_folder, try_lock
+from dlm.index import layout
+from dlm.index.layout import Manifest
+from dlm.index.search.shard import LowOrders, open_vocabulary, run_kernel
+from dlm.ngram.query import Answers, QueryGroups
+from dlm.ngram.vocab import Vocabulary
+from dlm.wire import codec
+from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.status import plain
+
+FILES = {
+    "vocabulary": pb.DOWNLOAD_FILE_VOCABULARY,
+    "low_orders": pb.DOWNLOAD_FILE_LOW_ORDERS,
+}
+
+Source: TypeAlias = tuple[int, Connection]
+Clock: TypeAlias = Callable[[], float]
+
+LOCK_POLL_S = 0.05
+PUT_TRIES = 20  # each fails only where another process moved a copy there or away meanwhile
+LEAST_S = 1.0  # of the time that is left, that one of many servers gets
+LEFT_S = 24 * 3600.0  # after so long, what was begun of another shard set is not gone on with
+KEEP_FREE_BYTES = 64 << 20  # of the disk, for others
+RETRY_S = 0.1  # seconds before all servers are tried again; doubled each time, up to 2
+
+
+@dataclass(frozen=True, eq=False)
+class LowGrams:
+    """Vocabulary and low orders of one shard set, mapped from `directory`."""
+
+    directory: Path
+    manifest: Manifest
+    low: LowOrders
+    vocabulary: Vocabulary
+
+    @classmethod
+    def open(cls, directory: Path, manifest: Manifest) -> LowGrams:
+        """Maps a folder that is whole; raises `ShardFormatError` where it is not."""
+        found = layout.read_manifest(directory)
+        if found.shard_set != manifest.shard_set:
+            raise ShardFormatError(
+                f"{directory} holds shard set {found.shard_set}, not {manifest.shard_set}"
+            )
+        low = LowOrders.open(directory, manifest)
+        return cls(directory, manifest, low, open_vocabulary(directory, manifest))
+
+    def score(self, groups: QueryGroups) -> tuple[Answers, NDArray[np.bool_]]:
+        """Answers from the low orders; and for each context whether they are not enough."""
+        answers, needs_shard = run_kernel(self.low.view, self.manifest.order, groups)
+        return answers, needs_shard.astype(np.bool_)
+
+
+def check_queries(
+    order: int,
+    size: int,
+    contexts: NDArray[np.uint32],
+    lengths: NDArray[np.uint8],
+    counts: NDArray[np.uint32],
+    words: NDArray[np.uint32],
+) -> None:
+    """Raises `QueryError` unless shapes agree, lengths are below `order` and ids below `size`."""
+    width = max(order - 1, 0)
+    rows = len(contexts)
+    if contexts.shape != (rows, width) or lengths.shape != (rows,) or counts.shape != (rows,):
+        raise QueryError(
+            f"contexts have shape {contexts.shape}, lengths {lengths.shape}, counts "
+            f"{counts.shape}; ({rows}, {width}), ({rows},) and ({rows},) are expected"
+        )
+    if words.ndim != 1 or int(counts.sum(dtype=np.uint64)) != len(words):
+        raise QueryError(
+            f"{int(counts.sum(dtype=np.uint64))} words are counted and an array of shape "
+            f"{words.shape} was given; as many words as are counted are expected"
+        )
+    if rows and int(lengths.max()) > width:
+        raise QueryError(f"a context of {int(lengths.max())} words; {width} at most are expected")
+    for ids in (contexts, words):
+        if ids.size and int(ids.max()) >= size:
+            raise QueryError(f"word id {int(ids.max())}; ids are below {size}")
+
+
+def fetch(
+    manifest: Manifest,
+    sources: Sequence[Source],
+    cache_dir: Path,
+    timeout_s: float,
+    *,
+    clock: Clock = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    shuffle: Callable[[list[Source]], None] = random.shuffle,
+) -> LowGrams:
+    """The low orders of `manifest`, from the cache or else from any of the servers.
+
+    Args
+        sources    (shard, connection) of each server; `shuffle` puts them in the order in which
+                   they are asked, so that clients that start together do not all ask one
+        timeout_s  for all of it; half of that at most goes to waiting for another process that
+                   fetches the same. What came by then is kept, and the next try goes on from there
+    Raises
+        ConfigError       the cache folder cannot be written, or its disk is too full
+        UnavailableError  no server gave them in time
+        ProtocolError     what they gave is not what the manifest says
+    """
+    home = cache_dir / manifest.shard_set
+    sources = list(sources)
+    shuffle(sources)
+    until = clock() + timeout_s
+    try:
+        try:
+            return LowGrams.open(home, manifest)
+        except ShardFormatError:
+            pass  # not there, or damaged: fetched below, under the lock
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with (cache_dir / f"{manifest.shard_set}.lock").open("w") as lock:
+            while not (locked := try_lock(lock.fileno())) and clock() < until - timeout_s / 2:
+                sleep(LOCK_POLL_S)
+            if not locked:
+                # A process that holds the lock and does nothing keeps nobody out: this one then
+                # fetches into a folder of its own.
+                with scratch_folder(cache_dir, home.name) as own:
+                    part = own / "part"
+                    return _fetch_into(
+                        part, manifest, sources, home, timeout_s, until, clock, sleep
+                    )
+            part = home.with_name(home.name + ".part")  # what is in it is not fetched again
+            try:
+                return _fetch_into(part, manifest, sources, home, timeout_s, until, clock, sleep)
+            except UnavailableError:
+                raise  # what came by now may be gone on with
+            except BaseException:
+                shutil.rmtree(part, ignore_errors=True)
+                raise
+            finally:
+                # Closing is not enough: a child forked meanwhile holds the same open file.
+                fcntl.flock(lock, fcntl.LOCK_UN)
+    except OSError as exc:
+        raise ConfigError(
+            f"the low orders cannot be kept in {cache_dir}: {exc}. Make room there, "
+            "or name another folder in DLM_CACHE_DIR"
+        ) from exc
+
+
+def _make_room(cache_dir: Path, part: Path, manifest: Manifest) -> None:
+    """Removes what was begun of other shard sets and left, if it is old or its room is needed.
+
+    Raises  OSError  there is too little room even so
+    """
+    entries = [manifest.file(kind) for kind in FILES]
+    begun = sum(f.stat().st_size for f in part.glob("*.arrow") if f.is_file())
+    needed = sum(entry.bytes for entry in entries) - begun + KEEP_FREE_BYTES
+    for age_s in (LEFT_S, 0.0):
+        for other in cache_dir.glob("*.part"):
+            with contextlib.suppress(OSError):
+                if other != part and other.stat().st_mtime <= time.time() - age_s:
+                    _remove_left(other)
+        free = shutil.disk_usage(cache_dir).free
+        if free >= needed:
+            return
+    raise OSError(
+        errno.ENOSPC,
+        f"{needed} bytes are needed for shard set {manifest.shard_set}, "
+        f"{KEEP_FREE_BYTES} of them to spare, and {free} are free",
+    )
+
+
+def _remove_left(part: Path) -> None:
+    """Removes a part that no process is filling."""
+    with part.with_suffix(".lock").open("w") as lock:
+        if try_lock(lock.fileno()):
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _fetch_into(
+    part: Path,
+    manifest: Manifest,
+    sources: Sequence[Source],
+    home: Path,
+    timeout_s: float,
+    until: float,
+    clock: Clock,
+    sleep: Callable[[float], None],
+) -> LowGrams:
+    try:
+        return LowGrams.open(home, manifest)  # another process was faster
+    except ShardFormatError:
+        pass  # a damaged one stays until there is a whole one to put there
+    _make_room(home.parent, part, manifest)
+    part.mkdir(exist_ok=True)
+    for kind in FILES:
+        pause_s = RETRY_S
+        while True:
+            try:
+                _fetch_file(manifest, kind, sources, part, until, clock)
+                break
+            except UnavailableError as exc:
+                # Servers let few clients download at once, and say so: come again.
+                rest_s = pause_s * (0.5 + random.random())
+                if exc.retryable and clock() + rest_s < until:
+                    sleep(rest_s)
+                    pause_s = min(2 * pause_s, 2.0)
+                    continue
+                exc.add_note(_progress(manifest, kind, part, timeout_s))
+                raise
+    with (part / layout.MANIFEST).open("wb") as out:
+        out.write(manifest.text)
+        out.flush()
+        os.fsync(out.fileno())
+    sync_folder(part)
+    # Mapped before it is moved: whatever others do to the name, this process has its copy.
+    try:
+        grams = LowGrams.open(part, manifest)
+    except ShardFormatError as exc:
+        # Whole by their checksums: who made the manifest made them so.
+        raise ProtocolError(
+            f"the servers of shard set {manifest.shard_set} sent low orders that are none: "
+            f"{plain(str(exc))}"
+        ) from exc
+    _put(part, home, manifest)
+    return replace(grams, directory=home)
+
+
+def _put(part: Path, home: Path, manifest: Manifest) -> None:
+    """Gives a whole copy its name, unless a whole one has it already.
+
+    Others may do the same at any moment, with the lock or without, so nothing is removed by that
+    name: what seems damaged is moved aside first, and looked at again where nobody else is.
+    """
+    for tries_left in reversed(range(PUT_TRIES)):
+        try:
+            move(part, home)
+            return
+        except OSError:
+            if not tries_left:
+                raise
+        if _is_whole_copy(home, manifest):
+            return
+        with scratch_folder(home.parent, home.name) as aside:
+            try:
+                move(home, aside / "damaged")
+            except FileNotFoundError:
+                continue  # another process was faster
+            if _is_whole_copy(aside / "damaged", manifest):  # and had mended it
+                with contextlib.suppress(OSError):
+                    move(aside / "damaged", home)
+
+
+def _is_whole_copy(folder: Path, manifest: Manifest) -> bool:
+    try:
+        LowGrams.open(folder, manifest)
+    except ShardFormatError:
+        return False
+    return True
+
+
+def _progress(manifest: Manifest, kind: str, part: Path, timeout_s: float) -> str:
+    entry, path = manifest.file(kind), part / manifest.file(kind).name
+    have = path.stat().st_size if path.exists() else 0
+    return (
+        f"{have} of {entry.bytes} bytes of {entry.name} came in {timeout_s:g} s (connect_s); "
+        "connecting again goes on from there"
+    )
+
+
+def _fetch_file(
+    manifest: Manifest,
+    kind: str,
+    sources: Sequence[Source],
+    part: Path,
+    until: float,
+    clock: Clock,
+) -> None:
+    """Fetches one file, from where an earlier try stopped; a server that fails is passed over.
+
+    None of several servers may take all the time that is left.
+    """
+    entry = manifest.file(kind)
+    path = part / entry.name
+    last: DlmError = (
+        DeadlineExceeded(f"no time was left to fetch {entry.name}")
+        if sources
+        else ShardDown(f"no server of shard set {manifest.shard_set} is known")
+    )
+    if path.exists() and _is_whole(path, entry):
+        return
+    # Each server twice: a stream that breaks goes on where it stopped, and where the beginning that
+    # another left turns out to be wrong, the same server is asked for all of it.
+    for place, (shard, connection) in enumerate(sources):
+        for _ in range(2):
+            left_s = until - clock()
+            if left_s <= 0:
+                raise last
+            share_s = max(left_s / (len(sources) - place), min(left_s, LEAST_S))
+            if path.exists() and path.stat().st_size > entry.bytes:
+                path.unlink()
+            resumed = path.exists() and path.stat().st_size > 0
+            try:
+                _receive(manifest, kind, shard, connection, path, share_s, clock)
+            except DlmError as exc:
+                # One that may do better later decides: whether to come again depends on it.
+                if not (isinstance(last, Overloaded) and isinstance(exc, UnavailableError)):
+                    last = exc
+                continue
+            if _is_whole(path, entry):
+                return
+            path.unlink()
+            last = ProtocolError(
+                f"{connection.address} sent a {kind} file that is not the manifest's; "
+                "the server's files are damaged (dlm verify DIR there tells)"
+            )
+            if not resumed:
+                break
+    raise last
+
+
+def _is_whole(path: Path, entry: layout.FileEntry) -> bool:
+    return path.stat().st_size == entry.bytes and layout.file_checksum(path) == entry.xxh3_128
+
+
+def _receive(
+    manifest: Manifest,
+    kind: str,
+    shard: int,
+    connection: Connection,
+    path: Path,
+    timeout_s: float,
+    clock: Clock,
+) -> None:
+    """Appends to `path` what it lacks of the file, or what comes of it in time."""
+    until = clock() + timeout_s
+    entry = manifest.file(kind)
+    with path.open("ab") as out:
+        offset = out.tell()
+        request = pb.DownloadRequest(
+            shard_set=manifest.shard_set_bytes, shard=shard, file=FILES[kind], offset=offset
+        )
+        with closing(connection.download(request, timeout_s)) as chunks:
+            for chunk in chunks:
+                data = codec.decode_chunk(
+                    chunk,
+                    shard_set=manifest.shard_set_bytes,
+                    shard=shard,
+                    offset=offset,
+                    file_bytes=entry.bytes,
+                )
+                out.write(data)
+                offset += len(data)
+                if clock() >= until and offset < entry.bytes:
+                    raise DeadlineExceeded(
+                        f"{connection.address} sent {offset} of {entry.bytes} bytes of "
+                        f"{entry.name} in time"
+                    )
+        if offset != entry.bytes:
+            raise ProtocolError(
+                f"{connection.address} stopped at byte {offset} of {entry.bytes} of {entry.name}"
+            )
+        out.flush()
+        os.fsync(out.fileno())

@@ -1,0 +1,90 @@
+"""The partial model: what the low orders alone say, for queries that no shard answers in time.
+
+It is the order-2 reduction of the same model, P(w | v): so it is normalised like any model, and a
+sentence may hold scores of both. A score says which model it is of (`query.PARTIAL`). What matters
+to the right is not known without the shard, so the state after the word is not minimised.
+
+Paper: DLM 3.4 ("if the message times out, we estimate the probability locally using the cached
+2-grams").
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dlm.client.plan.lowgrams import LowGrams
+from dlm.errors import DlmError, QueryError, StaleShardSet
+from dlm.ngram.query import Answers, QueryGroups
+
+QUIET_S = 10.0  # without a partial score, after which an answered message ends an outage
+
+
+class Outage(NamedTuple):
+    """A time in which partial scores were given; pure, times are the caller's.
+
+    began, last  times of the first and of the latest
+    queries      that the partial model answered
+    error        kind of the error that it is logged with
+    """
+
+    began: float
+    last: float
+    queries: int
+    error: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """From the first to the latest."""
+        return self.last - self.began
+
+    def extended(self, queries: int, now: float) -> Outage:
+        """The outage, with so many more queries."""
+        return self._replace(last=now, queries=self.queries + queries)
+
+    def lasts(self, error: DlmError) -> bool:
+        """Whether this error makes of an outage one that does not end by itself: servers are back,
+        and none holds the model of the handle."""
+        return isinstance(error, StaleShardSet) and self.error != StaleShardSet.__name__
+
+    def is_over(self, now: float) -> bool:
+        """Whether an answered message ends it: while some are answered and some are not, it goes
+        on, so that a log has one line at its begin and one at its end."""
+        return now - self.last >= QUIET_S
+
+
+def allows_fallback(error: DlmError) -> bool:
+    """Whether the partial model may answer instead: where servers failed, not where the caller did.
+
+    A server of another model, one that talks nonsense, or one that lets this client in no more, is
+    one that failed; and so is whatever else keeps a message of this process from being answered.
+    """
+    return not isinstance(error, QueryError)
+
+
+def score(grams: LowGrams, groups: QueryGroups) -> Answers:
+    """Answers by the last word of each context alone.
+
+    Args
+        groups  contexts of one word or more
+    Guarantees
+        log10_prob is that of the model reduced to order 2, bit for bit; matched_order and
+        ngram_length are at most 2; state_length is what a context and its word can reach
+    """
+    lengths = groups.context_lengths
+    ends = np.cumsum(lengths, dtype=np.int64)
+    last = QueryGroups(
+        np.minimum(lengths, 1).astype(np.uint8),
+        groups.context_words[ends - 1],
+        groups.word_counts,
+        groups.words,
+    )
+    answers, _ = grams.score(last)
+    reach = np.minimum(lengths.astype(np.int64) + 1, grams.manifest.order - 1).astype(np.uint8)
+    return Answers(
+        answers.log10_prob,
+        answers.matched_order,
+        answers.ngram_length,
+        np.repeat(reach, groups.word_counts),
+    )

@@ -1,0 +1,209 @@
+"""Which queries go to which shard: a call's plan, and its parts.
+
+Everything here is a function of arrays; nothing waits.
+
+Paper: DLM 3.2.1 (one message a query) and 3.3 (queries that share a context, and queries that share
+a server, travel together).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.client.plan import kernels
+from dlm.client.plan.lowgrams import LowGrams, check_queries
+from dlm.errors import QueryError
+from dlm.index.layout import Manifest
+from dlm.ngram.query import QueryGroups
+
+
+class Piece(NamedTuple):
+    """Part of a call that goes to one shard in one message.
+
+    Shapes   at (U,) int64: where, among the distinct queries of the call, each of these stands
+    """
+
+    shard: int
+    groups: QueryGroups
+    at: NDArray[np.int64]
+
+
+class Grouped(NamedTuple):
+    """Distinct queries grouped by context, and where each original query's answer will stand.
+
+    Shapes   place (Q,) int64: query q is answered at groups.words[place[q]]
+    """
+
+    groups: QueryGroups
+    place: NDArray[np.int64]
+
+
+class CallPlan(NamedTuple):
+    """A call's distinct queries: what low orders answer, and what is asked of shards.
+
+    remote_asked  of the words asked, repeats included, those that a shard must answer
+    pieces        for the shards, in their order
+    Shapes
+        place (Q,) int64: which of the U distinct queries each is; log10_prob (U,) float32 and known
+        (3, U) uint8 (matched_order, ngram_length, state_length), of what low orders answer;
+        at (n,) int64: the others, as all pieces in turn have them
+    """
+
+    remote_asked: int
+    place: NDArray[np.int64]
+    log10_prob: NDArray[np.float32]
+    known: NDArray[np.uint8]
+    at: NDArray[np.int64]
+    pieces: list[Piece]
+
+
+def plan(
+    grams: LowGrams,
+    manifest: Manifest,
+    contexts: NDArray[np.uint32],
+    lengths: NDArray[np.uint8],
+    counts: NDArray[np.uint32],
+    words: NDArray[np.uint32],
+    max_queries: int,
+) -> CallPlan:
+    """Checks a call and plans it, see `kernels.plan`.
+
+    Args
+        grams     the low orders of the model; manifest, the shard set whose slots are used
+        max_queries  queries of a piece at most; a group too large is split
+    Shapes
+        contexts (K, order - 1) uint32 most recent last, right-aligned; lengths (K,) uint8;
+        counts (K,) uint32; words (Q,) uint32, Q = sum(counts)
+    Raises
+        QueryError  shapes that do not fit each other, lengths or ids out of range
+    """
+    order, size = manifest.order, manifest.vocabulary_size
+    rows = len(lengths)
+    fits = contexts.shape == (rows, max(order - 1, 0)) and counts.shape == (rows,)
+    if fits and lengths.ndim == 1 and words.ndim == 1:
+        (valid, remote_asked, place, log10_prob, known, *routed) = kernels.plan(
+            grams.low.view,
+            order,
+            size,
+            *map(np.ascontiguousarray, (contexts, lengths, counts, words)),
+            manifest.slots,
+            manifest.shards,
+        )
+        if valid:
+            pieces = pieces_of(routed, max_queries)
+            return CallPlan(remote_asked, place, log10_prob, known, routed[-1], pieces)
+    check_queries(order, size, contexts, lengths, counts, words)
+    raise QueryError("lengths, counts or ids are out of range")
+
+
+def group(
+    contexts: NDArray[np.uint32],
+    lengths: NDArray[np.uint8],
+    counts: NDArray[np.uint32],
+    words: NDArray[np.uint32],
+) -> Grouped:
+    """Groups queries by context and asks each only once; see `kernels.group_queries`."""
+    *groups, place = kernels.group_queries(contexts, lengths, counts, words)
+    return Grouped(QueryGroups(*groups), place)
+
+
+def route(
+    groups: QueryGroups, slots: NDArray[np.uint16], shards: int, max_queries: int
+) -> list[Piece]:
+    """The messages that ask `groups`, each to the shard that owns it.
+
+    Args
+        groups       of contexts of two words or more
+        slots        (4096,) uint16: shard of each slot, below `shards`
+        max_queries  queries in one message at most; a group too large is split
+    """
+    remote = np.ones(len(groups.word_counts), np.uint8)
+    routed = kernels.route_groups(
+        groups.context_lengths,
+        groups.context_words,
+        groups.word_counts,
+        groups.words,
+        remote,
+        slots,
+        shards,
+    )
+    return pieces_of(routed, max_queries)
+
+
+def pieces_of(routed: Sequence[NDArray[Any]], max_queries: int) -> list[Piece]:
+    """What `kernels.route_groups` returned, in messages."""
+    edges, lengths, context_words, counts, words, at = routed
+    pieces = []
+    (c, w, q), *ends = edges.tolist()
+    for shard, (c_end, w_end, q_end) in enumerate(ends):
+        if c_end > c:
+            part = QueryGroups(
+                lengths[c:c_end], context_words[w:w_end], counts[c:c_end], words[q:q_end]
+            )
+            places = at[q:q_end]
+            if q_end - q <= max_queries:
+                pieces.append(Piece(shard, part, places))
+            else:
+                for some, first, last in split(part, max_queries):
+                    pieces.append(Piece(shard, some, places[first:last]))
+        c, w, q = c_end, w_end, q_end
+    return pieces
+
+
+def begins(counts: NDArray[np.unsignedinteger]) -> NDArray[np.int64]:
+    """Where each stretch begins, and the end of the last: (C + 1,)."""
+    out = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=out[1:])
+    return out
+
+
+def split(groups: QueryGroups, max_queries: int) -> Iterator[tuple[QueryGroups, int, int]]:
+    """Cuts groups into messages of at most `max_queries`; yields each with its range of words."""
+    total = len(groups.words)
+    if total <= max_queries:
+        yield groups, 0, total
+        return
+    word_begin, context_begin = begins(groups.word_counts), begins(groups.context_lengths)
+    for begin in range(0, total, max_queries):
+        end = min(begin + max_queries, total)
+        first = int(np.searchsorted(word_begin, begin, side="right")) - 1
+        last = int(np.searchsorted(word_begin, end, side="left"))
+        counts = np.minimum(word_begin[first + 1 : last + 1], end) - np.maximum(
+            word_begin[first:last], begin
+        )
+        yield (
+            QueryGroups(
+                groups.context_lengths[first:last],
+                groups.context_words[context_begin[first] : context_begin[last]],
+                counts.astype(np.uint32),
+                groups.words[begin:end],
+            ),
+            begin,
+            end,
+        )
+
+
+def gather(parts: Sequence[QueryGroups]) -> tuple[QueryGroups, NDArray[np.int64] | None]:
+    """Several groupings as one, contexts and queries that they share asked once.
+
+    Returns
+        the queries, and (Q,) where that of each query of the parts in turn stands; None where they
+        share nothing, which is nearly always so, and stand as they stood
+    """
+    if len(parts) == 1:
+        return parts[0], None
+    # As bytes: to join arrays NumPy lets go of the GIL, which is slow to come back.
+    lengths = np.frombuffer(b"".join([p.context_lengths.data for p in parts]), np.uint8)
+    flat = np.frombuffer(b"".join([p.context_words.data for p in parts]), np.uint32)
+    counts = np.frombuffer(b"".join([p.word_counts.data for p in parts]), np.uint32)
+    words = np.frombuffer(b"".join([p.words.data for p in parts]), np.uint32)
+    if not kernels.repeats(lengths, flat):
+        return QueryGroups(lengths, flat, counts, words), None
+    width = int(lengths.max())
+    dense = np.zeros((len(lengths), width), np.uint32)
+    dense[np.arange(width)[None, :] >= (width - lengths.astype(np.int64))[:, None]] = flat
+    return group(dense, lengths, counts, words)

@@ -1,0 +1,380 @@
+"""Which shard set a client uses, where its shards are, and its low orders: found, and found anew.
+
+All looks at the servers are taken on one thread, so that many calls which find the table stale at
+once have it read once. The low orders of another model are fetched on a second one: meanwhile calls
+go on with what is there.
+
+A handle is pinned to its model. So a table may hold several: the one that new handles get, and
+those that handles were opened on, for as long as servers hold them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
+
+from dlm.client.api.config import ClientConfig
+from dlm.client.deliver.call import own_copy
+from dlm.client.deliver.runtime import Links, Snapshot
+from dlm.client.plan.lowgrams import LowGrams, fetch
+from dlm.client.plan.topology import Census, Endpoint, Servers, Topology, check_model, take_census
+from dlm.client.plan.warm import warm_up
+from dlm.errors import DlmError, ProtocolError, StaleShardSet
+from dlm.index.layout import Manifest
+from dlm.logs import EventLog
+
+log = EventLog(__name__)
+
+# New handles have the file that names the servers looked at so often; and where no heartbeats
+# notice that a listed server was started, the servers asked.
+STAMP_S = 1.0
+FOLLOW_S = 10.0
+
+
+class Table:
+    """The snapshots in use.
+
+    Args
+        endpoints  says where the servers are, and which model is the default; asked again whenever
+                   the table is stale
+        model      which of the models they hold, whatever the default; see `topology.Census`
+        clock      seconds, monotonic
+    Attributes
+        known      what new handles get; None before any was found
+    """
+
+    def __init__(
+        self,
+        endpoints: Servers,
+        model: str | None,
+        config: ClientConfig,
+        links: Links,
+        clock: Callable[[], float],
+    ) -> None:
+        self.endpoints = endpoints
+        self.model = check_model(model)
+        self.known: Snapshot | None = None
+        self._others: Mapping[str, Snapshot] = {}  # by model; replaced whole
+        self._gone = False  # no server holds what is known
+        self._missed: frozenset[str] = frozenset()  # models that handles ask for in vain
+        self._kept: frozenset[str] = frozenset()  # settings that changed without effect
+        self._unread = ""  # why the last look failed
+        self._unserved: str | None = None  # the default that no servers hold all shards of
+        self._stamp = endpoints.stamp()
+        self._stamp_seen = self._read_at = self._follows = clock()
+        self._config = config
+        self._links = links
+        self._clock = clock
+
+    def snapshot(self) -> Snapshot:
+        """The shard set in use; found and fetched at the first call.
+
+        Raises  UnavailableError, ProtocolError, ConfigError
+        """
+        known = self.known
+        return self._refresh_shared() if known is None else known
+
+    def of(self, model: str) -> Snapshot | None:
+        """Where a model is that handles were opened on; None where no server holds it any more."""
+        known = self.known
+        if known is None or known.model != model:
+            return self._others.get(model)
+        return None if self._gone else known
+
+    def of_set(self, shard_set: str) -> Snapshot | None:
+        """The snapshot of a shard set, if it is in use."""
+        known = self.known
+        if known is not None and known.shard_set == shard_set:
+            return known
+        return next((s for s in self._others.values() if s.shard_set == shard_set), None)
+
+    def current(self, timeout_s: float, unlike: str | None = None) -> Snapshot:
+        """For a new handle: as `snapshot`; where servers no longer hold it, what takes its
+        place, once that is fetched.
+
+        Args
+            unlike  a model that servers refused by now
+        Raises
+            StaleShardSet  it is not there in time; else as `snapshot`
+        """
+        self.follow()
+        known = self.snapshot()
+        if (not self._gone and known.model != unlike) or timeout_s <= 0.0:
+            return known
+        runtime, end = self._links.runtime, self._clock() + timeout_s
+        try:
+            self._refresh_soon(known).result(timeout_s)
+            fetching = runtime.fetching
+            if fetching is not None:
+                fetching.result(max(end - self._clock(), 0.0))
+        except (FutureTimeout, CancelledError, RuntimeError) as exc:
+            raise StaleShardSet(
+                f"no server holds model {known.model} any more, and what takes its place was not "
+                f"there within {timeout_s:.3g} s; ask again"
+            ) from exc
+        except DlmError as exc:
+            raise own_copy(exc) from exc
+        except Exception as exc:
+            raise _unread(exc) from exc
+        return self.snapshot()
+
+    def _refresh_soon(self, known: Snapshot) -> Future[Snapshot]:
+        """A look that has not begun yet; whoever wants one before it begins shares it."""
+        runtime = self._links.runtime
+        with runtime.lock:
+            queued = runtime.queued
+            if queued is None or queued.running() or queued.done():
+                queued = runtime.queued = runtime.helper.submit(self.refresh, known)
+            return queued
+
+    def follow(self) -> None:
+        """Asks the servers again, in the background, if the default may be another by now.
+
+        New handles call it, and heartbeats, or calls where there are none: a client that keeps
+        one handle for days must read its operator's cluster.toml too, and log what is wrong there.
+        """
+        known = self.known
+        if known is None:
+            return
+        now, runtime = self._clock(), self._links.runtime
+        if now - self._stamp_seen >= STAMP_S:
+            self._stamp_seen = now
+            if self.endpoints.stamp() != self._stamp:  # until a look has read it
+                self.refresh_later()
+                return
+        # Heartbeats go to the servers in use alone, not to others that are listed.
+        watched = runtime.watch is not None and not known.topology.faults
+        if not watched and now - self._read_at >= FOLLOW_S:
+            self._read_at = now
+            self.refresh_later()
+
+    def follow_later(self) -> None:
+        """On the loop: the same on the helper thread, since a file may be far away."""
+        now = self._clock()
+        if self.known is None or now - self._follows < STAMP_S:
+            return
+        self._follows = now
+        with contextlib.suppress(RuntimeError):  # closed meanwhile, or no thread can be started
+            self._links.runtime.helper.submit(self.follow)
+
+    def refresh_later(self) -> None:
+        """Has the servers asked what they hold, in the background, where nobody does so already."""
+        runtime = self._links.runtime
+        with runtime.lock:
+            if runtime.looking or self._links.closed:
+                return
+            runtime.looking = True
+        try:
+            runtime.helper.submit(self.refresh_quietly, self.known)
+        except RuntimeError:  # closed meanwhile
+            runtime.looking = False
+
+    def _refresh_shared(self) -> Snapshot:
+        """The first snapshot; many callers at once share one look at the servers."""
+        runtime = self._links.runtime
+        with runtime.lock:
+            self._links.check_open()
+            if self.known is not None:
+                return self.known
+            running = runtime.refreshing
+            try:
+                if running is None:
+                    running = runtime.refreshing = runtime.helper.submit(self.refresh, None)
+            except RuntimeError as exc:
+                self._links.check_open()  # closed meanwhile; or no thread can be started
+                raise _unread(exc) from exc
+        try:
+            return running.result()
+        except DlmError as exc:
+            raise own_copy(exc) from exc
+        except Exception as exc:
+            raise _unread(exc) from exc
+        finally:
+            with runtime.lock:
+                if runtime.refreshing is running:
+                    runtime.refreshing = None
+
+    def refresh(self, stale: Snapshot | None, timeout_s: float | None = None) -> Snapshot:
+        """On the helper thread: finds the servers and what they hold. What has to be fetched for
+        that is, the first time; later in the background, and then taken into use.
+
+        Args
+            timeout_s  for finding the servers; connect_s where not given
+        """
+        runtime, known = self._links.runtime, self.known
+        stamp = self.endpoints.stamp()  # before what it stands for is read
+        try:
+            if stamp != self._stamp:
+                self._note_settings(self.endpoints.kept())
+            census = take_census(
+                self._endpoints_known(known),
+                self._links.connection,
+                self._config.connect_s if timeout_s is None else timeout_s,
+            )
+            named = self.endpoints.model()
+            topology = census.choose(None if known is None else known.shard_set, self.model, named)
+        finally:
+            runtime.looked = self._read_at = self._clock()
+        self._stamp = stamp
+        manifest = topology.manifest
+        self._note_kept(None if self.model else named, manifest)
+        grams = self._grams(manifest.model)
+        if known is None:
+            grams = grams or self._fetch(topology)
+            warm_up(grams)
+        if known is not None and grams is None:
+            self._fetch_behind(topology)
+            found = census.of(known.model, known.shard_set)
+            self._gone = found is None
+            snapshot = known if found is None else _with(found, known.grams)
+        else:
+            assert grams is not None
+            snapshot = _with(topology, grams)
+            self._gone = False
+        with runtime.lock:
+            runtime.counts.stats.refreshes += stale is not None
+            self._others = self._still_held(census, snapshot)
+            self.known = snapshot
+            self._missed -= {snapshot.model, *self._others}
+            self._links.forget_lanes({s.shard_set for s in (snapshot, *self._others.values())})
+        if known is not None and known.model != snapshot.model:
+            fields = {"before": known.model, "after": snapshot.model}
+            log.warning("client.model.changed", extra=fields)
+        self._unread = ""
+        log.info(
+            "client.table.read",
+            extra={
+                "shard_set": snapshot.shard_set,
+                "shards_known": len(snapshot.topology.addresses),
+            },
+        )
+        return snapshot
+
+    def _note_settings(self, kept: list[str]) -> None:
+        """Logs, once each, that settings changed which this client goes on without."""
+        for name in kept:
+            if name not in self._kept:
+                fields = {
+                    "setting": name,
+                    "advice": "it takes effect when the client starts again",
+                }
+                log.warning("client.setting.kept", extra=fields)
+        self._kept = frozenset(kept)
+
+    def _note_kept(self, named: str | None, manifest: Manifest) -> None:
+        """Logs, once, that the model in use stays, since nobody serves all of the one that the
+        operator names."""
+        is_it = named is None or any(
+            one.startswith(named) for one in (manifest.model, manifest.shard_set)
+        )
+        if not is_it and named != self._unserved:
+            fields = {"named": named, "model": manifest.model}
+            log.warning("client.model.kept", extra=fields)
+        self._unserved = None if is_it else named
+
+    def note_gone(self, model: str, error: DlmError) -> None:
+        """Logs, once per model, that a handle is open on one that no server holds: where its low
+        orders answer, no call fails, and nothing else says so."""
+        with self._links.runtime.lock:
+            if model in self._missed:
+                return
+            self._missed |= {model}
+        log.warning("client.model.gone", extra={"model": model, "error": str(error)})
+
+    def _still_held(self, census: Census, now: Snapshot) -> dict[str, Snapshot]:
+        """Of the models that were in use before, where those are that servers hold still."""
+        before = dict(self._others)
+        if self.known is not None:
+            before[self.known.model] = self.known
+        found = {
+            model: (census.of(model, snapshot.shard_set), snapshot.grams)
+            for model, snapshot in before.items()
+            if model != now.model
+        }
+        return {m: _with(t, grams) for m, (t, grams) in found.items() if t is not None}
+
+    def _grams(self, model: str) -> LowGrams | None:
+        """The low orders of a model, if they are here already."""
+        snapshot = self.of(model)
+        return self._links.runtime.fetched.get(model) if snapshot is None else snapshot.grams
+
+    def _fetch(self, topology: Topology) -> LowGrams:
+        sources = [
+            (shard, self._links.connection(address))
+            for shard, addresses in sorted(topology.addresses.items())
+            for address in addresses
+        ]
+        config = self._config
+        return fetch(topology.manifest, sources, config.cache_dir, config.connect_s)
+
+    def _fetch_behind(self, topology: Topology) -> None:
+        """Fetches the low orders of another model while calls go on, and then looks again."""
+        runtime, model = self._links.runtime, topology.manifest.model
+
+        def get() -> None:
+            try:
+                grams = self._fetch(topology)
+                runtime.fetched = {model: grams}
+                runtime.helper.submit(self.refresh, self.known).result()
+            except Exception as exc:
+                fields = {"model": model, "error": str(exc) or repr(exc)}
+                log.warning("client.model.unread", extra=fields)
+                raise
+            finally:
+                runtime.fetched = {}
+                runtime.fetching = None
+
+        with runtime.lock:
+            if runtime.fetching is None:
+                runtime.fetching = runtime.fetcher.submit(get)
+
+    def _endpoints_known(self, stale: Snapshot | None) -> list[Endpoint]:
+        """The endpoints, and what each held when it last said so, for those that stay silent."""
+        known = {} if stale is None else stale.topology.addresses
+        held = {address: shard for shard, addresses in known.items() for address in addresses}
+        return [
+            replace(endpoint, shard=held.get(endpoint.address))
+            if endpoint.shard is None
+            else endpoint
+            for endpoint in self.endpoints()
+        ]
+
+    def refresh_quietly(self, snapshot: Snapshot | None) -> None:
+        """As `look`, where `snapshot` is in use still; what goes wrong is logged."""
+        try:
+            # What no server holds any more is in use, too, until what follows it was fetched.
+            if snapshot is self.known or snapshot is None or self.of(snapshot.model) is snapshot:
+                self.refresh(snapshot, self._config.deadline_s)
+        except Exception as exc:  # noqa: BLE001 - nobody waits for it
+            error = " ".join([str(exc) or repr(exc), *getattr(exc, "__notes__", [])])
+            # Once, not with each look; and a look that the client's end cut short is no fault.
+            if error != self._unread and not self._links.closed:
+                self._unread = error
+                log.warning("client.table.unread", extra={"error": error})
+        finally:
+            self._links.runtime.looking = False
+
+
+def _with(topology: Topology, grams: LowGrams) -> Snapshot:
+    """A shard set with low orders that may be of another sharding of its model."""
+    _check_same(grams.manifest, topology.manifest)
+    return Snapshot(topology, grams)
+
+
+def _check_same(known: Manifest, found: Manifest) -> None:
+    """Raises `ProtocolError` unless both are of one model: the low orders of `known` are to answer
+    with what `found` says."""
+    for name in ("order", "counts", "blanks", "unk_in_model"):
+        if getattr(known, name) != getattr(found, name):
+            raise ProtocolError(
+                f"shard set {found.shard_set} says that it is of model {found.model}, as "
+                f"{known.shard_set}, with {name} {getattr(found, name)}; "
+                f"{getattr(known, name)} is expected"
+            )
+
+
+def _unread(cause: Exception) -> DlmError:
+    return DlmError(f"this process could not ask the servers what they hold: {cause!r}")

@@ -1,0 +1,544 @@
+"""Where the servers are: cluster.toml, and asking each what it holds.
+
+One file past 500 lines: what a server says is checked beside the choice that is made of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from dlm.client.deliver.address import check_address
+from dlm.client.deliver.security import PLAIN, TLS_KEYS, ClientSecurity
+from dlm.client.deliver.transport import Connection
+from dlm.config import nearest
+from dlm.errors import (
+    AuthenticationError,
+    ConfigError,
+    DeadlineExceeded,
+    DlmError,
+    ProtocolError,
+    ShardDown,
+    ShardFormatError,
+)
+from dlm.files import write_whole
+from dlm.index.layout import Manifest, parse_manifest
+from dlm.wire._pb import shard_pb2 as pb
+from dlm.wire.status import plain
+
+Connect = Callable[[str], Connection]
+Clock = Callable[[], float]
+NO_LIMIT = 1 << 32
+MAX_SHARD_SETS = 64  # of one server that are asked for; a server with more is not of this kind
+MAX_ASKED = 256  # servers asked at once; each that is silent takes its whole timeout
+# Of a manifest on the wire: to parse it takes longer than to send it.
+MAX_MANIFEST_BYTES = 4 << 20
+WRITTEN_BY = "# Written by dlm cluster"
+# What a cluster.toml may say, beside what `security` reads of [tls].
+TOP_KEYS = ("model", "small", "token_file", "tls", "server")
+SERVER_KEYS = ("address", "shard", "pid")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address, and the shard it is said to hold: a hint, for while the server is silent.
+
+    pid  of the server's process, where it runs on the machine that wrote the file
+    """
+
+    address: str
+    shard: int | None = None
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A shard set and where each of its shards answers.
+
+    addresses  shard -> addresses of its replicas; a shard nobody is known to hold is missing
+    faults     what was wrong with the servers that are not in it, address -> error
+    max_queries  queries that each of its servers takes in one message
+    """
+
+    manifest: Manifest
+    addresses: Mapping[int, tuple[str, ...]]
+    faults: Mapping[str, str]
+    max_queries: int = NO_LIMIT
+
+
+def dedupe_faults(faults: Iterable[tuple[str, str]]) -> list[str]:
+    """What is wrong with servers, a text each; those of which the same is to be said share one.
+
+    Args
+        faults  (address, what is wrong), which may begin with the address and hold it again
+    """
+    said: dict[str, dict[str, None]] = {}
+    for address, fault in faults:
+        text = fault.removeprefix(address).lstrip(": ")
+        # gRPC says once more where it connected to.
+        host, quoted = map(re.escape, (address, address.replace("[", "%5B").replace("]", "%5D")))
+        text = re.sub(rf"ipv[46]:(?:{host}|{quoted}): ", "", text)
+        # Its port may begin that of another.
+        text = re.sub(rf"(?<![\w.:-])(?:ipv[46]:)?{host}(?!\d)", "it", text)
+        said.setdefault(text, {})[address] = None
+    return [f"{', '.join(addresses)}: {text}" for text, addresses in said.items()]
+
+
+def read_cluster_file(path: str | os.PathLike[str]) -> list[Endpoint]:
+    """The servers that a cluster.toml lists.
+
+    The file has one table ``[[server]]`` a server, with ``address`` ("host:port") and ``shard``.
+
+    Raises
+        ConfigError  the file is missing, does not say that, or says what nobody reads
+    """
+    path = Path(path)
+    return [_endpoint(path, server) for server in _servers(path, _content(path))]
+
+
+def read_cluster_small(path: str | os.PathLike[str]) -> Path | None:
+    """The folder of the small model that a cluster.toml names, relative to its own; None for none.
+
+    Raises
+        ConfigError  the file cannot be read, or ``small`` is no string
+    """
+    path = Path(path)
+    small = _content(path).get("small")
+    if small is None:
+        return None
+    if not isinstance(small, str) or not small:
+        raise ConfigError(f"{path}: small must be the folder of a shard set, found {small!r}")
+    return path.absolute().parent / small
+
+
+def read_cluster_model(path: str | os.PathLike[str]) -> str | None:
+    """The default model that a cluster.toml names; None for none.
+
+    Raises
+        ConfigError  the file cannot be read, or ``model`` is not the beginning of an id
+    """
+    path = Path(path)
+    model = _content(path).get("model")
+    if model is not None and not isinstance(model, str):
+        raise ConfigError(f"{path}: model must be the beginning of an id, found {model!r}")
+    try:
+        return check_model(model)
+    except ConfigError as exc:
+        exc.add_note(f"in {path}")
+        raise
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise ConfigError(
+            f"{path} does not exist; `dlm cluster DIR` writes it where it is started; "
+            "or name the file"
+        ) from exc
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        raise ConfigError(f"{path} cannot be read as TOML: {exc}") from exc
+    # A misspelt small model would be none, in silence, until the servers fail. `token` is refused
+    # where tokens are read, with what to do instead.
+    for name in content:
+        if name not in TOP_KEYS and name != "token":
+            raise ConfigError(f"{path} has no setting named {name}{nearest(name, TOP_KEYS)}")
+    return content
+
+
+def _servers(path: Path, content: Mapping[str, Any]) -> Sequence[Any]:
+    servers = content.get("server")
+    if not isinstance(servers, list) or not servers:
+        raise ConfigError(f"{path} lists no server; one [[server]] table a server is expected")
+    return servers
+
+
+def _endpoint(path: Path, server: Any) -> Endpoint:
+    if not isinstance(server, dict):
+        raise ConfigError(f"{path}: each server is a table [[server]], found {server!r}")
+    for name in server:
+        if name not in SERVER_KEYS:
+            # TOML counts to a table what stands below it, up to the next one.
+            advice = (
+                "; it must stand above the first table"
+                if name in TOP_KEYS
+                else nearest(name, SERVER_KEYS)
+            )
+            raise ConfigError(f"{path}: [[server]] has no setting named {name}{advice}")
+    address = server.get("address")
+    if address is None:
+        raise ConfigError(f'{path}: a [[server]] needs address = "host:port", and has none')
+    try:
+        check_address(address)
+    except ConfigError as exc:
+        raise ConfigError(f"{path}: in [[server]], {exc}") from exc
+    for name, low in (("shard", 0), ("pid", 1)):
+        value = server.get(name)
+        if value is not None and (
+            not isinstance(value, int) or isinstance(value, bool) or value < low
+        ):
+            raise ConfigError(f"{path}: {name} must be a number from {low}, found {value!r}")
+    return Endpoint(str(address), server.get("shard"), server.get("pid"))
+
+
+class Servers(Protocol):
+    """Says where the servers are; asked again whenever the table is stale. Picklable."""
+
+    def __call__(self) -> Sequence[Endpoint]:
+        """The servers there are."""
+
+    def model(self) -> str | None:
+        """The default model that the operator names; None leaves it to the servers."""
+
+    def stamp(self) -> object:
+        """Differs from the last one where the servers or the model may have changed."""
+
+    def kept(self) -> list[str]:
+        """Settings that are others by now, and that a running client keeps as they were.
+
+        Raises  ConfigError  a client that is started now would refuse what there is
+        """
+
+
+class FixedEndpoints:
+    """The same servers each time; picklable."""
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self.endpoints = list(endpoints)
+
+    def __call__(self) -> list[Endpoint]:
+        return self.endpoints
+
+    def model(self) -> str | None:
+        """See `Servers`."""
+        return None
+
+    def stamp(self) -> object:
+        """See `Servers`."""
+        return None
+
+    def kept(self) -> list[str]:
+        """See `Servers`."""
+        return []
+
+
+def write_cluster_file(
+    path: Path,
+    endpoints: Sequence[Endpoint],
+    *,
+    shard_set: str,
+    security: ClientSecurity = PLAIN,
+    small: Path | None = None,
+    model: str | None = None,
+) -> None:
+    """Writes a cluster.toml whole or not at all; of `security` all but the token itself."""
+    lines = [f"{WRITTEN_BY} for shard set {shard_set}."]
+    if small is not None:
+        lines += ["", f"small = {json.dumps(str(small.absolute()))}"]
+    if model is not None:
+        lines += ["", f"model = {json.dumps(model)}"]
+    if security.token_file:
+        lines += ["", f"token_file = {json.dumps(security.token_file)}"]
+    if security.ca:
+        values = [(name, getattr(security, name)) for name in TLS_KEYS]
+        lines += ["", "[tls]", *(f"{name} = {json.dumps(v)}" for name, v in values if v)]
+    for endpoint in endpoints:
+        lines += ["", "[[server]]", f'address = "{endpoint.address}"']
+        if endpoint.shard is not None:
+            lines.append(f"shard = {endpoint.shard}")
+        if endpoint.pid is not None:
+            lines.append(f"pid = {endpoint.pid}")
+    write_whole(path, ("\n".join(lines) + "\n").encode())
+
+
+def check_model(model: str | None) -> str | None:
+    """`model` in small letters; raises `ConfigError` unless it can begin the id of a model."""
+    if model is None or re.fullmatch(r"[0-9a-f]{6,32}", model.lower()):
+        return model and model.lower()
+    raise ConfigError(
+        f"the model {model!r} is not an id: give the first 6 to 32 hex digits of the model's id, "
+        "or of its shard set's, as `dlm info` prints them"
+    )
+
+
+@dataclass(slots=True)
+class _FoundShardSet:
+    """A shard set that servers hold, and where.
+
+    addresses   shard -> addresses of those that say so
+    holders     every address that holds any shard of it
+    defaults    servers that mean it where a call names no shard set
+    max_queries of each server that holds it
+    """
+
+    manifest: Manifest
+    addresses: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    holders: set[str] = field(default_factory=set)
+    defaults: int = 0
+    max_queries: list[int] = field(default_factory=list)
+
+    def is_whole(self, more: Collection[int] = ()) -> bool:
+        """Whether every shard has a server, those in `more` counted too."""
+        return len({*self.addresses, *more}) >= self.manifest.shards
+
+    @property
+    def is_named(self) -> bool:
+        """Whether every server that holds it means it where a call names none."""
+        return 0 < self.defaults == len(self.holders)
+
+
+class FalseDescription(ProtocolError):
+    """A server describes what cannot be: a manifest that is none, or that contradicts itself or the
+    rest of the description."""
+
+
+def read_description(
+    address: str, reply: pb.DescribeReply, asked: bytes = b"", known: Manifest | None = None
+) -> Manifest:
+    """The manifest in what a server says of a shard set.
+
+    Args
+        asked  the shard set that was asked for; empty for the server's default
+        known  what these bytes of the manifest gave before
+    Raises
+        FalseDescription
+    """
+    if len(reply.manifest) > MAX_MANIFEST_BYTES:
+        raise FalseDescription(
+            f"{address} sent a manifest of {len(reply.manifest)} bytes; at most "
+            f"{MAX_MANIFEST_BYTES} are expected"
+        )
+    try:
+        manifest = known or parse_manifest(reply.manifest, f"the manifest of {address}")
+    except ShardFormatError as exc:
+        raise FalseDescription(plain(str(exc))) from exc
+    named = reply.shard_set.hex()
+    if reply.shard_set != manifest.shard_set_bytes or reply.shard >= manifest.shards:
+        raise FalseDescription(
+            f"{address} says that it holds shard {reply.shard} of shard set {named}; its manifest "
+            f"is of {manifest.shard_set}, with shards 0 to {manifest.shards - 1}"
+        )
+    if asked and asked != reply.shard_set:
+        raise FalseDescription(f"{address} described shard set {named}; {asked.hex()} was expected")
+    return manifest
+
+
+class Census:
+    """What the servers say of themselves, put together."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.held: dict[str, _FoundShardSet] = {}
+        self.faults: dict[str, str] = {}
+        self.errors: list[DlmError] = []
+        self.silent: list[Endpoint] = []
+        self._read: dict[bytes, Manifest] = {}
+
+    def read(self, address: str, reply: pb.DescribeReply, asked: bytes = b"") -> Manifest:
+        """As `read_description`, each manifest once; from any thread."""
+        found = read_description(address, reply, asked, self._read.get(reply.manifest))
+        self._read[reply.manifest] = found
+        return found
+
+    def add(self, endpoint: Endpoint, reply: pb.DescribeReply | DlmError, place: int) -> None:
+        """One description; `place` 0 is of the server's default."""
+        address = endpoint.address
+        self.asked += place == 0
+        if isinstance(reply, DlmError):
+            self._blame(address, reply)
+            if place == 0 and not isinstance(reply, FalseDescription):
+                self.silent.append(endpoint)
+            return
+        manifest = self.read(address, reply)
+        held = self.held.setdefault(manifest.shard_set, _FoundShardSet(manifest))
+        known = held.addresses.get(reply.shard, ())
+        if address not in known:
+            held.addresses[reply.shard] = (*known, address)
+        held.holders.add(address)
+        held.defaults += place == 0
+        held.max_queries.append(_max_queries(reply, manifest))
+
+    def _blame(self, address: str, error: DlmError) -> None:
+        self.faults[address] = str(error)
+        self.errors.append(error)
+
+    def choose(
+        self, prefer: str | None, model: str | None = None, default: str | None = None
+    ) -> Topology:
+        """The shard set to use, by the rules of proto/README.md, "Which model".
+
+        Args
+            prefer   the one that is in use
+            model    that the client was given: no other will do
+            default  that the operator names: a client in use waits until all its shards answer
+        Returns
+            the one complete shard set that all its servers name as their default. Where there is
+            none, or several: the one in use if it is complete, else the one of which most shards
+            answer, and among equals the default of most servers. A server that is silent stands
+            behind those that answer for the shard that the endpoints give for it, so that asking it
+            fails and later works
+        Raises
+            ShardDown      no server answers, or none that does holds `model` while others are
+                           silent
+            ProtocolError  servers answer, and none with a description that can be read
+            ConfigError    every server answers, and none holds `model`; or it stands for several;
+                           or what the client is to show of itself cannot be read
+            AuthenticationError  every server refuses this client
+        """
+        wanted = self._beginning(model)
+        if default is not None and model is None:
+            wanted = self._beginning(default)
+            if prefer in self.held and not any(held.is_whole() for held in wanted.values()):
+                wanted = {prefer: self.held[prefer]}
+        if not wanted:
+            self._miss(model or default)
+        # A server that is silent for a moment holds what it held: no reason to leave a set.
+        silent = {e.shard for e in self.silent if e.shard is not None}
+
+        def is_whole(name: str) -> bool:
+            return wanted[name].is_whole(silent if name == prefer else ())
+
+        named = [name for name, held in wanted.items() if held.is_named and is_whole(name)]
+        if len(named) == 1:
+            return self._topology(wanted[named[0]])
+        return self._topology(
+            max(
+                wanted.items(),
+                key=lambda one: (
+                    one[0] == prefer and is_whole(one[0]),
+                    len(one[1].addresses),
+                    one[0] == prefer,
+                    one[1].defaults,
+                    one[0],
+                ),
+            )[1]
+        )
+
+    def of(self, snapshot_model: str, prefer: str) -> Topology | None:
+        """Where a model that handles are open on is served; None where it is not any more."""
+        if not any(held.manifest.model == snapshot_model for held in self.held.values()):
+            return None
+        return self.choose(prefer, snapshot_model)
+
+    def _beginning(self, model: str | None) -> dict[str, _FoundShardSet]:
+        """The shard sets whose id, or the id of whose model, begins so; all where None is given.
+
+        Raises  ConfigError  they are of several models
+        """
+        wanted = {
+            name: held
+            for name, held in self.held.items()
+            if model is None or name.startswith(model) or held.manifest.model.startswith(model)
+        }
+        models = sorted({held.manifest.model for held in wanted.values()})
+        if model is not None and len(models) > 1:
+            raise ConfigError(
+                f"{model} begins the ids of several models that the servers hold: "
+                f"{', '.join(models)}. Give more digits"
+            )
+        return wanted
+
+    def _topology(self, chosen: _FoundShardSet) -> Topology:
+        """A shard set, with its silent servers behind those that answer."""
+        manifest, faults = chosen.manifest, dict(self.faults)
+        for shard_set, held in self.held.items():
+            for address in held.holders - chosen.holders:
+                faults.setdefault(address, f"holds shard set {shard_set}, not {manifest.shard_set}")
+        addresses = dict(chosen.addresses)
+        for endpoint in self.silent:
+            if endpoint.shard is not None and endpoint.shard < manifest.shards:
+                known = addresses.get(endpoint.shard, ())
+                if endpoint.address not in known:
+                    addresses[endpoint.shard] = (*known, endpoint.address)
+        limit = min(chosen.max_queries, default=NO_LIMIT)
+        return Topology(manifest, addresses, faults, limit)
+
+    def _miss(self, model: str | None) -> NoReturn:
+        faults = "; ".join(dedupe_faults(self.faults.items()))
+        if not self.held:
+            message = f"none of {self.asked} servers can be used: {faults}"
+            if any(isinstance(e, (ProtocolError, ShardFormatError)) for e in self.errors):
+                raise ProtocolError(message)
+            if self.errors and all(isinstance(e, AuthenticationError) for e in self.errors):
+                raise AuthenticationError(message)
+            raise ShardDown(message)
+        found = ", ".join(
+            f"{held.manifest.model} (shard set {name})" for name, held in sorted(self.held.items())
+        )
+        message = f"no server holds a model {model}; they hold {found}"
+        if self.silent:
+            raise ShardDown(f"{message}. Not all of them answer: {faults}")
+        raise ConfigError(f"{message}. Give one of these, or serve the other")
+
+
+def _describe(
+    endpoint: Endpoint, connect: Connect, timeout_s: float, census: Census, clock: Clock
+) -> list[pb.DescribeReply | DlmError]:
+    """What a server says of its default shard set, then of each other one, in `timeout_s` in all.
+
+    Manifests are read here, so that what that takes is part of the time.
+    """
+    until = clock() + timeout_s
+    replies: list[pb.DescribeReply | DlmError] = []
+    wanted = [b""]
+    for shard_set in wanted:
+        left_s = until - clock() if replies else timeout_s
+        if left_s <= 0:
+            what = f"described {len(replies)} of its {len(wanted)} shard sets in {timeout_s:g} s"
+            return [*replies, DeadlineExceeded(f"{endpoint.address} {what}")]
+        try:
+            reply = connect(endpoint.address).describe(left_s, shard_set)
+            if not replies:
+                others = [one for one in dict.fromkeys(reply.shard_sets) if one != reply.shard_set]
+                wanted += others[:MAX_SHARD_SETS]
+            census.read(endpoint.address, reply, shard_set)
+        except ConfigError:
+            raise  # not the server's fault, and the same for each
+        except DlmError as exc:
+            replies.append(exc)
+        else:
+            replies.append(reply)
+    return replies
+
+
+def take_census(
+    endpoints: Sequence[Endpoint],
+    connect: Connect,
+    timeout_s: float,
+    *,
+    clock: Clock = time.monotonic,
+) -> Census:
+    """Asks every server what it holds.
+
+    Args
+        timeout_s  for all that one server describes
+    Raises
+        ConfigError  what the client is to show of itself cannot be read
+    """
+    census = Census()
+    with ThreadPoolExecutor(max_workers=min(len(endpoints), MAX_ASKED) or 1) as pool:
+        replies = list(
+            pool.map(lambda e: _describe(e, connect, timeout_s, census, clock), endpoints)
+        )
+    for endpoint, said in zip(endpoints, replies, strict=True):
+        for place, reply in enumerate(said):
+            census.add(endpoint, reply, place)
+    return census
+
+
+def _max_queries(reply: pb.DescribeReply, manifest: Manifest) -> int:
+    """Queries that fit one message by the limits of a server, whatever their contexts."""
+    limit = reply.max_queries or NO_LIMIT
+    if reply.max_message_bytes:
+        # A query alone in its context: its length, its words, its count, its word; and the rest.
+        widest = 1 + 4 * (manifest.order - 1) + 4 + 4
+        limit = min(limit, (reply.max_message_bytes - 128) // widest)
+    return max(limit, 1)

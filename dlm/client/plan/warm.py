@@ -1,0 +1,136 @@
+"""Compiles what a call will need, before any call's deadline runs.
+
+On a machine where dlm never ran, numba compiles each kernel when it is first called: tens of
+seconds in all. A decoder gives its calls two. So a client that connects first takes a small call of
+its own through every function that a real one passes, with a server's part done here.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+
+from dlm.client.deliver.asks import BLOCKS
+from dlm.client.deliver.call import Call
+from dlm.client.plan import kernels, router
+from dlm.client.plan.lowgrams import LowGrams
+from dlm.index.layout import Manifest
+from dlm.index.search import blocks, shard
+from dlm.ngram import kernels as text
+from dlm.ngram.partition import slots_of
+from dlm.ngram.query import Answers, QueryGroups, StoredWords
+from dlm.wire import codec
+from dlm.wire import kernels as checks
+
+CONTEXTS = 3
+
+# What a client runs, with servers or without; see jit.compile_ahead.
+KERNELS = (
+    *shard.KERNELS,
+    *blocks.KERNELS,
+    kernels.plan,
+    kernels.group_queries,
+    kernels.repeats,
+    kernels.route_groups,
+    kernels.place_answers,
+    kernels.finish,
+    kernels.are_word,
+    kernels.next_states,
+    text.enter_words,
+    text.find_words,
+    checks.out_of_range,
+    checks.block_fault,
+    checks.totals,
+)
+
+
+def warm_up(grams: LowGrams) -> None:
+    """Takes a call from queries to answers, whose arrays are of the kinds that traffic brings.
+
+    They pass through the codec: a kernel is compiled anew for arrays that cannot be written, as
+    those over received bytes.
+    """
+    manifest = grams.manifest
+    width = manifest.order - 1
+    contexts = np.zeros((CONTEXTS, width), np.uint32)
+    lengths = np.full(CONTEXTS, width, np.uint8)
+    counts = np.ones(CONTEXTS, np.uint32)
+    words = np.arange(CONTEXTS, dtype=np.uint32) % np.uint32(manifest.vocabulary_size)
+    plan = router.plan(grams, manifest, contexts, lengths, counts, words, len(words))
+    call = Call(manifest.model, plan._replace(pieces=[]), inf)
+    if width >= 2:  # a shard is named by two words
+        groups = QueryGroups(lengths, contexts.reshape(-1), counts, words)
+        pieces = router.route(groups, np.zeros_like(manifest.slots), 1, len(words))
+        call = Call.of_pieces(manifest.model, pieces, inf)
+        call.split(manifest.shard_set, 0.0)
+        router.gather([groups, groups])
+        data, checksum = codec.encode_score_request(manifest.shard_set_bytes, 0, groups)
+        queries = len(groups.words)
+        request = codec.decode_score_request(data, max_queries=queries)
+        zeros, ones = np.zeros(queries, np.float32), np.ones(queries, np.uint8)
+        reply = codec.encode_score_reply(request, Answers(zeros, ones, ones, ones))
+        received = codec.decode_score_reply(
+            reply,
+            shard_set=manifest.shard_set_bytes,
+            shard=0,
+            queries=queries,
+            request_checksum=checksum,
+        )
+        codec.check_answers(received, groups, manifest.order)
+        call.answer(call.parts[0], received, 0)
+        _warm_up_blocks(manifest, groups)
+    else:
+        call.succeed()
+    result = call.result(0)
+    kernels.next_states(contexts, counts, words, result.state_length)
+    kernels.are_word(words, 0)
+    block = blocks.ContextBlock.low_only(grams.low, contexts[0])
+    block.score(words)
+    block.score_word(0)
+    block.score_all()
+
+
+def _warm_up_blocks(manifest: Manifest, groups: QueryGroups) -> None:
+    """The way of a ContextBlock, with a server that stores nothing."""
+    asked = QueryGroups(
+        groups.context_lengths,
+        groups.context_words,
+        np.ones(len(groups.word_counts), np.uint32),
+        np.zeros(len(groups.word_counts), np.uint32),
+    )
+    data, checksum = BLOCKS.encode(manifest, 0, asked)
+    request = codec.decode_block_request(data, max_queries=len(asked.words))
+    weights = len(asked.context_words) - 2 * len(asked.context_lengths)
+    nothing = StoredWords(
+        asked.words, asked.words, np.zeros(weights, np.float32), asked.words[:0], Answers.empty(0)
+    )
+    BLOCKS.decode(codec.encode_block_reply(request, nothing), manifest, 0, asked, checksum)
+
+
+# Of a canary: contexts a shard, words a context. An utterance's worth at one position.
+CANARY_CONTEXTS, CANARY_WORDS = 8, 5
+_DRAWN = 1 << 14
+
+
+def canary_queries(manifest: Manifest) -> QueryGroups:
+    """Queries that every shard must answer, whatever is stored: contexts drawn anew each time.
+
+    None for a model of order 2 or less, which the low orders answer alone. A shard that owns so few
+    slots that none was drawn is left out.
+    """
+    none = np.zeros(0, np.uint32)
+    if manifest.order <= 2:
+        return QueryGroups(none.astype(np.uint8), none, none, none)
+    rng = np.random.default_rng()
+    pairs = rng.integers(0, manifest.vocabulary_size, (_DRAWN, 2), dtype=np.uint32)
+    shard = manifest.slots[slots_of(pairs[:, 0], pairs[:, 1])]
+    chosen = [np.flatnonzero(shard == s)[:CANARY_CONTEXTS] for s in range(manifest.shards)]
+    contexts = pairs[np.concatenate(chosen)]
+    words = rng.integers(0, manifest.vocabulary_size, len(contexts) * CANARY_WORDS, dtype=np.uint32)
+    return QueryGroups(
+        np.full(len(contexts), 2, np.uint8),
+        contexts.reshape(-1),
+        np.full(len(contexts), CANARY_WORDS, np.uint32),
+        words,
+    )

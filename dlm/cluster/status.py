@@ -1,0 +1,506 @@
+"""How the servers of a cluster are: heartbeats of each process behind a port, for each model.
+
+Several worker processes may share a port, and a connection reaches whichever of them the system
+picks; so further connections are made until every worker was met, or patience is at its end.
+
+One file past 500 lines: what is asked of servers is read beside what is concluded from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from dlm.client.deliver.transport import Connection
+from dlm.client.health.membership import FIRST_BEATS, Beating, Member, behind, measured
+from dlm.client.health.modes import Mode
+from dlm.client.plan.topology import (
+    MAX_ASKED,
+    MAX_SHARD_SETS,
+    Connect,
+    Endpoint,
+    read_description,
+)
+from dlm.errors import AuthenticationError, DlmError
+from dlm.index.layout import Manifest
+from dlm.wire._pb import shard_pb2 as pb
+
+Clock = Callable[[], float]
+
+BEATING = Beating()  # as clients do it unless they are told otherwise
+ID_DIGITS = 12
+MAX_TRIES = 256
+# Heartbeats of which the shortest counts: the first of a connection has the handshake in it, and a
+# moment of this machine's own is not to be taken for the server's.
+BEATS = 3
+ROUNDS = 3  # one after the other, before a server is called slow beside another
+
+
+def tries_for(workers: int) -> int:
+    """Connections to make before giving up on a worker that none of them met.
+
+    Each meets one of n workers by chance; after 8 n + 8 of them one is missed with a probability of
+    n (1 - 1/n)^(8 n + 8): below 1 % for 30 workers, below 0.1 % for 8.
+    """
+    return min(8 * workers + 8, MAX_TRIES)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A model that a server process holds, or a server that does not answer.
+
+    address        as cluster.toml gives it
+    shard          that it says it holds; the hint of cluster.toml while it is silent, or None
+    state          "warming", "ready", "draining"; "silent" where it does not answer, "refused"
+                   where it does not let us ask
+    worker, workers  which of the processes on the port it is, from 0, and how many there are
+    model, shard_set  their first 12 hex digits
+    queries_per_s, messages_per_s  answered, between the last two beats
+    refused        messages refused since it started
+    failing_percent  of the messages between the last two beats, those that it refused; None where
+                   there were none
+    in_flight      messages being worked on
+    cpu_percent    of one core, between the last two beats
+    memory_bytes   of the process alone
+    uptime_s       since it started
+    round_trip_ms  of the last poll: the shortest of up to three beats, on an open connection
+    delay_ms       the shortest of the last five round trips, as clients reckon
+    delay_ratio    delay over its baseline, known after eight beats; above 2, and 20 ms more, it is
+                   slow
+    slow           whether clients take it for slow: against its baseline, or beside another
+                   server of its shard
+    error          why there is nothing to tell, or why less than there could be
+
+    None stands for what is not known (yet).
+    """
+
+    address: str
+    shard: int | None
+    state: str = "silent"
+    worker: int | None = None
+    workers: int | None = None
+    model: str | None = None
+    shard_set: str | None = None
+    queries_per_s: float | None = None
+    messages_per_s: float | None = None
+    refused: int | None = None
+    in_flight: int | None = None
+    cpu_percent: float | None = None
+    memory_bytes: int | None = None
+    uptime_s: float | None = None
+    round_trip_ms: float | None = None
+    delay_ms: float | None = None
+    delay_ratio: float | None = None
+    failing_percent: float | None = None
+    slow: bool = False
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """All rows of one poll, and what follows from them.
+
+    shards   shards that there should be, as far as anybody knows
+    missing  of these, the ones that no server answers for: none of its servers is ready. Of what a
+             server that refuses us may hold, nobody can say that
+    refused  whether a server does not let us ask
+    unserved  the default model that cluster.toml names, where no server that answers holds it
+    """
+
+    rows: tuple[Row, ...]
+    shards: tuple[int, ...]
+    missing: tuple[int, ...]
+    refused: bool = False
+    unserved: str | None = None
+
+    @property
+    def down(self) -> bool:
+        """Whether no server is ready at all, so that nobody knows which shards there should be."""
+        return not self.refused and not any(row.state == "ready" for row in self.rows)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every server that was asked is ready, all its workers included, and so is every
+        shard."""
+        ready = all(row.state == "ready" and row.error is None for row in self.rows)
+        return ready and not (self.missing or self.refused or self.down)
+
+    @property
+    def slow(self) -> tuple[int, ...]:
+        """Shards that only slow servers answer for."""
+        ready = [row for row in self.rows if row.state == "ready"]
+        quick = {row.shard for row in ready if not row.slow}
+        return tuple(sorted({row.shard for row in ready if row.shard is not None} - quick))
+
+    @property
+    def mode(self) -> Mode | None:
+        """Which model clients with a small one use for new utterances, as far as heartbeats tell
+        (of the messages that fail only their clients know); None where a server refuses us, or
+        where none has the model that clients are to use."""
+        if self.missing or self.slow or self.down:
+            return Mode.SMALL
+        return None if self.refused or self.unserved else Mode.FULL
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON: `servers` (`Row`, field by field), `shards`, `missing`, `slow`, `unserved` and
+        `mode`."""
+        return {
+            "servers": [asdict(row) for row in self.rows],
+            "shards": list(self.shards),
+            "missing": list(self.missing),
+            "slow": list(self.slow),
+            "unserved": self.unserved,
+            "mode": self.mode,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Beat:
+    at: float
+    reply: pb.HeartbeatReply
+    round_trip_s: float
+
+
+class _BeatHistory:
+    """The last two beats of one process for one shard set that it holds."""
+
+    def __init__(self, beat: _Beat) -> None:
+        self.before: _Beat | None = None
+        self.last = beat
+        self._member = measured(Member(), beat.round_trip_s, beat.at, BEATING)
+
+    def add(self, beat: _Beat) -> None:
+        """Another beat."""
+        self.before, self.last = self.last, beat
+        self._member = measured(self._member, beat.round_trip_s, beat.at, BEATING)
+
+    def shorter(self, round_trip_s: float) -> None:
+        """A further measurement of the last look; the shortest counts."""
+        if round_trip_s < self.last.round_trip_s:
+            self.last = replace(self.last, round_trip_s=round_trip_s)
+            trips = (*self._member.trips[:-1], round_trip_s)
+            self._member = self._member._replace(trips=trips, delay_s=min(trips))
+
+    def row(self, endpoint: Endpoint, model: str | None) -> Row:
+        """What the beats say."""
+        reply, before, member = self.last.reply, self.before, self._member
+        row = Row(
+            endpoint.address,
+            reply.shard,
+            _state(reply.state),
+            reply.worker if reply.workers else None,
+            reply.workers or None,
+            model,
+            reply.shard_set.hex()[:ID_DIGITS],
+            refused=reply.refused,
+            in_flight=reply.in_flight,
+            memory_bytes=reply.memory_bytes or None,
+            uptime_s=reply.uptime_ms / 1000,
+            round_trip_ms=1000 * self.last.round_trip_s,
+            delay_ms=1000 * member.delay_s,
+            delay_ratio=member.ratio if member.beats >= FIRST_BEATS else None,
+            slow=member.is_slow(BEATING),
+        )
+        passed_s = self.last.at - before.at if before else 0.0
+        if before is None or passed_s <= 0:
+            return row
+        old = before.reply
+        cpu_ms = reply.cpu_ms - old.cpu_ms if reply.cpu_ms else None
+        failed = reply.refused - old.refused
+        ended = reply.messages - old.messages + failed
+        return replace(
+            row,
+            queries_per_s=(reply.queries - old.queries) / passed_s,
+            messages_per_s=(reply.messages - old.messages) / passed_s,
+            cpu_percent=None if cpu_ms is None else cpu_ms / (10 * passed_s),
+            failing_percent=100 * failed / ended if ended else None,
+        )
+
+
+class _WorkerConnection:
+    """A connection to one process.
+
+    held  a shard set -> its beats; the default, under which the process itself is told of, first
+    """
+
+    def __init__(self, connection: Connection, beat: _Beat) -> None:
+        self.connection = connection
+        self.instance = beat.reply.instance
+        self.shard = beat.reply.shard
+        self.workers = beat.reply.workers
+        self.held = {bytes(beat.reply.shard_set): _BeatHistory(beat)}
+
+    def record(self, shard_set: bytes, beat: _Beat) -> bool:
+        """Takes a beat; false where another process answered it, or for another shard set."""
+        reply = beat.reply
+        if reply.instance != self.instance or bytes(reply.shard_set) != shard_set:
+            return False
+        found = self.held.get(shard_set)
+        if found is None:
+            self.held[shard_set] = _BeatHistory(beat)
+        else:
+            found.add(beat)
+            self.workers = reply.workers
+        return True
+
+
+def _state(state: int) -> str:
+    """The name of a `ServerState`; one that this version does not know is "unknown"."""
+    try:
+        name: str = pb.ServerState.Name(state)
+    except ValueError:
+        return "unknown"
+    return name.removeprefix("SERVER_STATE_").lower()
+
+
+class _Server:
+    """One address: the workers met there, by their instance."""
+
+    def __init__(
+        self, endpoint: Endpoint, connect: Connect, timeout_s: float, clock: Clock
+    ) -> None:
+        self.endpoint = endpoint
+        self.workers: dict[int, _WorkerConnection] = {}
+        self.manifests: dict[bytes, Manifest] = {}
+        self._connect = connect
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._sequence = 0
+
+    def _beat(self, connection: Connection, shard_set: bytes = b"", shard: int = 0) -> _Beat:
+        """The last of up to `BEATS`, with the shortest of their round trips; one that is short is
+        alone."""
+        beat = self._beat_once(connection, shard_set, shard)
+        for _ in range(1, BEATS):
+            if beat.round_trip_s <= BEATING.slow_floor_s:
+                break
+            with contextlib.suppress(DlmError):  # it has answered this look already
+                again = self._beat_once(connection, shard_set, shard)
+                least = min(beat.round_trip_s, again.round_trip_s)
+                beat = replace(again, round_trip_s=least)
+        return beat
+
+    def measure_again(self) -> None:
+        """A further round trip to each worker for each of its shard sets."""
+        for worker in self.workers.values():
+            for shard_set, held in worker.held.items():
+                with contextlib.suppress(DlmError):
+                    beat = self._beat_once(worker.connection, shard_set, worker.shard)
+                    held.shorter(beat.round_trip_s)
+
+    def _beat_once(self, connection: Connection, shard_set: bytes = b"", shard: int = 0) -> _Beat:
+        self._sequence += 1
+        begun = self._clock()
+        request = pb.HeartbeatRequest(sequence=self._sequence, shard_set=shard_set, shard=shard)
+        reply = connection.heartbeat(request, self._timeout_s)
+        now = self._clock()
+        return _Beat(now, reply, now - begun)
+
+    def poll(self) -> list[Row]:
+        """A beat of each worker known, and of those that can be found."""
+        error: DlmError | None = None
+        for instance, worker in list(self.workers.items()):
+            try:
+                if self._beat_all(worker):
+                    continue
+            except DlmError as exc:
+                error = exc
+            worker.connection.close()
+            del self.workers[instance]
+        expected = self._expected()
+        end = self._clock() + self._timeout_s
+        tries = 0
+        while len(self.workers) < expected and tries < tries_for(expected):
+            if tries and self._clock() >= end:
+                break
+            tries += 1
+            try:
+                self._meet()
+            except DlmError as exc:
+                error = exc
+                break
+            expected = self._expected()
+        if not self.workers:
+            state = "refused" if isinstance(error, AuthenticationError) else "silent"
+            return [Row(self.endpoint.address, self.endpoint.shard, state, error=_text_of(error))]
+        rows = self.rows()
+        if len(self.workers) < expected:
+            why = _text_of(error) if error else "no connection reached the others"
+            note = f"{len(self.workers)} of {expected} workers answered: {why}"
+            rows = [replace(row, error=note) for row in rows]
+        return rows
+
+    def rows(self) -> list[Row]:
+        """What the last beats say."""
+        rows = [row for worker in self.workers.values() for row in self._rows(worker)]
+        return sorted(rows, key=lambda row: row.worker or 0)
+
+    def _expected(self) -> int:
+        return max((w.workers for w in self.workers.values()), default=1) or 1
+
+    def _beat_all(self, worker: _WorkerConnection) -> bool:
+        """A beat of each shard set of a worker; false where another process answers by now."""
+        default, *others = worker.held
+        return worker.record(default, self._beat(worker.connection)) and all(
+            worker.record(one, self._beat(worker.connection, one, worker.shard)) for one in others
+        )
+
+    def _rows(self, worker: _WorkerConnection) -> list[Row]:
+        """One a shard set; what belongs to the whole process is told with the default alone."""
+        rows = [
+            held.row(self.endpoint, self._model(worker, shard_set))
+            for shard_set, held in worker.held.items()
+        ]
+        return rows[:1] + [replace(row, cpu_percent=None, memory_bytes=None) for row in rows[1:]]
+
+    def _meet(self) -> None:
+        """Makes a connection; keeps it where it met a worker that was not known."""
+        connection = self._connect(self.endpoint.address)
+        kept = False
+        try:
+            beat = self._beat(connection)
+            if beat.reply.instance not in self.workers:
+                worker = _WorkerConnection(connection, beat)
+                self._find_others(worker)
+                self.workers[worker.instance] = worker
+                kept = True
+        finally:
+            if not kept:
+                connection.close()
+
+    def _find_others(self, worker: _WorkerConnection) -> None:
+        """The shard sets that a process holds beside its default; none where it does not say."""
+        try:
+            reply = worker.connection.describe(self._timeout_s)
+            self._learn(reply)
+            others = [bytes(one) for one in reply.shard_sets if bytes(one) not in worker.held]
+            for one in others[:MAX_SHARD_SETS]:
+                worker.record(one, self._beat(worker.connection, one, worker.shard))
+        except DlmError:
+            return
+
+    def _learn(self, reply: pb.DescribeReply) -> None:
+        manifest = read_description(self.endpoint.address, reply)
+        self.manifests[manifest.shard_set_bytes] = manifest
+
+    def _model(self, worker: _WorkerConnection, shard_set: bytes) -> str | None:
+        """The model behind a shard set, which is asked for once."""
+        if shard_set not in self.manifests:
+            try:
+                self._learn(worker.connection.describe(self._timeout_s, shard_set))
+            except DlmError:
+                return None
+        found = self.manifests.get(shard_set)
+        return found.model[:ID_DIGITS] if found else None
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.connection.close()
+
+
+def _text_of(error: DlmError | None) -> str:
+    return " ".join(str(error).split()) if error else "no answer"
+
+
+def mark_slow(rows: list[Row]) -> list[Row]:
+    """The rows, those of them slow whose delay is far above that of another of their shard."""
+    least: dict[tuple[str | None, int | None], float] = {}
+    for row in rows:
+        if row.state == "ready" and row.delay_ms is not None:
+            key = row.shard_set, row.shard
+            least[key] = min(least.get(key, row.delay_ms), row.delay_ms)
+
+    def is_behind(row: Row) -> bool:
+        quickest = least.get((row.shard_set, row.shard))
+        return (
+            row.state == "ready"
+            and row.delay_ms is not None
+            and quickest is not None
+            and behind(row.delay_ms / 1e3, quickest / 1e3, BEATING)
+        )
+
+    return [replace(row, slow=True) if is_behind(row) else row for row in rows]
+
+
+class ClusterStatus:
+    """Looks at every server, again and again; rates come from the second look on.
+
+    Args
+        endpoints  the servers, each once
+        connect    makes a connection of its own at every call
+        timeout_s  seconds for one heartbeat, and for meeting all workers of a server
+        model      the default that cluster.toml names, if it does
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        connect: Connect,
+        timeout_s: float,
+        *,
+        model: str | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._model = model
+        self._servers = [_Server(e, connect, timeout_s, clock) for e in endpoints]
+
+    def poll(self) -> ClusterSnapshot:
+        """One look at all servers at once; never raises for a server's sake."""
+        with ThreadPoolExecutor(max_workers=min(len(self._servers), MAX_ASKED) or 1) as pool:
+            rows = mark_slow([r for part in pool.map(_Server.poll, self._servers) for r in part])
+        rows = self._remeasure_slow(rows)
+        shards = {row.shard for row in rows if row.shard is not None}
+        for server in self._servers:
+            for manifest in server.manifests.values():
+                shards |= set(range(manifest.shards))
+        ready = {row.shard for row in rows if row.state == "ready"}
+        refused = {row.shard for row in rows if row.state == "refused"}
+        missing = set() if None in refused else shards - ready - refused
+        return ClusterSnapshot(
+            tuple(rows),
+            tuple(sorted(shards)),
+            tuple(sorted(missing)),
+            bool(refused),
+            self._unserved(rows),
+        )
+
+    def _unserved(self, rows: Sequence[Row]) -> str | None:
+        held = {name for row in rows for name in (row.model, row.shard_set) if name}
+        if self._model is None or not held:
+            return None
+        beginning = self._model[:ID_DIGITS]
+        return None if any(name.startswith(beginning) for name in held) else self._model
+
+    def _remeasure_slow(self, rows: list[Row]) -> list[Row]:
+        """The rows, where what seems slow was measured again, one server after the other.
+
+        All at once they wait for this process, too: what is long for all, or for whoever came last
+        to its turn, is not the servers' delay.
+        """
+        for _ in range(ROUNDS):
+            shards = {(row.shard_set, row.shard) for row in rows if row.slow}
+            if not shards:
+                break
+            asked = {row.address for row in rows if (row.shard_set, row.shard) in shards}
+            again: dict[str, list[Row]] = {}
+            for server in self._servers:
+                if server.endpoint.address in asked and server.workers:
+                    server.measure_again()
+                    again[server.endpoint.address] = server.rows()
+            notes = {row.address: row.error for row in rows}
+            fresh = [
+                replace(row, error=notes[row.address]) for part in again.values() for row in part
+            ]
+            rest = [row for row in rows if row.address not in again]
+            order = {server.endpoint.address: n for n, server in enumerate(self._servers)}
+            rows = mark_slow(sorted([*rest, *fresh], key=lambda row: order[row.address]))
+        return rows
+
+    def close(self) -> None:
+        """Lets go of every connection."""
+        for server in self._servers:
+            server.close()
