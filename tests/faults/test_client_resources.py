@@ -94,7 +94,7 @@ def fail(patch: pytest.MonkeyPatch, where: str, error: Exception, each: int) -> 
         ["dlm.client.deliver.call:Part"],
         ["dlm.client.deliver.call:Call.answer"],
         ["dlm.client.plan.kernels:place_answers"],
-        ["dlm.client.deliver.delivery:Message"],
+        ["dlm.client.deliver.lanes:Message"],
         ["dlm.client.deliver.lane:Lane.submit"],
         ["dlm.client.deliver.lane:Lane.take"],
         ["dlm.client.deliver.lane:Lane.done"],
@@ -102,7 +102,7 @@ def fail(patch: pytest.MonkeyPatch, where: str, error: Exception, each: int) -> 
         ["dlm.wire.codec:encode_score_request"],
         ["dlm.wire.codec:decode_score_reply"],
         ["dlm.client.api.metrics:ClientMetrics.message"],
-        ["dlm.wire.codec:decode_score_reply", "dlm.client.deliver.delivery:Delivery._failed"],
+        ["dlm.wire.codec:decode_score_reply", "dlm.client.deliver.retries:Retries.failed"],
     ],
     ids=lambda places: places[-1].rpartition(":")[2],
 )

@@ -1,15 +1,24 @@
-"""Parts of calls that travel together, and their attempts at servers; the loop alone has them."""
+"""A message, its attempts at servers, and its end; the loop alone has them."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
+from dlm.client.api.config import ClientConfig
 from dlm.client.deliver.asks import Asks
 from dlm.client.deliver.call import Part
 from dlm.client.deliver.lane import Lane
-from dlm.client.deliver.runtime import Place, Runtime, Snapshot
+from dlm.client.deliver.pace import late_after
+from dlm.client.deliver.runtime import Links, Place, Runtime, Snapshot
 from dlm.client.deliver.transport import Withdraw
 from dlm.client.plan import router
+from dlm.client.plan.partial import allows_fallback
+from dlm.errors import AuthenticationError, DeadlineExceeded, DlmError, ShardDown
+from dlm.logs import EventLog
+
+log = EventLog(__name__)
 
 
 class Message:
@@ -75,3 +84,102 @@ class Attempt:
         self.queue_s = self.since_s - message.queued
         self.replied = False
         self.withdraw: Withdraw | None = None
+
+
+class Ends:
+    """Ends messages; nobody else does.
+
+    A message has ended once each of its parts has, and its place in the lane is free. What raises
+    here is ended by `cut_off`, which begins again: to end anything twice changes nothing.
+    """
+
+    def __init__(self, config: ClientConfig, links: Links, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._links = links
+        self._clock = clock
+
+    def succeed(self, message: Message, attempt: Attempt, answers: Any, now: float) -> None:
+        """A server answered."""
+        runtime = message.runtime
+        message.ended = True
+        if message.place_of is not None:
+            answers = message.asks.take(answers, message.place_of)
+        # Before its calls end: whoever waits for one may look at the counts at once.
+        if attempt.hedge:
+            runtime.counts.stats.hedges_won += 1
+        begin = 0
+        for part in message.parts:
+            part.call.answer(part, answers, begin)
+            begin += part.queries
+        for other in message.out:
+            if other.withdraw is not None:
+                other.withdraw()
+        outage = runtime.outage
+        if outage is not None and outage.is_over(self._clock()):
+            runtime.outage = None
+            fields = {"seconds": round(outage.seconds, 3), "queries": outage.queries}
+            log.info("client.partial.ended", extra=fields)
+        if runtime.watch is not None:
+            runtime.watch.count(failed=False)
+        replicas = message.snapshot.topology.addresses.get(message.shard, ())
+        message.lane.usual_s = late_after((runtime.usual[a] for a in replicas), now)
+        self._close(message, answered=True)
+
+    def fail(self, message: Message, error: DlmError, *, counts: bool = True) -> None:
+        """No server will; what it has not answered is missed.
+
+        Args
+            counts  whether the cascade counts it; not where its parts were sent elsewhere
+        """
+        if message.ended:
+            return
+        message.ended = True
+        if counts:
+            self.count_failed(error, message.queued)
+        for part in message.parts:
+            part.call.miss(part, error)
+        self._close(message, gone=isinstance(error, (ShardDown, AuthenticationError)))
+
+    def cut_off(self, message: Message, error: DlmError) -> None:
+        """A step of it raised: whatever that had done by then, the message is over."""
+        message.ended = True
+        for part in message.parts:
+            part.call.miss(part, error)
+        message.lane.drop(message.number)
+        self._free(message)
+
+    def _close(self, message: Message, *, answered: bool = False, gone: bool = False) -> None:
+        message.lane.done(message.number, self._clock(), answered=answered, gone=gone)
+        self._free(message)
+
+    def _free(self, message: Message) -> None:
+        """What gathered meanwhile may leave."""
+        if message.lane.waiting:
+            message.runtime.ready[message.place] = message.lane
+        self.settle(message)
+
+    def settle(self, message: Message) -> None:
+        """Forgets a message that has ended, once no server has it any more."""
+        if message.ended and not message.out:
+            message.runtime.under_way.discard(message)
+
+    def count_failed(self, error: DlmError, queued: float) -> None:
+        """Tells the cascade of a message that nobody answered; not of one that had no time."""
+        watch = self._links.runtime.watch
+        if watch is None:
+            return
+        had_s = time.perf_counter() - queued
+        if not isinstance(error, DeadlineExceeded) or had_s >= self._config.switching.fair_s:
+            watch.count(failed=allows_fallback(error))
+
+
+def as_dlm_error(error: Exception, shard: int | None = None) -> DlmError:
+    """What ends a message where something raised that is no `DlmError`; it is logged."""
+    if isinstance(error, DlmError):
+        return error
+    # Where a partial model answers instead, nobody else is told.
+    log.error("client.message.failed", extra={"shard": shard, "error": type(error).__name__})
+    where = "" if shard is None else f"shard {shard}: "
+    wrapped = DlmError(f"{where}a message could not be made or read: {error!r}")
+    wrapped.__cause__ = error
+    return wrapped

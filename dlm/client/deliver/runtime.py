@@ -113,7 +113,7 @@ class Runtime:
         self.lanes: dict[Place, Lane[Part]] = {}
         self.ready: dict[Place, Lane[Part]] = {}  # that may have something to send
         self.connecting: dict[str, list[Connected]] = {}  # who waits for a connection, by address
-        self.sending = False  # that is being looked at
+        self.busy = False  # a step is carried out, which looks at these at its end
         self.under_way: set[Any] = set()  # messages that have not ended, or that a server has still
         self.watching = False  # for those of which nobody tells that they ended
         self.chance = random.Random()

@@ -21,14 +21,14 @@ from dlm.client.api.metrics import CANCELLED, OK, ClientMetrics, Stats, result_o
 from dlm.client.deliver import loop
 from dlm.client.deliver.asks import SCORES, Asks
 from dlm.client.deliver.call import BlockCall, Call
-from dlm.client.deliver.delivery import Delivery, other_model
+from dlm.client.deliver.delivery import Delivery
 from dlm.client.deliver.ending import Ending
 from dlm.client.deliver.runtime import Links, Runtime, Snapshot
 from dlm.client.deliver.transport import BeatReply, Connection, GrpcConnection
 from dlm.client.health.cascade import CascadeMonitor, CascadeStatus
 from dlm.client.health.modes import Mode
 from dlm.client.plan import router
-from dlm.client.plan.table import Table
+from dlm.client.plan.table import Table, other_model
 from dlm.client.plan.topology import Connect, Servers, Topology
 from dlm.client.plan.warm import canary_queries
 from dlm.errors import ConfigError, DlmError, ShardDown

@@ -378,3 +378,9 @@ def _check_same(known: Manifest, found: Manifest) -> None:
 
 def _unread(cause: Exception) -> DlmError:
     return DlmError(f"this process could not ask the servers what they hold: {cause!r}")
+
+
+def other_model(found: str, expected: str) -> StaleShardSet:
+    """What a handle on a model that the servers do not hold any more gets."""
+    now = "no server holds it any more" if found == expected else f"the servers hold {found} now"
+    return StaleShardSet(f"this handle was opened on model {expected}; {now}. Open a new utterance")

@@ -1,0 +1,135 @@
+"""What others have for the loop: calls, replies and connections, taken one after another.
+
+Callers, connections and helper threads leave steps here, and the loop carries them out. So no step
+finds a message, a lane or a server half changed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dlm.client.deliver import fork, loop
+from dlm.client.deliver.call import Call
+from dlm.client.deliver.message import Attempt, Message, as_dlm_error
+from dlm.client.deliver.runtime import Links, Runtime
+from dlm.errors import DlmError
+
+
+class Inbox:
+    """The way to the loop.
+
+    Args
+        home     where steps run: the loop of the process
+        cut_off  ends a message of which a step raised
+        pump     sends what lanes have ready
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        home: loop.Home,
+        cut_off: Callable[[Message, DlmError], None],
+        pump: Callable[[Runtime], None],
+    ) -> None:
+        self._links = links
+        self._home = home
+        self._cut_off = cut_off
+        self._pump = pump
+
+    # -- in any thread ------------------------------------------------------------------------
+
+    def tell(self, step: Callable[..., None], *args: Any) -> None:
+        """Has the loop carry out a step."""
+        runtime = self._links.runtime
+        runtime.inbox.append((step, args))
+        now = time.monotonic()
+        # Whoever was to wake the loop may have been cut off by a signal's handler: then the next
+        # does, in a moment.
+        if now >= runtime.woken_until:
+            runtime.woken_until = now + loop.WAKE_S
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._home.post(self._open):
+            return
+        try:
+            fork.wake(self)
+        except RuntimeError as exc:  # no thread can be started
+            self.give_up(exc)
+
+    def is_here(self) -> bool:
+        """Whether this thread is the loop."""
+        return self._home.is_here()
+
+    # -- across forks -------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """See `fork.Streams`: connections keep what is in flight, and the inbox what has come."""
+
+    def resume(self) -> None:
+        """See `fork.Streams`."""
+        self._home.post(self._open)  # else the loop ends already for another fork
+
+    def give_up(self, cause: Exception) -> None:
+        """See `fork.Streams`: calls end; the rest waits for the next loop."""
+        runtime = self._links.runtime
+        runtime.woken_until = 0.0  # first: what comes from here on wakes the loop again
+        inbox = runtime.inbox
+        for _ in range(len(inbox)):
+            try:
+                step, args = inbox.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            if args and isinstance(args[0], Call):
+                args[0].give_up(as_dlm_error(cause))
+            else:
+                inbox.append((step, args))
+
+    # -- on the loop --------------------------------------------------------------------------
+
+    def keep(self) -> None:
+        """There is work, or timers run: the loop is started again after a fork."""
+        fork.add(self)
+
+    def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
+        """Carries out a step in so many seconds."""
+        self._home.later(delay_s, self.step, step, *args)
+
+    def _open(self) -> None:
+        """Carries out what came; what came at once leaves together."""
+        runtime = self._links.runtime
+        runtime.woken_until = 0.0  # first, as above
+        self.step(self._carry_out_all, runtime)
+
+    def step(self, step: Callable[..., None], *args: Any) -> None:
+        """Carries out a step, and then sends what can be sent. The outermost does, where one step
+        leads to another: so what fails at once takes no stack."""
+        runtime = self._links.runtime
+        was, runtime.busy = runtime.busy, True
+        try:
+            self._carry_out(step, args)
+            if not was:
+                self._pump(runtime)
+        finally:
+            runtime.busy = was
+
+    def _carry_out_all(self, runtime: Runtime) -> None:
+        inbox = runtime.inbox
+        while inbox:
+            self._carry_out(*inbox.popleft())
+
+    def _carry_out(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
+        """One step, whose failure harms no other."""
+        try:
+            step(*args)
+        except Exception as exc:  # noqa: BLE001 - a caller must never be left waiting
+            error, subject = as_dlm_error(exc), args[0] if args else None
+            if isinstance(subject, Call):
+                subject.give_up(error)
+                subject.fail(error)  # unless the partial model has ended it
+            elif isinstance(subject, Attempt):
+                self._cut_off(subject.message, error)
+            elif isinstance(subject, Message):
+                self._cut_off(subject, error)

@@ -1,0 +1,223 @@
+"""What leaves, and when: parts of calls go into the lane of their shard, and messages come out.
+
+Runs on the loop, but for `overload`. When a message may leave is decided in `lane`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from dlm.client.api.config import ClientConfig
+from dlm.client.deliver.asks import SCORES, Asks
+from dlm.client.deliver.call import Call, Part
+from dlm.client.deliver.inbox import Inbox
+from dlm.client.deliver.lane import Lane
+from dlm.client.deliver.message import Ends, Message, as_dlm_error
+from dlm.client.deliver.pace import PATIENCE, late_after
+from dlm.client.deliver.runtime import Links, Place, Runtime, Snapshot, closed_error
+from dlm.client.plan import router
+from dlm.client.plan.table import Table, other_model
+from dlm.errors import DeadlineExceeded, DlmError, Overloaded
+
+
+class Lanes:
+    """The lanes of a client."""
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        links: Links,
+        table: Table,
+        clock: Callable[[], float],
+        inbox: Inbox,
+        ends: Ends,
+    ) -> None:
+        self._config = config
+        self._links = links
+        self._table = table
+        self._clock = clock
+        self._inbox = inbox
+        self._ends = ends
+
+    def overload(
+        self, snapshot: Snapshot, queries: int, deadline: float, asks: Asks = SCORES
+    ) -> Overloaded | None:
+        """In any thread: what a call is told at once where a shard has too much to do already,
+        before any work: whoever refuses many calls must have time left for those it answers.
+
+        Args
+            queries  of each shard of `snapshot`
+        """
+        lanes, now = self._links.runtime.lanes, self._clock()
+        for shard in range(snapshot.topology.manifest.shards):
+            lane = lanes.get(Place(snapshot.shard_set, shard, asks.name))
+            if lane is not None and lane.refuses(queries, deadline, now):
+                return _too_much(shard, lane, queries, deadline - now)
+        return None
+
+    def max_queries(self, snapshot: Snapshot) -> int:
+        """Queries of a message to the servers of a shard set."""
+        return min(self._config.max_queries, snapshot.topology.max_queries)
+
+    # -- in -----------------------------------------------------------------------------------
+
+    def take(self, call: Call) -> None:
+        """The parts of a call go to their lanes, or none does."""
+        if self._links.closed:
+            call.fail(closed_error())
+            return
+        parts = call.parts  # a caller whose time is up lets go of them
+        if not parts or call.done():
+            return
+        runtime, now = self._links.runtime, self._clock()
+        lanes = [self._lane(runtime, part) for part in parts]
+        refused: dict[int, Overloaded] = {}
+        if not call.let_in:
+            asked: dict[int, int] = {}
+            for part in parts:
+                asked[part.shard] = asked.get(part.shard, 0) + part.queries
+            for part, lane in zip(parts, lanes, strict=True):
+                self._make_room(lane, now)  # before more is let in
+                queries = asked.pop(part.shard, None)
+                if queries is not None and lane.refuses(queries, part.deadline, now):
+                    late = part.deadline - now
+                    refused[part.shard] = _too_much(part.shard, lane, queries, late)
+            if refused and not self._config.partial:
+                # What one shard answers is of no use where another refuses.
+                call.fail(next(iter(refused.values())))
+                return
+        for part, lane in zip(parts, lanes, strict=True):
+            if part.shard in refused:
+                call.miss(part, refused[part.shard])
+            else:
+                self._submit(runtime, part, lane, now)
+
+    def route(self, snapshot: Snapshot, part: Part) -> None:
+        """Queues a part where it belongs by the table of `snapshot`."""
+        runtime, now = self._links.runtime, self._clock()
+        manifest, limit = snapshot.topology.manifest, self.max_queries(snapshot)
+        pieces = router.route(part.groups, manifest.slots, manifest.shards, limit)
+        for one in part.call.replace(part, pieces, snapshot.shard_set):
+            try:
+                self._submit(runtime, one, self._lane(runtime, one), now)
+            except Exception as exc:  # noqa: BLE001 - the others must be asked, and this one ends
+                one.call.miss(one, as_dlm_error(exc, one.shard))
+
+    def _submit(self, runtime: Runtime, part: Part, lane: Lane[Part], now: float) -> None:
+        if part.deadline <= now:
+            _miss_late(part)
+            return
+        lane.submit(part)
+        if lane.wants_a_look(now):
+            runtime.ready[Place(part.shard_set, part.shard, part.call.asks.name)] = lane
+
+    def _lane(self, runtime: Runtime, part: Part) -> Lane[Part]:
+        place = Place(part.shard_set, part.shard, part.call.asks.name)
+        lane = runtime.lanes.get(place)
+        if lane is None:
+            snapshot = self._table.of_set(part.shard_set) or self._table.snapshot()
+            lane = Lane(self._config.window, self.max_queries(snapshot), late_after((), 0.0))
+            runtime.lanes[place] = lane
+            self._inbox.keep()  # there is work
+        return lane
+
+    # -- out ----------------------------------------------------------------------------------
+
+    def next(self, runtime: Runtime) -> Message | None:
+        """A message that leaves now, if the lane that is looked at has one."""
+        place, lane = runtime.ready.popitem()
+        try:
+            return self._next(runtime, place, lane)
+        except Exception as exc:  # noqa: BLE001 - the other lanes must go on
+            self._miss_all(lane.clear(), as_dlm_error(exc, place.shard))
+            return None
+
+    def _next(self, runtime: Runtime, place: Place, lane: Lane[Part]) -> Message | None:
+        now = self._clock()
+        self._make_room(lane, now)
+        taken = lane.take(now)
+        if taken is None:
+            self._set_alarm(runtime, place, lane, now)
+            return None
+        number, parts = taken
+        message = None
+        try:
+            snapshot = self._table.of(parts[0].call.model)
+            wanted = self._wanted(place, snapshot, parts)
+            if wanted and snapshot is not None:
+                message = Message(runtime, place, lane, number, snapshot, wanted)
+        except Exception as exc:  # noqa: BLE001 - the place in the lane must not be lost
+            self._miss_all(parts, as_dlm_error(exc, place.shard))
+        if message is None:
+            lane.drop(number)
+        if lane.waiting:
+            runtime.ready[place] = lane
+        return message
+
+    def _wanted(self, place: Place, snapshot: Snapshot | None, parts: list[Part]) -> list[Part]:
+        """Of parts that leave, those that are still to be asked there; all of one shard set, so of
+        one model."""
+        wanted = []
+        for part in parts:
+            if part.ended or part.call.done():
+                continue  # its caller gave up, or another part of it failed
+            # Ids of one model must never reach the servers of another, which would answer
+            # plausibly.
+            if snapshot is None:
+                found = self._table.snapshot().model
+                part.call.miss(part, other_model(found, part.call.model))
+            elif place.shard_set != snapshot.shard_set:
+                self.route(snapshot, part)  # the table changed meanwhile
+            else:
+                wanted.append(part)
+        return wanted
+
+    def _miss_all(self, parts: list[Part], error: DlmError) -> None:
+        for part in parts:
+            part.call.miss(part, error)
+
+    # -- in time ------------------------------------------------------------------------------
+
+    def _make_room(self, lane: Lane[Part], now: float) -> None:
+        """Ends the parts whose deadline passed while they waited."""
+        for part in lane.expire(now):
+            self._ends.count_failed(DeadlineExceeded(), part.queued)
+            _miss_late(part)
+
+    def _set_alarm(self, runtime: Runtime, place: Place, lane: Lane[Part], now: float) -> None:
+        at = lane.ready_at()
+        if at < lane.alarm:
+            lane.alarm = at
+            self._inbox.later(at - now, self._look, runtime, place, lane, at)
+
+    def _look(self, runtime: Runtime, place: Place, lane: Lane[Part], at: float) -> None:
+        """A message may be late by now; mostly another has left since the alarm was set."""
+        if lane.alarm != at:
+            return  # an earlier one was set after this
+        lane.alarm = inf
+        now = self._clock()
+        if lane.earliest <= now or lane.ready_at() <= now:
+            runtime.ready[place] = lane
+        else:
+            self._set_alarm(runtime, place, lane, now)
+
+
+def _miss_late(part: Part) -> None:
+    late = DeadlineExceeded(f"shard {part.shard}: the deadline passed before the message left")
+    part.call.miss(part, late)
+
+
+def _too_much(shard: int, lane: Lane[Any], queries: int, left_s: float) -> Overloaded:
+    work_s = lane.pace.seconds(lane.ahead)
+    asked_s = lane.pace.seconds(lane.ahead + queries)
+    left_s = max(left_s, 0.0)
+    error = Overloaded(
+        f"shard {shard}: {len(lane.in_flight)} messages are in flight and {len(lane.waiting)} "
+        f"wait, with {lane.ahead} queries; with the {queries} of this call that is {asked_s:.3g} s "
+        f"of work at the present pace, and a call with {left_s:.3g} s left may find "
+        f"{PATIENCE * left_s:.3g} s. Ask less at once, or later"
+    )
+    error.retry_after_s = work_s or None
+    return error

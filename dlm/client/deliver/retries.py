@@ -1,0 +1,197 @@
+"""What becomes of a message that failed, or is late: another server, later, elsewhere, or its end.
+
+Runs on the loop, but for the look for a fresh table, on the helper thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dlm.client.api.config import ClientConfig
+from dlm.client.deliver.inbox import Inbox
+from dlm.client.deliver.lanes import Lanes
+from dlm.client.deliver.message import Attempt, Ends, Message, as_dlm_error
+from dlm.client.deliver.replicas import may_hedge
+from dlm.client.deliver.runtime import LOOK_AGAIN_S, Links, closed_error
+from dlm.client.deliver.sender import Sender
+from dlm.client.health.cascade import MOVING_S
+from dlm.client.plan.table import Table, other_model
+from dlm.errors import (
+    DeadlineExceeded,
+    DlmError,
+    ProtocolError,
+    ShardDown,
+    StaleShardSet,
+    UnavailableError,
+)
+from dlm.wire.status import MOVING_REASONS
+
+MAX_REROUTES = 2  # a table that is stale twice in one call is not going to settle within it
+# Between two rounds of a message that waits for a replica which is about to be there.
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
+
+
+class Retries:
+    """Decides what is done about a message that failed or is late."""
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        links: Links,
+        table: Table,
+        clock: Callable[[], float],
+        inbox: Inbox,
+        lanes: Lanes,
+        sender: Sender,
+        ends: Ends,
+    ) -> None:
+        self._config = config
+        self._links = links
+        self._table = table
+        self._clock = clock
+        self._inbox = inbox
+        self._lanes = lanes
+        self._sender = sender
+        self._ends = ends
+
+    def failed(self, message: Message, error: DlmError) -> None:
+        """Ends a message that failed: by another server, or a fresh table, where that can help."""
+        if message.ended or message.out:
+            return  # another server has it still
+        runtime, now = message.runtime, self._clock()
+        due = now - runtime.looked >= LOOK_AGAIN_S
+        if self._ask_another(message, error, now) or self._ask_later(message, error, now):
+            return
+        try:
+            self._links.check_open()
+            if isinstance(error, StaleShardSet) or (not message.tried and due):
+                runtime.helper.submit(self._look_for, message, error)
+                return
+            if due and isinstance(error, (ShardDown, DeadlineExceeded)):
+                # It may have come back elsewhere; the next calls will know.
+                runtime.looked = now
+                runtime.helper.submit(self._table.refresh_quietly, message.snapshot)
+        except (RuntimeError, ShardDown):
+            if self._links.closed:
+                error = closed_error()
+        self._ends.fail(message, error)
+
+    def _ask_another(self, message: Message, error: DlmError, now: float) -> bool:
+        """Sends a message that failed to another replica, once; whether it did.
+
+        Where the server said that it drains or warms up, to one after the other, and at no cost of
+        the budget: that is no failure, and there are only so many.
+        Also where what came was damaged: its host, or the way to it, may be what is wrong. Its
+        place in the lane stays its own. A Score changes nothing, so that it does no harm where
+        the first is answered after all.
+        """
+        replicas = message.snapshot.topology.addresses.get(message.shard, ())
+        runtime = message.runtime
+        if (
+            not isinstance(error, (UnavailableError, ProtocolError))
+            or (len(message.tried) != 1 and not is_moving(error))
+            or not set(replicas).difference(message.tried)
+            or now >= message.deadline
+            or self._links.closed
+            or not (is_moving(error) or runtime.budget.spend())
+        ):
+            return False
+        runtime.counts.stats.retries += 1
+        self._sender.send(message)
+        return True
+
+    def _ask_later(self, message: Message, error: DlmError, now: float) -> bool:
+        """Has a message that no server takes asked again in a moment, while there is time; whether
+        it does.
+
+        Only where a server of the shard drains or warms up, or did so lately: somebody rolls them,
+        and one that has just become ready is not known to be so yet. Where servers are gone without
+        a word, callers learn it at once.
+        """
+        runtime = message.runtime
+        pause = min(FIRST_PAUSE_S * 2.0**message.rounds, MAX_PAUSE_S)
+        if not isinstance(error, ShardDown) or now + pause >= message.deadline:
+            return False
+        moving = {a for a, at in runtime.moving.items() if now - at < MOVING_S}
+        if runtime.watch is not None:
+            moving |= runtime.watch.moving
+        replicas = message.snapshot.topology.addresses.get(message.shard, ())
+        if self._links.closed or moving.isdisjoint(replicas):
+            return False
+        message.tried, message.rounds = [], message.rounds + 1
+        self._inbox.later(pause, self._ask_now, message, error)
+        return True
+
+    def _ask_now(self, message: Message, error: DlmError) -> None:
+        """After a pause: sends a message again, by the table of now."""
+        runtime = message.runtime
+        if message.ended:
+            return
+        if self._clock() - runtime.looked >= LOOK_AGAIN_S:
+            self._table.refresh_later()
+        if self._links.closed or all(part.call.done() for part in message.parts):
+            self._ends.fail(message, error)
+            return
+        fresh = self._table.of(message.snapshot.model)
+        if fresh is None or fresh.shard_set != message.snapshot.shard_set:
+            self._move(message, error)
+        else:
+            runtime.counts.stats.retries += 1
+            message.snapshot = fresh
+            self._sender.send(message)
+
+    def _look_for(self, message: Message, error: DlmError) -> None:
+        """On the helper thread: fetches the table, by which the parts are sent where they belong
+        now."""
+        try:
+            if self._table.of(message.snapshot.model) is message.snapshot:
+                # Half of the time that is left, so that the other half is there for asking again.
+                allowed = max((message.deadline - self._clock()) / 2, 0.05)
+                self._table.refresh(message.snapshot, min(allowed, self._config.connect_s))
+        except Exception as exc:  # noqa: BLE001 - a helper thread must never leave a caller waiting
+            error.add_note(f"and no fresh table could be had: {exc}")
+            self._inbox.tell(self._ends.fail, message, error)
+        else:
+            self._inbox.tell(self._move, message, error)
+
+    def _move(self, message: Message, error: DlmError) -> None:
+        """Gives the place of a message back, and sends its parts where they belong by the table of
+        now."""
+        if message.ended:
+            return
+        fresh = self._table.of(message.snapshot.model)
+        for part in message.parts:
+            try:
+                if fresh is None:
+                    found = self._table.snapshot().model
+                    part.call.miss(part, other_model(found, part.call.model))
+                elif part.reroutes >= MAX_REROUTES:
+                    part.call.miss(part, error)
+                elif not part.ended:
+                    part.reroutes += 1
+                    self._lanes.route(fresh, part)
+            except Exception as exc:  # noqa: BLE001 - the other parts must end, too
+                part.call.miss(part, as_dlm_error(exc, message.shard))
+        self._ends.fail(message, error, counts=False)
+
+    def late(self, attempt: Attempt) -> None:
+        """A message is late: another server is asked as well, where one is well and few are late.
+        The first answer counts."""
+        message = attempt.message
+        if message.ended or attempt.replied or len(message.out) != 1 or self._links.closed:
+            return
+        runtime, watch = message.runtime, message.runtime.watch
+        replicas = message.snapshot.topology.addresses.get(message.shard, ())
+        _, avoided, slow = self._sender.unwell(runtime, replicas)
+        all_slow = watch is not None and message.shard in watch.slow_shards
+        if not may_hedge(
+            replicas, message.tried, avoided | slow, runtime.hedging, all_slow=all_slow
+        ):
+            return
+        runtime.counts.stats.hedges += 1
+        self._sender.send(message, hedge=True)
+
+
+def is_moving(error: DlmError) -> bool:
+    """Whether a server refused because it is being stopped or started."""
+    return getattr(error, "reason", None) in MOVING_REASONS

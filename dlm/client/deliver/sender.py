@@ -1,0 +1,178 @@
+"""A message on its way to a server: which one, over which connection, and when it is late.
+
+Runs on the loop. Which server is asked is decided in `replicas`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from dlm.client.api.config import ClientConfig
+from dlm.client.deliver.inbox import Inbox
+from dlm.client.deliver.message import Attempt, Message, as_dlm_error
+from dlm.client.deliver.pace import late_after
+from dlm.client.deliver.replicas import choose
+from dlm.client.deliver.runtime import Links, Runtime
+from dlm.client.deliver.security import Metadata
+from dlm.client.deliver.transport import Connection
+from dlm.client.health.membership import behind
+from dlm.client.plan.topology import dedupe_faults
+from dlm.errors import DlmError, ShardDown
+from dlm.tracing import Tracer
+
+AVOID_S = 1.0  # for so long, a server where a message found nobody is asked after all others
+
+
+class Outcomes(NamedTuple):
+    """Who is told, on the loop, what comes of a message.
+
+    replied  of an attempt: the bytes of its reply, or an error; once
+    failed   of a message that could not be sent
+    late     of an attempt that takes longer than usual, where another server might be asked
+    """
+
+    replied: Callable[[Attempt, bytes | None, DlmError | None], None]
+    failed: Callable[[Message, DlmError], None]
+    late: Callable[[Attempt], None]
+
+
+class Sender:
+    """Sends messages to servers.
+
+    Args
+        tracer  None where calls are no spans
+    """
+
+    outcomes: Outcomes  # set before the first message
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        links: Links,
+        clock: Callable[[], float],
+        inbox: Inbox,
+        tracer: Tracer | None,
+    ) -> None:
+        self._config = config
+        self._links = links
+        self._clock = clock
+        self._inbox = inbox
+        self._tracer = tracer
+
+    def send(self, message: Message, *, hedge: bool = False) -> None:
+        """Sends a message to one of the servers of its shard; what goes wrong settles it."""
+        try:
+            address = self._choose(message)
+            message.tried.append(address)
+            connection = message.runtime.connections.get(address)
+            if connection is None:
+                self._connect(message, address, hedge)
+            else:
+                self._write(message, address, connection, hedge)
+        except Exception as exc:  # noqa: BLE001 - the place in the lane must not be lost
+            self.outcomes.failed(message, as_dlm_error(exc, message.shard))
+
+    def _choose(self, message: Message) -> str:
+        snapshot = message.snapshot
+        replicas = snapshot.topology.addresses.get(message.shard, ())
+        if len(replicas) == 1:
+            return replicas[0]
+        missed, avoided, slow = self.unwell(message.runtime, replicas)
+        address = choose(
+            replicas,
+            message.runtime.outstanding,
+            avoided,
+            message.runtime.chance,
+            slow,
+            missed=missed,
+            tried=frozenset(message.tried),
+        )
+        if address is None:
+            known = "; ".join(dedupe_faults(snapshot.topology.faults.items()))
+            raise ShardDown(
+                f"no server is known to hold shard {message.shard} of shard set "
+                f"{snapshot.shard_set}" + (f" ({known})" if known else "")
+            )
+        return address
+
+    def unwell(
+        self, runtime: Runtime, replicas: Sequence[str]
+    ) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        """Servers where nobody was found lately; these and all others that are to be avoided; and,
+        of these replicas, those that are far slower than another."""
+        now = self._clock()
+        missed = avoided = frozenset(a for a, at in runtime.missed.items() if now - at < AVOID_S)
+        medians = {a: runtime.usual[a].median_s for a in replicas if runtime.usual[a].known(now)}
+        least, beating = min(medians.values(), default=0.0), self._config.beating
+        slow = frozenset(a for a, median in medians.items() if behind(median, least, beating))
+        if (watch := runtime.watch) is not None:
+            avoided, slow = avoided | watch.avoided, slow | watch.slow
+        return missed, avoided, slow
+
+    def _connect(self, message: Message, address: str, hedge: bool) -> None:
+        """Sends a message once there is a connection."""
+
+        def reached(made: Connection | Exception) -> None:
+            if isinstance(made, Exception):
+                self._inbox.step(self.outcomes.failed, message, as_dlm_error(made, message.shard))
+            else:
+                self._inbox.step(self._write, message, address, made, hedge)
+
+        self._links.reach(address, self._inbox.tell, reached)
+
+    def _write(self, message: Message, address: str, connection: Connection, hedge: bool) -> None:
+        if message.ended:
+            return  # while the connection was made
+        runtime, queries = message.runtime, len(message.groups.words)
+        attempt = Attempt(message, address, self._clock(), hedge=hedge)
+        if not message.request:
+            manifest = message.snapshot.topology.manifest
+            message.request, message.checksum = message.asks.encode(
+                manifest, message.shard, message.groups
+            )
+            message.encode_s = time.perf_counter() - attempt.since_s
+        stats = runtime.counts.stats
+        stats.messages += 1
+        stats.sent_queries += queries
+        if message.place_of is not None:
+            runtime.counts.gathered(len(message.place_of) - queries)
+        stats.bytes_sent += len(message.request)
+        runtime.outstanding[address] += queries
+        message.out.append(attempt)
+        timeout_s = max(message.deadline - attempt.since, 0.0)
+        try:
+            traced = () if self._tracer is None else (self._trace(message),)
+            attempt.withdraw = message.asks.post(connection)(
+                message.request, timeout_s, partial(self._reply, attempt), *traced
+            )
+        except Exception as exc:  # noqa: BLE001 - as a reply, which ends what was counted above
+            self._reply(attempt, None, as_dlm_error(exc, message.shard))
+            return
+        if attempt.replied:
+            attempt.withdraw = None
+        if self._config.hedging and not hedge and not message.ended:
+            replicas = message.snapshot.topology.addresses.get(message.shard, ())
+            if len(replicas) > 1:
+                late_s = late_after((runtime.usual[a] for a in replicas), attempt.since)
+                if attempt.since + late_s < message.deadline:
+                    self._inbox.later(late_s, self.outcomes.late, attempt)
+
+    def _trace(self, message: Message) -> Metadata:
+        """The context of the first call in the message that is sampled: a server's span has one
+        parent, so of calls that share a message one shows it."""
+        spans = []
+        for part in message.parts:
+            part.call.messages += 1
+            spans.append(part.call.span)
+        sampled = next((span for span in spans if span is not None and span.sampled), None)
+        return () if sampled is None or self._tracer is None else self._tracer.metadata(sampled)
+
+    def _reply(self, attempt: Attempt, data: bytes | None, error: DlmError | None) -> None:
+        """Any thread may bring one; one that is raised after it was given counts for nothing."""
+        if self._inbox.is_here():
+            self._inbox.step(self.outcomes.replied, attempt, data, error)
+        else:
+            self._inbox.tell(self.outcomes.replied, attempt, data, error)
