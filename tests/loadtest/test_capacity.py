@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,6 +46,7 @@ from loadtest.report import Report
 from loadtest.session import read_report
 
 ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "loadtest/capacity.schema.json").read_text())
 
 
 def point(rate: float, crossed: str = "", why: str = "") -> Point:
@@ -198,6 +200,35 @@ def test_the_page_shows_every_rate_and_the_knee(
     assert "nothing was measured: interrupted" in capacity_page(nothing)
 
 
+SETTINGS = {
+    "trace": "t.parquet",
+    "servers": "cluster.toml",
+    "duration_s": 4.0,
+    "warmup_s": 0.5,
+    "arrival_pattern": "poisson",
+    "processes": 1,
+    "deadline_s": 2.0,
+    "seed": 1,
+}
+
+
+def test_a_capacity_report_is_what_its_schema_says(report: Report) -> None:
+    """Found, broken off before the first run, and with a limit crossed; every field is described,
+    and no other field is allowed."""
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    crossed = [judged(10.0, report, Limits()), judged(20.0, report, Limits(p99_ms=1e-6))]
+    found = build_capacity(SETTINGS, Limits(), crossed, "found", report)
+    assert found["beyond"] is not None
+    nothing = build_capacity(SETTINGS, Limits(), [], "interrupted", None)
+    for one in (found, nothing):
+        jsonschema.validate(json.loads(json.dumps(one)), SCHEMA)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**nothing, "more": 1}, SCHEMA)
+    places = [SCHEMA, SCHEMA["$defs"]["point"], *SCHEMA["properties"].values()]
+    fields = [field for place in places for field in place.get("properties", {}).values()]
+    assert all("description" in field for field in fields)
+
+
 def started(cluster: Path, trace_file: Path, folder: Path, *more: object) -> Any:
     """`capacity` of a cluster, with short runs."""
     line = [sys.executable, "-m", "loadtest", "capacity", trace_file, "--cluster", cluster]
@@ -233,6 +264,7 @@ def test_ctrl_c_keeps_the_rates_that_were_measured_and_resume_goes_on(
     process = started(cluster, trace_file, tmp_path, "--resume", "out", *limits)
     printed, errors = process.communicate(timeout=2 * WAIT_S)
     found = read_capacity(tmp_path / "out")
+    jsonschema.validate(found, SCHEMA)
     assert found["points"][0]["rate"] == 20.0
     assert len(found["points"]) > 1
     assert process.returncode == (not found["complete"]), errors
