@@ -86,7 +86,7 @@ def cluster(
         dlm cluster shards/model --replicas 2 --restart --small shards/small
     """
     from dlm.cli.compiling import compile_kernels
-    from dlm.cli.paths import check_reads
+    from dlm.cli.paths import check_reads, check_writes
     from dlm.client.deliver.security import ClientSecurity
     from dlm.client.plan.topology import write_cluster_file
     from dlm.cluster.processes import check_free, running_servers, supervise
@@ -102,11 +102,7 @@ def cluster(
                 f"--{name} is {first}; this cluster needs {count} ports from there on, and all "
                 "must be in 1 to 65535"
             )
-    if not cluster_file.absolute().parent.is_dir():
-        raise ConfigError(
-            f"--cluster: the folder of {cluster_file} does not exist; create it, or name another "
-            "file"
-        )
+    check_writes("--cluster", cluster_file)
     check_free(cluster_file)
     if small is not None:
         LocalModel.open(small)  # a damaged one is found now, not when it is needed

@@ -15,6 +15,7 @@ import typer
 
 from dlm import __version__
 from dlm.cli.help import GroupHelp, add_command
+from dlm.cli.paths import remove_empty_folders
 from dlm.errors import ConfigError, DlmError
 from dlm.extras import packages_of, pip_install
 
@@ -186,6 +187,8 @@ def main() -> None:
         )
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        remove_empty_folders()
 
 
 def _complain(exc: BaseException) -> None:

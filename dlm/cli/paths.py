@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 from dlm.errors import ConfigError
+
+# The folders that this process created for what a command will write.
+_made: list[Path] = []
 
 
 def check_reads(
@@ -45,8 +49,10 @@ def check_writes(
 ) -> None:
     """Raises `ConfigError` unless a file can be written at `path`; None names no file.
 
+    Folders that do not exist are created, and removed where the command ends without using them.
+
     Args
-        folder  whether it will be a folder, whose parents are created
+        folder  whether it will be a folder, which the command creates with its parents
         stdout  whether `-` means standard output; otherwise it is refused, since nobody wants a
                 file of that name
         arpa    whether it will be an ARPA file, whose suffix selects the compression
@@ -66,21 +72,34 @@ def check_writes(
         )
     if place.is_dir() and not folder:
         raise ConfigError(f"{name}: {place} is a folder; expected a file, so name one in it")
-    check_folder(name, place.absolute().parent, made=folder)
+    check_folder(name, place.parent, make=not folder)
 
 
-def check_folder(name: str, folder: Path | None, *, made: bool = False) -> None:
+def check_folder(name: str, folder: Path | None, *, make: bool = True) -> None:
     """Raises `ConfigError` unless files can be created in `folder`; None is no folder.
 
     Args
-        made  whether the command creates the folder and its parents if they do not exist
+        make  whether to create the folder now, with its parents; False leaves it to the command
     """
     if folder is None:
         return
-    while made and not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    if not folder.is_dir():
-        found = "is not a folder" if folder.exists() else "does not exist"
-        raise ConfigError(f"{name}: the folder {folder} {found}; create it, or name another")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"{name}: this user may not write to {folder}; check its permissions")
+    missing: list[Path] = []
+    there = folder.absolute()
+    while not there.exists() and there != there.parent:
+        missing.append(there)
+        there = there.parent
+    if not there.is_dir():
+        raise ConfigError(f"{name}: {there} is not a folder; name another")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{name}: this user may not write to {there}; check its permissions")
+    if make:
+        for place in reversed(missing):
+            place.mkdir(exist_ok=True)
+            _made.append(place)
+
+
+def remove_empty_folders() -> None:
+    """Removes what `check_folder` created and the command left empty, as where it was refused."""
+    while _made:
+        with contextlib.suppress(OSError):  # it is used
+            _made.pop().rmdir()

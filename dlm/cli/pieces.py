@@ -42,10 +42,11 @@ def pieces(
     Examples:
         dlm pieces counts.tsv --size 4000 --output pieces.model
     """
-    from dlm.cli.paths import check_reads
+    from dlm.cli.paths import check_reads, check_writes
     from dlm.federated.make_pieces import make_pieces
 
     check_reads("COUNTS", counts)
+    check_writes("--output", output)
     made = make_pieces(
         counts, size, output, max_length=max_length, public=public, public_key=public_key
     )

@@ -56,7 +56,7 @@ def pipeline(
 
     check_reads("CONFIG", config)
     settings = PipelineSettings.read(config)
-    check_folder("run.folder", settings.run.folder.absolute(), made=True)
+    check_folder("run.folder", settings.run.folder, make=False)
     whole = Pipeline(settings, redo or [])
     if check:
         _print_plan(whole, as_json)

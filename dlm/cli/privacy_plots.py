@@ -14,16 +14,14 @@ DRAWN = (".png", ".svg", ".pdf")
 
 def check_plot(path: Path | None) -> None:
     """Rejects a figure that cannot be written, before its content is computed."""
+    from dlm.cli.paths import check_writes
     from dlm.errors import ConfigError
 
     if path is None:
         return
     if path.suffix.lower() not in DRAWN:
         raise ConfigError(f"--plot is {path}; expected a name that ends in {', '.join(DRAWN)}")
-    if not path.parent.is_dir():
-        raise ConfigError(
-            f"--plot: the folder {path.parent} does not exist; create it, or name another"
-        )
+    check_writes("--plot", path)
     _figure()
 
 

@@ -70,7 +70,7 @@ def shard(
         raise ConfigError("--output is missing; name the folder to create, or pass --estimate")
     check_reads("MODEL", model, folders=True)
     check_writes("--output", output, folder=True)
-    check_folder("--tmp", None if tmp is None else tmp.absolute(), made=True)
+    check_folder("--tmp", tmp)
     tell = stage_printer(quiet=quiet)
 
     compile_kernels(KERNELS)

@@ -153,7 +153,7 @@ def test_no_text_is_refused_with_what_stands_for_a_pipe(tmp_path: Path) -> None:
         (("--memory", "2"), "did you mean 2G"),
         (("--memory", "1M"), "at least"),
         (("--order", "12"), "1 to 8"),
-        (("--tmp", "/no/such/folder"), "/no/such/folder does not exist"),
+        (("--tmp", "/dev/null/folder"), "/dev/null is not a folder"),
         (("--discount-fallback", "--fallback-discounts", "2"), "expected 0 to 1"),
     ],
 )

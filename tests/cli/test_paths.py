@@ -44,26 +44,25 @@ def home(tmp_path: Path, folder: Path) -> Path:
         ("estimate folder --output out", "folder"),
         ("estimate text --vocab none --output out", "none"),
         ("estimate text --vocab folder --output out", "folder"),
-        ("estimate text --output none/out", "none"),
         ("estimate text --output words/out", "words"),
         ("estimate text --output folder", "folder"),
-        ("estimate text --output out --tmp none", "none"),
+        ("estimate text --output out --tmp words", "words"),
         ("estimate ./none --output out --engine spark", "none"),
         ("prune none --threshold 0.1 --output out", "none"),
-        ("prune model.arpa --threshold 0.1 --output none/out", "none"),
+        ("prune model.arpa --threshold 0.1 --output words/out", "words"),
         ("prune model.arpa --threshold 0.1 --output folder", "folder"),
         ("prune model.arpa --threshold 0.1 --output out.bz2", "out.bz2"),
         ("distill model.arpa --topology other.arpa --output out.zip", "out.zip"),
         ("merge model.arpa other.arpa --weights 0.5,0.5 --output out.7z", "out.7z"),
         ("prune model.arpa --threshold 0.1 --history none --output out", "none"),
-        ("prune model.arpa --threshold 0.1 --output out --tmp none", "none"),
+        ("prune model.arpa --threshold 0.1 --output out --tmp words", "words"),
         ("reduce none --order 1 --output out", "none"),
-        ("reduce model.arpa --order 1 --output none/out", "none"),
+        ("reduce model.arpa --order 1 --output words/out", "words"),
         ("reduce model.arpa --order 1 --output folder", "folder"),
         ("merge model.arpa none --weights 0.5,0.5 --output out", "none"),
         ("merge model.arpa other.arpa --tune none --output out", "none"),
         ("merge model.arpa other.arpa --tune folder --output out", "folder"),
-        ("merge model.arpa other.arpa --weights 0.5,0.5 --output none/out", "none"),
+        ("merge model.arpa other.arpa --weights 0.5,0.5 --output words/out", "words"),
         ("merge model.arpa other.arpa --weights 0.5,0.5 --output folder", "folder"),
         ("prune model.arpa --threshold 0.1 --output -", "standard output"),
         ("reduce model.arpa --order 1 --output -", "standard output"),
@@ -72,14 +71,14 @@ def home(tmp_path: Path, folder: Path) -> Path:
         ("shard model.arpa --shards 2 --output -", "standard output"),
         ("filter none --vocab words --output out", "none"),
         ("filter model.arpa --vocab none --output out", "none"),
-        ("filter model.arpa --vocab words --output none/out", "none"),
+        ("filter model.arpa --vocab words --output words/out", "words"),
         ("filter model.arpa --vocab words --output folder", "folder"),
-        ("filter model.arpa --vocab words --renormalise --output none/out", "none"),
-        ("filter model.arpa --vocab words --output out --tmp none", "none"),
+        ("filter model.arpa --vocab words --renormalise --output words/out", "words"),
+        ("filter model.arpa --vocab words --output out --tmp words", "words"),
         ("perplexity none text", "none"),
         ("perplexity model.arpa none", "none"),
         ("perplexity model.arpa text none", "none"),
-        ("perplexity model.arpa text --tmp none", "none"),
+        ("perplexity model.arpa text --tmp words", "words"),
         ("perplexity shards none", "none"),
         ("perplexity --cluster none text", "none"),
         ("shard none --shards 2 --output out", "none"),
@@ -89,13 +88,13 @@ def home(tmp_path: Path, folder: Path) -> Path:
         ("verify shards --arpa none", "none"),
         ("info none", "none"),
         ("export none --output out", "none"),
-        ("export shards --output none/out", "none"),
+        ("export shards --output words/out", "words"),
         ("export shards --output folder", "folder"),
         ("serve none --shard 0", "none"),
         ("serve shards --shard 0 --config none", "none"),
-        ("serve shards --shard 0 --ready-file none/ready", "none"),
+        ("serve shards --shard 0 --ready-file words/ready", "words"),
         ("cluster none", "none"),
-        ("cluster shards --cluster none/cluster.toml", "none"),
+        ("cluster shards --cluster words/cluster.toml", "words"),
         ("cluster shards --small none", "none"),
         ("cluster shards --tokens none", "none"),
         ("cluster shards --tls-cert none --tls-key words", "none"),
@@ -104,14 +103,14 @@ def home(tmp_path: Path, folder: Path) -> Path:
         ("score none --local shards", "none"),
         ("score text --local none", "none"),
         ("score text --cluster none", "none"),
-        ("token me --tokens none/tokens --token-file token", "none"),
-        ("token me --tokens tokens --token-file none/token", "none"),
+        ("token me --tokens words/tokens --token-file token", "words"),
+        ("token me --tokens tokens --token-file words/token", "words"),
         (f"unigrams none --whitelist words {NOISE} --output out.tsv", "none"),
         (f"unigrams users.tsv --whitelist none {NOISE} --output out.tsv", "none"),
-        (f"unigrams users.tsv --whitelist words {NOISE} --output none/out.tsv", "none"),
+        (f"unigrams users.tsv --whitelist words {NOISE} --output words/out.tsv", "words"),
         (f"unigrams users.tsv --whitelist words {NOISE} --output folder", "folder"),
         pytest.param("pieces none --public X --size 40 --output out.model", "none", marks=JAX),
-        pytest.param("pieces counts.tsv --size 9 --output none/o.model", "none", marks=JAX),
+        pytest.param("pieces counts.tsv --size 9 --output words/o.model", "words", marks=JAX),
         pytest.param("federate users.tsv --config none --output out", "none", marks=JAX),
         pytest.param("federate none --config run.toml --output out", "none", marks=JAX),
         pytest.param("federate users.tsv --config run.toml --output words/o", "words", marks=JAX),
@@ -153,3 +152,36 @@ def test_what_is_not_there_is_named_before_any_work(
     assert lines[0].startswith("dlm: "), said
     assert re.search(rf"\b{re.escape(named)}\b", lines[0]), said
     assert sorted(home.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "estimate text --order 2 --discount-fallback --tmp new/tmp --output new/deep/out",
+        "prune model.arpa --threshold 1 --output new/deep/out",
+        "reduce model.arpa --order 1 --output new/deep/out",
+        "merge model.arpa other.arpa --weights 0.5,0.5 --output new/deep/out",
+        "filter model.arpa --vocab words --output new/deep/out",
+        "export shards --output new/deep/out",
+        "shard model.arpa --shards 1 --tmp new/tmp --output new/deep/out",
+        "token me --tokens new/deep/out --token-file new/token",
+        pytest.param("pieces counts.tsv --size 8 --output new/deep/out.model", marks=JAX),
+    ],
+)
+def test_missing_folders_are_created_whatever_the_command(
+    home: Path, run: Run, arguments: str
+) -> None:
+    """With their parents, for files as for folders."""
+    done = run(*arguments.split(), cwd=home)
+    assert done.returncode == 0, done.stderr
+    assert list((home / "new/deep").iterdir())
+
+
+def test_a_refused_command_removes_the_folders_that_it_created(home: Path, run: Run) -> None:
+    """Only those: what stood there stays, empty or not."""
+    (home / "empty").mkdir()
+    (home / "damaged.arpa").write_text("\\data\\\nngram 1=2\n\n\\1-grams:\n-1\ta\n")
+    done = run("reduce", "damaged.arpa", "--order", 1, "--output", "empty/new/deep/out", cwd=home)
+    assert done.returncode == 1
+    assert b"damaged.arpa" in done.stderr
+    assert list((home / "empty").iterdir()) == []

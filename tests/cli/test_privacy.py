@@ -390,7 +390,7 @@ def test_a_round_takes_time(minutes: object) -> None:
                "--round-minutes", minutes)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["m.xyz", "m", "gone/m.png"])
+@pytest.mark.parametrize("name", ["m.xyz", "m", "file/m.png"])
 def test_a_figure_that_cannot_be_written_is_refused_before_any_work(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,7 +401,8 @@ def test_a_figure_that_cannot_be_written_is_refused_before_any_work(
 
     monkeypatch.setattr("dlm.federated.noise.make.make_mechanism", never)
     monkeypatch.setattr("dlm.federated.account.plan.make_plan", never)
-    message = "does not exist" if "/" in name else r"ends in \.png, \.svg"
+    (tmp_path / "file").touch()
+    message = "is not a folder" if "/" in name else r"ends in \.png, \.svg"
     with pytest.raises(ConfigError, match=message):
         answer("mechanism", "--mechanism", "tree", "--rounds", 64, "--max-part", 4, "--gap", 16,
                "--plot", tmp_path / name)  # fmt: skip
