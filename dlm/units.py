@@ -1,4 +1,4 @@
-"""The only place where logarithms change their base.
+"""The only place where logarithms change their base; and numbers as text.
 
 Serving and ARPA files speak log10; training speaks natural logarithms. A name that starts with
 ``log10_`` or ``ln_`` says which one it holds.
@@ -9,6 +9,13 @@ from __future__ import annotations
 import math
 
 LN_10 = math.log(10.0)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts: "1 line", "1,200 lines"."""
+    if number != 1:
+        noun = noun[:-1] + "ies" if noun[-1] == "y" and noun[-2] not in "aeiou" else noun + "s"
+    return f"{number:,} {noun}"
 
 
 def perplexity(log10_total: float, tokens: int) -> float:

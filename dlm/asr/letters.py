@@ -15,6 +15,7 @@ from dlm.client.api.config import default_cache_dir
 from dlm.files import write_whole
 from dlm.logs import EventLog
 from dlm.progress import ProgressReporter, Tell
+from dlm.units import counted
 
 log = EventLog(__name__)
 
@@ -32,7 +33,7 @@ def pronounced(words: Iterable[str], tell: Tell | None = None) -> dict[str, tupl
     missing = [word for word in words if word not in known and len(word) <= LONGEST]
     if missing:
         progress = ProgressReporter(tell or (lambda line: None))
-        progress.stage(f"pronouncing {len(missing):,} words, once", len(missing), "words")
+        progress.stage(f"pronouncing {counted(len(missing), 'word')}, once", len(missing), "words")
         for word, sounds in letters_to_sounds(missing):
             known[word] = sounds
             progress.step(1)

@@ -37,6 +37,7 @@ from dlm.jit import compile_ahead
 from dlm.logs import EventLog
 from dlm.ngram.arpa import ArpaReader, is_parts_folder
 from dlm.progress import ProgressReporter, Tell
+from dlm.units import counted
 
 __all__ = ["open_model"]
 
@@ -162,7 +163,7 @@ def _read_pointer(path: Path) -> str:
     lines = content.decode("utf-8", "replace").strip().splitlines()
     if len(content) > POINTER_BYTES or len(lines) != 1:
         raise ConfigError(
-            f"{path} is a pointer file of {len(lines)} lines; expected one, dlm://..."
+            f"{path} is a pointer file of {counted(len(lines), 'line')}; expected one, dlm://..."
         )
     return lines[0]
 

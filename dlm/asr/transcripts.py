@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dlm.errors import TextError
+from dlm.units import counted
 
 TEXT_COLUMNS = ("text", "transcript", "sentence")
 NAME_COLUMNS = ("id", "file", "utterance", "path")
@@ -95,7 +96,8 @@ def _table_rows(path: Path, lines: list[str], header: list[str]) -> Iterator[_Ro
         row = line.split("\t")  # quotes are text: one that is not closed takes no line with it
         if len(row) != len(header):
             raise TextError(
-                f"line {number} of {path} has {len(row)} columns; {len(header)} are expected, as "
+                f"line {number} of {path} has {counted(len(row), 'column')}; {len(header)} are "
+                "expected, as "
                 "in its first line"
             )
         yield row[name], row[text], "" if speaker is None else row[speaker]

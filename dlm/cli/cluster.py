@@ -23,6 +23,7 @@ from dlm.cli.options import (
     TokenFile,
     Tokens,
 )
+from dlm.units import counted
 
 if TYPE_CHECKING:
     from dlm.cluster.processes import Server
@@ -195,7 +196,10 @@ def _facts(
 
 def _print(facts: dict[str, Any]) -> None:
     for one in facts["shard_sets"]:
-        print(f"{one['shards']} shards of {one['directory']} (shard set {one['shard_set']})")
+        print(
+            f"{counted(one['shards'], 'shard')} of {one['directory']} (shard set "
+            f"{one['shard_set']})"
+        )
     for server in facts["servers"]:
         print(f"  shard {server['shard']} at {server['address']}")
     if facts["small"] is not None:

@@ -12,6 +12,7 @@ import typer
 
 from dlm.cli.json_output import print_json
 from dlm.cli.options import Json
+from dlm.units import counted
 
 if TYPE_CHECKING:
     from dlm.client.api.metrics import Stats
@@ -65,10 +66,10 @@ def demo(
     ):
         folder = scratch / "shards"
         compile_kernels((*serving, *asking, *building))
-        tell(f"splitting {arpa.name} into {shards} shards")
+        tell(f"splitting {arpa.name} into {counted(shards, 'shard')}")
         manifest = build_shard_set(arpa, folder, shards)
         counts = " + ".join(f"{c:,}" for c in manifest.counts)
-        tell(f"{counts} n-grams; starting {shards} servers")
+        tell(f"{counts} n-grams; starting {counted(shards, 'server')}")
         with running_servers([folder]) as servers:
             addresses = [server.endpoint.address for server in servers]
             tell("serving at " + ", ".join(addresses))
@@ -78,7 +79,7 @@ def demo(
                 oracle = DictModel.from_arpa(arpa)
                 raw = (data / "demo.txt").read_bytes() if text is None else text.read_bytes()
                 lines = [line for line in raw.splitlines() if line.strip()]
-                tell(f"scoring {len(lines)} sentences, then rescoring as a decoder does")
+                tell(f"scoring {counted(len(lines), 'sentence')}, then rescoring as a decoder does")
                 sentences, sentence_stats = check_sentences(client, oracle, lines)
                 rescoring, rescoring_stats = check_rescoring(client, oracle, lines[:22])
                 served = counted_by_servers(client, addresses, DEADLINE_S)
@@ -155,7 +156,7 @@ def _table(
     assert isinstance(console, Console)
     console.print(table)
     console.print(
-        f"The servers counted {served[0]:,} messages with {served[1]:,} distinct queries.",
+        f"The servers counted {counted(served[0], 'message')} with {served[1]:,} distinct queries.",
         markup=False,
     )
     if sentences.differences + rescoring.differences == 0:

@@ -13,6 +13,7 @@ import typer
 from dlm.cli.json_output import print_json
 from dlm.cli.options import Json, Memory, Public, Quiet, Threads
 from dlm.cli.progress import stage_printer
+from dlm.units import counted
 
 
 def distill(
@@ -184,7 +185,10 @@ def distill(
             f"({made.relative_entropy:.4g} nats per word)"
         )
     print(said)
-    print(f"{sum(model.counts):,} n-grams, at most {made.fit.steps} steps per context")
+    print(
+        f"{counted(sum(model.counts), 'n-gram')}, at most {counted(made.fit.steps, 'step')} per "
+        "context"
+    )
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import typer
 from dlm.cli.json_output import print_json
 from dlm.cli.options import Json, Memory, Quiet, UserColumn, UserTextColumn
 from dlm.cli.progress import stage_printer
+from dlm.units import counted
 
 if TYPE_CHECKING:
     from dlm.distill.evaluate import Evaluation, Figure
@@ -94,7 +95,7 @@ def evaluate(
         from dlm.federated.users import UserDataset
 
         everyone = UserDataset.open(users, user_column=user_column, text_column=text_column)
-        tell(f"scoring the text of {len(everyone):,} users")
+        tell(f"scoring the text of {counted(len(everyone), 'user')}")
         spoken: Iterator[Iterable[list[str]]] = (
             map(split, everyone.utterances(user)) for user in range(len(everyone))
         )
@@ -108,9 +109,10 @@ def evaluate(
     if as_json:
         print_json(_facts(found, figures, with_users=users is not None))
         return
-    of_users = f"{found.sums.shape[1]:,} users, " if users is not None else ""
+    of_users = f"{counted(found.sums.shape[1], 'user')}, " if users is not None else ""
     print(
-        f"{of_users}{int(total.sentences):,} sentences, {int(total.words):,} words, "
+        f"{of_users}{counted(int(total.sentences), 'sentence')}, "
+        f"{counted(int(total.words), 'word')}, "
         f"{int(total.known):,} of them known to all models"
     )
     for model, told in zip(judges, figures, strict=True):

@@ -10,6 +10,7 @@ import typer
 from dlm.cli.json_output import print_json_line
 from dlm.cli.options import Missing, Quiet, RunSettings, UserColumn, Users, UserTextColumn
 from dlm.cli.progress import stage_printer
+from dlm.units import counted
 
 if TYPE_CHECKING:
     from dlm.federated.train import RoundReport
@@ -93,7 +94,8 @@ def federate(
     )
     if not done_now and trained.rounds_done < settings.run.rounds:
         tell(
-            f"nothing to do: {output} already has {trained.rounds_done} rounds, and stop_after is "
+            f"nothing to do: {output} already has {counted(trained.rounds_done, 'round')}, and "
+            "stop_after is "
             f"{settings.run.stop_after}; raise --stop-after, or leave it out"
         )
 
@@ -103,11 +105,11 @@ def _sentence(line: dict[str, object], rounds: int) -> str:
     text = f"round {int(str(line['round'])) + 1} of {rounds}"
     raw = line.get("not_private")
     if isinstance(raw, dict):
-        text += f": {line['seconds']:.2f} s, {raw['users']} users"
+        text += f": {line['seconds']:.2f} s, {counted(raw['users'], 'user')}"
         if raw["mean_ln_prob"] is not None:
             text += f", loss {-raw['mean_ln_prob']:.3f}"
         if raw["refused"]:
-            text += f", {raw['refused']} updates rejected (inf or nan)"
+            text += f", {counted(raw['refused'], 'update')} rejected (inf or nan)"
     held_out = line.get("held_out")
     if isinstance(held_out, dict) and held_out["known"]:
         text += (

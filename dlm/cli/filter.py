@@ -10,6 +10,7 @@ import typer
 from dlm.cli.json_output import print_json
 from dlm.cli.options import ArpaModel, ArpaOutput, Json, Silent
 from dlm.cli.progress import stage_printer
+from dlm.units import counted
 
 
 def filter_(
@@ -112,7 +113,7 @@ def filter_(
         vocabulary, sections, missing = renormalised(columns, words, path=str(model))
         first = len(sections[0][0]) - (not vocabulary.unk_in_model)
         counts = (first, *(len(section[0]) for section in sections[1:]))
-        tell(f"writing {sum(counts):,} of {sum(columns.counts):,} n-grams to {output}")
+        tell(f"writing {sum(counts):,} of {counted(sum(columns.counts), 'n-gram')} to {output}")
         comments = comment(columns.comments, columns.counts, counts)
         write_arpa(output, vocabulary, sections, comments=comments)
         found = FilterResult(columns.counts, counts, missing)
@@ -128,6 +129,6 @@ def filter_(
         for order, (before, after) in enumerate(
             zip(found.counts_before, found.counts, strict=True), 1
         ):
-            print(f"order {order}: {after:,} of {before:,} n-grams")
+            print(f"order {order}: {after:,} of {counted(before, 'n-gram')}")
         if found.words_missing:
-            print(f"{found.words_missing:,} words of {vocab} are not in the model")
+            print(f"not in the model: {counted(found.words_missing, 'word')} of {vocab}")

@@ -12,6 +12,7 @@ import typer
 from dlm.cli.json_output import print_json
 from dlm.cli.options import Json
 from dlm.cli.progress import stage_printer
+from dlm.units import counted
 
 if TYPE_CHECKING:
     from dlm.index.layout import Manifest
@@ -45,7 +46,7 @@ def summary(manifest: Manifest, directory: Path) -> None:
         ("shards", f"{facts['shards']}, the heaviest {facts['balance']:.4f} times the mean"),
     ]
     rows += [
-        (f"  {entry['name']}", f"{entry['bytes']:,} bytes, {entry['ngrams']:,} n-grams")
+        (f"  {entry['name']}", f"{entry['bytes']:,} bytes, {counted(entry['ngrams'], 'n-gram')}")
         for entry in facts["files"]
     ]
     rows += [("privacy", privacy(manifest, directory)), ("provenance", "")]

@@ -21,6 +21,7 @@ from dlm.cli.options import (
 )
 from dlm.cli.progress import stage_printer
 from dlm.cli.scoring import open_text
+from dlm.units import counted
 
 if TYPE_CHECKING:
     from dlm.estimate.columns import ModelColumns
@@ -113,7 +114,8 @@ def merge(
         needed += 130 * sum(map(sum, counts))
     if needed > limit:
         raise ConfigError(
-            f"merging these {sum(map(sum, counts)):,} n-grams needs about {needed:,} bytes of "
+            f"merging these {counted(sum(map(sum, counts)), 'n-gram')} needs about {needed:,} "
+            "bytes of "
             f"memory, but the limit is {limit:,}; raise --memory, or prune the models first"
         )
     read = []
@@ -144,7 +146,7 @@ def merge(
             for model, count, comment in zip(models, counts, comments, strict=True)
         ],
     }
-    tell(f"writing {sum(merged.counts):,} n-grams to {output}")
+    tell(f"writing {counted(sum(merged.counts), 'n-gram')} to {output}")
     lines = {
         f"model {place}, {model.name}": found
         for place, (model, found) in enumerate(zip(models, comments, strict=True), 1)
@@ -205,7 +207,8 @@ def _tuned(
             )
         print(
             f"1\t{mixture.perplexity:.6f}\t{mixture.perplexity_without_oovs:.6f}\t{mixture.oovs}\t"
-            f"the mixture, {tuned.iterations} iterations, {heldout.tokens} tokens"
+            f"the mixture, {counted(tuned.iterations, 'iteration')}, "
+            f"{counted(heldout.tokens, 'token')}"
         )
     return tuned.weights, {
         "text": Path(name).name,

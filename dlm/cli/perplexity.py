@@ -13,6 +13,7 @@ from dlm.cli.options import Quiet, ServedModel, Skip, TextColumn, Threads
 from dlm.cli.progress import stage_printer
 from dlm.cli.scoring import open_here, open_text, print_summary
 from dlm.scoring import SERVED_BYTES, ScoreSummary, scored_by_servers, scored_here
+from dlm.units import counted
 
 
 def perplexity(
@@ -100,7 +101,7 @@ def perplexity(
         found = ScoreSummary(by_order=[0] * order)
         for _, some in scored:
             some.add_to(found)
-    tell(f"{found.tokens:,} tokens scored")
+    tell(f"{counted(found.tokens, 'token')} scored")
     if as_json:
         facts = {**found.facts(), "hits": found.by_order}
         if skip:

@@ -10,6 +10,7 @@ import typer
 from dlm.cli.json_output import print_json
 from dlm.cli.options import Json
 from dlm.cli.records import PublicKey
+from dlm.units import counted
 
 
 def pieces(
@@ -60,5 +61,5 @@ def pieces(
             }
         )
         return
-    print(f"{made.inventory.size:,} pieces in {output}, {made.per_word:.2f} per word")
+    print(f"{counted(made.inventory.size, 'piece')} in {output}, {made.per_word:.2f} per word")
     print(made.inventory.provenance.statement())

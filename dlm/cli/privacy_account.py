@@ -25,6 +25,7 @@ from dlm.cli.privacy_options import (
     only_of_some,
     progress_line,
 )
+from dlm.units import counted
 
 
 def account(
@@ -134,7 +135,7 @@ def account(
         print_json(answer)
         return
     made = f" ({found.made_for})" if found.made_for else ""
-    print(f"{mechanism.value}{made}, {rounds} rounds, gap {gap}, "
+    print(f"{mechanism.value}{made}, {counted(rounds, 'round')}, gap {gap}, "
           f"{max_part} participations, noise multiplier {noise_multiplier:g}")  # fmt: skip
     print(f"sensitivity  {found.value:.6g}{'' if found.is_exact else '  (upper bound)'}")
     print(f"zCDP rho     {answer['rho']:.6g}")
@@ -149,8 +150,9 @@ def _print_sampled(answer: dict[str, Any], *, as_json: bool) -> None:
         print_json(answer)
         return
     print(
-        f"{answer['mechanism']}, {answer['rounds']} rounds, Poisson-sampled with probability "
-        f"{answer['sampling_probability']:.6g}, noise multiplier {answer['noise_multiplier']:g}"
+        f"{answer['mechanism']}, {counted(answer['rounds'], 'round')}, Poisson-sampled with "
+        f"probability {answer['sampling_probability']:.6g}, "
+        f"noise multiplier {answer['noise_multiplier']:g}"
     )
     print(f"epsilon      {answer['epsilon']:.6g}  at delta {answer['delta']:g}, {AS_REPORTED}")
     print(f"             {answer['epsilon_pld']:.6g}  {AS_SIMULATED} (PLD)")

@@ -13,6 +13,7 @@ from dlm.cli.options import Json
 from dlm.cli.privacy_options import (
     progress_line,
 )
+from dlm.units import counted
 
 
 def audit(
@@ -69,7 +70,8 @@ def audit(
     else:
         shown = ", ".join(map(str, found.pattern[:8]))
         more = f" and {len(found.pattern) - 8} more" if len(found.pattern) > 8 else ""
-        print(f"{found.mechanism}, {settings.noise} noise, {found.rounds} rounds, gap {found.gap}, "
+        print(f"{found.mechanism}, {settings.noise} noise, {counted(found.rounds, 'round')}, gap "
+              f"{found.gap}, "
               f"at most {found.max_part} participations")  # fmt: skip
         print(f"canaries     {found.present} of {found.canaries} present, in rounds {shown}{more}")
         sure = f"{100 * found.confidence:.10g}"  # with the digits that were given

@@ -25,6 +25,7 @@ from dlm.cli.privacy_options import (
     progress_line,
 )
 from dlm.cli.privacy_plots import check_plot, plot_errors
+from dlm.units import counted
 
 if TYPE_CHECKING:
     from dlm.federated.noise.mechanism import Mechanism
@@ -81,7 +82,10 @@ def mechanism(
         print_json(answer)
         return
     bound = "" if answer["sensitivity_exact"] else "  (upper bound)"
-    print(f"{mechanism.value}, {rounds} rounds, gap {gap}, {max_part} participations")
+    print(
+        f"{mechanism.value}, {counted(rounds, 'round')}, gap {gap}, "
+        f"{counted(max_part, 'participation')}"
+    )
     print(f"RmsLoss      {answer['rms_loss']:.6g}")
     print(f"MaxLoss      {answer['max_loss']:.6g}")
     print(f"sensitivity  {answer['sensitivity']:.6g}{bound}")

@@ -19,6 +19,7 @@ from dlm.cli.privacy_options import (
     Which,
 )
 from dlm.cli.privacy_plots import check_plot, plot_plan
+from dlm.units import counted
 
 
 def plan(
@@ -96,8 +97,8 @@ def plan(
     if not made.keeps_utility:
         print("NOT MET: no report goal up to the largest meets the target with the simulation's "
               "noise; this plan has more, and no simulation shows that it learns")  # fmt: skip
-    print(f"target        zCDP rho {target_rho:.4g}, {mechanism.value}, {rounds} rounds")
-    print(f"report goal   {chosen.report_goal} users per round")
+    print(f"target        zCDP rho {target_rho:.4g}, {mechanism.value}, {counted(rounds, 'round')}")
+    print(f"report goal   {counted(chosen.report_goal, 'user')} per round")
     print(f"noise         multiplier {chosen.noise_multiplier:.4g}")
     print(f"separation    gap {chosen.gap} (MinS {chosen.min_sep}), at most "
           f"{chosen.max_part} participations")  # fmt: skip

@@ -24,6 +24,7 @@ from dlm.cli.options import (
 from dlm.cli.progress import stage_printer
 from dlm.cli.scoring import open_text
 from dlm.progress import compiling_notice
+from dlm.units import counted
 
 if TYPE_CHECKING:
     from dlm.estimate.prune import PerplexityChange, PruneResult
@@ -172,7 +173,7 @@ def _summary(
             print(
                 f"perplexity {name} OOVs: {old:.6f} before, {new:.6f} after, {new / old - 1:+.2%}"
             )
-        print(f"measured on {measured.tokens:,} tokens, {measured.oovs:,} of them OOVs")
+        print(f"measured on {counted(measured.tokens, 'token')}, {measured.oovs:,} of them OOVs")
     if result.without_mass:
         have = "context has" if result.without_mass == 1 else "contexts have"
         print(f"{result.without_mass:,} {have} no probability left for unlisted words")

@@ -8,6 +8,7 @@ import typer
 
 from dlm.cli.json_output import print_json
 from dlm.cli.options import ArpaModel, ArpaOutput, Json, Memory, Silent
+from dlm.units import counted
 
 
 def reduce(
@@ -48,4 +49,7 @@ def reduce(
         print_json({"counts_before": list(result.counts_before), "counts": list(result.counts)})
     elif not quiet:
         before, after = sum(result.counts_before), sum(result.counts)
-        print(f"order {len(result.counts_before)} to {order}: {before:,} to {after:,} n-grams")
+        print(
+            f"order {len(result.counts_before)} to {order}: {before:,} to "
+            f"{counted(after, 'n-gram')}"
+        )

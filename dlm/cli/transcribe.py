@@ -13,6 +13,7 @@ import typer
 from dlm.cli.json_output import print_json_line
 from dlm.cli.options import Quiet, ServedModel
 from dlm.cli.progress import stage_printer
+from dlm.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,7 +137,7 @@ def transcribe(
             heard_s += len(samples) / SAMPLE_RATE
         tell(f"{heard_s:,.1f} s of audio in {time.monotonic() - began:,.1f} s")
         if in_partial:
-            tell(f"servers failed: 2-grams answered {in_partial:,} queries instead")
+            tell(f"servers failed: 2-grams answered {counted(in_partial, 'query')} instead")
     if refused:
         raise typer.Exit(1)
 

@@ -14,6 +14,7 @@ from dlm.cli.json_output import print_json
 from dlm.cli.options import Json, Missing, Quiet, UserColumn, Users, UserTextColumn
 from dlm.cli.progress import stage_printer
 from dlm.cli.records import PublicKey
+from dlm.units import counted
 
 if TYPE_CHECKING:
     from dlm.federated.unigrams import OovRate, RoundMetrics
@@ -191,7 +192,7 @@ def unigrams(
 def _line(metrics: RoundMetrics, rounds: int) -> str:
     between = metrics.rounds_between_new
     rare = "none new lately" if math.isinf(between) else f"a new one every {between:.1f} rounds"
-    text = f"round {metrics.round}/{rounds}: {metrics.words_seen:,} words seen, {rare}"
+    text = f"round {metrics.round}/{rounds}: {counted(metrics.words_seen, 'word')} seen, {rare}"
     return text if metrics.z is None else f"{text}, Z {metrics.z:+.4g}"
 
 
@@ -201,6 +202,7 @@ def _print_oov(rate: OovRate | None, words: int) -> None:
         print("OOV rate: the held-out users have no words")
         return
     print(
-        f"OOV rate of {rate.users:,} held-out users, {words:,} words: {rate.of_words:.3f} % of "
+        f"OOV rate of {rate.users:,} held-out users, {counted(words, 'word')}: "
+        f"{rate.of_words:.3f} % of "
         f"words, {rate.of_users:.3f} +- {rate.error:.3f} % per user (not covered by any guarantee)"
     )

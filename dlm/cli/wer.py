@@ -9,6 +9,7 @@ import typer
 
 from dlm.cli.json_output import print_json
 from dlm.cli.options import Json
+from dlm.units import counted
 
 if TYPE_CHECKING:
     from dlm.asr.wer import Interval, WordErrors
@@ -121,7 +122,8 @@ def _facts(interval: Interval) -> dict[str, float]:
 def _print(facts: dict[str, Any], whole: WordErrors, has_speakers: bool) -> None:
     units = "speakers" if has_speakers else "utterances"
     print(
-        f"WER\t{_percent(whole.rate)}\t{whole.errors:,} errors in {whole.words:,} words: "
+        f"WER\t{_percent(whole.rate)}\t{counted(whole.errors, 'error')} in "
+        f"{counted(whole.words, 'word')}: "
         f"{whole.substitutions:,} substituted, {whole.deletions:,} deleted, "
         f"{whole.insertions:,} inserted"
     )
@@ -132,7 +134,7 @@ def _print(facts: dict[str, Any], whole: WordErrors, has_speakers: bool) -> None
             print(f"difference\t{100 * facts['difference']['value']:+.2f} points")
         _print_interval("95 %", facts["difference"], f"{units}, paired")
     for name, one in facts.get("by_speaker", {}).items():
-        print(f"{name}\t{_percent(one['wer'])}\t{one['words']:,} words")
+        print(f"{name}\t{_percent(one['wer'])}\t{counted(one['words'], 'word')}")
 
 
 def _print_interval(name: str, interval: dict[str, float] | None, units: str) -> None:

@@ -19,6 +19,7 @@ from dlm.distill.fit import DistilledModel, fit
 from dlm.distill.topology import closed, restricted, united
 from dlm.errors import DlmError, SourceError
 from dlm.estimate.columns import MISSING, ModelColumns
+from dlm.units import counted
 
 F64 = np.float64
 
@@ -48,7 +49,7 @@ def distill_backoff(
     part = restricted(topology, source.vocabulary)
     target = closed(part.model, threads)
     whole = united([source, target], threads)
-    tell(f"expected counts of {sum(whole.counts):,} n-grams")
+    tell(f"expected counts of {counted(sum(whole.counts), 'n-gram')}")
     known = BackoffSource.of(source, whole)
     counts = exact_counts(known)
     own = ln_likelihood(

@@ -34,6 +34,7 @@ from dlm.federated.run_folder import CHECKPOINT
 from dlm.federated.words import check_public
 from dlm.ngram.arpa import ArpaReader, provenance_line
 from dlm.resources import available_bytes
+from dlm.units import counted
 
 Tell = Callable[[str], None]
 
@@ -66,14 +67,14 @@ def distill_files(
     else:
         source = SampledSource(inputs.source, request.source, _digest(request))
         text = None if request.text is None else _given(request.text, request.public)
-        counted = [work.settings_of(given) for given in request.counts]
-        if missing := work.missing_parts(counted):
+        parts = [work.settings_of(given) for given in request.counts]
+        if missing := work.missing_parts(parts):
             progress(f"note: counts of some parts alone; not given: {', '.join(missing)}")
-        about = {"method": "relative entropy, samples", **_about(request, text, counted)}
+        about = {"method": "relative entropy, samples", **_about(request, text, parts)}
         if "text" in about:
             what, line = "the text that was counted", ""
-            if counted:
-                line = str(counted[0].get("text_record", ""))
+            if parts:
+                line = str(parts[0].get("text_record", ""))
             if text is not None:
                 what, line = f"the text {text.name}", text.record
             inputs.comments[what] = [line or _record(what, None, request.public).line]
@@ -83,8 +84,8 @@ def distill_files(
         made = sampled
     if made.dropped:
         progress(
-            f"{made.dropped:,} n-grams of the topology were left out: they have some of its "
-            f"{made.foreign_words:,} words that {request.source} does not know"
+            f"left out {counted(made.dropped, 'n-gram')} of the topology, with "
+            f"{counted(made.foreign_words, 'word')} that {request.source} does not know"
         )
     assert request.output is not None
     if inputs.counted is not None:
@@ -97,7 +98,7 @@ def distill_files(
         )
         made = replace(made, fit=replace(made.fit, model=model))
     model = made.fit.model
-    progress(f"writing {sum(model.counts):,} n-grams to {request.output}")
+    progress(f"writing {counted(sum(model.counts), 'n-gram')} to {request.output}")
     lines = [
         provenance_line("distill", **about, inputs=inputs.facts),
         *merged_record(inputs.comments, [], request.public, step="distill"),
@@ -130,7 +131,8 @@ def _check_memory(request: DistillRequest, limit: int) -> None:
     needed = sum(2 * model_bytes(count) + 130 * sum(count) for count in counts)
     if needed > limit:
         raise ConfigError(
-            f"{' and '.join(map(str, paths))}: {sum(map(sum, counts)):,} n-grams, which take "
+            f"{' and '.join(map(str, paths))}: {counted(sum(map(sum, counts)), 'n-gram')}, which "
+            "take "
             f"about {needed:,} bytes to distill, and the limit is {limit:,}; raise --memory, or "
             "prune them first"
         )

@@ -24,6 +24,7 @@ from dlm.distill.prior import Prior, as_seen, check_visits
 from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
 from dlm.estimate.merge.union import run_parts, split
+from dlm.units import counted
 
 F32, F64, I64, U32 = np.float32, np.float64, np.int64, np.uint32
 
@@ -114,7 +115,7 @@ def fit(
     steps, residual, unvisited = 0, 0.0, 0
     with ThreadPoolExecutor(threads, "distill") as pool:
         for k in range(topology.order):
-            tell(f"fitting what follows {k} words")
+            tell(f"fitting what follows {counted(k, 'word')}")
             here, here_back, done, off = _fit_length(
                 topology, counts, local, k, added, tolerance, pool
             )

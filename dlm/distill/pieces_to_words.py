@@ -26,6 +26,7 @@ from dlm.errors import ConfigError
 from dlm.estimate.columns import MISSING, ModelColumns
 from dlm.federated.tokens import BOS_ID
 from dlm.ngram.vocab import UNK_ID, Vocabulary
+from dlm.units import counted
 
 _ROOT = 0  # the node of a sentence of which nothing has been said
 
@@ -94,7 +95,9 @@ def in_words(
             "a network of wordpieces does not say which words it knows: give a topology of words"
         )
     words = topology.vocabulary.words
-    progress(f"spelling {len(words):,} words in {network.inventory.size:,} pieces")
+    progress(
+        f"spelling {counted(len(words), 'word')} in {counted(network.inventory.size, 'piece')}"
+    )
     return PieceSource(network, words, topology.order - 1, cased)
 
 

@@ -29,6 +29,7 @@ from dlm.errors import ConfigError
 from dlm.estimate.columns import ModelColumns
 from dlm.ngram.vocab import Vocabulary
 from dlm.progress import ProgressReporter
+from dlm.units import counted
 
 Tell = Callable[[str], None]
 
@@ -133,7 +134,7 @@ def count_source(
         work.add_parts(added, common, counting.sums())
     else:
         total = sampling.own_samples if sampling.text is None else 0
-        what = f"{total:,} sentences" if total else "the histories of the text"
+        what = counted(total, "sentence") if total else "the histories of the text"
         work.count_all(
             counting,
             {**common, **sampling.settings()},
@@ -160,7 +161,7 @@ def collect_sentences(
         settings,
         file=None if folder is None else folder / work.SENTENCES,
         total=sampling.own_samples,
-        stage=f"sampling {sampling.own_samples:,} sentences for a topology",
+        stage=f"sampling {counted(sampling.own_samples, 'sentence')} for a topology",
         reporter=ProgressReporter(progress or (lambda _: None)),
     )
     (said,) = collection.sums()

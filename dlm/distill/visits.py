@@ -18,6 +18,7 @@ from dlm.distill.count import Visit, WordMass
 from dlm.distill.source import BATCH, MOST_WORDS, Histories, SourceReader
 from dlm.errors import SourceError
 from dlm.ngram.vocab import Vocabulary
+from dlm.units import counted
 
 # Given sentences that are sorted by length and followed together.
 BLOCK = 4 * BATCH
@@ -266,7 +267,8 @@ def source_sentences(
         said = list(given) if hasattr(given, "__iter__") else []
         if len(said) != wanted:
             raise SourceError(
-                f"sample of {reader.name} returned {len(said)} sentences; {wanted} were asked for"
+                f"sample of {reader.name} returned {counted(len(said), 'sentence')}; {wanted} "
+                "were asked for"
             )
         yield [_own(reader, np.asarray(line)) for line in said]
 

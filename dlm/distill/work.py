@@ -22,6 +22,7 @@ from dlm.estimate.columns import ModelColumns
 from dlm.federated import checkpoint
 from dlm.files import try_lock
 from dlm.progress import ProgressReporter
+from dlm.units import counted
 
 COUNTS = "counts.dlmcounts"
 SENTENCES = "sentences.dlmcounts"
@@ -153,7 +154,8 @@ def add_parts(
             )
         if not found.facts["whole"]:
             raise ConfigError(
-                f"{given} is not done: {found.facts['sentences']:,} sentences so far. Run its "
+                f"{given} is not done: {counted(found.facts['sentences'], 'sentence')} so far. "
+                "Run its "
                 "command again, which goes on"
             )
         share = {k: v for k, v in found.settings[SHARE].items() if k != "samples"}

@@ -25,6 +25,7 @@ from dlm.estimate.merge.union import Walk, unite
 from dlm.files import scratch_folder
 from dlm.ngram.arpa import ArpaReader, NgramBatch, SectionColumns, write_arpa
 from dlm.ngram.vocab import Vocabulary
+from dlm.units import counted
 
 U32, F32, F64 = np.uint32, np.float32, np.float64
 
@@ -106,7 +107,7 @@ def filter_arpa(
         counts = tuple(len(section[0]) for section in sections)
         before = tuple(reader.counts)
         comments = list(reader.comments)
-        say(f"writing {sum(counts):,} of {sum(before):,} n-grams to {place}")
+        say(f"writing {sum(counts):,} of {counted(sum(before), 'n-gram')} to {place}")
         write_arpa(
             place,
             kept.vocabulary,

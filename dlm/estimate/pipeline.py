@@ -40,6 +40,7 @@ from dlm.ngram.wordtable import WordTable
 from dlm.progress import ProgressReporter
 from dlm.spill.column import Column, Memory
 from dlm.spill.merge import ahead, merge_to_fan_in, merged_sums
+from dlm.units import counted
 
 MIB = 1 << 20
 
@@ -151,7 +152,7 @@ class _Estimation:
                 progress.stage(f"writing order {n}")
                 writer.section(self._reported(writer, section_rows(trie, n, probs, backoffs, rows)))
                 done += trie.kept[n - 1]
-                progress.tell(f"{done:,} of {total:,} n-grams written")
+                progress.tell(f"{done:,} of {counted(total, 'n-gram')} written")
                 probs.remove()
                 trie.counts[n - 1].remove()
                 if backoffs is not None:
@@ -218,7 +219,8 @@ class _Estimation:
         if settings.skip:
             totals.lines -= totals.empty
         self._progress.tell(
-            f"read {totals.summary(settings.skip)}; {len(self._table) - 3:,} different words"
+            f"read {totals.summary(settings.skip)}; "
+            f"{counted(len(self._table) - 3, 'different word')}"
         )
         if not found and n == 0:
             raise EstimationError("the text has no line that can be counted; is it the right file?")
@@ -282,7 +284,7 @@ class _Estimation:
 
     def _run(self, tokens: NDArray[np.uint32]) -> Column:
         """The n-grams of a block, counted and sorted on disk."""
-        self._progress.tell(f"sorting {len(tokens):,} n-grams to disk")
+        self._progress.tell(f"sorting {counted(len(tokens), 'n-gram')} to disk")
         run = Column(np.uint32, self._settings.order + 1, memory=self._memory)
         for rows in block.counted_keys(
             tokens, len(self._table), self._settings.order, self._pool, self._settings.threads,
@@ -347,7 +349,7 @@ def estimate_discounts(
         if fell_back:
             summary.fallback_orders.append(n)
         progress.tell(
-            f"order {n}: {kept:,} n-grams"
+            f"order {n}: {counted(kept, 'n-gram')}"
             + (f" of {whole:,}" if whole != kept else "")
             + f", discounts {own[1]:.6f} {own[2]:.6f} {own[3]:.6f}"
             + (" (fallback)" if fell_back else "")

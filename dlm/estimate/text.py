@@ -19,6 +19,7 @@ from dlm.errors import ConfigError, TextError
 from dlm.estimate.counts import kernels
 from dlm.ngram.arpa.source import TEXT_COMPRESSIONS, DamagedStream, TextSource, compression_of
 from dlm.ngram.wordtable import PADDING
+from dlm.units import counted
 
 BLOCK_BYTES = 4 << 20
 MAX_LINE_BYTES = 1 << 20
@@ -81,16 +82,20 @@ class Totals:
 
     def summary(self, skip: bool) -> str:
         """In one line, for people and for the model's provenance."""
-        parts = [f"{self.words:,} words", f"{self.lines:,} lines"]
+        parts = [counted(self.words, "word"), counted(self.lines, "line")]
         kind = "left out" if skip else "each a sentence without words"
-        parts.append(f"{self.empty:,} empty lines" + (f" ({kind})" if self.empty else ""))
-        number, *why = self.left_out().split(" ", 1)
-        return " ".join([", ".join(parts) + f", {number} faulty lines left out", *why])
+        parts.append(counted(self.empty, "empty line") + (f" ({kind})" if self.empty else ""))
+        faulty = sum(self.skipped.values())
+        parts.append(f"{counted(faulty, 'faulty line')} left out" + self._why())
+        return ", ".join(parts)
 
     def left_out(self) -> str:
         """How many lines were left out, and why."""
+        return f"{sum(self.skipped.values()):,}" + self._why()
+
+    def _why(self) -> str:
         why = ", ".join(f"{fault}: {count:,}" for fault, count in self.skipped.items())
-        return f"{sum(self.skipped.values()):,}" + (f" ({why})" if why else "")
+        return f" ({why})" if why else ""
 
 
 class Block(NamedTuple):

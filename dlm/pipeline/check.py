@@ -20,6 +20,7 @@ from dlm.pipeline.check_inputs import check_inputs, topology_records
 from dlm.pipeline.settings import PipelineSettings
 from dlm.pipeline.user_stages import check_populations, check_vouched
 from dlm.resources import check_disk
+from dlm.units import counted
 
 COMPRESSED = 5  # text is about so many times as large as its file, where that is compressed
 PLAIN = ("", ".txt", ".tsv", ".arpa")
@@ -191,7 +192,8 @@ def _check_vocabulary(settings: PipelineSettings) -> None:
     size, whitelist = settings.federate.data.vocabulary_size, settings.inputs.whitelist
     if whitelist is not None and size > len(words := read_whitelist(whitelist)):
         raise ConfigError(
-            f"federate.data.vocabulary_size is {size:,}, and {whitelist} has {len(words):,} words; "
+            f"federate.data.vocabulary_size is {size:,}, and {whitelist} has "
+            f"{counted(len(words), 'word')}; "
             "give a longer list or a smaller vocabulary"
         )
 

@@ -22,6 +22,7 @@ from dlm.pipeline.quality import whitelist_warning
 from dlm.pipeline.settings import PipelineSettings, counts_of, pieces_of, vouched, words_of
 from dlm.pipeline.stage import Places, Stage, recorded, stage_plan
 from dlm.progress import ProgressReporter
+from dlm.units import counted
 
 USERS = "inputs.users"  # what stages call users' text that they read
 
@@ -85,7 +86,9 @@ def _noted(names: str, users: int, left: int) -> Iterator[None]:
     except ConfigError as exc:
         exc.add_note(f"these settings are {names}")
         if left < users:
-            exc.add_note(f"inputs.users has {users:,} users; {users - left:,} of them are held out")
+            exc.add_note(
+                f"inputs.users has {counted(users, 'user')}; {users - left:,} of them are held out"
+            )
         raise
 
 
@@ -154,7 +157,7 @@ def pieces_stage(settings: PipelineSettings, at: Places) -> Stage | None:
         made = make_pieces(
             counts, given.size, output, max_length=given.max_length, public=public or None
         )
-        progress.tell(f"{made.inventory.size:,} pieces, {made.per_word:.2f} per word")
+        progress.tell(f"{counted(made.inventory.size, 'piece')}, {made.per_word:.2f} per word")
 
     return Stage(
         stage_plan(

@@ -97,7 +97,7 @@ def test_a_letters_to_sounds_word_is_pronounced_once(
     """The second time, the cache knows; and says nothing."""
     told: list[str] = []
     first = model_lexicon(client.utterance(), LABELS, tell=told.append)
-    assert told == ["pronouncing 1 words, once"]
+    assert told == ["pronouncing 1 word, once"]
     monkeypatch.setattr(letters, "letters_to_sounds", None)
     again = model_lexicon(client.utterance(), LABELS, tell=told.append)
     assert again.spellings == first.spellings

@@ -33,7 +33,7 @@ def test_the_command_writes_the_nearest_model_and_says_how_near(run: Run, home: 
     out = home / "out.arpa"
     done = run("distill", home / "big.arpa", "--topology", home / "top.arpa", "-o", out, "--json")
     figures = json.loads(done.stdout)
-    assert b"have some of its 1 words that" in done.stderr
+    assert b", with 1 word that " in done.stderr
     model, topology = DictModel.from_arpa(out), DictModel.from_arpa(home / "top.arpa")
     source = DictModel.from_arpa(home / "big.arpa")
 

@@ -84,7 +84,7 @@ def test_skipped_lines_are_told_and_stand_in_the_model(tmp_path: Path) -> None:
     assert not (tmp_path / "m.arpa").exists()
     done = run(*options, "--skip")
     expected = (
-        "4 words, 2 lines, 1 empty lines (left out), 2 faulty lines left out "
+        "4 words, 2 lines, 1 empty line (left out), 2 faulty lines left out "
         "(not UTF-8: 1, reserved word: 1)"
     )
     assert expected in done.stdout

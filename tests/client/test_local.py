@@ -213,7 +213,7 @@ def test_sentences_may_be_ids_or_strings_as_everywhere(files: ModelFiles, local:
         ("u.score([[1]], 'a')", "words is one string"),
         ("u.score([[1]], [None])", "not NoneType"),
         ("u.score([[None]], [1])", "not NoneType"),
-        ("u.score([[1]], [b'a', 2])", "1 contexts and 2 words"),
+        ("u.score([[1]], [b'a', 2])", "1 context and 2 words"),
         ("u.extend(None, [1])", "states is None"),
         ("u.extend(5, [1])", "states is of type int"),
         ("u.extend(u.begin(), [1])", "give [state]"),

@@ -22,6 +22,7 @@ from dlm.client.api.utterance import FULL_KIND
 from dlm.errors import DlmError, FamilyMismatch
 from dlm.ngram.query import PARTIAL
 from dlm.progress import Tell, compiling_notice
+from dlm.units import counted
 from dlm.wire.secret import signature
 
 TOLD_NGRAMS = 10_000_000  # more take seconds to unpack, which is said beforehand
@@ -80,7 +81,7 @@ class OpenedModel:
         if local is not None and self._is_fixed and unpacks and fits(local):
             ngrams = sum(local.manifest.counts)
             if ngrams > TOLD_NGRAMS:
-                tell(f"unpacking {ngrams:,} n-grams into memory")
+                tell(f"unpacking {counted(ngrams, 'n-gram')} into memory")
             unpacked = unpack(local)
             self.table = UnpackedTable(utterance, self.counts, self._mark, unpacked)
         else:

@@ -45,6 +45,7 @@ from dlm.index.search.blocks import ContextBlock
 from dlm.index.search.local import LocalModel
 from dlm.ngram.query import FULL, SMALL, Answers
 from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes
+from dlm.units import counted
 
 Word: TypeAlias = str | bytes | int
 Sentence: TypeAlias = str | bytes | Sequence[Word]
@@ -676,7 +677,8 @@ class _Handle:
         _check_sequence(words, "words", "a sequence of words")
         if len(contexts) != len(words):
             raise QueryError(
-                f"{len(contexts)} contexts and {len(words)} words; one each is expected"
+                f"{counted(len(contexts), 'context')} and {counted(len(words), 'word')}; one "
+                "each is expected"
             )
         if len(words) <= PART:
             asking.submit(self._score_queries(contexts, words))

@@ -22,6 +22,7 @@ from dlm.estimate.merge.union import Nodes, Union, Walk, run_parts, split
 from dlm.estimate.merge.weights import check_weights
 from dlm.ngram.arpa import SectionColumns, write_arpa
 from dlm.ngram.vocab import Vocabulary
+from dlm.units import counted
 
 F32, F64 = np.float32, np.float64
 
@@ -143,7 +144,7 @@ class _Mixing:
         below: tuple[Nodes, NDArray[np.float64], NDArray[np.float64]] | None = None
         words = 0
         for nodes in Walk(self._union, self._pool, self._threads).orders():
-            say(f"mixing {int(nodes.real.sum()):,} n-grams of order {nodes.ids.shape[1]}")
+            say(f"mixing {counted(int(nodes.real.sum()), 'n-gram')} of order {nodes.ids.shape[1]}")
             if below is None:
                 prob, mixed = self._words(nodes)
                 words = int(nodes.real.sum()) - 1  # <s> is none

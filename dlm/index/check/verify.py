@@ -32,6 +32,7 @@ from dlm.index.search.shard import LowOrders, Shard, ShardSet, open_vocabulary
 from dlm.ngram.arpa import ArpaReader, NgramBatch
 from dlm.ngram.partition import slots_of
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, MISSING_UNK_LOG10_PROB, UNK_ID, Vocabulary
+from dlm.units import counted
 
 Mask = NDArray[np.bool_]
 
@@ -104,7 +105,7 @@ def verify(
         report.add("manifest", layout.MANIFEST, str(exc))
         return report
     _note_other_files(report, report.manifest)
-    say(f"reading {len(report.manifest.files)} files")
+    say(f"reading {counted(len(report.manifest.files), 'file')}")
     opened = _open(report, report.manifest)
     if opened is None:
         return report
@@ -150,7 +151,7 @@ def verify_files(
             )
     _note_other_files(report, report.manifest)
     if progress is not None:
-        progress(f"reading {2 + len(set(shards))} of {len(report.manifest.files)} files")
+        progress(f"reading {2 + len(set(shards))} of {counted(len(report.manifest.files), 'file')}")
     _open(report, report.manifest, shards)
     report.complete = not report.violations
     return report

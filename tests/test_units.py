@@ -1,0 +1,24 @@
+"""Numbers as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlm.units import counted
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "said"),
+    [
+        (0, "line", "0 lines"),
+        (1, "line", "1 line"),
+        (2, "empty line", "2 empty lines"),
+        (1200, "n-gram", "1,200 n-grams"),
+        (1, "query", "1 query"),
+        (3, "query", "3 queries"),
+        (3, "day", "3 days"),
+    ],
+)
+def test_one_is_singular_and_every_other_number_plural(number: int, noun: str, said: str) -> None:
+    """With thousands separated."""
+    assert counted(number, noun) == said
