@@ -49,9 +49,11 @@ def summary(manifest: Manifest, directory: Path) -> None:
         (f"  {entry['name']}", f"{entry['bytes']:,} bytes, {counted(entry['ngrams'], 'n-gram')}")
         for entry in facts["files"]
     ]
-    rows += [("privacy", privacy(manifest, directory)), ("provenance", "")]
+    promise = privacy(manifest, directory)
+    rows += [("privacy", promise), ("provenance", "")]
     for key, value in facts["provenance"].items():
-        rows += [(f"  {key}", _shown(v)) for v in (value if isinstance(value, list) else [value])]
+        values = value if isinstance(value, list) else [value]
+        rows += [(f"  {key}", _shown(v, promise)) for v in values]
     width = max(len(name) for name, _ in rows) + 2
     for name, value in rows:
         print(f"{name:{width}}{value}".rstrip())
@@ -90,8 +92,8 @@ def privacy(manifest: Manifest, directory: Path) -> str:
     return record.statement()
 
 
-def _shown(value: object) -> str:
-    """A value of the provenance; for a privacy record, its statement.
+def _shown(value: object, promise: str) -> str:
+    """A value of the provenance; for a privacy record, its statement if it is not `promise`.
 
     A line that does not begin like a record is free text and claims nothing.
     """
@@ -104,9 +106,10 @@ def _shown(value: object) -> str:
     if not is_record_line(text):
         return f"{text} (not a record)"
     try:
-        return LINE_PREFIX + Provenance.from_json(text).statement()
+        said = Provenance.from_json(text).statement()
     except DlmError as exc:
         return f"{LINE_PREFIX}{WRONG}{exc}"
+    return LINE_PREFIX + ("the record of the statement above" if said == promise else said)
 
 
 def helm_values(manifest: Manifest, workers: int) -> str:

@@ -96,8 +96,8 @@ def verify(
     statement = None if found.record is None else found.record.statement()
     if not as_json:
         print(f"{found.standing}: {found.text}")
-        if statement is not None:
-            print(statement)
+        if found.record is not None:
+            print(found.record.statement(with_standing=found.standing != "unverified"))
     checked = None if found.record is None else recheck(found.record)
     follows = None if checked is None else checked.follows
     if as_json:

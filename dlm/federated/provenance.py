@@ -140,11 +140,12 @@ class Provenance:
         nothing = self.guarantee == Guarantee(0.0, 0.0, 0.0)
         return nothing and not self.stages and bool(self.public_inputs)
 
-    def statement(self, *, held_out: int = 0) -> str:
+    def statement(self, *, held_out: int = 0, with_standing: bool = True) -> str:
         """The guarantee in one or two sentences, or that there is none and why.
 
         Args
-            held_out  users who were evaluated without noise, whom it does not cover
+            held_out       users who were evaluated without noise, whom it does not cover
+            with_standing  False leaves out that this record is unverified, for who said so already
         """
         if self.guarantee is None:
             text = "NO GUARANTEE: " + "; ".join(self.reasons) + "."
@@ -160,7 +161,7 @@ class Provenance:
         else:
             besides = f" ({held_out} held-out {self.unit}s are not covered)" if held_out else ""
             text = f"{self.guarantee.statement()} for each {self.unit} who took part{besides}."
-        if self.standing != FIRST_HAND:
+        if self.standing != FIRST_HAND and with_standing:
             text += f" {WORTH.get(self.standing, self.standing).capitalize()}."
         if self.unverified and self.standing != UNVERIFIED:
             of = _and(self.unverified)

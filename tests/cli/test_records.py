@@ -39,6 +39,7 @@ def test_exit_statuses_tell_verified_unverified_and_wrong(tmp_path: Path) -> Non
     before = privacy("verify", counts, "--public-key", public)
     assert before.exit_code == 3
     assert before.stdout.startswith(f"unverified: {counts} is not signed")
+    assert before.stdout.lower().count("unverified") == 1
     signed = privacy("sign", counts, "--key", key).stdout.splitlines()
     assert signed == [
         f"{counts}: SHA-256 {file_digest(counts)}",
@@ -80,7 +81,7 @@ def test_info_says_what_the_record_of_a_shard_set_promises(tmp_path: Path) -> No
     told = [
         CliRunner().invoke(app, ["info", str(tmp_path / name)]).stdout for name in ("good", "bad")
     ]
-    assert "privacy: (epsilon = 2.26, delta = 1e-06)-differential privacy" in told[0]
+    assert "(epsilon = 2.26, delta = 1e-06)-differential privacy" in told[0]
     assert "privacy: WRONG, no guarantee can be claimed: " in told[1]
     assert privacy("verify", tmp_path / "good").exit_code == 3
     key = tmp_path / "key.pem"
