@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -27,6 +28,8 @@ from typing import IO
 
 SUFFIX = ".partial"
 _TRIES = 100
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+REFUSED = (*NO_ROOM, errno.EIO)
 
 # What this process has begun and neither put in its place nor removed: path -> process.
 _unfinished: dict[Path, int] = {}
@@ -201,9 +204,10 @@ class Replacement:
 
     def sync(self) -> None:
         """Waits until what was written is on disk: what a full disk refuses is refused here."""
-        self.file.flush()
-        if not self.is_direct:
-            os.fsync(self.file.fileno())
+        with naming(self.path):
+            self.file.flush()
+            if not self.is_direct:
+                os.fsync(self.file.fileno())
 
     def commit(self) -> None:
         """Puts the file in its place and closes it."""
@@ -251,7 +255,8 @@ def replacing(
     """
     replacement = Replacement(path, mode=mode, keep_owner=keep_owner, buffering=buffering)
     try:
-        yield replacement.file
+        with naming(path):
+            yield replacement.file
         replacement.commit()
     finally:
         replacement.discard()
@@ -259,18 +264,18 @@ def replacing(
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Gives an error of writing to `path`, such as that of a full disk, its name if it has none."""
+    """Gives a disk's refusal to take more the name `path`, since the system names no file."""
     try:
         yield
     except OSError as exc:
-        if exc.filename is None:
+        if exc.errno in REFUSED and exc.filename is None:
             exc.filename = str(path)
         raise
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o666, keep_owner: bool = False) -> None:
     """The file at `path` with this content, on disk; or what was there before, nothing between."""
-    with naming(path), replacing(path, mode=mode, keep_owner=keep_owner) as file:
+    with replacing(path, mode=mode, keep_owner=keep_owner) as file:
         file.write(content)
 
 

@@ -323,6 +323,10 @@ def test_a_planted_rename_is_found(path: str, text: str, wrong: bool, tmp_path: 
 
 def test_a_full_disk_is_named() -> None:
     """The system names no file where it refuses to write more."""
+    full = Path("/dev/full")
     with pytest.raises(OSError, match="No space left") as raised:
-        write_whole(Path("/dev/full"), b"more")
+        write_whole(full, b"more")
+    assert raised.value.filename == "/dev/full"
+    with pytest.raises(OSError, match="No space left") as raised, replacing(full) as file:
+        file.write(b"more" * 10_000)  # more than its buffer holds
     assert raised.value.filename == "/dev/full"

@@ -16,7 +16,7 @@ from dlm.asr.lines import finite, read_lines, recovered, whole
 from dlm.asr.nbest import Hypotheses, NbestList, nbest_json, nbest_text, read_nbest
 from dlm.asr.slf import read_slf, slf_text
 from dlm.errors import ConfigError, LatticeError
-from dlm.files import Replacement, write_whole
+from dlm.files import Replacement, naming, write_whole
 from dlm.ngram.vocab import as_bytes
 
 SLF, KALDI, NBEST = "slf", "kaldi", "nbest"
@@ -151,7 +151,8 @@ class FileWriter:
             text = kaldi_text(found, self._table)
         else:
             text = slf_text(found, remark)
-        self._replacement.file.write(as_bytes(text))
+        with naming(self._replacement.path):
+            self._replacement.file.write(as_bytes(text))
 
 
 class FolderWriter:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
@@ -18,6 +19,7 @@ from dlm.cli.help import GroupHelp, add_command
 from dlm.cli.paths import remove_empty_folders
 from dlm.errors import ConfigError, DlmError
 from dlm.extras import packages_of, pip_install
+from dlm.files import NO_ROOM
 
 # By name the module of each command in dlm.cli, and what stands for the command there. Only what is
 # run is imported: to import all of them takes as long as to score 100,000 words.
@@ -191,12 +193,25 @@ def main() -> None:
         remove_empty_folders()
 
 
+def _free(path: str | None) -> str:
+    """How much is free where a file was to be written; nothing where that is not known."""
+    if path is None:
+        return ""
+    try:
+        free = shutil.disk_usage(Path(path).absolute().parent).free
+    except OSError:
+        return ""
+    return f" ({free:,} bytes are free now)"
+
+
 def _complain(exc: BaseException) -> None:
     text = str(exc)
     if isinstance(exc, OSError) and exc.strerror:
         text = exc.strerror if exc.filename is None else f"{exc.filename}: {exc.strerror}"
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-            text += "; free space on that disk, or write to another. Existing files are unchanged"
+        if exc.errno in NO_ROOM:
+            if "Free room" not in text:
+                text += f"; free space on that disk{_free(exc.filename)}, or write to another"
+            text += ". Nothing partial is left; existing files are unchanged"
     print(f"dlm: {text}", file=sys.stderr)
     for note in getattr(exc, "__notes__", []):
         print(f"     {note}", file=sys.stderr)

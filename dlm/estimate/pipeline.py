@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +33,7 @@ from dlm.estimate.interpolate.rows import section_rows
 from dlm.estimate.provenance import provenance
 from dlm.estimate.settings import EstimationSettings, EstimationSummary
 from dlm.estimate.text import DELIMITERS, Reader
-from dlm.files import scratch_folder, temporary_folder
+from dlm.files import NO_ROOM, scratch_folder, temporary_folder
 from dlm.ngram.arpa.writer import ArpaWriter, RowColumns, WordBytes
 from dlm.ngram.wordtable import WordTable
 from dlm.progress import ProgressReporter
@@ -88,10 +87,11 @@ def estimate(
         with ThreadPoolExecutor(settings.threads, thread_name_prefix="dlm-estimate") as pool:
             return _Estimation(sources, place, settings, folder, progress, pool).run()
     except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        if exc.errno in NO_ROOM:
+            what = exc.filename or f"{folder} or {place.parent}"
             raise EstimationError(
-                f"no room left on the disk of {folder} or {place.parent} ({exc.strerror}); free "
-                "some, or give another folder with --tmp or --output. The model was not written"
+                f"no room left for {what} ({exc.strerror}); free some, or give another folder with "
+                "--tmp or --output. The model was not written, and nothing partial is left"
             ) from exc
         raise
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dlm.errors import FormatError, PrivacyError
 from dlm.federated.provenance import Provenance, content_digest
-from dlm.files import Replacement
+from dlm.files import Replacement, naming
 
 PIECES_DIGEST = "model_sha256"  # of wordpieces, in their record
 SIDECAR_SUFFIX = ".provenance.json"
@@ -46,7 +46,8 @@ def write_recorded(
         for place, whole in zip((target, side), contents, strict=True):
             replacement = Replacement(place)
             stack.callback(replacement.discard)
-            replacement.file.write(whole)
+            with naming(place):
+                replacement.file.write(whole)
             replacement.sync()
             written.append(replacement)
         side.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.files import scratch_file
+from dlm.files import naming, scratch_file
 
 _Number = TypeVar("_Number", bound=np.generic)
 
@@ -65,7 +65,8 @@ class Storage:
         size = count * np.dtype(dtype).itemsize
         descriptor = scratch_file(self.folder)
         try:
-            os.posix_fallocate(descriptor, 0, size)
+            with naming(self.folder / f"temporary array of {size:,} bytes"):
+                os.posix_fallocate(descriptor, 0, size)
             return np.frombuffer(mmap.mmap(descriptor, size), dtype).reshape(shape)
         finally:
             os.close(descriptor)

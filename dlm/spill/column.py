@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import DTypeLike, NDArray
 
 from dlm.errors import SpillError
-from dlm.files import scratch_file
+from dlm.files import naming, scratch_file
 from dlm.spill.arrays import anonymous
 
 Array = NDArray[Any]
@@ -266,6 +266,12 @@ class Column:
             held.resize(max(self._length * self.row_bytes, 2 * len(held), _LEAST_BYTES))
             self._hold(held)
 
+    def _name(self) -> Path:
+        """Of its file in errors; a temporary one has only a folder."""
+        if self.path is not None or self._memory is None:
+            return self.path or Path()
+        return self._memory.folder / "temporary file"
+
     def _put(self, begin: int, rows: Array) -> None:
         if self._held is not None:
             self._array[begin : begin + len(rows)] = rows
@@ -274,7 +280,8 @@ class Column:
             if self._digest is not None:
                 self._digest.update(view)
             at = begin * self.row_bytes
-            while view:
-                done = os.pwrite(self._descriptor, view[:_WRITE_BYTES], at)
-                at += done
-                view = view[done:]
+            with naming(self._name()):
+                while view:
+                    done = os.pwrite(self._descriptor, view[:_WRITE_BYTES], at)
+                    at += done
+                    view = view[done:]

@@ -12,7 +12,6 @@ bytes of the machine: a run is read where it was written, and is no file to exch
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
@@ -27,7 +26,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dlm.errors import SpillError
-from dlm.files import Replacement, remove_leftovers
+from dlm.files import NO_ROOM, Replacement, remove_leftovers
 from dlm.spill.column import read_at
 
 Rows = NDArray[np.uint32]
@@ -41,7 +40,6 @@ HEADER_BYTES = _HEADER.size + _CHECK.size
 KEEP_CACHED_BYTES = 8 << 20  # read of a run before the page cache is told to forget it
 RUN_NAME = re.compile(r"[A-Za-z0-9_.]+-[0-9]{6,}\.run")
 ADVICE = "Remove the folder and build again"
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ def write_run(
         out.flush()
     except BaseException as exc:
         written.discard()
-        if isinstance(exc, OSError) and exc.errno in _NO_ROOM:
+        if isinstance(exc, OSError) and exc.errno in NO_ROOM:
             raise _no_room(exc, path.parent, _run_bytes(rows, width, block_rows)) from exc
         raise
     return Run(path.name, rows, digest.hexdigest()), written
@@ -112,7 +110,7 @@ def publish(written: Replacement) -> None:
     except OSError as exc:
         in_place = written.path.exists()
         written.discard()
-        if exc.errno in _NO_ROOM and not in_place:  # some file systems look for room only now
+        if exc.errno in NO_ROOM and not in_place:  # some file systems look for room only now
             raise _no_room(exc, written.path.parent, needed) from exc
         raise
 

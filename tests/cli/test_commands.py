@@ -172,6 +172,7 @@ def test_a_full_disk_is_told_with_its_file_and_what_to_do(run: Run, folder: Path
     done = run("reduce", folder / "model.arpa", "--order", 1, "--output", "/dev/full")
     assert done.returncode == 1
     assert done.stderr.startswith(b"dlm: /dev/full: No space left on device; free space")
+    assert b"bytes are free now), or write to another. Nothing partial is left" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1358,8 +1358,9 @@ def test_what_the_disk_refuses_meanwhile_is_told_at_the_end(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fdatasync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as raised:
         write_arpa(tmp_path / f"x.arpa{suffix}", *good_model())
+    assert raised.value.filename == str(tmp_path / f"x.arpa{suffix}")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,7 +8,6 @@ Paper: DLM Algorithms 2 and 3.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from dlm import __version__
 from dlm.errors import ConfigError
-from dlm.files import move, remove_leftovers, scratch_folder, sync_folder
+from dlm.files import NO_ROOM, move, remove_leftovers, scratch_folder, sync_folder
 from dlm.index import layout
 from dlm.index.build import kernels as joining
 from dlm.index.build import stages
@@ -330,17 +329,15 @@ def _building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterat
             lock_path.unlink(missing_ok=True)
 
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
 @contextmanager
 def _explained(place: _Place) -> Iterator[None]:
     """Says of a full disk where it is."""
     try:
         yield
     except OSError as exc:
-        if exc.errno not in _NO_ROOM or exc.filename is not None or "Free room" in str(exc):
+        if exc.errno not in NO_ROOM or "Free room" in str(exc):
             raise
+        what = "" if exc.filename is None else f" for {exc.filename}"
         free = [
             f"{shutil.disk_usage(f).free:,} in {f}"
             for f in (place.folder, place.spill)
@@ -348,8 +345,8 @@ def _explained(place: _Place) -> Iterator[None]:
         ]
         raise OSError(
             exc.errno,
-            f"{exc.strerror}: the build is given up and removed; free were {' and '.join(free)}. "
-            "Free room, or give another place with --output or --tmp",
+            f"{exc.strerror}{what}: the build is given up and removed; free were "
+            f"{' and '.join(free)}. Free room, or give another place with --output or --tmp",
         ) from exc
 
 

@@ -7,12 +7,13 @@ import lzma
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
 
-from dlm.files import Replacement
+from dlm.files import Replacement, naming
 
 # Bytes that are written before the disk is asked to keep up: so much at most is left for the end.
 SYNC_BYTES = 64 << 20
@@ -100,12 +101,8 @@ class OutputFile:
             return  # a compressor that is let go of writes its rest
         view = memoryview(data).cast("B")
         while len(view):
-            try:
+            with self._naming():
                 done = self._file.write(view)
-            except OSError as exc:
-                if self._replacement is not None and exc.filename is None:
-                    exc.filename = str(self._replacement.path)
-                raise
             view = view[done:]
             self.bytes_written += done
             self._unsynced += done
@@ -113,8 +110,7 @@ class OutputFile:
             return
         # The disk works while the rest is computed.
         if self._syncing is None or self._syncing.done():
-            if self._syncing is not None:
-                self._syncing.result()
+            self._check_sync()
             self._unsynced = 0
             self._syncing = self._sync.submit(os.fdatasync, self._file.fileno())
 
@@ -122,8 +118,15 @@ class OutputFile:
         """Raises what the disk refused: the system says so once, so that a later sync would not."""
         if self._sync is not None:
             self._sync.shutdown()
+        self._check_sync()
+
+    def _check_sync(self) -> None:
         if self._syncing is not None:
-            self._syncing.result()
+            with self._naming():
+                self._syncing.result()
+
+    def _naming(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._replacement is None else naming(self._replacement.path)
 
 
 class _Raw:
