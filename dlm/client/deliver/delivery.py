@@ -125,8 +125,7 @@ class Delivery:
         watched = watch is not None and self._table.known is message.snapshot
         if watch is not None and watched and message.shard in watch.gone and self._config.partial:
             # Their deadlines are better spent on what comes next.
-            gone = ShardDown(f"no server of shard {message.shard} answers heartbeats")
-            self._ends.fail(message, gone)
+            self._ends.fail(message, ShardDown("none answers heartbeats"))
             return
         self._sender.send(message)
 

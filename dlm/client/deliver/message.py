@@ -8,7 +8,7 @@ from typing import Any
 
 from dlm.client.api.config import ClientConfig
 from dlm.client.deliver.asks import Asks
-from dlm.client.deliver.call import Part
+from dlm.client.deliver.call import Part, own_copy
 from dlm.client.deliver.lane import Lane
 from dlm.client.deliver.pace import late_after
 from dlm.client.deliver.runtime import Links, Place, Runtime, Snapshot
@@ -19,6 +19,8 @@ from dlm.errors import AuthenticationError, DeadlineExceeded, DlmError, ShardDow
 from dlm.logs import EventLog
 
 log = EventLog(__name__)
+
+NAMED = 8  # servers of a shard, in an error
 
 
 class Message:
@@ -134,6 +136,7 @@ class Ends:
         if message.ended:
             return
         message.ended = True
+        error = naming_shard(error, message)
         if counts:
             self.count_failed(error, message.queued)
         for part in message.parts:
@@ -171,6 +174,23 @@ class Ends:
         had_s = time.perf_counter() - queued
         if not isinstance(error, DeadlineExceeded) or had_s >= self._config.switching.fair_s:
             watch.count(failed=allows_fallback(error))
+
+
+def naming_shard(error: DlmError, message: Message) -> DlmError:
+    """A `ShardDown` with its shard, the servers of that, what was found, and what to do."""
+    if type(error) is not ShardDown:
+        return error  # also where the client was closed
+    topology, found = message.snapshot.topology, str(error).rstrip(".")
+    servers = topology.addresses.get(message.shard, ())
+    if servers:
+        more = f" and {len(servers) - NAMED} more" if len(servers) > NAMED else ""
+        found = f"none of its servers ({', '.join(servers[:NAMED])}{more}) answers: {found}"
+    said = own_copy(error)
+    said.args = (
+        f"shard {message.shard} of shard set {topology.manifest.shard_set}: {found}. Run `dlm "
+        "status` to see their state, and start one",
+    )
+    return said
 
 
 def as_dlm_error(error: Exception, shard: int | None = None) -> DlmError:

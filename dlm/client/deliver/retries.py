@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dlm.client.api.config import ClientConfig
 from dlm.client.deliver.inbox import Inbox
 from dlm.client.deliver.lanes import Lanes
-from dlm.client.deliver.message import Attempt, Ends, Message, as_dlm_error
+from dlm.client.deliver.message import Attempt, Ends, Message, as_dlm_error, naming_shard
 from dlm.client.deliver.replicas import may_hedge
 from dlm.client.deliver.runtime import LOOK_AGAIN_S, Links, closed_error
 from dlm.client.deliver.sender import Sender
@@ -166,7 +166,7 @@ class Retries:
                     found = self._table.snapshot().model
                     part.call.miss(part, other_model(found, part.call.model))
                 elif part.reroutes >= MAX_REROUTES:
-                    part.call.miss(part, error)
+                    part.call.miss(part, naming_shard(error, message))
                 elif not part.ended:
                     part.reroutes += 1
                     self._lanes.route(fresh, part)

@@ -92,10 +92,7 @@ class Sender:
         )
         if address is None:
             known = "; ".join(dedupe_faults(snapshot.topology.faults.items()))
-            raise ShardDown(
-                f"no server is known to hold shard {message.shard} of shard set "
-                f"{snapshot.shard_set}" + (f" ({known})" if known else "")
-            )
+            raise ShardDown("no server is known to hold it" + (f" ({known})" if known else ""))
         return address
 
     def unwell(
