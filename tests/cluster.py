@@ -44,7 +44,7 @@ from dlm.server.config import ServerConfig
 from dlm.server.health import Event
 from dlm.server.ready import Notice, Ready
 from dlm.wire._pb import shard_pb2 as pb
-from forked import Process, start
+from forked import CLUSTER, Process, start
 from models import PlainModel
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -254,11 +254,13 @@ def _all_of(file: IO[bytes]) -> str:
 class CommandServer(_Process):
     """`dlm serve` or `dlm cluster` as a user starts it; with `with` it must end with status 0.
 
+    Its process is forked, and so are those of its servers, unless it is given options for Python.
+
     Args
         arguments   of dlm
         ready_file  that it writes when it is ready; of `dlm cluster` cluster.toml
         cwd         the current folder
-        python      options of the interpreter
+        python      options of the interpreter, which starts anew, here and for each server
     """
 
     def __init__(
@@ -270,7 +272,11 @@ class CommandServer(_Process):
         python: Sequence[str] = (),
     ) -> None:
         program, *line = command(*arguments)
-        super().__init__([program, *python, *line], cwd / ready_file, cwd=cwd, env=env)
+        if python:
+            super().__init__([program, *python, *line], cwd / ready_file, cwd=cwd, env=env)
+        else:
+            line = ["dlm", *map(str, arguments)]
+            super().__init__(line, cwd / ready_file, cwd=cwd, env=env, forked=CLUSTER)
 
 
 class ProcessServer(_Process):

@@ -4,6 +4,12 @@ A process imports dlm once, and forks one for each program: with its own argumen
 environment and streams, a child of this process, and ended as any other. It inherits modules and
 the kernels that were kept, nothing else. That dlm starts and imports what it needs is for tests
 that run it as `cluster.command`.
+
+| function | what it is |
+| --- | --- |
+| `start` | a program with streams of its own, which runs on |
+| `run` | a command line, as `subprocess.run` has it |
+| `serve` | what starts a server of `dlm cluster`, in its place |
 """
 
 from __future__ import annotations
@@ -17,21 +23,28 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # What forks. A message has the program, its arguments, folder and environment, and its streams.
 PARENT = """
 import gc, importlib, json, os, socket, sys
 os.environ["GRPC_VERBOSITY"] = "NONE"  # as `dlm` has it
+sys.path += sys.argv[2:]
+import forked
 from dlm import jit
 from dlm.cli import main
 for name in ("client", "cluster.processes", "index.build", "index.check.verify", "estimate.text",
-             "server.app", "server.workers",
-             *{f"cli.{module}" for module, _ in main.COMMANDS.values()}):
+             "server.app", "server.workers", "asr.kenlm",
+             *{f"cli.{module}" for module, _ in main.COMMANDS.values()}, "loadtest.cli"):
     try:
-        importlib.import_module(f"dlm.{name}")
+        importlib.import_module(name if name.startswith("loadtest") else f"dlm.{name}")
     except ImportError:  # the package of an extra
         pass
 for name, module in list(sys.modules.items()):
@@ -77,6 +90,14 @@ exec(program)
 """
 _PR_SET_CHILD_SUBREAPER = 36  # Linux: whose parent has ended becomes a child of this process
 DLM = "main.main()"
+# As above; what it serves by processes of its own is forked from it.
+CLUSTER = "forked.fork_servers(); main.main()"
+MODULES = {
+    "dlm": DLM,
+    "dlm.cli.main": DLM,
+    "loadtest": "from loadtest.cli import main; main()",
+}
+_FOREVER_S = 1e6
 
 
 class Process:
@@ -94,12 +115,12 @@ class Process:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """The exit status, once it has ended."""
-        end = time.monotonic() + timeout
+        end = time.monotonic() + (_FOREVER_S if timeout is None else timeout)
         while (status := self.poll()) is None:
             if time.monotonic() > end:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or _FOREVER_S)
             time.sleep(0.001)
         return status
 
@@ -145,6 +166,106 @@ def start(
     return Process(int.from_bytes(answer[:8], "big"))
 
 
+def program(line: Sequence[str]) -> tuple[str, list[str]]:
+    """The program of a command line of this interpreter, and its arguments: `-c TEXT`, or `-m` and
+    one of `MODULES`."""
+    assert line[0] == sys.executable, line
+    rest = list(line[2:] if line[1] == "-P" else line[1:])
+    if rest[0] == "-c":
+        return rest[1], ["-c", *rest[2:]]
+    assert rest[0] == "-m", line
+    return MODULES[rest[1]], [rest[1].split(".")[0], *rest[2:]]
+
+
+def run(
+    line: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    input: str | bytes = b"",  # noqa: A002 - as subprocess has it
+    text: bool = False,
+    check: bool = False,
+    timeout: float = 300.0,
+) -> subprocess.CompletedProcess[Any]:
+    """Runs a command line to its end and returns what it printed, as `subprocess.run` does."""
+    code, arguments = program(line)
+    with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
+        stdin.write(input.encode() if isinstance(input, str) else input)
+        stdin.seek(0)
+        process = start(
+            code,
+            arguments,
+            streams=(stdin.fileno(), stdout.fileno(), stderr.fileno()),
+            cwd=cwd or Path.cwd(),
+            env=os.environ if env is None else env,
+        )
+        try:
+            status = process.wait(timeout)
+        finally:
+            process.kill()
+        stdout.seek(0)
+        stderr.seek(0)
+        printed = [stream.read() for stream in (stdout, stderr)]
+    said = [one.decode() for one in printed] if text else printed
+    done = subprocess.CompletedProcess[Any](line, status, *said)
+    if check and status:
+        raise subprocess.CalledProcessError(status, line, *said)
+    return done
+
+
+def serve(command: Sequence[str]) -> Process:
+    """A server as `dlm cluster` starts it, in a process that is forked for it."""
+    with Path(os.devnull).open("r+b") as null:
+        streams = (null.fileno(), 1, 2)
+        return start(DLM, program(command)[1], streams=streams, cwd=Path.cwd(), env=os.environ)
+
+
+def fork_servers() -> None:
+    """From here on `dlm cluster`, in this process, forks its servers from itself."""
+    from dlm.cluster import processes
+
+    exec_one = processes._start
+
+    def fork_one(command: Sequence[str]) -> Any:
+        if len(list(Path("/proc/self/task").iterdir())) > 1:  # a fork would lack the others
+            return exec_one(command)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            return Process(pid)
+        status = 1
+        try:
+            os.setsid()
+            processes.end_with_parent(parent)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            with Path(os.devnull).open("rb") as null:
+                os.dup2(null.fileno(), 0)
+            status = _status_of_dlm(program(command)[1])
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)  # what the parent has open is the parent's to close
+
+    processes._start = fork_one
+
+
+def _status_of_dlm(arguments: list[str]) -> int:
+    from dlm.cli import main
+
+    sys.argv = arguments
+    try:
+        main.main()
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    except BaseException:  # noqa: BLE001 - as the interpreter does
+        traceback.print_exc()
+        return 1
+    return 0
+
+
 @cache
 def _parent() -> socket.socket:
     """The connection to the process that forks; it ends with this process."""
@@ -153,7 +274,7 @@ def _parent() -> socket.socket:
     ours, theirs = socket.socketpair()
     with theirs:
         parent = subprocess.Popen(
-            [sys.executable, "-c", PARENT, str(theirs.fileno())],
+            [sys.executable, "-c", PARENT, str(theirs.fileno()), str(ROOT), str(ROOT / "tests")],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             process_group=0,  # Ctrl-C reaches this process, whose end closes the connection

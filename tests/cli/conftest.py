@@ -6,12 +6,11 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import pytest
 
-from cluster import WAIT_S, CommandServer
-from forked import DLM, start
+import forked
+from cluster import CommandServer, command
 from models import HAND_MADE
 
 MODEL = HAND_MADE["missing_suffixes"]
@@ -33,16 +32,7 @@ def run(environ: dict[str, str]) -> Run:
     def call(
         *arguments: object, cwd: Path | None = None, text: bytes = b""
     ) -> subprocess.CompletedProcess[bytes]:
-        line = ["dlm", *map(str, arguments)]
-        with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
-            stdin.write(text)
-            stdin.seek(0)
-            streams = (stdin.fileno(), stdout.fileno(), stderr.fileno())
-            process = start(DLM, line, streams=streams, cwd=cwd or Path.cwd(), env=environ)
-            status = process.wait(WAIT_S)
-            stdout.seek(0)
-            stderr.seek(0)
-            return subprocess.CompletedProcess(line, status, stdout.read(), stderr.read())
+        return forked.run(command(*arguments), cwd=cwd, env=environ, input=text)
 
     return call
 
