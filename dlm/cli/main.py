@@ -211,7 +211,9 @@ def _complain(exc: BaseException) -> None:
         if exc.errno in NO_ROOM:
             if "Free room" not in text:
                 text += f"; free space on that disk{_free(exc.filename)}, or write to another"
-            text += ". Nothing partial is left; existing files are unchanged"
+            # Of standard output, a part may have been written.
+            text += ". " + ("Nothing partial is left; existing" if exc.filename else "Existing")
+            text += " files are unchanged"
     print(f"dlm: {text}", file=sys.stderr)
     for note in getattr(exc, "__notes__", []):
         print(f"     {note}", file=sys.stderr)
