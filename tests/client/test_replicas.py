@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from random import Random
@@ -9,11 +10,12 @@ from random import Random
 import pytest
 
 from client.questions import ask, assert_equal, queries_to, random_queries, submit
-from client.scripted import Network, free
+from client.scripted import Network, Scripted, free, settle
 from cluster import WAIT_S, Cluster, ModelFiles, until
 from dlm.client.deliver.pace import FORGET_S, LEAST_S, UNKNOWN_S, Usual, late_after
 from dlm.client.deliver.replicas import RetryBudget, choose, may_hedge
 from dlm.client.deliver.runtime import HEDGE_BURST, HEDGED
+from dlm.client.deliver.transport import Reply
 from dlm.errors import AuthenticationError, Overloaded, ProtocolError, ShardDown
 from dlm.wire.status import Reason, error_from_refusal
 
@@ -170,6 +172,43 @@ def test_whoever_loses_is_withdrawn_and_its_late_reply_goes_nowhere(files, conne
     assert free(client) and client.stats.failed == before.failed == 0
     assert client.stats.messages == before.messages
     ask(client.utterance(), files.oracle, query)
+
+
+def test_a_late_message_waits_for_a_second_server_that_is_being_connected(
+    files, connect, twice
+) -> None:
+    """Its first server fails meanwhile: no caller sees it."""
+    network = Network()
+    query = queries_to(files, 1)[:1]
+    replicas = {cluster.addresses[1] for cluster in twice}
+    gates = {address: threading.Event() for address in replicas}
+    client = connect([a for c in twice for a in c.addresses], network, heartbeats=False)
+    utterance = client.utterance()
+    client._core._runtime.connections.clear()  # those that found the servers
+    made, replies = network.connect, list[Reply]()
+    network.made.clear()
+
+    def slowly(address: str) -> Scripted:
+        connection = made(address)
+        if address in replicas and len(gates) == 2:  # the first at once, and it does not answer
+            del gates[address]
+            connection.score = lambda request, timeout_s, reply, metadata=(): replies.append(reply)  # type: ignore[method-assign]
+        elif address in gates:
+            assert gates[address].wait(WAIT_S)
+        return connection
+
+    client._core._links._connect = slowly
+    call = submit(utterance, query, WAIT_S)
+    until(lambda: client.stats.hedges == 1)
+    replies.pop()(None, ShardDown("gone"))
+    settle(client)
+    assert not call.done()
+    for gate in gates.values():
+        gate.set()
+    assert_equal(call.result(WAIT_S), [files.oracle.score(c, w) for c, w in query])
+    assert client.stats.hedges_won == 1 and client.stats.retries == 0
+    until(lambda: free(client))
+    assert not +client._core._runtime.outstanding
 
 
 @pytest.fixture(scope="module")

@@ -154,7 +154,7 @@ class Delivery:
                 error.add_note(f"from {address}")
             else:
                 self._ends.succeed(message, attempt, answers, now)
-        stats.failed += error is not None and not too_late
+        stats.failed += error is not None and attempt.sent and not too_late
         watch = runtime.watch
         if isinstance(error, ShardDown):
             runtime.missed[address] = now
@@ -164,15 +164,16 @@ class Delivery:
                 watch.lost(address)
         elif error is None:
             runtime.missed.pop(address, None)
-        runtime.counts.message(
-            CANCELLED if too_late else result_of(error),
-            len(message.groups.words),
-            len({id(part.call) for part in message.parts}) if len(message.parts) > 1 else 1,
-            attempt.queue_s,
-            message.encode_s,
-            came - attempt.since_s - message.encode_s,
-            time.perf_counter() - came if data is not None else 0.0,
-        )
+        if attempt.sent:
+            runtime.counts.message(
+                CANCELLED if too_late else result_of(error),
+                len(message.groups.words),
+                len({id(part.call) for part in message.parts}) if len(message.parts) > 1 else 1,
+                attempt.queue_s,
+                message.encode_s,
+                came - attempt.since_s - message.encode_s,
+                time.perf_counter() - came if data is not None else 0.0,
+            )
         if error is not None and not too_late:
             self._retries.failed(message, error)
         self._ends.settle(message)

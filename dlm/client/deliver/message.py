@@ -71,20 +71,22 @@ class Message:
 
 
 class Attempt:
-    """A message at one server; `hedge` where it is the second that has it.
+    """A message at one server, or on its way to it; `hedge` where it is the second that has it.
 
+    sent      it has left
+    since     when it left; until there is a connection, when it was begun
     withdraw  says that its answer is not wanted any more
     """
 
     __slots__ = (
-        *("address", "hedge", "message", "queue_s", "replied", "since", "since_s", "withdraw"),
+        *("address", "hedge", "message", "queue_s", "replied", "sent", "since", "since_s"),
+        "withdraw",
     )
 
     def __init__(self, message: Message, address: str, since: float, *, hedge: bool) -> None:
         self.message, self.address, self.since, self.hedge = message, address, since, hedge
-        self.since_s = time.perf_counter()
-        self.queue_s = self.since_s - message.queued
-        self.replied = False
+        self.since_s = self.queue_s = 0.0
+        self.sent = self.replied = False
         self.withdraw: Withdraw | None = None
 
 

@@ -17,7 +17,7 @@ from dlm.client.deliver.pace import late_after
 from dlm.client.deliver.replicas import choose
 from dlm.client.deliver.runtime import Links, Runtime
 from dlm.client.deliver.security import Metadata
-from dlm.client.deliver.transport import Connection
+from dlm.client.deliver.transport import Connection, Withdraw
 from dlm.client.health.membership import behind
 from dlm.client.plan.topology import dedupe_faults
 from dlm.errors import DlmError, ShardDown
@@ -63,17 +63,28 @@ class Sender:
         self._tracer = tracer
 
     def send(self, message: Message, *, hedge: bool = False) -> None:
-        """Sends a message to one of the servers of its shard; what goes wrong settles it."""
+        """Sends a message to one of the servers of its shard."""
         try:
             address = self._choose(message)
-            message.tried.append(address)
-            connection = message.runtime.connections.get(address)
-            if connection is None:
-                self._connect(message, address, hedge)
-            else:
-                self._write(message, address, connection, hedge)
         except Exception as exc:  # noqa: BLE001 - the place in the lane must not be lost
             self.outcomes.failed(message, as_dlm_error(exc, message.shard))
+            return
+        runtime = message.runtime
+        attempt = Attempt(message, address, self._clock(), hedge=hedge)
+        message.tried.append(address)
+        message.out.append(attempt)
+        runtime.outstanding[address] += len(message.groups.words)
+        connection = runtime.connections.get(address)
+        if connection is not None:
+            self._write(attempt, connection)
+        else:
+            self._links.reach(address, self._inbox.tell, partial(self._reached, attempt))
+        if self._config.hedging and not (hedge or attempt.replied):
+            replicas = message.snapshot.topology.addresses.get(message.shard, ())
+            if len(replicas) > 1:
+                late_s = late_after((runtime.usual[a] for a in replicas), attempt.since)
+                if attempt.since + late_s < message.deadline:
+                    self._inbox.later(late_s, self.outcomes.late, attempt)
 
     def _choose(self, message: Message) -> str:
         snapshot = message.snapshot
@@ -109,53 +120,51 @@ class Sender:
             avoided, slow = avoided | watch.avoided, slow | watch.slow
         return missed, avoided, slow
 
-    def _connect(self, message: Message, address: str, hedge: bool) -> None:
-        """Sends a message once there is a connection."""
+    def _reached(self, attempt: Attempt, made: Connection | Exception) -> None:
+        """There is a connection now, or none can be made."""
+        if isinstance(made, Exception):
+            self._inbox.step(self._fail, attempt, made)
+        else:
+            self._inbox.step(self._write, attempt, made)
 
-        def reached(made: Connection | Exception) -> None:
-            if isinstance(made, Exception):
-                self._inbox.step(self.outcomes.failed, message, as_dlm_error(made, message.shard))
-            else:
-                self._inbox.step(self._write, message, address, made, hedge)
+    def _write(self, attempt: Attempt, connection: Connection) -> None:
+        message = attempt.message
+        if message.ended or attempt.replied:  # while the connection was made
+            self.outcomes.replied(attempt, None, DlmError("withdrawn before it was sent"))
+            return
+        try:
+            withdraw = self._post(attempt, connection)
+        except Exception as exc:  # noqa: BLE001 - the place in the lane must not be lost
+            self._fail(attempt, exc)
+        else:
+            if not attempt.replied:
+                attempt.withdraw = withdraw
 
-        self._links.reach(address, self._inbox.tell, reached)
-
-    def _write(self, message: Message, address: str, connection: Connection, hedge: bool) -> None:
-        if message.ended:
-            return  # while the connection was made
+    def _post(self, attempt: Attempt, connection: Connection) -> Withdraw | None:
+        message = attempt.message
         runtime, queries = message.runtime, len(message.groups.words)
-        attempt = Attempt(message, address, self._clock(), hedge=hedge)
+        attempt.since, attempt.since_s = self._clock(), time.perf_counter()
+        attempt.queue_s = attempt.since_s - message.queued
         if not message.request:
             manifest = message.snapshot.topology.manifest
             message.request, message.checksum = message.asks.encode(
                 manifest, message.shard, message.groups
             )
             message.encode_s = time.perf_counter() - attempt.since_s
-        stats = runtime.counts.stats
+        attempt.sent, stats = True, runtime.counts.stats
         stats.messages += 1
         stats.sent_queries += queries
         if message.place_of is not None:
             runtime.counts.gathered(len(message.place_of) - queries)
         stats.bytes_sent += len(message.request)
-        runtime.outstanding[address] += queries
-        message.out.append(attempt)
         timeout_s = max(message.deadline - attempt.since, 0.0)
-        try:
-            traced = () if self._tracer is None else (self._trace(message),)
-            attempt.withdraw = message.asks.post(connection)(
-                message.request, timeout_s, partial(self._reply, attempt), *traced
-            )
-        except Exception as exc:  # noqa: BLE001 - as a reply, which ends what was counted above
-            self._reply(attempt, None, as_dlm_error(exc, message.shard))
-            return
-        if attempt.replied:
-            attempt.withdraw = None
-        if self._config.hedging and not hedge and not message.ended:
-            replicas = message.snapshot.topology.addresses.get(message.shard, ())
-            if len(replicas) > 1:
-                late_s = late_after((runtime.usual[a] for a in replicas), attempt.since)
-                if attempt.since + late_s < message.deadline:
-                    self._inbox.later(late_s, self.outcomes.late, attempt)
+        traced = () if self._tracer is None else (self._trace(message),)
+        return message.asks.post(connection)(
+            message.request, timeout_s, partial(self._reply, attempt), *traced
+        )
+
+    def _fail(self, attempt: Attempt, cause: Exception) -> None:
+        self._reply(attempt, None, as_dlm_error(cause, attempt.message.shard))
 
     def _trace(self, message: Message) -> Metadata:
         """The context of the first call in the message that is sampled: a server's span has one
