@@ -217,7 +217,6 @@ class _Piece:
     ask: _Ask
     queries: int
     deadline: float
-    more: bool = False
 
 
 @dataclass(eq=False, slots=True)

@@ -31,7 +31,6 @@ class Part:
 
     Args
         shard_set  whose table routed it
-        more       a further part of a call that was let in
         reroutes   fresh tables so far
         queued     when it began to wait, by `perf_counter`
     Attributes
@@ -40,12 +39,12 @@ class Part:
     """
 
     __slots__ = (
-        *("answers", "at", "begin", "call", "deadline", "error", "groups", "more", "queries"),
+        *("answers", "at", "begin", "call", "deadline", "error", "groups", "queries"),
         *("queued", "reroutes", "shard", "shard_set"),
     )
 
     def __init__(
-        self, call: Call, piece: Piece, shard_set: str, queued: float, more: bool, reroutes: int = 0
+        self, call: Call, piece: Piece, shard_set: str, queued: float, reroutes: int = 0
     ) -> None:
         self.call = call
         self.shard, self.groups, self.at = piece
@@ -53,7 +52,6 @@ class Part:
         self.deadline = call.deadline
         self.shard_set = shard_set
         self.queued = queued
-        self.more = more
         self.reroutes = reroutes
         self.answers: Any = None
         self.begin = 0
@@ -115,13 +113,8 @@ class Call:
     def split(self, shard_set: str, queued: float) -> None:
         """Makes the parts of its plan, by the table of that shard set."""
         assert self._plan is not None
-        last, parts = -1, []
-        for piece in self._plan.pieces:
-            more = self.let_in or piece.shard == last
-            parts.append(Part(self, piece, shard_set, queued, more))
-            last = piece.shard
-        self.parts = tuple(parts)
-        self._left = len(parts)
+        self.parts = tuple(Part(self, piece, shard_set, queued) for piece in self._plan.pieces)
+        self._left = len(self.parts)
 
     def fall_back(
         self, grams: LowGrams, scored: Callable[[Call, int, DlmError, int | None], None]
@@ -155,7 +148,7 @@ class Call:
     def replace(self, part: Part, pieces: Sequence[Piece], shard_set: str) -> list[Part]:
         """A part is asked of others, by the table of another shard set: its own parts."""
         more = [
-            Part(self, p._replace(at=part.at[p.at]), shard_set, part.queued, True, part.reroutes)
+            Part(self, p._replace(at=part.at[p.at]), shard_set, part.queued, part.reroutes)
             for p in pieces
         ]
         kept = [other for other in self.parts if other is not part]

@@ -47,12 +47,10 @@ class Waiting(Protocol):
 
     queries   how many it asks
     deadline  on the clock of `now`
-    more      a further part of a call, which is not refused any more
     """
 
     queries: int
     deadline: float
-    more: bool
 
 
 T = TypeVar("T", bound=Waiting)
