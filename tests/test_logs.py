@@ -133,7 +133,7 @@ def test_an_application_with_the_default_format_reads_which_server_is_gone_and_w
             assert re.search(named + r"before=\w+ after=\w+ reason=(silent|lost)", shown.getvalue())
             queries = queries_to(files, 0)[:2]
             submit(utterance, queries, WAIT_S).result(WAIT_S)
-            assert "client.partial.began shard=0 error=ShardDown" in shown.getvalue()
+            until(lambda: "client.partial.began shard=0 error=ShardDown" in shown.getvalue())
     finally:
         logging.getLogger("dlm.client").removeHandler(handler)
 

@@ -16,6 +16,7 @@ import pytest
 
 from certificates import Authority
 from client.questions import ask, assert_equal, queries_to, random_queries
+from client.scripted import settle
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, ThreadServer, until
 from dlm.client import AsyncClient, Client, ClientConfig
 from dlm.errors import ConfigError, DlmError, FamilyMismatch, StaleShardSet
@@ -376,6 +377,7 @@ def test_a_handle_whose_model_is_gone_is_logged_once_and_by_its_true_reason(
         assert handle.score(*asked, deadline_s=WAIT_S).source is None
         rolled.servers[0].end()
         until(lambda: handle.score(*asked).source is not None)
+        settle(client)
         (began,) = told("client.partial.")
         assert (began["event"], began["error"]) == ("client.partial.began", "ShardDown")
         assert not told("client.model.gone")
@@ -383,6 +385,7 @@ def test_a_handle_whose_model_is_gone_is_logged_once_and_by_its_true_reason(
         until(lambda: handle.score(*asked).source is not None and told("client.model.gone"))
         for _ in range(20):
             assert handle.score(*asked).source is not None
+        settle(client)
         (gone,) = told("client.model.gone")
         assert gone["model"] == old.manifest.model and gone["levelname"] == "WARNING"
         assert "Open a new utterance" in str(gone["error"])

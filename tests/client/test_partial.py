@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 
 import numpy as np
 import pytest
@@ -311,6 +312,39 @@ def test_partial_scores_are_logged_when_they_begin_and_when_they_end(
     until(lambda: ask(client, well).source is None and len(spells(caplog)) == 2)
     assert given >= 15
     assert spells(caplog) == [began, ("client.partial.ended", given)]
+
+
+def test_partial_scores_that_begin_while_others_end_are_logged_apart(
+    cluster, connect, files, caplog, monkeypatch
+) -> None:
+    """Callers leave it to the loop, which ends the one and begins the other: none is lost."""
+    caplog.set_level(logging.INFO, "dlm.client")
+    network = Network()
+    client = connect(cluster.addresses, network, partial=True, heartbeats=False)
+    bad, well = queries_to(files, 1)[:5], queries_to(files, 0)[:5]
+    assert ask(client, bad + well, deadline_s=WAIT_S).source is None
+    before = client.stats.partial
+    network.instant = ShardDown("gone")
+    ask(client, bad)
+    network.instant = None
+    late = threading.Thread(
+        target=client._core._delivery.count_partial,
+        args=(submit(client.utterance(), bad, WAIT_S), 7, ShardDown("gone"), 1),
+    )
+
+    def is_over(outage: partial.Outage, now: float) -> bool:
+        if late.ident is None:
+            late.start()
+            late.join(WAIT_S)
+        return True
+
+    monkeypatch.setattr(partial.Outage, "is_over", is_over)
+    until(lambda: ask(client, well).source is None and late.ident is not None)
+    until(lambda: ask(client, well).source is None and len(spells(caplog)) == 4)
+    began = ("client.partial.began", 1, "ShardDown")
+    first = client.stats.partial - before - 7
+    ended = [("client.partial.ended", queries) for queries in (first, 7)]
+    assert spells(caplog) == [began, ended[0], began, ended[1]]
 
 
 def test_a_spell_of_partial_scores_ends_when_none_came_for_a_while() -> None:

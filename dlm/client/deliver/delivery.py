@@ -74,33 +74,13 @@ class Delivery:
         self.tell(self._lanes.take, call)
 
     def count_partial(self, call: Call, queries: int, error: DlmError, shard: int | None) -> None:
-        """So many were answered by the partial model; told once, when that begins, and once more
-        where it turns out that it will not end.
+        """So many were answered by the partial model.
 
         Args
             shard  that did not answer
         """
-        runtime, now = self._links.runtime, self._clock()
-        known_now = self._table.known
-        if known_now is not None and self._table.of(call.model) is None:
-            # Whatever became of the message: to ask again would not help.
-            error = other_model(known_now.model, call.model)
-            self._table.note_gone(call.model, error)
-        kind = type(error).__name__
-        runtime.counts.fell_back(queries)
-        with runtime.lock:
-            known = runtime.outage
-            lasts = known is not None and known.lasts(error)
-            if known is None:
-                runtime.outage = Outage(now, now, queries, kind)
-            else:
-                extended = known.extended(queries, now)
-                runtime.outage = extended._replace(error=kind) if lasts else extended
-        if known is None:
-            log.warning("client.partial.began", extra={"shard": shard, "error": kind})
-        elif lasts:
-            fields = {"shard": shard, "before": known.error, "error": kind}
-            log.warning("client.partial.changed", extra=fields)
+        self._links.runtime.counts.fell_back(queries)
+        self.tell(self._note_partial, call.model, queries, error, shard)
 
     # -- on the loop --------------------------------------------------------------------------
 
@@ -108,6 +88,25 @@ class Delivery:
         """A step after which timers run."""
         self._inbox.keep()
         step()
+
+    def _note_partial(self, model: str, queries: int, error: DlmError, shard: int | None) -> None:
+        """Logs partial scores once, when they begin, and once more where it turns out that they
+        will not end."""
+        runtime, now, known_now = self._links.runtime, self._clock(), self._table.known
+        if known_now is not None and self._table.of(model) is None:
+            # Whatever became of the message: to ask again would not help.
+            error = other_model(known_now.model, model)
+            self._table.note_gone(model, error)
+        kind, outage = type(error).__name__, runtime.outage
+        if outage is None:
+            runtime.outage = Outage(now, now, queries, kind)
+            log.warning("client.partial.began", extra={"shard": shard, "error": kind})
+            return
+        runtime.outage = outage.extended(queries, now)
+        if outage.lasts(error):
+            runtime.outage = runtime.outage._replace(error=kind)
+            fields = {"shard": shard, "before": outage.error, "error": kind}
+            log.warning("client.partial.changed", extra=fields)
 
     def _pump(self, runtime: Runtime) -> None:
         """Sends what lanes have ready."""

@@ -105,7 +105,6 @@ class Runtime:
         self.fetching: Future[None] | None = None  # low orders of the model that comes next
         self.fetched: dict[str, LowGrams] = {}  # these, until they are in use
         self.counts = ClientMetrics()
-        self.outage: Outage | None = None  # of partial scores that are being given
         # What others have for the loop; somebody has woken it, until then at the latest.
         self.inbox: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.woken_until = 0.0
@@ -123,6 +122,7 @@ class Runtime:
         self.usual: defaultdict[str, Usual] = defaultdict(Usual)  # by address
         self.missed: dict[str, float] = {}  # address -> when a message found nobody there
         self.moving: dict[str, float] = {}  # address -> when it last refused to drain or warm up
+        self.outage: Outage | None = None  # of partial scores that are being given
         # of any thread, as single values:
         self.watch: CascadeMonitor | None = None
         self.before: CascadeMonitor | None = None
