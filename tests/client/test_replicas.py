@@ -13,8 +13,8 @@ from client.questions import ask, assert_equal, queries_to, random_queries, subm
 from client.scripted import Network, Scripted, free, settle
 from cluster import WAIT_S, Cluster, ModelFiles, until
 from dlm.client.deliver.pace import FORGET_S, LEAST_S, UNKNOWN_S, Usual, late_after
-from dlm.client.deliver.replicas import RetryBudget, choose, may_hedge
-from dlm.client.deliver.runtime import HEDGE_BURST, HEDGED
+from dlm.client.deliver.replicas import TokenBucket, choose, may_hedge
+from dlm.client.deliver.runtime import HEDGE_BURST, HEDGED, RETRIED, RETRY_BURST
 from dlm.client.deliver.transport import Reply
 from dlm.errors import AuthenticationError, Overloaded, ProtocolError, ShardDown
 from dlm.wire.status import Reason, error_from_refusal
@@ -50,7 +50,7 @@ def test_two_choices_keep_queues_short() -> None:
 
 def test_retries_are_a_tenth_of_messages_at_most_and_a_few_at_first() -> None:
     """However many fail, no storm."""
-    budget = RetryBudget(share=0.1, most=20.0)
+    budget = TokenBucket(RETRIED, RETRY_BURST)
     assert sum(budget.spend() for _ in range(100)) == 20
     retried = 0
     for _ in range(10_000):
@@ -61,7 +61,7 @@ def test_retries_are_a_tenth_of_messages_at_most_and_a_few_at_first() -> None:
 
 def test_a_late_message_is_asked_of_another_while_few_are_late_and_one_is_well() -> None:
     """Two in a hundred in the long run, and a hundred at once; never where it would be in vain."""
-    bucket = RetryBudget(HEDGED, HEDGE_BURST)
+    bucket = TokenBucket(HEDGED, HEDGE_BURST)
     nobody: set[str] = set()
     assert not may_hedge("a", "a", nobody, bucket, all_slow=False)
     assert not may_hedge("ab", "ab", nobody, bucket, all_slow=False)
@@ -307,7 +307,7 @@ def test_a_message_that_all_replicas_refuse_during_a_roll_is_asked_until_one_ans
     client = connect([a for c in twice for a in c.addresses], network)
     query = queries_to(files, 1)[:1]
     ask(client.utterance(), files.oracle, query)
-    saved = client._core._runtime.budget.saved
+    saved = client._core._runtime.retrying.saved
     first, second = (cluster.addresses[1] for cluster in twice)
     network.failing[first] = refusing(reason)
     network.failing[second] = refusing(reason)
@@ -319,7 +319,7 @@ def test_a_message_that_all_replicas_refuse_during_a_roll_is_asked_until_one_ans
     del network.failing[second]
     expected = [files.oracle.score(c, w) for c, w in query]
     assert_equal(future.result(WAIT_S), expected)
-    assert client._core._runtime.budget.saved >= saved
+    assert client._core._runtime.retrying.saved >= saved
     network.failing[second] = refusing(reason)
     late = submit(client.utterance(), query, 0.5)
     assert isinstance(late.exception(WAIT_S), ShardDown)

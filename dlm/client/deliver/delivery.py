@@ -119,7 +119,7 @@ class Delivery:
         runtime, watch = message.runtime, message.runtime.watch
         runtime.under_way.add(message)
         self._watch(runtime)
-        runtime.budget.earn()
+        runtime.retrying.earn()
         runtime.hedging.earn()
         watched = watch is not None and self._table.known is message.snapshot
         if watch is not None and watched and message.shard in watch.gone and self._config.partial:

@@ -6,7 +6,6 @@ Plain data, which the loop owns; chance is passed in.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -52,34 +51,27 @@ def choose(
     return second if outstanding.get(second, 0) < outstanding.get(first, 0) else first
 
 
-@dataclass
-class RetryBudget:
-    """How many messages may be asked again: a part of those asked, so that no storm can be.
+class TokenBucket:
+    """How many messages may be asked again, or of two: a share of those asked, and a burst.
 
-    share  of a retry that each message earns
-    most   retries that can be saved up; what a client begins with
+    Args
+        share  of a token that each message earns
+        most   tokens that can be saved up; what a client begins with
     """
 
-    share: float = 0.1
-    most: float = 20.0
-    saved: float = field(default=-1.0)
+    __slots__ = ("_most", "_share", "saved")
 
-    def __post_init__(self) -> None:
-        if self.saved < 0.0:
-            self.saved = self.most
+    def __init__(self, share: float, most: float) -> None:
+        self._share = share
+        self._most = self.saved = most
 
     def earn(self) -> None:
         """A message was asked for the first time."""
-        self.saved = min(self.saved + self.share, self.most)
-
-    @property
-    def allows(self) -> bool:
-        """Whether a message may be asked again."""
-        return self.saved >= 1.0
+        self.saved = min(self.saved + self._share, self._most)
 
     def spend(self) -> bool:
-        """Likewise; then it is counted."""
-        if not self.allows:
+        """Takes a token; False where none is left."""
+        if self.saved < 1.0:
             return False
         self.saved -= 1.0
         return True
@@ -89,11 +81,11 @@ def may_hedge(
     replicas: Sequence[str],
     tried: Collection[str],
     avoided: Set[str],
-    bucket: RetryBudget,
+    bucket: TokenBucket,
     *,
     all_slow: bool,
 ) -> bool:
-    """Whether a message that is late (`usual.late_after`) is asked of a second server as well; then
+    """Whether a message that is late (`pace.late_after`) is asked of a second server as well; then
     it is counted.
 
     Args

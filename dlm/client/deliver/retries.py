@@ -93,7 +93,7 @@ class Retries:
             or not set(replicas).difference(message.tried)
             or now >= message.deadline
             or self._links.closed
-            or not (is_moving(error) or runtime.budget.spend())
+            or not (is_moving(error) or runtime.retrying.spend())
         ):
             return False
         runtime.counts.stats.retries += 1

@@ -19,7 +19,7 @@ from dlm.client.deliver.asks import SCORES
 from dlm.client.deliver.call import Part
 from dlm.client.deliver.lane import Lane
 from dlm.client.deliver.pace import Usual
-from dlm.client.deliver.replicas import RetryBudget
+from dlm.client.deliver.replicas import TokenBucket
 from dlm.client.deliver.transport import Connection
 from dlm.client.health.cascade import CascadeMonitor
 from dlm.client.plan.lowgrams import LowGrams
@@ -80,8 +80,10 @@ def closed_error() -> ClientClosed:
     return ClientClosed("this client is closed; open another")
 
 
-HEDGED = 0.02  # share of messages that may be sent to a second server when they are late
-HEDGE_BURST = 100.0  # and as many more at once
+# Share of messages that may be sent again when they fail, and as many more at once.
+RETRIED, RETRY_BURST = 0.1, 20.0
+# Share of messages that may be sent to a second server when they are late, likewise.
+HEDGED, HEDGE_BURST = 0.02, 100.0
 
 
 class Runtime:
@@ -116,8 +118,8 @@ class Runtime:
         self.under_way: set[Any] = set()  # messages that have not ended, or that a server has still
         self.watching = False  # for those of which nobody tells that they ended
         self.chance = random.Random()
-        self.budget = RetryBudget()
-        self.hedging = RetryBudget(HEDGED, HEDGE_BURST)
+        self.retrying = TokenBucket(RETRIED, RETRY_BURST)
+        self.hedging = TokenBucket(HEDGED, HEDGE_BURST)
         self.outstanding: Counter[str] = Counter()  # queries in flight, by address
         self.usual: defaultdict[str, Usual] = defaultdict(Usual)  # by address
         self.missed: dict[str, float] = {}  # address -> when a message found nobody there
@@ -252,8 +254,8 @@ class Links:
             found = runtime.connections.get(address)
         if found is not None:
             return found
-        # Outside the lock, which every message takes: it may resolve a name, for seconds. Where
-        # another thread was faster, its own is used: this one has opened nothing yet.
+        # Outside the lock: it may resolve a name, for seconds, and whoever closes the client would
+        # wait. Where another thread was faster, its own is used: this one has opened nothing yet.
         made = self._connect(address)
         with runtime.lock:
             self.check_open()
