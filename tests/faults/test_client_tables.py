@@ -27,7 +27,7 @@ from dlm.errors import (
     StaleShardSet,
     UnavailableError,
 )
-from dlm.wire.status import Reason
+from dlm.wire.status import Reason, error_from_refusal
 from models import random_model
 
 
@@ -147,6 +147,22 @@ def test_what_waits_while_the_table_changes_is_routed_anew_without_a_refusal(
             assert_equal(future.result(WAIT_S), [oracle.score(context, word)])
         assert (client.stats.failed, client.stats.refreshes) == (1, 1)
         until(lambda: free(client))
+
+
+def test_what_waits_for_servers_that_are_rolled_is_routed_anew_when_its_pause_is_over(
+    site: Site, old, new
+) -> None:
+    """All of them refuse, and come back with the model in another sharding."""
+    oracle = old.files.oracle
+    queries = random_queries(oracle, 5, 200)
+    site.network.instant = error_from_refusal(Reason.NOT_READY, "ask a replica", where="here")
+    call = submit(site.utterance, queries, WAIT_S)
+    until(lambda: site.client.stats.failed >= 2)
+    site.becomes(new)
+    until(lambda: site.client.manifest.shards == 3)
+    assert not call.done()
+    site.network.instant = None
+    assert_equal(call.result(WAIT_S), [oracle.score(c, w) for c, w in queries])
 
 
 def test_threads_get_right_answers_while_the_table_goes_back_and_forth(

@@ -41,7 +41,7 @@ class Delivery:
         tracer  None where calls are no spans
         home    where it runs: the loop of the process
     Attributes
-        tell  has the loop carry out a step; from any thread
+        inbox  the way to the loop; `tell`, its own
         overload, max_queries  see `Lanes`
     """
 
@@ -59,7 +59,7 @@ class Delivery:
         self._table = table
         self._clock = clock
         self._ends = ends = Ends(config, links, clock)
-        self._inbox = inbox = Inbox(links, home, ends.cut_off, self._pump)
+        self.inbox = inbox = Inbox(links, home, ends.cut_off, self._send)
         self._lanes = lanes = Lanes(config, links, table, clock, inbox, ends)
         self._sender = sender = Sender(config, links, clock, inbox, tracer)
         self._retries = Retries(config, links, table, clock, inbox, lanes, sender, ends)
@@ -84,11 +84,6 @@ class Delivery:
 
     # -- on the loop --------------------------------------------------------------------------
 
-    def keep(self, step: Callable[[], None]) -> None:
-        """A step after which timers run."""
-        self._inbox.keep()
-        step()
-
     def _note_partial(self, model: str, queries: int, error: DlmError, shard: int | None) -> None:
         """Logs partial scores once, when they begin, and once more where it turns out that they
         will not end."""
@@ -108,12 +103,10 @@ class Delivery:
             fields = {"shard": shard, "before": outage.error, "error": kind}
             log.warning("client.partial.changed", extra=fields)
 
-    def _pump(self, runtime: Runtime) -> None:
-        """Sends what lanes have ready."""
-        while runtime.ready:
-            message = self._lanes.next(runtime)
-            if message is not None:
-                self._inbox.step(self._begin, message)
+    def _send(self, runtime: Runtime) -> None:
+        message = self._lanes.next(runtime)
+        if message is not None:
+            self.inbox.step(self._begin, message)
 
     def _begin(self, message: Message) -> None:
         runtime, watch = message.runtime, message.runtime.watch
@@ -181,14 +174,14 @@ class Delivery:
         """While messages are under way, looks for those whose end was never reported."""
         if not runtime.watching:
             runtime.watching = True
-            self._inbox.later(LOST_S, self._look_for_lost, runtime)
+            self.inbox.later(LOST_S, self._look_for_lost, runtime)
 
     def _look_for_lost(self, runtime: Runtime) -> None:
         runtime.watching = False
         now = self._clock()
         for message in list(runtime.under_way):
             if message.deadline + LOST_S <= now:
-                self._inbox.step(self._lose, message)
+                self.inbox.step(self._lose, message)
         if runtime.under_way:
             self._watch(runtime)
 

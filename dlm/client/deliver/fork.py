@@ -51,6 +51,7 @@ class Streams(Protocol):
 
 
 _open: weakref.WeakSet[Streams] = weakref.WeakSet()
+_waking: weakref.WeakSet[Streams] = weakref.WeakSet()  # that a thread is about to resume
 
 
 @contextmanager
@@ -71,10 +72,16 @@ def add(streams: Streams) -> None:
 
 def wake(streams: Streams) -> None:
     """Starts the loop, and then resumes `streams`; once the gate is free, which is not waited for.
-
-    Raises  RuntimeError  no thread can be started
-    """
-    threading.Thread(target=_resume, args=([streams],), name="dlm-resume", daemon=True).start()
+    One thread does, however often this is called meanwhile; where none can be started, they give
+    up."""
+    if streams in _waking:
+        return
+    _waking.add(streams)
+    try:
+        threading.Thread(target=_resume, args=([streams],), name="dlm-resume", daemon=True).start()
+    except RuntimeError as exc:
+        _waking.discard(streams)
+        streams.give_up(exc)
 
 
 def _suspend() -> None:
@@ -114,9 +121,11 @@ def _resume(found: list[Streams]) -> None:
             loop.running()
     except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
         for streams in found:
+            _waking.discard(streams)
             streams.give_up(exc)
         return
     for streams in found:
+        _waking.discard(streams)  # first: who comes from here on finds a loop, or wakes it again
         try:
             streams.resume()
         except Exception as exc:  # noqa: BLE001 - the others must still be resumed
@@ -124,10 +133,10 @@ def _resume(found: list[Streams]) -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _gate, _open
+    global _gate, _open, _waking
     kernels.COMPILER.release()
     _gate = threading.RLock()
-    _open = weakref.WeakSet()
+    _open, _waking = weakref.WeakSet(), weakref.WeakSet()
     _local.forks_with = None
 
 

@@ -23,7 +23,7 @@ class Inbox:
     Args
         home     where steps run: the loop of the process
         cut_off  ends a message of which a step raised
-        pump     sends what lanes have ready
+        send     sends what one of the lanes that may has ready
     """
 
     def __init__(
@@ -31,12 +31,12 @@ class Inbox:
         links: Links,
         home: loop.Home,
         cut_off: Callable[[Message, DlmError], None],
-        pump: Callable[[Runtime], None],
+        send: Callable[[Runtime], None],
     ) -> None:
         self._links = links
         self._home = home
         self._cut_off = cut_off
-        self._pump = pump
+        self._send = send
 
     # -- in any thread ------------------------------------------------------------------------
 
@@ -49,15 +49,8 @@ class Inbox:
         # does, in a moment.
         if now >= runtime.woken_until:
             runtime.woken_until = now + loop.WAKE_S
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._home.post(self._open):
-            return
-        try:
-            fork.wake(self)
-        except RuntimeError as exc:  # no thread can be started
-            self.give_up(exc)
+            if not self._home.post(self._open):
+                fork.wake(self)
 
     def is_here(self) -> bool:
         """Whether this thread is the loop."""
@@ -89,36 +82,39 @@ class Inbox:
 
     # -- on the loop --------------------------------------------------------------------------
 
-    def keep(self) -> None:
-        """There is work, or timers run: the loop is started again after a fork."""
-        fork.add(self)
-
-    def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
-        """Carries out a step in so many seconds."""
-        self._home.later(delay_s, self.step, step, *args)
+    def later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
+        """See `loop.Timers`: a step."""
+        fork.add(self)  # its loop is started again after a fork
+        self._home.later(delay_s, self.step, call, *args)
 
     def _open(self) -> None:
-        """Carries out what came; what came at once leaves together."""
         runtime = self._links.runtime
         runtime.woken_until = 0.0  # first, as above
-        self.step(self._carry_out_all, runtime)
+        if not runtime.busy:
+            self._run(runtime)
 
     def step(self, step: Callable[..., None], *args: Any) -> None:
-        """Carries out a step, and then sends what can be sent. The outermost does, where one step
-        leads to another: so what fails at once takes no stack."""
+        """Carries out a step; the outermost, where one leads to another, then all that came and
+        what can be sent: so what comes at once leaves together, and what fails at once takes no
+        stack."""
         runtime = self._links.runtime
-        was, runtime.busy = runtime.busy, True
-        try:
+        if runtime.busy:
             self._carry_out(step, args)
-            if not was:
-                self._pump(runtime)
-        finally:
-            runtime.busy = was
+        else:
+            runtime.inbox.appendleft((step, args))
+            self._run(runtime)
 
-    def _carry_out_all(self, runtime: Runtime) -> None:
-        inbox = runtime.inbox
-        while inbox:
-            self._carry_out(*inbox.popleft())
+    def _run(self, runtime: Runtime) -> None:
+        inbox, ready = runtime.inbox, runtime.ready
+        runtime.busy = True
+        try:
+            while inbox or ready:
+                if inbox:
+                    self._carry_out(*inbox.popleft())
+                else:
+                    self._send(runtime)
+        finally:
+            runtime.busy = False
 
     def _carry_out(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
         """One step, whose failure harms no other."""

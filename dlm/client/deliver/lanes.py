@@ -120,7 +120,6 @@ class Lanes:
             snapshot = self._table.of_set(part.shard_set) or self._table.snapshot()
             lane = Lane(self._config.window, self.max_queries(snapshot), late_after((), 0.0))
             runtime.lanes[place] = lane
-            self._inbox.keep()  # there is work
         return lane
 
     # -- out ----------------------------------------------------------------------------------

@@ -30,17 +30,21 @@ POLLER_S = 0.2
 WAKE_S = 0.05
 
 
-class Home(Protocol):
-    """Where all of a client's steps run, one after another."""
-
-    def post(self, call: Callable[[], None]) -> bool:
-        """Has `call` run there; from any thread. False where nothing runs there any more."""
+class Timers(Protocol):
+    """Where steps run, one after another."""
 
     def is_here(self) -> bool:
         """Whether this thread is it."""
 
     def later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         """There: calls `call` in so many seconds, after a fork too."""
+
+
+class Home(Timers, Protocol):
+    """Where all of a client's steps run."""
+
+    def post(self, call: Callable[[], None]) -> bool:
+        """Has `call` run there; from any thread. False where nothing runs there any more."""
 
 
 class LoopThread:

@@ -266,7 +266,8 @@ class Links:
         is made in a thread: to resolve a name may take seconds.
 
         Args
-            tell  has the loop carry out a step; from any thread
+            tell  has the loop carry out a step; from any thread. Each who waits is told by one of
+                  its own: what one raises harms no other
         """
         runtime = self.runtime
         found = runtime.connections.get(address)
@@ -280,7 +281,7 @@ class Links:
 
         def reached(made: Connection | Exception) -> None:
             for each in runtime.connecting.pop(address, ()):
-                each(made)
+                tell(each, made)
 
         def connect() -> None:
             made: Connection | Exception

@@ -143,7 +143,6 @@ class GrpcConnection:
         self._mark_seen = self._mark()
         self._token_looked = self._token_changed = time.monotonic()
         self._held: deque[Sent] = deque()  # to be sent once there is a stream
-        self._waking = False  # whether a thread is about to start the loop for them
         self._beats = Beats(address, self._open_for_beats)  # of the loop
         self._held_beats: list[SentBeat] = []  # to be sent again after a fork
         self._opening = threading.RLock()
@@ -216,7 +215,7 @@ class GrpcConnection:
             return
         self._held.append(sent)
         if not loop.post(self._send_held):
-            self._wake()
+            fork.wake(self)
 
     def _send(self, sent: Sent) -> bool:
         """Over an open stream. False where one must be opened first, and this is not the loop, or
@@ -239,17 +238,6 @@ class GrpcConnection:
                     return
             except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
                 tell(sent.reply, None, self._unsent(exc))
-
-    def _wake(self) -> None:
-        """No loop runs: one is started, once the gate is free, and sends what is held."""
-        with self._lock:
-            if self._waking:
-                return
-            self._waking = True
-        try:
-            fork.wake(self)
-        except RuntimeError as exc:  # no thread can be started
-            self.give_up(exc)
 
     def _unsent(self, cause: Exception) -> DlmError:
         if isinstance(cause, DlmError):
@@ -389,13 +377,11 @@ class GrpcConnection:
 
     def resume(self) -> None:
         """See `fork.Streams`: sends again what was in flight."""
-        self._waking = False
         loop.post(self._send_held)  # else the loop ends already for another fork
         loop.post(self._send_beats)
 
     def give_up(self, cause: Exception) -> None:
         """See `fork.Streams`."""
-        self._waking = False
         while self._held:
             try:
                 sent = self._held.popleft()

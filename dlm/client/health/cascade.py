@@ -144,7 +144,7 @@ class CascadeMonitor:
         mode: Mode = Mode.FULL,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
-        home: loop.Home = loop,
+        home: loop.Timers = loop,
     ) -> None:
         self._host = weakref.ref(host)
         self._beating = beating

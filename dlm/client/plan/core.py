@@ -72,7 +72,6 @@ class Core:
         self._tracer = Tracer(__version__) if config.trace else None
         self._links = Links(connect)
         self.table = Table(endpoints, model, config, self._links, clock)
-        self._home = home
         self._delivery = Delivery(config, self._links, self.table, clock, self._tracer, home)
 
     # -- life ---------------------------------------------------------------------------------
@@ -162,10 +161,10 @@ class Core:
                     before=runtime.before,
                     mode=mode,
                     clock=self._clock,
-                    home=self._home,
+                    home=self._delivery.inbox,
                 )
                 runtime.watch = watch
-                self._delivery.tell(self._delivery.keep, watch.begin)
+                self._delivery.tell(watch.begin)
 
     def mode(self) -> Mode:
         """Which model new utterances are scored with."""
