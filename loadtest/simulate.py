@@ -227,6 +227,7 @@ class _Way:
     server: int
     lane: Lane[_Piece]
     usual: Usual = field(default_factory=Usual)
+    alarm: float = math.inf  # when the lane is looked at again by itself
 
 
 class Simulation:
@@ -312,12 +313,12 @@ class Simulation:
         while (taken := lane.take(events.now)) is not None:
             self._send(way, *taken)
         at = lane.ready_at()
-        if at < lane.alarm:
-            lane.alarm = at
+        if at < way.alarm:
+            way.alarm = at
             events.at(at, lambda: self._look(way))
 
     def _look(self, way: _Way) -> None:
-        way.lane.alarm = math.inf
+        way.alarm = math.inf
         self._advance(way)
 
     def _send(self, way: _Way, number: int, pieces: list[_Piece]) -> None:

@@ -20,7 +20,7 @@ from cluster import WAIT_S
 from dlm.client import ClientConfig
 from dlm.client.api.utterance import Utterance
 from dlm.client.deliver.call import Call, EndedCall
-from dlm.client.deliver.delivery import LOST_S
+from dlm.client.deliver.retries import LOST_S
 from dlm.client.deliver.transport import Metadata, Reply
 from dlm.client.plan.core import Core
 from dlm.client.plan.topology import Endpoint, FixedEndpoints

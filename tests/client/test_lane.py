@@ -163,29 +163,29 @@ def answering(queries: int, seconds: float, messages: int) -> Driver:
     return driver
 
 
-def test_an_idle_lane_wants_a_look_though_an_alarm_is_set() -> None:
-    """It was set for what gathered behind a message, and that has left since."""
+def test_what_gathers_is_due_when_the_message_before_it_is_late_and_at_once_in_an_idle_lane() -> (
+    None
+):
+    """What waits for nothing leaves."""
     driver = Driver(limit=4, usual_s=0.05)
     lane = driver.lane
+    assert lane.due() == inf
     driver.submit(Work("a"), 0.0)
     lane.submit(Work("b"))
-    assert lane.wants_a_look(0.0)  # to set the alarm
-    lane.alarm = lane.ready_at()
-    assert lane.alarm == 0.05 and not lane.wants_a_look(0.0)
+    assert lane.due() == 0.05
     driver.done(0.001)
     driver.done(0.002)
-    assert driver.sent == [["a"], ["b"]] and not lane.wants_a_look(0.003)
+    assert driver.sent == [["a"], ["b"]] and lane.due() == inf
     lane.submit(Work("c"))
-    assert lane.wants_a_look(0.003)
+    assert lane.due() == -inf
 
 
-def test_a_full_lane_wants_a_look_once_something_is_late() -> None:
+def test_a_full_lane_is_due_once_something_is_too_late() -> None:
     """Else what waits behind messages that never come back would stay, and count."""
     driver = busy(Work("a", deadline=1.0))
-    assert not driver.lane.wants_a_look(0.9)
-    assert driver.lane.wants_a_look(1.0)
+    assert driver.lane.due() == 1.0
     driver.look(1.0)
-    assert driver.late == ["a"] and not driver.lane.wants_a_look(1.0)
+    assert driver.late == ["a"] and driver.lane.due() == inf
 
 
 def test_a_call_that_would_wait_past_half_of_its_time_is_refused_at_once() -> None:

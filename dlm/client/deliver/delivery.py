@@ -17,20 +17,16 @@ from dlm.client.deliver.call import Call
 from dlm.client.deliver.inbox import Inbox
 from dlm.client.deliver.lanes import Lanes
 from dlm.client.deliver.message import Attempt, Ends, Message, as_dlm_error
-from dlm.client.deliver.retries import Retries, is_moving
+from dlm.client.deliver.retries import LOST_S, Retries, is_moving
 from dlm.client.deliver.runtime import Links, Runtime
 from dlm.client.deliver.sender import Outcomes, Sender
 from dlm.client.plan.partial import Outage
 from dlm.client.plan.table import Table, other_model
-from dlm.errors import DeadlineExceeded, DlmError, ShardDown
+from dlm.errors import DlmError, ShardDown
 from dlm.logs import EventLog
 from dlm.tracing import Tracer
 
 log = EventLog(__name__)
-
-# A message ends so long after its deadline where nobody told that it did, and is looked for as
-# often: connections end what they took by its deadline, give or take what a busy machine needs.
-LOST_S = 1.0
 
 
 class Delivery:
@@ -59,11 +55,11 @@ class Delivery:
         self._table = table
         self._clock = clock
         self._ends = ends = Ends(config, links, clock)
-        self.inbox = inbox = Inbox(links, home, ends.cut_off, self._send)
+        self.inbox = inbox = Inbox(links, clock, home, ends.cut_off, self._send, self._look)
         self._lanes = lanes = Lanes(config, links, table, clock, inbox, ends)
         self._sender = sender = Sender(config, links, clock, inbox, tracer)
         self._retries = Retries(config, links, table, clock, inbox, lanes, sender, ends)
-        sender.outcomes = Outcomes(self._replied, self._retries.failed, self._retries.late)
+        sender.outcomes = Outcomes(self._replied, self._retries.failed)
         self.tell = inbox.tell
         self.overload, self.max_queries = lanes.overload, lanes.max_queries
 
@@ -111,7 +107,7 @@ class Delivery:
     def _begin(self, message: Message) -> None:
         runtime, watch = message.runtime, message.runtime.watch
         runtime.under_way.add(message)
-        self._watch(runtime)
+        self.inbox.look_by(message.deadline + LOST_S)
         runtime.retrying.earn()
         runtime.hedging.earn()
         watched = watch is not None and self._table.known is message.snapshot
@@ -170,26 +166,6 @@ class Delivery:
             self._retries.failed(message, error)
         self._ends.settle(message)
 
-    def _watch(self, runtime: Runtime) -> None:
-        """While messages are under way, looks for those whose end was never reported."""
-        if not runtime.watching:
-            runtime.watching = True
-            self.inbox.later(LOST_S, self._look_for_lost, runtime)
-
-    def _look_for_lost(self, runtime: Runtime) -> None:
-        runtime.watching = False
-        now = self._clock()
-        for message in list(runtime.under_way):
-            if message.deadline + LOST_S <= now:
-                self.inbox.step(self._lose, message)
-        if runtime.under_way:
-            self._watch(runtime)
-
-    def _lose(self, message: Message) -> None:
-        """Its deadline is long past: a connection was silent, or made for too long."""
-        lost = DeadlineExceeded(f"shard {message.shard}: nobody told what became of a message")
-        for attempt in list(message.out):
-            if attempt.withdraw is not None:
-                attempt.withdraw()
-            self._replied(attempt, None, lost)
-        self._ends.fail(message, lost)
+    def _look(self) -> float:
+        runtime, now = self._links.runtime, self._clock()
+        return min(self._lanes.look(runtime, now), self._retries.look(runtime, now))

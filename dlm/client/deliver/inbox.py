@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from dlm.client.deliver import fork, loop
@@ -15,6 +16,8 @@ from dlm.client.deliver.call import Call
 from dlm.client.deliver.message import Attempt, Message, as_dlm_error
 from dlm.client.deliver.runtime import Links, Runtime
 from dlm.errors import DlmError
+
+RETRY_S = 1.0  # to the next look where one raised
 
 
 class Inbox:
@@ -24,19 +27,24 @@ class Inbox:
         home     where steps run: the loop of the process
         cut_off  ends a message of which a step raised
         send     sends what one of the lanes that may has ready
+        look     looks at all that may be late; says when to look again
     """
 
     def __init__(
         self,
         links: Links,
+        clock: Callable[[], float],
         home: loop.Home,
         cut_off: Callable[[Message, DlmError], None],
         send: Callable[[Runtime], None],
+        look: Callable[[], float],
     ) -> None:
         self._links = links
+        self._clock = clock
         self._home = home
         self._cut_off = cut_off
         self._send = send
+        self._look = look
 
     # -- in any thread ------------------------------------------------------------------------
 
@@ -86,6 +94,21 @@ class Inbox:
         """See `loop.Timers`: a step."""
         fork.add(self)  # its loop is started again after a fork
         self._home.later(delay_s, self.step, call, *args)
+
+    def look_by(self, at: float) -> None:
+        """Has lanes and messages looked at by then."""
+        alarms = self._links.runtime.alarms
+        if at < (alarms[-1] if alarms else inf):
+            alarms.append(at)
+            self.later(at - self._clock(), self._ring)
+
+    def _ring(self) -> None:
+        self._links.runtime.alarms.pop()
+        next_at = self._clock() + RETRY_S  # where it raises
+        try:
+            next_at = self._look()
+        finally:
+            self.look_by(next_at)
 
     def _open(self) -> None:
         runtime = self._links.runtime

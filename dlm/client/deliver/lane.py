@@ -75,11 +75,10 @@ class Lane(Generic[T]):
         waiting    oldest first; `queued` queries in all
         in_flight  by number of the message; `asked` queries in all
         earliest   nothing that waits has a deadline before this
-        alarm      when whoever owns the lane looks at it again by itself
     """
 
     __slots__ = (
-        *("alarm", "asked", "earliest", "in_flight", "limit", "max_queries", "max_waiting", "pace"),
+        *("asked", "earliest", "in_flight", "limit", "max_queries", "max_waiting", "pace"),
         *("queued", "usual_s", "waiting", "_last", "_next"),
     )
 
@@ -90,7 +89,7 @@ class Lane(Generic[T]):
         self.waiting: deque[T] = deque()
         self.queued = self.asked = 0
         self.in_flight: dict[int, InFlight] = {}
-        self.earliest = self.alarm = inf
+        self.earliest = inf
         self.pace = Pace()
         self._last = -inf  # when a message last left
         self._next = 0
@@ -142,11 +141,9 @@ class Lane(Generic[T]):
             return inf
         return self._last + self.usual_s if self.in_flight else -inf
 
-    def wants_a_look(self, now: float) -> bool:
-        """Whether something waits that no message's end and no alarm will look at in time."""
-        return bool(self.waiting) and (
-            not self.in_flight or self.earliest <= now or self.ready_at() < self.alarm
-        )
+    def due(self) -> float:
+        """When to look at what waits: it may leave, or is too late; inf where nothing waits."""
+        return min(self.ready_at(), self.earliest)
 
     def take(self, now: float) -> tuple[int, list[T]] | None:
         """The next message, if one may leave: its number, for `done`, and its parts."""

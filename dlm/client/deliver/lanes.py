@@ -110,8 +110,11 @@ class Lanes:
             _miss_late(part)
             return
         lane.submit(part)
-        if lane.wants_a_look(now):
+        due = lane.due()
+        if due <= now:
             runtime.ready[Place(part.shard_set, part.shard, part.call.asks.name)] = lane
+        else:
+            self._inbox.look_by(due)
 
     def _lane(self, runtime: Runtime, part: Part) -> Lane[Part]:
         place = Place(part.shard_set, part.shard, part.call.asks.name)
@@ -138,7 +141,7 @@ class Lanes:
         self._make_room(lane, now)
         taken = lane.take(now)
         if taken is None:
-            self._set_alarm(runtime, place, lane, now)
+            self._inbox.look_by(lane.due())
             return None
         number, parts = taken
         message = None
@@ -185,22 +188,16 @@ class Lanes:
             self._ends.count_failed(DeadlineExceeded(), part.queued)
             _miss_late(part)
 
-    def _set_alarm(self, runtime: Runtime, place: Place, lane: Lane[Part], now: float) -> None:
-        at = lane.ready_at()
-        if at < lane.alarm:
-            lane.alarm = at
-            self._inbox.later(at - now, self._look, runtime, place, lane, at)
-
-    def _look(self, runtime: Runtime, place: Place, lane: Lane[Part], at: float) -> None:
-        """A message may be late by now; mostly another has left since the alarm was set."""
-        if lane.alarm != at:
-            return  # an earlier one was set after this
-        lane.alarm = inf
-        now = self._clock()
-        if lane.earliest <= now or lane.ready_at() <= now:
-            runtime.ready[place] = lane
-        else:
-            self._set_alarm(runtime, place, lane, now)
+    def look(self, runtime: Runtime, now: float) -> float:
+        """Finds the lanes that have something to send, or to end, by now; when the next will."""
+        next_at = inf
+        for place, lane in runtime.lanes.items():
+            due = lane.due()
+            if due <= now:
+                runtime.ready[place] = lane
+            else:
+                next_at = min(next_at, due)
+        return next_at
 
 
 def _miss_late(part: Part) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from dlm.client.api.config import ClientConfig
@@ -75,17 +76,19 @@ class Attempt:
 
     sent      it has left
     since     when it left; until there is a connection, when it was begun
+    late_at   when another server is asked as well; inf where none is
     withdraw  says that its answer is not wanted any more
     """
 
     __slots__ = (
-        *("address", "hedge", "message", "queue_s", "replied", "sent", "since", "since_s"),
-        "withdraw",
+        *("address", "hedge", "late_at", "message", "queue_s", "replied", "sent", "since"),
+        *("since_s", "withdraw"),
     )
 
     def __init__(self, message: Message, address: str, since: float, *, hedge: bool) -> None:
         self.message, self.address, self.since, self.hedge = message, address, since, hedge
         self.since_s = self.queue_s = 0.0
+        self.late_at = inf
         self.sent = self.replied = False
         self.withdraw: Withdraw | None = None
 

@@ -6,13 +6,14 @@ Runs on the loop, but for the look for a fresh table, on the helper thread.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 from dlm.client.api.config import ClientConfig
 from dlm.client.deliver.inbox import Inbox
 from dlm.client.deliver.lanes import Lanes
 from dlm.client.deliver.message import Attempt, Ends, Message, as_dlm_error, naming_shard
 from dlm.client.deliver.replicas import may_hedge
-from dlm.client.deliver.runtime import LOOK_AGAIN_S, Links, closed_error
+from dlm.client.deliver.runtime import LOOK_AGAIN_S, Links, Runtime, closed_error
 from dlm.client.deliver.sender import Sender
 from dlm.client.health.cascade import MOVING_S
 from dlm.client.plan.table import Table, other_model
@@ -29,6 +30,9 @@ from dlm.wire.status import MOVING_REASONS
 MAX_REROUTES = 2  # a table that is stale twice in one call is not going to settle within it
 # Between two rounds of a message that waits for a replica which is about to be there.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
+# A message is lost so long after its deadline: connections end what they took by its deadline, give
+# or take what a busy machine needs.
+LOST_S = 1.0
 
 
 class Retries:
@@ -174,11 +178,41 @@ class Retries:
                 part.call.miss(part, as_dlm_error(exc, message.shard))
         self._ends.fail(message, error, counts=False)
 
-    def late(self, attempt: Attempt) -> None:
+    def look(self, runtime: Runtime, now: float) -> float:
+        """Finds the messages that are late or lost by now; when the next will be."""
+        next_at = inf
+        for message in list(runtime.under_way):
+            for attempt in list(message.out):
+                if attempt.late_at <= now:
+                    attempt.late_at = inf
+                    self._inbox.step(self._late, attempt)
+                next_at = min(next_at, attempt.late_at)
+            lost_at = message.deadline + LOST_S
+            if lost_at <= now:
+                self._inbox.step(self._lose, message)
+            else:
+                next_at = min(next_at, lost_at)
+        return next_at
+
+    def _lose(self, message: Message) -> None:
+        """Its deadline is long past: a connection was silent, or made for too long."""
+        lost = DeadlineExceeded(f"shard {message.shard}: nobody told what became of a message")
+        for attempt in list(message.out):
+            if attempt.withdraw is not None:
+                attempt.withdraw()
+            self._sender.outcomes.replied(attempt, None, lost)
+        self._ends.fail(message, lost)
+
+    def _late(self, attempt: Attempt) -> None:
         """A message is late: another server is asked as well, where one is well and few are late.
         The first answer counts."""
         message = attempt.message
-        if message.ended or attempt.replied or len(message.out) != 1 or self._links.closed:
+        if (
+            message.ended
+            or len(message.out) != 1
+            or self._links.closed
+            or self._clock() >= message.deadline
+        ):
             return
         runtime, watch = message.runtime, message.runtime.watch
         replicas = message.snapshot.topology.addresses.get(message.shard, ())

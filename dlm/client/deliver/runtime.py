@@ -116,7 +116,7 @@ class Runtime:
         self.connecting: dict[str, list[Connected]] = {}  # who waits for a connection, by address
         self.busy = False  # a step is carried out, which looks at these at its end
         self.under_way: set[Any] = set()  # messages that have not ended, or that a server has still
-        self.watching = False  # for those of which nobody tells that they ended
+        self.alarms: list[float] = []  # when lanes and messages are looked at; the next is last
         self.chance = random.Random()
         self.retrying = TokenBucket(RETRIED, RETRY_BURST)
         self.hedging = TokenBucket(HEDGED, HEDGE_BURST)

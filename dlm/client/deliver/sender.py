@@ -31,12 +31,10 @@ class Outcomes(NamedTuple):
 
     replied  of an attempt: the bytes of its reply, or an error; once
     failed   of a message that could not be sent
-    late     of an attempt that takes longer than usual, where another server might be asked
     """
 
     replied: Callable[[Attempt, bytes | None, DlmError | None], None]
     failed: Callable[[Message, DlmError], None]
-    late: Callable[[Attempt], None]
 
 
 class Sender:
@@ -83,8 +81,8 @@ class Sender:
             replicas = message.snapshot.topology.addresses.get(message.shard, ())
             if len(replicas) > 1:
                 late_s = late_after((runtime.usual[a] for a in replicas), attempt.since)
-                if attempt.since + late_s < message.deadline:
-                    self._inbox.later(late_s, self.outcomes.late, attempt)
+                attempt.late_at = attempt.since + late_s
+                self._inbox.look_by(attempt.late_at)
 
     def _choose(self, message: Message) -> str:
         snapshot = message.snapshot
