@@ -17,7 +17,7 @@ from dlm.client.deliver.message import Attempt, Message, as_dlm_error
 from dlm.client.deliver.runtime import Links, Runtime
 from dlm.errors import DlmError
 
-RETRY_S = 1.0  # to the next look where one raised
+LOOK_S = 1.0  # between looks at lanes and messages, while there are any
 
 
 class Inbox:
@@ -96,15 +96,18 @@ class Inbox:
         self._home.later(delay_s, self.step, call, *args)
 
     def look_by(self, at: float) -> None:
-        """Has lanes and messages looked at by then."""
+        """Has lanes and messages looked at by then; in a second at the latest, since what is planned
+        holds a client that nobody has any more."""
         alarms = self._links.runtime.alarms
         if at < (alarms[-1] if alarms else inf):
+            now = self._clock()
+            at = min(at, now + LOOK_S)
             alarms.append(at)
-            self.later(at - self._clock(), self._ring)
+            self.later(at - now, self._ring)
 
     def _ring(self) -> None:
         self._links.runtime.alarms.pop()
-        next_at = self._clock() + RETRY_S  # where it raises
+        next_at = self._clock() + LOOK_S  # where it raises
         try:
             next_at = self._look()
         finally:
