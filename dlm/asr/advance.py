@@ -111,7 +111,13 @@ class TokenLM:
         self, states: NDArray[Any] | Sequence[int]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """(B, V + 1) scores and next states, the sentence end in the last column."""
-        numbers = np.asarray(states, np.int64).reshape(-1).tolist()
+        given = np.asarray(states)
+        if given.size and given.dtype.kind not in "iu":
+            raise QueryError(
+                f"states are of type {given.dtype}; the integers of get_init_states or advance are "
+                "expected"
+            )
+        numbers = given.astype(np.int64).reshape(-1).tolist()
         missing = [n for n in dict.fromkeys(numbers) if n not in self._rows]
         fetched = dict(zip(missing, self._fetch(missing), strict=True)) if missing else {}
         scores = np.empty((len(numbers), len(self._asked)), np.float32)

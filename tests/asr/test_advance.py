@@ -51,6 +51,18 @@ def test_walks_have_the_bits_of_the_oracle(files: ModelFiles, bos: bool) -> None
                 history.append(ids[token])
 
 
+def test_states_that_are_not_integers_are_refused(files: ModelFiles) -> None:
+    """Cut to integers, they would be other states; no state at all is fine."""
+    with Client.local(files.directory) as client:
+        lm = TokenLM(client.utterance())
+        for states in ([0.0, 1.7], np.array([2.0]), [True]):
+            for ask in (lm.advance, lm.get_final):
+                with pytest.raises(QueryError, match="the integers of get_init_states"):
+                    ask(states)  # type: ignore[arg-type]
+        assert lm.advance([])[0].shape == (0, lm.vocab_size)
+        assert lm.advance(np.array([0], np.uint8))[0].shape == (1, lm.vocab_size)
+
+
 def test_equal_numbers_are_equal_contexts_and_a_batch_is_one_message_per_shard(
     files: ModelFiles,
 ) -> None:
