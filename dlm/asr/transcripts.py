@@ -97,8 +97,7 @@ def _table_rows(path: Path, lines: list[str], header: list[str]) -> Iterator[_Ro
         if len(row) != len(header):
             raise TextError(
                 f"line {number} of {path} has {counted(len(row), 'column')}; {len(header)} are "
-                "expected, as "
-                "in its first line"
+                "expected, as in its first line"
             )
         yield row[name], row[text], "" if speaker is None else row[speaker]
 
@@ -118,6 +117,32 @@ def _tab_rows(path: Path, lines: list[str]) -> Iterator[_Row]:
 
 def _column(header: list[str], names: tuple[str, ...]) -> int | None:
     return next((header.index(name) for name in names if name in header), None)
+
+
+def with_kaldi_names(
+    reference: TranscriptFile, hypothesis: TranscriptFile
+) -> tuple[TranscriptFile, TranscriptFile]:
+    """The two files with names, where lines without a tab begin with one, as in Kaldi's `text`.
+
+    As they are where nothing speaks for that: the first words of two lines or more must be
+    different from each other, have a digit each, and all of one file be in the other.
+    """
+    one, other = (_first_words(file) if file.numbered else file for file in (reference, hypothesis))
+    if one is None or other is None or not (reference.numbered or hypothesis.numbered):
+        return reference, hypothesis
+    names, others = ({_stem(name) for name in file.texts} for file in (one, other))
+    if not (names <= others or others <= names):
+        return reference, hypothesis
+    return one, other
+
+
+def _first_words(file: TranscriptFile) -> TranscriptFile | None:
+    lines = [line.split(maxsplit=1) for line in file.texts.values() if line.strip()]
+    texts = {words[0]: " ".join(words[1:]) for words in lines}
+    named = all(any(letter.isdigit() for letter in name) for name in texts)
+    if not named or len(texts) < max(len(lines), 2):
+        return None
+    return TranscriptFile(texts, file.speakers)
 
 
 def paired(reference: TranscriptFile, hypothesis: TranscriptFile) -> dict[str, tuple[str, str]]:

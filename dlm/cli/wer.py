@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,7 @@ def wer(
         typer.Argument(
             metavar="REF",
             help="What was said: a table with a header (tab-separated; text, file or id, maybe "
-            "speaker), lines of name, tab and text, or text alone.",
+            "speaker), lines of name, tab and text, Kaldi's lines of name and text, or text alone.",
         ),
     ],
     hypothesis: Annotated[
@@ -60,7 +61,7 @@ def wer(
         dlm wer transcripts.tsv hypotheses.tsv --by-speaker
         dlm wer transcripts.tsv hypotheses.tsv --against others.tsv --json
     """
-    from dlm.asr.transcripts import paired, read_transcripts
+    from dlm.asr.transcripts import paired, read_transcripts, with_kaldi_names
     from dlm.asr.wer import align, by_group, error_rate, rate_difference, spoken_words, total
     from dlm.asr.wer import word_errors as errors_of
 
@@ -68,10 +69,11 @@ def wer(
     split = str.split if exact else spoken_words
 
     def judged(path: Path) -> tuple[dict[str, tuple[list[str], list[str]]], dict[str, WordErrors]]:
-        pairs = {
-            name: (split(one), split(other))
-            for name, (one, other) in paired(said, read_transcripts(path)).items()
-        }
+        heard = read_transcripts(path)
+        named = with_kaldi_names(said, heard)
+        if named != (said, heard):
+            print(f"{path}: the first word of each line is its name, as in Kaldi", file=sys.stderr)
+        pairs = {name: (split(one), split(other)) for name, (one, other) in paired(*named).items()}
         return pairs, {name: errors_of(*pair) for name, pair in pairs.items()}
 
     pairs, errors = judged(hypothesis)

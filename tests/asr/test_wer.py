@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlm.asr.transcripts import paired, read_transcripts
+from dlm.asr.transcripts import paired, read_transcripts, with_kaldi_names
 from dlm.asr.wer import (
     WordErrors,
     align,
@@ -154,6 +154,44 @@ def test_lines_without_names_are_paired_by_their_number(tmp_path: Path) -> None:
     (tmp_path / "heard").write_text("one\n\nthree\n")
     files = [read_transcripts(tmp_path / name) for name in ("said", "heard")]
     assert list(paired(*files).values()) == [("one two", "one"), ("", ""), ("three", "three")]
+
+
+KALDI = "u1-01 one two\nu1-02\nu2-01 three\n"
+
+
+@pytest.mark.parametrize("heard", [KALDI, "u1-01\tone two\nu1-02\t\nu2-01\tthree\n", FORMS["json"]])
+def test_names_before_a_space_are_told_from_words(tmp_path: Path, heard: str) -> None:
+    """As Kaldi has them; they are in no text then."""
+    said = KALDI if "u1-01" in heard else KALDI.replace("u", "v")
+    (tmp_path / "said").write_text(said)
+    (tmp_path / "heard").write_text(heard)
+    files = (read_transcripts(tmp_path / "said"), read_transcripts(tmp_path / "heard"))
+    found = with_kaldi_names(*files)
+    if "u1-01" not in heard:
+        assert found == files
+        return
+    assert dict(paired(*found)) == {
+        "u1-01": ("one two", "one two"), "u1-02": ("", ""), "u2-01": ("three", "three"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        ("the man\na dog\n", "the men\na dog\n"),  # equal first words, which are no names
+        ("1 dog\n1 cat\n", "1 dog\n1 cat\n"),  # each occurs twice
+        ("1 dog\n2 cats\n", "1 dog\n3 cats\n"),  # others there
+        ("1 dog\n", "1 dog\n"),  # a single line says too little
+    ],
+)
+def test_text_that_begins_alike_keeps_its_first_words(
+    tmp_path: Path, said: str, heard: str
+) -> None:
+    """They count as words."""
+    (tmp_path / "said").write_text(said)
+    (tmp_path / "heard").write_text(heard)
+    files = (read_transcripts(tmp_path / "said"), read_transcripts(tmp_path / "heard"))
+    assert with_kaldi_names(*files) == files
 
 
 def test_a_quote_that_is_not_closed_takes_no_line_with_it(tmp_path: Path) -> None:
