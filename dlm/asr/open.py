@@ -14,6 +14,7 @@ the folder of the pointer file.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -29,7 +30,7 @@ from dlm.client import Client, ClientConfig
 from dlm.client.api.config import default_cache_dir
 from dlm.client.deliver.address import check_address
 from dlm.errors import ArpaError, ConfigError
-from dlm.files import lock_file
+from dlm.files import lock_file, try_lock
 from dlm.index.build.journal import describe_input
 from dlm.index.build.shard_set import KERNELS, build_shard_set
 from dlm.index.layout import FORMAT_VERSION, MANIFEST
@@ -37,6 +38,7 @@ from dlm.jit import compile_ahead
 from dlm.logs import EventLog
 from dlm.ngram.arpa import ArpaReader, is_parts_folder
 from dlm.progress import ProgressReporter, Tell
+from dlm.resources import parse_size
 from dlm.units import counted
 
 __all__ = ["open_model"]
@@ -202,12 +204,18 @@ def _pointed(text: str, folder: Path, where: str) -> ModelSource:
 def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = None) -> Path:
     """The folder of the shard set of an ARPA file, in the cache; made where it is not there.
 
+    Those that were opened longest ago go where all take more than $DLM_CACHE_SIZE. What a process
+    has opened stays while it lives.
+
     Raises  ArpaError, ConfigError
     """
+    size = os.environ.get("DLM_CACHE_SIZE")
+    limit = None if not size else parse_size(size)
     home = (default_cache_dir() if cache_dir is None else cache_dir) / "models"
     key = _key(arpa)
     folder = home / "-".join(key)
-    if _is_there(folder):
+    if _is_there(folder) and _hold(folder):
+        _trim(home, limit)
         return folder
     # What is wrong with the file is said before anything is compiled or written.
     with ArpaReader(arpa):
@@ -216,7 +224,7 @@ def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = No
     try:
         home.mkdir(parents=True, exist_ok=True)
         with _locked(home / f"{key[0]}-{key[1]}.lock", progress):
-            if _is_there(folder):  # another process made it meanwhile
+            if _is_there(folder) and _hold(folder):  # another process made it meanwhile
                 return folder
             progress.stage(f"sharding {arpa} into {folder}, once")
             compile_ahead(KERNELS)
@@ -224,7 +232,9 @@ def sharded(arpa: Path, *, cache_dir: Path | None = None, tell: Tell | None = No
             if _key(arpa) != key:
                 shutil.rmtree(folder)
                 raise ConfigError(f"{arpa} changed while it was read; open it again")
+            _hold(folder)
             _forget_others(home, key)
+            _trim(home, limit)
     except OSError as exc:
         raise ConfigError(
             f"the shard set of {arpa} cannot be kept in {home}: {exc}. Make room there, or name "
@@ -261,6 +271,44 @@ def _forget_others(home: Path, key: tuple[str, str, str]) -> None:
             and (other.name != "-".join(key))
         ):
             shutil.rmtree(other, ignore_errors=True)
+
+
+# The locks of the shard sets that this process has opened; a child of fork has them, too.
+_held: dict[Path, int] = {}
+IN_USE = ".in-use"
+_SET = re.compile(r".+-[0-9a-f]{16}-[0-9a-f]{16}")
+
+
+def _hold(folder: Path) -> bool:
+    """Marks a shard set as in use by this process, until that ends; False where it went."""
+    if folder not in _held:
+        with contextlib.suppress(OSError):  # a cache that can only be read, or without locks
+            lock = os.open(folder / IN_USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            _held[folder] = lock
+    with contextlib.suppress(OSError):
+        os.utime(folder)  # when it was opened last
+    return _is_there(folder)
+
+
+def _trim(home: Path, limit_bytes: int | None) -> None:
+    """Removes what was opened longest ago and is not in use, until all take less."""
+    if limit_bytes is None:
+        return
+    found = []
+    for folder in home.iterdir():
+        if _SET.fullmatch(folder.name):
+            with contextlib.suppress(OSError):  # another process removes it
+                size = sum(file.stat().st_size for file in folder.iterdir())
+                found.append((folder.stat().st_mtime_ns, size, folder))
+    total = sum(size for _, size, _ in found)
+    for _, size, folder in sorted(found):
+        if total <= limit_bytes:
+            return
+        with contextlib.suppress(OSError), (folder / IN_USE).open("a") as lock:
+            if folder not in _held and try_lock(lock.fileno()):
+                shutil.rmtree(folder)
+                total -= size
 
 
 @contextlib.contextmanager
