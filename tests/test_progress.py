@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dlm.cli import progress as waiting
 from dlm.cli.progress import stage_printer
 from dlm.progress import CompilingNotice, ProgressReporter, compiling_notice
 
@@ -173,3 +175,41 @@ def test_a_program_that_uses_the_library_says_once_that_it_compiles(tmp_path: Pa
 
     assert run() == "dlm: compiling kernels (first use only)\n"
     assert run() == ""
+
+
+def test_a_command_says_at_once_on_a_terminal_that_it_works(tmp_path: Path) -> None:
+    """Here one that waits for its input, and tells no stage."""
+    said, heard = tmp_path / "said", tmp_path / "heard"
+    os.mkfifo(said)
+    heard.write_text("one two\n")
+    ours, terminal = pty.openpty()
+    command = [sys.executable, "-m", "dlm.cli.main", "wer", str(said), str(heard)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal) as process:
+        try:
+            shown = b""
+            while b"working ...\r\n" not in shown:
+                shown += os.read(ours, 100)
+            said.write_text("one two\n")
+            out, _ = process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
+            os.close(terminal)
+            os.close(ours)
+    assert process.returncode == 0
+    assert out.startswith(b"WER\t0.00 %")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_first_stage_or_a_pipe_makes_it_say_nothing(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    """No timer is left."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    waiting.begin_waiting(WAIT_S)
+    begun = list(waiting._waiting)
+    assert len(begun) == is_terminal
+    stage_printer()("counting")
+    assert waiting._waiting == []
+    for timer in begun:
+        timer.join(WAIT_S)
+        assert timer.finished.is_set()

@@ -17,6 +17,7 @@ import typer
 from dlm import __version__
 from dlm.cli.help import GroupHelp, add_command
 from dlm.cli.paths import remove_empty_folders
+from dlm.cli.progress import begin_waiting, stop_waiting
 from dlm.errors import ConfigError, DlmError
 from dlm.extras import packages_of, pip_install
 from dlm.files import NO_ROOM
@@ -63,6 +64,10 @@ HEADINGS = {
 }
 
 SUMMARY = "Serve n-gram language models too big for one machine, over gRPC, and build them."
+# Commands that answer at once, or go on until they are stopped, and what asks for silence.
+OWN_WORDS = {"cluster", "demo", "info", "score", "serve", "status", "token"}
+MUTE = {"-q", "--quiet", "--help"}
+
 FIRST_STEPS = f"""\
 {SUMMARY}
 
@@ -173,6 +178,8 @@ def main() -> None:
         if signal.getsignal(number) is signal.SIG_DFL:  # not where nohup ignores it
             signal.signal(number, _ended)
     try:
+    if sys.argv[1:] and sys.argv[1] in COMMANDS.keys() - OWN_WORDS and not MUTE & {*sys.argv[2:]}:
+        begin_waiting()
         program(_needed(sys.argv[1:]))(prog_name="dlm")  # also as python -m dlm
     except DlmError as exc:
         _complain(exc)
@@ -191,6 +198,7 @@ def main() -> None:
         sys.exit(130)
     finally:
         remove_empty_folders()
+        stop_waiting()
 
 
 def _free(path: str | None) -> str:

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 
 from dlm.progress import compiling_notice
 
 COUNT_S = 5.0  # between two lines that count compiled kernels
+SILENT_S = 1.0  # after which a command on a terminal says that it works
+
+_waiting: list[threading.Timer] = []
+
+
+def begin_waiting(silent_s: float = SILENT_S) -> None:
+    """Has the command say that it works, unless it tells a stage sooner or `stop_waiting` is
+    called. Only on a terminal: in a pipe nobody watches."""
+    if not sys.stderr.isatty():
+        return
+    timer = threading.Timer(silent_s, lambda: print("working ...", file=sys.stderr, flush=True))
+    timer.daemon = True
+    _waiting.append(timer)
+    timer.start()
+
+
+def stop_waiting() -> None:
+    """Somebody else says something from here on."""
+    while _waiting:
+        _waiting.pop().cancel()
 
 
 def stage_printer(*, quiet: bool = False, timed: bool = True) -> Callable[[str], None]:
@@ -19,6 +40,7 @@ def stage_printer(*, quiet: bool = False, timed: bool = True) -> Callable[[str],
     began = time.monotonic()
 
     def tell(line: str) -> None:
+        stop_waiting()
         if not quiet:
             stamp = f"[{time.monotonic() - began:6.1f} s] " if timed else ""
             print(f"{stamp}{line}", file=sys.stderr)
