@@ -58,7 +58,10 @@ def serve(
         typer.Argument(metavar="DIR...", help="Folders of shard sets, one per model."),
     ],
     shard: Annotated[int, typer.Option(help="Which shard of each set to serve, from 0.")],
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port to listen on.  [default: a free one; server.ready logs it]"),
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to bind.  [default: loopback]")] = None,
     workers: Annotated[
         int | None, typer.Option(help="Processes that share the port.  [default: 1]")
