@@ -165,7 +165,8 @@ class _Here:
     def sentences(self, block: Block) -> Iterator[tuple[list[bytes], SentenceScore]]:
         import numpy as np
 
-        from dlm.client.api.utterance import SentenceScore, split_words
+        from dlm.client import SentenceScore
+        from dlm.client.api.inputs import split_words
         from dlm.ngram.query import FULL
         from dlm.ngram.vocab import UNK_ID
 
@@ -196,7 +197,7 @@ def scored_by_servers(
     utterance: Utterance, blocks: Iterable[Block]
 ) -> Iterator[tuple[Block, Scored]]:
     """Blocks in their order, scored by servers, `SENTENCES` at most in a call."""
-    from dlm.client.api.utterance import split_words
+    from dlm.client.api.inputs import split_words
 
     for block in blocks:
         words = [split_words(line) for line in block.lines.split(b"\n")] if block.size else []

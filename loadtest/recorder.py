@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from dlm.client import Client, Extension, SentenceScore, State, States, Utterance
+from dlm.client import Client, ContextBlocks, Extension, SentenceScore, State, States, Utterance
+from dlm.client.api.inputs import Sentence, Word, split_words
 from dlm.client.api.metrics import Stats
-from dlm.client.api.utterance import ContextBlocks, Sentence, Word, split_words
 from dlm.errors import QueryError
 from dlm.ngram.query import Answers
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, Vocabulary, as_bytes

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 
-import dlm.client.api.collector as client_metrics
+import dlm.client.api.metrics as client_metrics
 import dlm.server.metrics as server_metrics
 from dlm.cli.main import app
 from dlm.client.plan.topology import write_cluster_file

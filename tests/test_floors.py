@@ -319,7 +319,7 @@ def test_a_planted_violation_is_found(path: str, text: str, fault: str, tmp_path
         ("ngram/a.py", "from dlm.spill import kernels\nfrom dlm.spill.merge import merged"),
         ("wire/status.py", "import grpc"),
         ("wire/generate.py", "from grpc_tools import protoc"),
-        ("client/api/collector.py", "from prometheus_client import Metric"),
+        ("client/api/metrics.py", "from prometheus_client import Metric"),
         ("tracing.py", "from opentelemetry import trace"),
         ("federated/rnn.py", "import jax"),
         ("spark/a.py", "from pyspark.sql import SparkSession\nfrom dlm.estimate import text"),

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.asr.word_ids import check_utterance, word_ids
-from dlm.client.api.utterance import State, Utterance, Word
+from dlm.client import State, Utterance
+from dlm.client.api.inputs import Word
 from dlm.errors import QueryError
 from dlm.ngram.query import PARTIAL
 from dlm.units import LN_10

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlm.client.api.utterance import ContextBlocks, State, Utterance
+from dlm.client import ContextBlocks, State, Utterance
 from dlm.ngram.query import PARTIAL
 
 MAX_WORDS = 1 << 22  # of all blocks that are kept: some 60 MB

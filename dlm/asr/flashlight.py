@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from dlm.asr.contexts import MAX_WORDS, Contexts, Counts, KnownContext
 from dlm.asr.word_ids import check_utterance, word_ids
-from dlm.client.api.utterance import State, Utterance, Word
+from dlm.client import State, Utterance
+from dlm.client.api.inputs import Word
 from dlm.errors import QueryError
 from dlm.extras import needed
 

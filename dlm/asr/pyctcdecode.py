@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from dlm.asr.contexts import MAX_WORDS, Contexts, Counts
 from dlm.asr.word_ids import check_known, check_utterance
-from dlm.client.api.utterance import State, Utterance
+from dlm.client import State, Utterance
 from dlm.errors import ConfigError, QueryError
 from dlm.extras import needed
 from dlm.ngram.vocab import UNK_ID

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from dlm.asr.lattice import Lattice, Scales
 from dlm.asr.nbest import Hypotheses, NbestList
 from dlm.asr.state_table import StateTable
-from dlm.client.api.utterance import AsyncUtterance, Extension, States, Utterance
+from dlm.client import AsyncUtterance, Extension, States, Utterance
 from dlm.errors import ConfigError
 from dlm.ngram.query import PARTIAL, SMALL
 from dlm.units import LN_10

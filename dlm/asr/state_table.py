@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client.api.utterance import States
+from dlm.client import States
 
 
 class StateTable:

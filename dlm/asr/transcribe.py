@@ -19,7 +19,7 @@ from dlm.asr.ctc import BeamSettings, CtcDecoder, HeardSentence
 from dlm.asr.flashlight import DlmLM
 from dlm.asr.lexicon import WORDS, PhonemeLexicon, model_lexicon
 from dlm.client import Client, Family, Utterance
-from dlm.client.api.utterance import FULL_KIND, SMALL_KIND
+from dlm.client.api.states import FULL_KIND, SMALL_KIND
 from dlm.ngram.query import FULL, PARTIAL, SMALL
 from dlm.progress import Tell
 

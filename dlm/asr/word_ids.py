@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Sequence
 
-from dlm.client.api.utterance import Utterance, Word
+from dlm.client import Utterance
+from dlm.client.api.inputs import Word
 from dlm.errors import ConfigError, QueryError
 from dlm.ngram.vocab import UNK_ID, UNK_SPELLINGS, as_bytes
 

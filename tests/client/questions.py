@@ -44,7 +44,7 @@ def queries_to(files: ModelFiles, shard: int) -> list[Query]:
 
 def submit(utterance: Utterance, queries: list[Query], deadline_s: float | None = None) -> Any:
     """The future of a call, not waited for."""
-    asked = utterance._score_queries([c for c, _ in queries], [w for _, w in queries])
+    ((asked, _),) = utterance._inputs.score([c for c, _ in queries], [w for _, w in queries])
     return utterance._submit(asked, utterance._limit(deadline_s))
 
 

@@ -19,9 +19,8 @@ from client.questions import random_queries
 from client.scripted import Network
 from client.test_partial import ask, assert_each_is_of_its_model
 from cluster import ROOT, Cluster, ModelFiles, ProcessServer, build, until
-from dlm.client import AsyncClient, Client, ClientConfig
-from dlm.client.api.local import open_small
-from dlm.client.api.utterance import Utterance
+from dlm.client import AsyncClient, Client, ClientConfig, Utterance
+from dlm.client.api.client import open_small
 from dlm.client.health import cascade
 from dlm.client.health.membership import Beating, Liveness
 from dlm.client.health.modes import Mode, Switching

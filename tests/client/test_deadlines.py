@@ -17,8 +17,7 @@ from client.questions import Query, queries_to, random_queries
 from client.scripted import Network, Scripted
 from client.test_partial import assert_each_is_of_its_model
 from cluster import WAIT_S
-from dlm.client import ClientConfig
-from dlm.client.api.utterance import Utterance
+from dlm.client import ClientConfig, Utterance
 from dlm.client.deliver.call import Call, EndedCall
 from dlm.client.deliver.retries import LOST_S
 from dlm.client.deliver.transport import Metadata, Reply
@@ -166,7 +165,7 @@ def test_every_call_ends_by_its_deadline_with_scores_of_the_models_they_name(
 
     def ask(number: int, limit_s: float) -> None:
         queries = random_queries(files.oracle, 100 * seed + number, line.rng.choice([1, 20, 90]))
-        asked = utterance._score_queries([c for c, _ in queries], [w for _, w in queries])
+        ((asked, _),) = utterance._inputs.score([c for c, _ in queries], [w for _, w in queries])
         deadline = line.now + limit_s
         line.last_deadline = max(line.last_deadline, deadline)
         call = utterance._submit(asked, limit_s)
@@ -176,7 +175,7 @@ def test_every_call_ends_by_its_deadline_with_scores_of_the_models_they_name(
 
         def give_up() -> None:
             if not call.done():
-                utterance._end_late(call, limit_s)
+                call.give_up(DeadlineExceeded(f"no answer within {limit_s:g} s"))
             assert call.done()
 
         line.at(deadline, give_up)  # as whoever waits does
@@ -213,7 +212,7 @@ def test_a_connection_that_never_tells_keeps_no_place_for_ever(cluster, files, c
 
     def ask(fate: str) -> Call | EndedCall:
         line.fate = fate
-        asked = utterance._score_queries([c for c, _ in query], [w for _, w in query])
+        ((asked, _),) = utterance._inputs.score([c for c, _ in query], [w for _, w in query])
         return utterance._submit(asked, 1.0)
 
     lost = ask("silent")

@@ -18,7 +18,7 @@ import dlm
 from client.questions import ask, assert_equal, assert_sentence, random_queries, random_sentences
 from cluster import Cluster, ModelFiles
 from dlm import AsyncClient, Client, LocalModel
-from dlm.client.api.utterance import States
+from dlm.client import States
 from dlm.errors import (
     ConfigError,
     DlmError,
@@ -166,7 +166,7 @@ def test_keys_of_states_are_equal_where_the_states_are(
         == len(set(zip(keys, each, strict=True)))
     )
     assert [joined[i] for i in (0, 1)] == [utterance.begin(), utterance.null()]
-    with pytest.raises(QueryError, match="one at the least"):
+    with pytest.raises(QueryError, match="at least one"):
         States.joined([])
     other = dataclasses.replace(states, family=dataclasses.replace(states.family, model="other"))
     with pytest.raises(FamilyMismatch, match="other"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlm.client.api import collector as client
+from dlm.client.api import metrics as client
 from dlm.server import metrics as server
 
 HISTOGRAM = ("_bucket", "_sum", "_count")

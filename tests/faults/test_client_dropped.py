@@ -150,7 +150,7 @@ def test_a_client_that_is_dropped_on_both_sides_of_a_fork_harms_neither(
 DROP_LOCAL = """
 import gc, sys
 from dlm import Client
-from dlm.client.api.local import LocalScorer
+from dlm.client.api.scorer import LocalScorer
 for number in range(20):
     client = Client.local(sys.argv[1])
     if number % 2:

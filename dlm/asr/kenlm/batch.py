@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dlm.asr.kenlm.opened import OpenedModel
 from dlm.asr.kenlm.state import KenlmState
 from dlm.asr.kenlm.table import ModelTable, StepTable
-from dlm.client.api.utterance import States
+from dlm.client import States
 from dlm.errors import QueryError
 
 

@@ -18,7 +18,7 @@ from dlm.asr.kenlm.table import NEEDS_SHARD, NULL, ModelCounts, ModelTable, Step
 from dlm.asr.kenlm.unpacked import UnpackedTable, fits, unpack
 from dlm.asr.open import SCHEME, open_model
 from dlm.client import ClientConfig
-from dlm.client.api.utterance import FULL_KIND
+from dlm.client.api.states import FULL_KIND
 from dlm.errors import DlmError, FamilyMismatch
 from dlm.ngram.query import PARTIAL
 from dlm.progress import Tell, compiling_notice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlm.asr.kenlm.table import NULL, ModelTable
-from dlm.client.api.utterance import Family
+from dlm.client import Family
 
 
 class PickledStates:

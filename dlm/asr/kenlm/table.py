@@ -15,7 +15,8 @@ from dlm.asr.contexts import BLOCK_WORDS, MAX_WORDS
 from dlm.asr.kenlm import kernels
 from dlm.asr.kenlm.row_kernels import CONTEXT_BYTES, HEAD_BYTES
 from dlm.asr.kenlm.scorer import TextScorer
-from dlm.client.api.utterance import SMALL_KIND, ContextBlocks, Family, States, Utterance
+from dlm.client import ContextBlocks, Family, States, Utterance
+from dlm.client.api.states import SMALL_KIND
 from dlm.ngram.query import PARTIAL, Answers
 from dlm.ngram.vocab import as_bytes
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dlm.asr.kenlm import unpacked_kernels as kernels
 from dlm.asr.kenlm.scorer import IN_BYTES, TEXT_PADDING
 from dlm.asr.kenlm.table import NULL, ROW_MASK, ModelCounts, ModelTable
-from dlm.client.api.utterance import Utterance
+from dlm.client import Utterance
 from dlm.index.check.decode import decode_tables
 from dlm.index.search.local import LocalModel
 from dlm.resources import available_bytes

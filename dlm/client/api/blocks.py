@@ -1,43 +1,136 @@
 """All that is stored after some states, held here: any word is scored without a message.
 
-A decoder asks many words of few states, one after the other. It fetches a block for each state
-once; from then on the block and the low orders answer, with the bits that servers would give.
+A decoder asks for many words after few states, one after the other. It fetches a block for each
+state once; from then on the block and the low orders answer, with the bits that servers would give.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlm.client.api.inputs import Inputs, Queries, Word
+from dlm.client.api.states import Extension, State, States
 from dlm.client.deliver.asks import BlockPart
 from dlm.client.deliver.call import UNKNOWN
 from dlm.errors import ProtocolError
 from dlm.index.search.blocks import ContextBlock
 from dlm.index.search.shard import LowOrders
 from dlm.ngram.query import FULL, PARTIAL, Answers
+from dlm.ngram.vocab import UNK_ID
 
-# Where a server was found not to know the call, it is not asked again for so long, in seconds.
-UNKNOWN_S = 60.0
+
+def source_of(answers: Answers) -> NDArray[np.uint8]:
+    """What gave each answer, as an array."""
+    return np.zeros(len(answers), np.uint8) if answers.source is None else answers.source
 
 
 def joined(answers: Sequence[Answers]) -> Answers:
     """Several as one."""
     if len(answers) == 1:
         return answers[0]
+    plain = all(a.source is None for a in answers)
     return Answers(
         np.concatenate([a.log10_prob for a in answers]),
         np.concatenate([a.matched_order for a in answers]),
         np.concatenate([a.ngram_length for a in answers]),
         np.concatenate([a.state_length for a in answers]),
+        None if plain else np.concatenate([source_of(a) for a in answers]),
     )
 
 
-def blocks_asked(lengths: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Which contexts may have something stored after them that the low orders do not say."""
-    return np.flatnonzero(lengths >= 2)
+@dataclass(frozen=True, eq=False)
+class ContextBlocks:
+    """K states with all that the model stores after them: any word is scored without a message.
+
+    Made by `Utterance.context_blocks`; any thread may use it. The answers are those of
+    `Utterance.extend`, bit for bit.
+
+    Shapes  states (K,)
+    """
+
+    states: States
+    _inputs: Inputs
+    _blocks: tuple[ContextBlock, ...]
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def source(self) -> NDArray[np.uint8]:
+        """(K,) what gave the answers, as in `Extension`."""
+        return np.array([block.source for block in self._blocks], np.uint8)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """(K,) words held for each state, at 11 bytes each."""
+        return np.array([len(block.words) for block in self._blocks], np.int64)
+
+    def extend(self, words: Any = None) -> Extension:
+        """As `Utterance.extend` of these states.
+
+        Args
+            words  W words for all states, or K rows of W words; without it, the whole vocabulary
+                   in the order of ids
+        Raises  QueryError
+        """
+        inputs = self._inputs
+        if words is None:
+            width, asked = inputs.vocabulary_size, None
+        else:
+            _, width, nested = inputs.extend_shape(self.states, words)
+            rows = words if nested else [words]
+            asked = [inputs.ids(row, f"words[{at}]") for at, row in enumerate(rows)]
+        shape = (len(self), width)
+        oov = np.zeros(shape, bool)
+        each, after = list[Answers](), list[States]()
+        for row, block in enumerate(self._blocks):
+            if asked is None:
+                ids, answers = np.arange(width, dtype=np.uint32), block.score_all()
+            else:
+                ids = asked[row % len(asked)]
+                answers = block.score(ids)
+            here, count = slice(row, row + 1), np.array([width], np.uint32)
+            queries = Queries(self.states._contexts[here], self.states._lengths[here], count, ids)
+            each.append(answers)
+            oov[row] = ids == UNK_ID
+            after.append(inputs.after(queries, answers))
+        some = joined(each or [Answers.empty(0)])
+        return Extension(
+            some.log10_prob.reshape(shape),
+            some.matched_order.reshape(shape),
+            some.ngram_length.reshape(shape),
+            States.joined(after or [self.states[:0]]).reshape(*shape),
+            np.broadcast_to(self.source.reshape(-1, 1), shape).copy(),
+            oov,
+        )
+
+    def answers(self, row: int, words: NDArray[np.uint32]) -> Answers:
+        """Answers to words by id, each after one of the states.
+
+        Trusts  the ids are below the vocabulary's size
+        """
+        return self._blocks[row].score(words)
+
+    def score(self, row: int, word: Word) -> tuple[float, State]:
+        """log10 P of one word after one of the states, and the state after it."""
+        block, inputs = self._blocks[row], self._inputs
+        known = type(word) is int and 0 <= word < inputs.vocabulary_size
+        number: int = word if known else inputs.id_of(word)  # type: ignore[assignment]
+        log10_prob, length = block.score_word(number)
+        words = (*block.words_before, number)
+        return log10_prob, State(self.states.family, words[len(words) - length :])
+
+    def distribution(self) -> NDArray[np.float32]:
+        """(K, V) log10 P of every word of the vocabulary, by id."""
+        out = np.empty((len(self), self._inputs.vocabulary_size), np.float32)
+        for row, block in enumerate(self._blocks):
+            out[row] = block.score_all().log10_prob
+        return out
 
 
 @dataclass(slots=True)
@@ -55,40 +148,35 @@ class _Fetched:
 
 
 class BlockFetch:
-    """The blocks of some contexts, as they come: what is to be asked next, until all is there.
+    """The blocks of some states, as they come: what to ask next, until all is there.
 
-    Shapes  contexts (K, order - 1) uint32, right-aligned; lengths (K,) uint8
     Args
+        states  (K,)
         source  of what the low orders say
+    Attributes
+        wanted  (n,) int64: rows to ask, from `skips` on. At first those whose contexts may have
+                something stored after them that the low orders do not have
     """
 
-    def __init__(
-        self, contexts: NDArray[np.uint32], lengths: NDArray[np.uint8], source: int
-    ) -> None:
-        self.contexts = contexts
-        self.lengths = lengths
-        self._fetched = [_Fetched([], source) for _ in range(len(lengths))]
-        self._wanted = blocks_asked(lengths)
-
-    @property
-    def wanted(self) -> NDArray[np.int64]:
-        """Rows that are to be asked, from `skips` on."""
-        return self._wanted
+    def __init__(self, states: States, source: int) -> None:
+        self.states = states
+        self._fetched = [_Fetched([], source) for _ in range(len(states))]
+        self.wanted: NDArray[np.int64] = np.flatnonzero(states._lengths >= 2)
 
     @property
     def skips(self) -> NDArray[np.uint32]:
-        """Words that are there already, of each of these."""
-        return np.array([self._fetched[row].words for row in self._wanted], np.uint32)
+        """Words that are there already, of each wanted row."""
+        return np.array([self._fetched[row].words for row in self.wanted], np.uint32)
 
-    def take(self, answered: tuple[list[BlockPart | None], NDArray[np.uint8]]) -> None:
-        """What came of the wanted rows.
+    def take(self, answered: list[tuple[list[BlockPart | None], NDArray[np.uint8]]]) -> None:
+        """What came of the wanted rows, in one or several parts.
 
-        Raises  ProtocolError  a part that cannot follow those before it
+        Raises  ProtocolError  words that cannot follow those before them
         """
         left = []
-        for row, part, source in zip(
-            self._wanted.tolist(), answered[0], answered[1].tolist(), strict=True
-        ):
+        parts = [part for some, _ in answered for part in some]
+        sources = [source for _, some in answered for source in some.tolist()]
+        for row, part, source in zip(self.wanted.tolist(), parts, sources, strict=True):
             fetched = self._fetched[row]
             if part is None:
                 fetched.parts, fetched.source = [], source
@@ -105,47 +193,51 @@ class BlockFetch:
             fetched.parts.append(part)
             if fetched.words < part.total:
                 left.append(row)
-        self._wanted = np.array(left, np.int64)
+        self.wanted = np.array(left, np.int64)
 
     def skip_all(self) -> None:
         """Nothing is asked: servers do not know the call."""
-        for row in self._wanted.tolist():
+        for row in self.wanted.tolist():
             self._fetched[row].source = UNKNOWN
-        self._wanted = self._wanted[:0]
+        self.wanted = self.wanted[:0]
 
     def unknown(self) -> list[int]:
         """Rows whose servers do not know the call."""
         return [row for row, f in enumerate(self._fetched) if f.source == UNKNOWN]
 
-    def blocks(self, low: LowOrders, instead: dict[int, Answers]) -> list[ContextBlock]:
+    def blocks(self, low: LowOrders, instead: dict[int, Answers]) -> tuple[ContextBlock, ...]:
         """The block of each row.
 
         Args
             instead  by row of `unknown`: the answers to all words of the vocabulary
         """
-        made = []
-        width = self.contexts.shape[1]
-        for row, fetched in enumerate(self._fetched):
-            context = np.ascontiguousarray(self.contexts[row, width - int(self.lengths[row]) :])
-            whole = instead.get(row)
-            if whole is not None and whole.source is not None and whole.source.any():
-                block = ContextBlock.low_only(low, context, PARTIAL)  # no shard told it all in time
-            elif whole is not None:
-                every = np.arange(low.manifest.vocabulary_size, dtype=np.uint32)
-                block = ContextBlock.low_only(low, context)
-                block = ContextBlock(low, context, block.sums, every, whole)
-            elif not fetched.parts:
-                block = ContextBlock.low_only(low, context, fetched.source)
-            else:
-                parts = fetched.parts
-                words = (
-                    parts[0].words
-                    if len(parts) == 1
-                    else np.concatenate([part.words for part in parts])
-                )
-                answers = joined([part.answers for part in parts])
-                block = ContextBlock.make(low, context, parts[0].log10_backoffs, words, answers)
-                if fetched.source != FULL:
-                    block = ContextBlock(low, context, block.sums, words, answers, fetched.source)
-            made.append(block)
-        return made
+        given, lengths = self.states._contexts, self.states._lengths.tolist()
+        width = given.shape[1]
+        contexts = [
+            np.ascontiguousarray(context[width - length :])
+            for context, length in zip(given, lengths, strict=True)
+        ]
+        return tuple(
+            _block(low, context, fetched, instead.get(row))
+            for row, (context, fetched) in enumerate(zip(contexts, self._fetched, strict=True))
+        )
+
+
+def _block(
+    low: LowOrders, context: NDArray[np.uint32], fetched: _Fetched, whole: Answers | None
+) -> ContextBlock:
+    """The block of one context; `whole`: the answers to every word, where those were asked."""
+    if whole is not None:
+        if source_of(whole).any():  # no shard gave all of it in time
+            return ContextBlock.low_only(low, context, PARTIAL)
+        every = np.arange(low.manifest.vocabulary_size, dtype=np.uint32)
+        return ContextBlock(low, context, ContextBlock.low_only(low, context).sums, every, whole)
+    parts, source = fetched.parts, fetched.source
+    if not parts:
+        return ContextBlock.low_only(low, context, source)
+    words = parts[0].words if len(parts) == 1 else np.concatenate([part.words for part in parts])
+    answers = joined([part.answers for part in parts])
+    block = ContextBlock.make(low, context, parts[0].log10_backoffs, words, answers)
+    if source == FULL:
+        return block
+    return ContextBlock(low, context, block.sums, words, answers, source)

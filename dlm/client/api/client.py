@@ -20,20 +20,12 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from dlm.client.api.cluster_file import ClusterFile
-from dlm.client.api.collector import ClientCollector
 from dlm.client.api.config import ClientConfig
-from dlm.client.api.local import LocalScorer, open_local, open_small
-from dlm.client.api.metrics import Stats
-from dlm.client.api.scorer import Scorer
-from dlm.client.api.utterance import (
-    FINISH,
-    FULL_KIND,
-    SMALL_KIND,
-    AsyncUtterance,
-    Opened,
-    Utterance,
-    check_deadline,
-)
+from dlm.client.api.handle import FINISH, check_deadline
+from dlm.client.api.metrics import ClientCollector, Stats
+from dlm.client.api.scorer import LocalScorer, Scorer, open_local
+from dlm.client.api.states import FULL_KIND, SMALL_KIND
+from dlm.client.api.utterance import AsyncUtterance, Opened, Utterance
 from dlm.client.deliver.address import check_address
 from dlm.client.deliver.transport import GrpcConnection
 from dlm.client.health.cascade import CascadeStatus
@@ -43,6 +35,7 @@ from dlm.client.plan.topology import Endpoint, FixedEndpoints
 from dlm.errors import ConfigError, UnavailableError
 from dlm.index.layout import Manifest
 from dlm.logs import EventLog
+from dlm.ngram.query import SMALL
 from dlm.ngram.vocab import Vocabulary
 
 log = EventLog(__name__)
@@ -95,6 +88,13 @@ def _check_addresses(cluster: Any) -> None:
             raise ConfigError(
                 f"{exc}; or give the path of a cluster.toml in place of the list"
             ) from exc
+
+
+def open_small(directory: Path) -> LocalScorer:
+    """The small model of a client, its kernels compiled; raises as `open_local` does."""
+    scorer = open_local(directory, SMALL, what="the small model")
+    Utterance(scorer, scorer.snapshot(), None).score_sentences([b"", b"<unk> <unk>"])
+    return scorer
 
 
 class _Face:

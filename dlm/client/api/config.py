@@ -11,6 +11,8 @@ from dlm.client.health.membership import Beating
 from dlm.client.health.modes import Switching
 from dlm.errors import ConfigError
 
+MAX_DEADLINE_S = 1e6
+
 
 def default_cache_dir() -> Path:
     """Where low orders are kept: $DLM_CACHE_DIR, or dlm below the user's cache folder."""
@@ -98,7 +100,7 @@ class ClientConfig:
         _ = self.security  # which checks them
         for name in ("deadline_s", "connect_s"):
             seconds = getattr(self, name)
-            if not isinstance(seconds, (int, float)) or not 0 < seconds < 1e6:
+            if not isinstance(seconds, (int, float)) or not 0 < seconds < MAX_DEADLINE_S:
                 raise ConfigError(f"client.{name} is {seconds!r}; seconds above 0 are expected")
         for name in ("window", "connections", "max_queries"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:

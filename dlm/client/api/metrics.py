@@ -1,11 +1,33 @@
-"""What a client counts: plain numbers, which cost two microseconds a message."""
+"""What a client counts, and the same in the form of Prometheus.
+
+Counting is cheap: two microseconds per message. Families are made when somebody collects them. A
+library registers nothing by itself, so an application says where they belong::
+
+    prometheus_client.REGISTRY.register(client.metrics)
+
+Labels are numbers of shards and closed sets of results and stages; never words, ids or addresses.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from dlm import __version__
+from dlm.client.health.cascade import CascadeMonitor
+from dlm.client.health.membership import Liveness
+from dlm.client.health.modes import Mode
 from dlm.errors import (
     AuthenticationError,
     DeadlineExceeded,
@@ -19,6 +41,26 @@ from dlm.histogram import SECONDS, SIZES, Histogram
 
 STAGES = ("plan", "queue", "encode", "wire", "decode")
 OK, CANCELLED, FAILED = "ok", "cancelled", "failed"
+# Every family that a client shows, and its labels. DO NOT CHANGE: dashboards and alerts name them.
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "dlm_client_queries_total": ("source",),
+    "dlm_client_calls_total": ("result",),
+    "dlm_client_messages_total": ("result",),
+    "dlm_client_hedges_total": ("result",),
+    "dlm_client_message_queries": ("le",),
+    "dlm_client_gathered_calls": ("le",),
+    "dlm_client_stage_seconds": ("stage", "le"),
+    "dlm_client_in_flight": ("shard",),
+    "dlm_client_waiting": ("shard",),
+    "dlm_client_servers": ("health",),
+    "dlm_client_mode": ("mode",),
+    "dlm_client_mode_switches_total": ("mode", "reason"),
+    "dlm_client_canaries_total": ("result",),
+    "dlm_client_small_model": (),
+    "dlm_client_cache_bytes": (),
+    "dlm_client_info": ("version",),
+}
+
 # The first that an error is an instance of; every other error is FAILED.
 _RESULTS: tuple[tuple[type[DlmError], str], ...] = (
     (ShardDown, "shard_down"),
@@ -149,3 +191,151 @@ class ClientMetrics:
             stages["encode"].add(encode_s)
             stages["wire"].add(wire_s)
             stages["decode"].add(decode_s)
+
+
+class Counted(Protocol):
+    """What a collector shows of a client."""
+
+    @property
+    def counts(self) -> ClientMetrics:
+        """What the metrics of this process are made of."""
+
+    @property
+    def stats(self) -> Stats:
+        """The counters of this process, as they stand now."""
+
+    def load(self) -> dict[int, tuple[int, int]]:
+        """Of each shard asked so far: messages in flight, and parts that wait for one."""
+
+    def cache_bytes(self) -> int:
+        """Bytes of the files in use of the model's vocabulary and low orders."""
+
+    def watch(self) -> CascadeMonitor | None:
+        """What watches the servers; None where nobody does."""
+
+
+class ClientCollector(Collector):
+    """The families of one client.
+
+    A registry takes one client: the families of two have the same names. Give each its own
+    registry, or let threads share a client.
+    """
+
+    def __init__(self, core: Counted, small: Counted | None = None) -> None:
+        self._core = core
+        self._small = small
+
+    def describe(self) -> Iterable[Metric]:
+        """The same families as `collect`, so that a second client is refused."""
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        """The families as they stand now; asks no server."""
+        core = self._core
+        counts, stats = core.counts, core.stats
+        yield _queries(stats, 0 if self._small is None else self._small.stats.queries)
+        yield _counter("calls", "Calls by how they ended.", "result", counts.calls)
+        yield _counter("messages", "Messages by how they ended.", "result", counts.messages)
+        yield _counter(
+            "hedges",
+            "Messages that were late and asked of a second server too; won: it answered first.",
+            "result",
+            {"won": stats.hedges_won, "lost": stats.hedges - stats.hedges_won},
+        )
+        for name, documentation, sizes in (
+            ("message_queries", "Distinct queries of a message.", counts.message_queries),
+            ("gathered_calls", "Calls that a message carries parts of.", counts.gathered_calls),
+        ):
+            yield HistogramMetricFamily(
+                f"dlm_client_{name}",
+                documentation,
+                buckets=sizes.cumulative(),
+                sum_value=sizes.total,
+            )
+        stages = HistogramMetricFamily(
+            "dlm_client_stage_seconds",
+            "Seconds a call spent being planned, a message in each other stage.",
+            labels=("stage",),
+        )
+        for stage, seconds in counts.stages.items():
+            stages.add_metric((stage,), seconds.cumulative(), seconds.total)
+        yield stages
+        load = sorted(core.load().items())
+        in_flight = {str(shard): sent for shard, (sent, _) in load}
+        waiting = {str(shard): queued for shard, (_, queued) in load}
+        yield _gauge("in_flight", "Messages on their way, by shard.", "shard", in_flight)
+        yield _gauge(
+            "waiting", "Parts of calls that wait for a message, by shard.", "shard", waiting
+        )
+        if watch := core.watch():  # without heartbeats, nothing is known of servers
+            yield from _cascade(watch)
+        yield GaugeMetricFamily(
+            "dlm_client_small_model",
+            "1 with a small model to go over to, 0 without.",
+            value=int(self._small is not None),
+        )
+        yield GaugeMetricFamily(
+            "dlm_client_cache_bytes",
+            "Vocabulary and low orders of the model in use.",
+            value=core.cache_bytes(),
+        )
+        yield _gauge("info", "Always 1.", "version", {__version__: 1})
+
+
+def _cascade(watch: CascadeMonitor) -> Iterator[Metric]:
+    status = watch.status()
+    servers = Counter(one.health for one in status.servers)
+    yield _gauge(
+        "servers",
+        "Servers of the model by what heartbeats say of them.",
+        "health",
+        {health: servers[health] for health in Liveness},
+    )
+    yield _gauge(
+        "mode",
+        "1 for the model that new utterances go to.",
+        "mode",
+        {mode: int(status.mode is mode) for mode in Mode},
+    )
+    switches = CounterMetricFamily(
+        "dlm_client_mode_switches", "Times that a mode was entered.", labels=("mode", "reason")
+    )
+    for (to, reason), times in sorted(status.switches.items()):
+        switches.add_metric((to, reason), times)
+    yield switches
+    canaries = {OK: watch.canaries[True], FAILED: watch.canaries[False]}
+    yield _counter("canaries", "Canaries by whether every shard answered.", "result", canaries)
+
+
+def _gauge(name: str, documentation: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"dlm_client_{name}", documentation, labels=(label,))
+    for value, number in values.items():
+        family.add_metric((value,), number)
+    return family
+
+
+def _counter(name: str, documentation: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"dlm_client_{name}", documentation, labels=(label,))
+    for value, count in dict(counts).items():
+        family.add_metric((value,), count)
+    return family
+
+
+def _queries(stats: Stats, small: int) -> Metric:
+    """All but `partial` and `small` sum to the queries asked of the full model, once nothing is
+    under way and nothing was sent again or refused before it was sent; those that became `partial`
+    were mostly sent before."""
+    return _counter(
+        "queries",
+        "Queries by where the answer came from; shard: distinct ones that were sent; "
+        "partial: from the low orders alone, since no shard answered in time; "
+        "small: from the local small model.",
+        "source",
+        {
+            "low_orders": stats.zero_message,
+            "shard": stats.sent_queries,
+            "duplicate": stats.duplicates,
+            "partial": stats.partial,
+            "small": small,
+        },
+    )

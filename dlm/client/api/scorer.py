@@ -1,29 +1,38 @@
-"""What scores batches of ids: servers (`core.Core`), or a shard set in this process (`local`).
+"""What scores batches of ids: servers (`plan.core.Core`), or a shard set in this process.
 
-Handles and both faces of the client use either through this, and do not ask which it is.
+Handles and clients use either through `Scorer`, and do not ask which it is. So a decoder can be
+written and tested offline with `Client.local(DIR)`; the small model of a client is opened the same
+way.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias
+import os
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client.api.config import ClientConfig
-from dlm.client.api.metrics import ClientMetrics, Stats
-from dlm.client.deliver.asks import SCORES, Asks
+from dlm.client.api.config import MAX_DEADLINE_S, ClientConfig
+from dlm.client.api.metrics import ClientMetrics, Counted, Stats
+from dlm.client.deliver.asks import SCORES, Asks, BlockPart
 from dlm.client.deliver.call import Call, EndedCall
-from dlm.client.deliver.runtime import Snapshot
-from dlm.client.health.cascade import CascadeMonitor, CascadeStatus
+from dlm.client.deliver.runtime import Snapshot, closed_error
+from dlm.client.health.cascade import CascadeStatus
 from dlm.client.health.modes import Mode
+from dlm.client.plan.lowgrams import LowGrams, check_queries
 from dlm.client.plan.topology import Topology
+from dlm.errors import ConfigError, DlmError
 from dlm.index.search.local import LocalModel
+from dlm.ngram.query import FULL, SMALL, QueryGroups
 
 Asked: TypeAlias = Call | EndedCall
 
 
-class Scorer(Protocol):
+class Scorer(Counted, Protocol):
     """Scores batches of ids.
 
     Attributes
@@ -47,6 +56,15 @@ class Scorer(Protocol):
 
     def close(self) -> None:
         """Calls under way fail with `ClientClosed`, and so do all that follow."""
+
+    def known(self) -> Topology | None:
+        """The shard set in use, and where its shards are; None before any was found."""
+
+    def cascade(self) -> CascadeStatus:
+        """How the servers and the cascade stand.
+
+        Raises  ConfigError  nobody watches them
+        """
 
     # -- for handles
 
@@ -82,30 +100,154 @@ class Scorer(Protocol):
     ) -> Asked:
         """Starts a call; see `Core.submit`."""
 
-    # -- what is known of it
 
-    def known(self) -> Topology | None:
-        """The shard set in use, and where its shards are; None before any was found."""
+class LocalScorer(Scorer):
+    """Answers each call at once, from the mapped shards; there are no servers to watch or wait for.
 
-    def cascade(self) -> CascadeStatus:
-        """How the servers and the cascade stand.
+    Args
+        source  what the answers say of themselves; those of a `SMALL` one keep the deadlines of a
+                client of servers
+    """
 
-        Raises  ConfigError  nobody watches them
-        """
-
-    def watch(self) -> CascadeMonitor | None:
-        """What watches the servers; None where nobody does."""
-
-    def load(self) -> dict[int, tuple[int, int]]:
-        """Of each shard asked so far: messages in flight, and parts that wait for one."""
-
-    def cache_bytes(self) -> int:
-        """Bytes of the files in use of the model's vocabulary and low orders."""
+    def __init__(self, model: LocalModel, directory: Path, source: int = FULL) -> None:
+        self.config = ClientConfig()
+        self.local_model: LocalModel = model
+        self.source = source
+        self._counts = ClientMetrics()
+        self._closed = False
+        grams = LowGrams(directory, model.manifest, model.low, model.vocabulary)
+        self._snapshot = Snapshot(Topology(model.manifest, {}, {}), grams)
+        _open.add(self)
 
     @property
-    def stats(self) -> Stats:
-        """The counters of this process, as they stand now."""
+    def begun(self) -> bool:
+        return True
+
+    def begin_small(self) -> None:
+        raise NotImplementedError  # `snapshot` never fails here
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise closed_error()
+
+    def close(self) -> None:
+        self._closed = True
+
+    def known(self) -> Topology:
+        return self._snapshot.topology
+
+    def cascade(self) -> CascadeStatus:
+        raise ConfigError("this client asks a shard set in its own process; it has no servers")
+
+    def snapshot(self) -> Snapshot:
+        return self._snapshot
+
+    def current(self, timeout_s: float, unlike: str | None = None) -> Snapshot:
+        return self._snapshot
+
+    def mode(self) -> Mode:
+        return Mode.FULL
+
+    def limit_s(self, deadline_s: float) -> float:
+        return deadline_s if self.source == SMALL else MAX_DEADLINE_S
+
+    def watch(self) -> None:
+        return None
+
+    def load(self) -> dict[int, tuple[int, int]]:
+        return {}
+
+    def cache_bytes(self) -> int:
+        return self._snapshot.low_bytes
 
     @property
     def counts(self) -> ClientMetrics:
-        """What the metrics of this process are made of."""
+        return self._counts
+
+    @property
+    def stats(self) -> Stats:
+        return self._counts.now()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"directory": self._snapshot.grams.directory.absolute(), "source": self.source}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        directory = state["directory"]
+        self.__init__(LocalModel.open(directory), directory, state["source"])  # type: ignore[misc]
+
+    def submit(
+        self,
+        model: str,
+        contexts: NDArray[np.uint32],
+        lengths: NDArray[np.uint8],
+        counts: NDArray[np.uint32],
+        words: NDArray[np.uint32],
+        *_: Any,
+        asks: Asks = SCORES,
+        **__: Any,
+    ) -> EndedCall:
+        self.check_open()
+        manifest = self.local_model.manifest
+        check_queries(manifest.order, manifest.vocabulary_size, contexts, lengths, counts, words)
+        self._counts.planned(len(words))
+        if asks is not SCORES:
+            return EndedCall(self._stored(contexts, lengths))
+        width = contexts.shape[1]
+        reached = np.arange(width) >= width - lengths[:, None].astype(np.int64)
+        # A kernel is compiled for each kind of array, and callers may bring slices.
+        given = (
+            np.require(array, requirements=["C", "W"])
+            for array in (lengths, contexts[reached], counts, words)
+        )
+        try:
+            answers = self.local_model.score_groups(QueryGroups(*given))
+        except DlmError as exc:
+            return EndedCall(error=exc)
+        if self.source != FULL:
+            answers = replace(answers, source=np.full(len(answers), self.source, np.uint8))
+        return EndedCall(answers)
+
+    def _stored(
+        self, contexts: NDArray[np.uint32], lengths: NDArray[np.uint8]
+    ) -> tuple[list[BlockPart | None], NDArray[np.uint8]]:
+        """See `BlockCall`; all that is stored comes at once."""
+        parts: list[BlockPart | None] = []
+        width = contexts.shape[1]
+        for row, length in enumerate(lengths.tolist()):
+            if length < 2:
+                parts.append(None)
+                continue
+            context = np.ascontiguousarray(contexts[row, width - length :])
+            found = self.local_model.stored_words(context)
+            total = int(found.totals[0])
+            parts.append(BlockPart(total, found.log10_backoffs, found.words, found.answers))
+        return parts, np.full(len(parts), self.source, np.uint8)
+
+
+_open: weakref.WeakSet[LocalScorer] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for scorer in list(_open):
+        scorer._counts = ClientMetrics()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def open_local(
+    directory: Path, source: int = FULL, *, verify: bool = True, what: str = "the shard set"
+) -> LocalScorer:
+    """What answers from the shard set in `directory`.
+
+    Raises
+        ConfigError       there is no such folder, or it is a file; `what` names it
+        ShardFormatError  it is damaged
+    """
+    if not directory.is_dir():
+        found = "is a file" if directory.exists() else "does not exist"
+        raise ConfigError(
+            f"{what} {directory} {found}; the folder of a shard set is expected, "
+            "as `dlm shard` makes them"
+        )
+    return LocalScorer(LocalModel.open(directory, verify=verify), directory, source)

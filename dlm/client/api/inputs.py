@@ -1,0 +1,386 @@
+"""What callers give (words, contexts, sentences, states), checked and turned into arrays of ids.
+
+A large call becomes several `Queries`, so that its handle can look at the clock between them.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.client.api.states import Family, State, States
+from dlm.client.deliver.runtime import Snapshot
+from dlm.client.plan import kernels
+from dlm.errors import FamilyMismatch, QueryError
+from dlm.ngram.query import Answers
+from dlm.ngram.vocab import UNK_ID, Vocabulary, as_bytes
+from dlm.units import counted
+
+Word: TypeAlias = str | bytes | int
+Sentence: TypeAlias = str | bytes | Sequence[Word]
+
+# As in ARPA files, words are split at spaces and tabs; a line end cannot be part of a word either.
+_SPACES = re.compile(rb"[ \t\r\n]+")
+# Queries planned at a time: a few milliseconds, or some ten for words of text.
+PART = 4096
+SPLIT_BYTES = 1 << 16  # bytes of a sentence split at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """Contexts, right-aligned, and the words asked of each, one context after the other.
+
+    Shapes  contexts (K, order - 1) uint32; lengths (K,) uint8; counts (K,) uint32; words (Q,)
+    """
+
+    contexts: NDArray[np.uint32]
+    lengths: NDArray[np.uint8]
+    counts: NDArray[np.uint32]
+    words: NDArray[np.uint32]
+
+
+# The parts of a call, each with the number of queries in the parts after it, as far as known.
+Parts: TypeAlias = Iterator[tuple[Queries, int]]
+
+
+def split_words(sentence: str | bytes) -> list[bytes]:
+    """The words of a sentence, split at spaces, tabs and line ends, nowhere else."""
+    return [word for some in _split(sentence) for word in some]
+
+
+def _split(sentence: str | bytes) -> Iterator[list[bytes]]:
+    """The same, some words at a time."""
+    text = as_bytes(sentence)
+    begin = 0
+    while begin < len(text):
+        cut = _SPACES.search(text, begin + SPLIT_BYTES) if len(text) - begin > SPLIT_BYTES else None
+        end = len(text) if cut is None else cut.end()
+        yield [w for w in _SPACES.split(text[begin:end]) if w]
+        begin = end
+
+
+def _check_sequence(value: Any, name: str, expected: str = "a sequence of words") -> None:
+    """Raises `QueryError` unless `value` can be counted and indexed, and is not one string."""
+    kind = type(value)
+    if kind is list or kind is tuple or (kind is np.ndarray and value.ndim):
+        return
+    if isinstance(value, (str, bytes, bytearray, memoryview)):
+        found = "one string"
+    elif isinstance(value, np.ndarray) and value.ndim == 0:
+        found = "an array without dimensions"
+    elif isinstance(value, Mapping) or not (
+        hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    ):
+        found = "None" if value is None else f"of type {kind.__name__}"
+    else:
+        return
+    raise QueryError(f"{name} is {found}; {expected} is expected")
+
+
+def _check_contexts(contexts: Any) -> None:
+    _check_sequence(contexts, "contexts", "a sequence of contexts, each a sequence of words,")
+
+
+def _check_states(states: Any) -> None:
+    if isinstance(states, State):
+        raise QueryError("a sequence of states is expected, not one State; give [state]")
+    _check_sequence(states, "states", "a sequence of states, as begin() and extend() give them,")
+
+
+class Inputs:
+    """What callers may give to a handle that is open on one model.
+
+    Args
+        before   the model that the handle had, where that was taken away
+    Attributes
+        width    words of a context at most, order - 1
+        settled  the handle stays on this model: an id of it was used or looked up, or it answered
+    """
+
+    def __init__(self, snapshot: Snapshot, kind: str, before: Inputs | None = None) -> None:
+        manifest = snapshot.topology.manifest
+        self.snapshot = snapshot
+        self.family = Family(kind, manifest.model, manifest.shard_set)
+        self.vocabulary_size = manifest.vocabulary_size
+        self.width = max(manifest.order - 1, 0)
+        self.settled = False
+        self._before = before
+
+    @property
+    def words(self) -> Vocabulary:
+        """The words of the model."""
+        return self.snapshot.grams.vocabulary
+
+    # -- words --------------------------------------------------------------------------------
+
+    def id_of(self, word: Word) -> int:
+        """The id of one word."""
+        if isinstance(word, (str, bytes)):
+            return self.words.id_of(word)
+        self.settled = True
+        try:
+            number = operator.index(word)
+        except TypeError as exc:
+            raise QueryError(
+                f"a word is a string, bytes or an id, not {type(word).__name__}"
+            ) from exc
+        if not 0 <= number < self.vocabulary_size:
+            raise QueryError(f"word id {number}; ids are 0 to {self.vocabulary_size - 1}")
+        return number
+
+    def ids(
+        self, words: Sequence[Word] | NDArray[Any], name: str = "words", *, planned: bool = False
+    ) -> NDArray[np.uint32]:
+        """The ids of words.
+
+        Args
+            planned  they are asked next, so the plan of the call checks them
+        """
+        _check_sequence(words, name)
+        if not isinstance(words, np.ndarray):
+            return np.fromiter(map(self.id_of, words), np.uint32, len(words))
+        if words.ndim != 1:
+            raise QueryError(
+                f"an array of words has shape {words.shape}; one dimension is expected"
+            )
+        if words.dtype.kind not in "iu":
+            return np.fromiter(map(self.id_of, words), np.uint32, len(words))
+        self.settled = True
+        if planned and words.dtype == np.uint32:
+            return np.array(words, order="C")  # its caller may change it meanwhile
+        if words.size and (int(words.min()) < 0 or int(words.max()) >= self.vocabulary_size):
+            raise QueryError(
+                f"word ids from {words.min()} to {words.max()}; "
+                f"ids are 0 to {self.vocabulary_size - 1}"
+            )
+        return words.astype(np.uint32)
+
+    # -- states -------------------------------------------------------------------------------
+
+    def begin(self) -> State:
+        """See `Utterance.begin`."""
+        return State(self.family, (self.words.begin_id,) if self.width else ())
+
+    def null(self) -> State:
+        """See `Utterance.null`."""
+        return State(self.family, ())
+
+    def states(self, states: States | Sequence[State]) -> States:
+        """Any sequence of states as one flat array, their family checked."""
+        if isinstance(states, States):
+            self.family.check(states.family)
+            return states if states._lengths.ndim == 1 else states.reshape(-1)
+        _check_states(states)
+        dense = np.zeros((len(states), self.width), np.uint32)
+        lengths = np.zeros(len(states), np.uint8)
+        for row, state in enumerate(states):
+            if not isinstance(state, State):
+                raise FamilyMismatch(f"a State is expected, not {type(state).__name__}")
+            if state.family != self.family:
+                state = self._moved(state)
+            count = len(state._words)
+            dense[row, self.width - count :] = state._words
+            lengths[row] = count
+        return States(self.family, dense, lengths)
+
+    def _moved(self, state: State) -> State:
+        """The `begin` or `null` of the model that the handle had before, as this one's."""
+        before = self._before
+        if before is not None and state == before.begin() and state._words:
+            return self.begin()
+        if before is not None and state == before.null():
+            return self.null()
+        self.family.check(state.family)
+        return state
+
+    def states_after(self, contexts: Sequence[Sequence[Word]], first: int = 0) -> States:
+        """See `Utterance.states_after`.
+
+        Args
+            first  where in what the caller gave these contexts begin
+        """
+        _check_contexts(contexts)
+        dense = np.zeros((len(contexts), self.width), np.uint32)
+        lengths = np.zeros(len(contexts), np.uint8)
+        for row, context in enumerate(contexts):
+            name = f"contexts[{first + row}]"
+            _check_sequence(context, name)
+            last = context[max(len(context) - self.width, 0) :] if self.width else ()
+            kept = self.ids(last, name)
+            dense[row, self.width - len(kept) :] = kept
+            lengths[row] = len(kept)
+        return States(self.family, dense, lengths)
+
+    def after(self, queries: Queries, answers: Answers) -> States:
+        """The minimised state after each query's word."""
+        given = (queries.contexts, queries.counts, queries.words, answers.state_length)
+        return States(self.family, *kernels.next_states(*map(np.ascontiguousarray, given)))
+
+    # -- calls --------------------------------------------------------------------------------
+
+    def score(self, contexts: Sequence[Sequence[Word]], words: Sequence[Word]) -> Parts:
+        """The queries of `Utterance.score`."""
+        _check_contexts(contexts)
+        _check_sequence(words, "words")
+        if len(contexts) != len(words):
+            raise QueryError(
+                f"{counted(len(contexts), 'context')} and {counted(len(words), 'word')}; one "
+                "each is expected"
+            )
+        for begin in range(0, len(words) or 1, PART):
+            whole = len(words) <= PART
+            part = slice(begin, begin + PART)
+            before = self.states_after(contexts if whole else contexts[part], begin)
+            asked = self.ids(words if whole else words[part])
+            ones = np.ones(len(asked), np.uint32)
+            ahead = max(len(words) - begin - PART, 0)
+            yield Queries(before._contexts, before._lengths, ones, asked), ahead
+
+    def extend_shape(self, states: States | Sequence[State], words: Any) -> tuple[int, int, bool]:
+        """How many states, how many words for each, and whether each has words of its own."""
+        if not isinstance(states, States):
+            _check_states(states)
+        _check_sequence(words, "words", "a sequence of words, or one for each state,")
+        count = states._lengths.size if isinstance(states, States) else len(states)
+        if isinstance(words, np.ndarray):
+            if words.ndim != 2:
+                return count, len(words if words.ndim == 1 else self.ids(words)), False
+            rows, widths = len(words), {words.shape[1]}
+        elif len(words) and (
+            isinstance(words[0], (Sequence, np.ndarray)) and not isinstance(words[0], (str, bytes))
+        ):
+            for at, row in enumerate(words):
+                _check_sequence(row, f"words[{at}]")
+            rows, widths = len(words), {len(row) for row in words}
+        else:
+            return count, len(words), False
+        if len(widths) > 1 or rows != count:
+            each = max(widths, default=0) if len(widths) == 1 else sorted(widths)
+            raise QueryError(
+                f"words for {rows} states, {each} each; as many for each of {count} states are "
+                "expected"
+            )
+        return count, max(widths), True
+
+    def extend(
+        self, shape: tuple[int, int, bool], states: States | Sequence[State], words: Any
+    ) -> Parts:
+        """The queries of `Utterance.extend`; `shape` is what `extend_shape` says of them."""
+        count, width, nested = shape
+        if isinstance(states, States):
+            states = self.states(states)
+        ids = None if nested else self.ids(words, planned=True)
+        rows, columns = max(PART // max(width, 1), 1), max(min(width, PART), 1)
+        for first in range(0, count or 1, rows):
+            whole = count <= rows
+            flat = self.states(states if whole else states[first : first + rows])
+            some = () if ids is not None else words if whole else words[first : first + rows]
+            for begin in range(0, width or 1, columns):
+                part = slice(begin, begin + columns)
+                if ids is not None:
+                    asked = np.tile(ids[part], len(flat))
+                elif isinstance(some, np.ndarray):
+                    asked = self.ids(some[:, part].reshape(-1), planned=True)
+                else:
+                    named = [(row[part], f"words[{at}]") for at, row in enumerate(some, first)]
+                    none = np.zeros(0, np.uint32)
+                    asked = np.concatenate([none, *(self.ids(*one) for one in named)])
+                counts = np.full(len(flat), min(columns, width - begin), np.uint32)
+                ahead = count * width - first * width - len(flat) * begin - len(asked)
+                yield Queries(flat._contexts, flat._lengths, counts, asked), ahead
+
+    def sentences(
+        self, sentences: Sequence[Sentence], bos: bool, eos: bool, counts: list[int]
+    ) -> Parts:
+        """The queries of `Utterance.score_sentences`; puts the tokens of each sentence into
+        `counts`."""
+        counts.clear()
+        if isinstance(sentences, (str, bytes)):
+            raise QueryError(
+                "a sequence of sentences is expected, not one string, whose characters would be "
+                "scored; give [sentence]"
+            )
+        _check_sequence(sentences, "sentences", "a sequence of sentences")
+        begin, end = self.words.begin_id, self.words.end_id
+        segments: list[tuple[list[int], list[int]]] = []  # what stands before, and the tokens
+        tokens = total = 0
+        for row, sentence in enumerate(sentences):
+            before, count = [begin] * bos, 0
+            for ids in self._sentence_ids(sentence, f"sentences[{row}]"):
+                segments.append((before, ids))
+                # A sentence that is cut goes on after its own last words.
+                before = [*before, *ids][-self.width :] if self.width else []
+                count += len(ids)
+                tokens += len(ids)
+                if tokens >= PART:
+                    total += tokens
+                    yield self._tokens(segments), (len(sentences) - row - 1) * total // (row + 1)
+                    segments, tokens = [], 0
+            if eos:
+                segments.append((before, [end]))
+                tokens += 1
+            counts.append(count + eos)
+        if segments or not total:
+            yield self._tokens(segments), 0
+
+    def _sentence_ids(self, sentence: Sentence, name: str) -> Iterator[list[int]]:
+        """The ids of its words, some at a time."""
+        known = self.words.ids
+        if isinstance(sentence, (str, bytes)):
+            for words in _split(sentence):
+                yield [known.get(word, UNK_ID) for word in words]
+            return
+        _check_sequence(sentence, name, "a string or a sequence of words")
+        if isinstance(sentence, np.ndarray):
+            sentence = self.ids(sentence, name).tolist()
+        given = iter(sentence)
+        while some := list(islice(given, PART)):
+            yield [known.get(w, UNK_ID) if type(w) is bytes else self.id_of(w) for w in some]
+
+    def _tokens(self, segments: list[tuple[list[int], list[int]]]) -> Queries:
+        """A query for each token of the segments, after what stands before it."""
+        stream: list[int] = []
+        at: list[int] = []
+        context_lengths: list[int] = []
+        for before, ids in segments:
+            stream += before
+            at += range(len(stream), len(stream) + len(ids))
+            context_lengths += range(len(before), len(before) + len(ids))
+            stream += ids
+        flat = np.array(stream, np.uint32)
+        places = np.array(at, np.int64)
+        kept = np.minimum(np.array(context_lengths, np.int64), self.width).reshape(len(at))
+        back = np.arange(self.width, 0, -1)[None, :]
+        used = back <= kept[:, None]
+        before_each = np.where(used, places[:, None] - back, 0)
+        contexts = np.where(used, flat[before_each] if len(flat) else 0, 0).astype(np.uint32)
+        ones = np.ones(len(at), np.uint32)
+        return Queries(contexts, kept.astype(np.uint8), ones, flat[places])
+
+
+def stored_after(states: States, rows: NDArray[np.int64], skips: NDArray[np.uint32]) -> Parts:
+    """Asks what is stored after `rows` of the states, but for the first `skips` words of each."""
+    for first in range(0, len(rows), PART):
+        some = rows[first : first + PART]
+        ones = np.ones(len(some), np.uint32)
+        contexts, lengths = states._contexts[some], states._lengths[some]
+        yield Queries(contexts, lengths, ones, skips[first : first + PART]), 0
+
+
+def every_word_after(states: States, rows: list[int], vocabulary_size: int) -> Parts:
+    """Asks every word of the vocabulary after `rows` of the states."""
+    for place, row in enumerate(rows):
+        here = slice(row, row + 1)
+        for first in range(0, vocabulary_size, PART):
+            last = min(first + PART, vocabulary_size)
+            words = np.arange(first, last, dtype=np.uint32)
+            count = np.array([len(words)], np.uint32)
+            ahead = (len(rows) - place) * vocabulary_size - last
+            yield Queries(states._contexts[here], states._lengths[here], count, words), ahead

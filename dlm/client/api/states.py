@@ -1,0 +1,177 @@
+"""What handles give and take: states, and scores with the states after them.
+
+Each carries its family (the model and shard set it belongs to), so scores of two models never meet
+in one sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlm.errors import FamilyMismatch, QueryError
+
+FULL_KIND, SMALL_KIND = "full", "small"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a score belongs to: the model, and the shard set it was opened on.
+
+    kind  "full", or "small" for the local model of a client whose servers fail
+    """
+
+    kind: str
+    model: str
+    shard_set: str
+
+    def check(self, found: Family) -> None:
+        """Raises `FamilyMismatch` unless a state of family `found` belongs to this one."""
+        if found is not self and found != self:
+            raise FamilyMismatch(
+                f"a state of the {found.kind} model {found.model} (shard set {found.shard_set}) "
+                f"was given to a handle of the {self.kind} model {self.model} "
+                f"(shard set {self.shard_set}); scores of two models do not mix in a sentence"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The words so far that still matter; opaque, hashable, picklable.
+
+    Two states of one family are equal exactly if every continuation scores the same by the n-grams
+    the model has (KenLM's rule: the longest suffix that an n-gram extends or that has a back-off
+    weight), so hypotheses with equal states can be recombined.
+    """
+
+    family: Family
+    _words: tuple[int, ...]
+
+    def __len__(self) -> int:
+        """Words that still matter."""
+        return len(self._words)
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """States of one family in an array of any shape; index it to get a `State` or a part.
+
+    Shapes
+        _contexts  shape + (order - 1,)  uint32  right-aligned, zero where unused
+        _lengths   shape                 uint8
+    """
+
+    family: Family
+    _contexts: NDArray[np.uint32]
+    _lengths: NDArray[np.uint8]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array of states."""
+        return self._lengths.shape
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Any:
+        lengths = self._lengths[index]
+        # An ellipsis must stop before the last axis, which holds the words of a state.
+        inner = index if isinstance(index, tuple) else (index,)
+        contexts = self._contexts[(*inner, slice(None))]
+        if np.ndim(lengths) == 0:
+            width = contexts.shape[-1]
+            return State(self.family, tuple(contexts[width - int(lengths) :].tolist()))
+        return States(self.family, contexts, lengths)
+
+    @classmethod
+    def joined(cls, parts: Sequence[States]) -> States:
+        """The states of all arrays, one after the other, in one dimension.
+
+        Raises  FamilyMismatch, QueryError (no parts)
+        """
+        if not parts:
+            raise QueryError("no arrays of states were given; at least one is expected")
+        for part in parts:
+            parts[0].family.check(part.family)
+        flat = [part.reshape(-1) for part in parts]
+        if len(flat) == 1:
+            return flat[0]
+        return cls(
+            parts[0].family,
+            np.concatenate([part._contexts for part in flat]),
+            np.concatenate([part._lengths for part in flat]),
+        )
+
+    def keys(self) -> list[bytes]:
+        """A key in bytes for each state of the flattened array: within a family, two keys are equal
+        exactly if their states are. Many times faster than a `State` for each."""
+        flat = self.reshape(-1)
+        words = np.column_stack([flat._lengths.astype(np.uint32), flat._contexts])
+        step, content = words.itemsize * words.shape[1], words.tobytes()
+        return [content[at : at + step] for at in range(0, len(content), step)]
+
+    def reshape(self, *shape: int) -> States:
+        """The same states in another shape."""
+        lengths = self._lengths.reshape(*shape)
+        return States(
+            self.family, self._contexts.reshape(*lengths.shape, self._contexts.shape[-1]), lengths
+        )
+
+    def contexts(self) -> list[tuple[int, ...]]:
+        """The word ids that each state of the flattened array keeps, most recent last."""
+        flat = self.reshape(-1)
+        width = flat._contexts.shape[-1]
+        rows = zip(flat._contexts.tolist(), flat._lengths.tolist(), strict=True)
+        return [tuple(row[width - length :]) for row, length in rows]
+
+
+@dataclass(frozen=True, eq=False)
+class Extension:
+    """K states extended by W words.
+
+    Shapes
+        log10_prob     (K, W)  float32
+        matched_order  (K, W)  uint8   order of the longest n-gram found
+        ngram_length   (K, W)  uint8   the same as KenLM counts it
+        states         (K, W)          the state after each word
+        source         (K, W)  uint8   `FULL`, or `PARTIAL` where no shard answered in time; all
+                                       `SMALL` of the small model
+        oov            (K, W)  bool    whether the vocabulary lacks the word, which was scored as
+                                       its unknown word
+    """
+
+    log10_prob: NDArray[np.float32]
+    matched_order: NDArray[np.uint8]
+    ngram_length: NDArray[np.uint8]
+    states: States
+    source: NDArray[np.uint8]
+    oov: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class SentenceScore:
+    """A sentence's score.
+
+    log10_prob   sum over its tokens, in float64
+    tokens       words, and the sentence end if it was asked for
+    oovs         tokens that the vocabulary lacks
+    log10_oovs   the part of log10_prob that falls on them
+    token_log10_prob (tokens,) float32; token_matched_order (tokens,) uint8;
+    token_oov (tokens,) bool; token_source (tokens,) uint8, `FULL`, `PARTIAL` or `SMALL`
+    """
+
+    log10_prob: float
+    tokens: int
+    oovs: int
+    log10_oovs: float
+    token_log10_prob: NDArray[np.float32]
+    token_matched_order: NDArray[np.uint8]
+    token_oov: NDArray[np.bool_]
+    token_source: NDArray[np.uint8]
