@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlm.client.deliver.security import read_cluster_security
-from dlm.client.plan.topology import (
+from dlm.client.api.cluster_file import (
     Endpoint,
     read_cluster_file,
     read_cluster_model,
+    read_cluster_security,
     read_cluster_small,
     write_cluster_file,
 )

@@ -47,7 +47,7 @@ def chaos(
 
     Example: python -m loadtest chaos cluster.toml --through chaos.toml
     """
-    from dlm.client.plan.topology import WRITTEN_BY, read_cluster_file
+    from dlm.client.api.cluster_file import WRITTEN_BY, read_cluster_file
     from dlm.cluster.processes import check_free
     from loadtest.chaos import Chaos, random_faults, read_script, server_pid, write_through
     from loadtest.proxy import Proxies

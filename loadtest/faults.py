@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dlm.client.plan.topology import read_cluster_file
+from dlm.client.api.cluster_file import read_cluster_file
 from dlm.errors import ConfigError
 from dlm.files import scratch_folder
 from loadtest.chaos import Chaos, Command, read_script, server_pid, write_through

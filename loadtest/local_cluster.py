@@ -10,7 +10,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from dlm.cli.compiling import compile_kernels
-from dlm.client.plan.topology import write_cluster_file
+from dlm.client.api.cluster_file import write_cluster_file
 from dlm.client.plan.warm import KERNELS as ASKING
 from dlm.cluster.processes import Server, running_servers
 from dlm.errors import ConfigError

@@ -16,7 +16,7 @@ import typer
 import dlm.client.api.metrics as client_metrics
 import dlm.server.metrics as server_metrics
 from dlm.cli.main import app
-from dlm.client.plan.topology import write_cluster_file
+from dlm.client.api.cluster_file import write_cluster_file
 from dlm.cluster.processes import running_servers
 from dlm.index.build import build_shard_set
 from models import PlainModel

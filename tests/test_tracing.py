@@ -191,7 +191,7 @@ def test_nothing_of_opentelemetry_is_imported_unless_asked_for() -> None:
 import sys
 from dlm.client import Client, ClientConfig
 from dlm.client.plan.core import Core
-from dlm.client.plan.topology import FixedEndpoints
+from dlm.client.api.cluster_file import FixedEndpoints
 import dlm.cli.main, dlm.server.app
 Core(FixedEndpoints([]), ClientConfig())
 assert not [name for name in sys.modules if name.startswith("opentelemetry")]

@@ -28,7 +28,7 @@ from typing import Any
 
 from dlm.client import Client, ClientConfig
 from dlm.client.api.config import default_cache_dir
-from dlm.client.deliver.address import check_address
+from dlm.client.deliver.security import check_address
 from dlm.errors import ArpaError, ConfigError
 from dlm.files import lock_file, try_lock
 from dlm.index.build.journal import describe_input

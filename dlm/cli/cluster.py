@@ -88,8 +88,8 @@ def cluster(
     """
     from dlm.cli.compiling import compile_kernels
     from dlm.cli.paths import check_reads, check_writes
+    from dlm.client.api.cluster_file import write_cluster_file
     from dlm.client.deliver.security import ClientSecurity
-    from dlm.client.plan.topology import write_cluster_file
     from dlm.cluster.processes import check_free, running_servers, supervise
     from dlm.errors import ConfigError
     from dlm.index.layout import read_manifest

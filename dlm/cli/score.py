@@ -121,7 +121,7 @@ def score(
             scored = scored_here(opened, reader.read(), threads)
         else:
             from dlm.client import Client, ClientConfig
-            from dlm.client.plan.topology import read_cluster_file
+            from dlm.client.api.cluster_file import read_cluster_file
             from dlm.client.plan.warm import KERNELS as ASKING
 
             cluster = cluster or Path("cluster.toml")

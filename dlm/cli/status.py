@@ -92,9 +92,13 @@ def status(
     """
     from functools import partial
 
-    from dlm.client.deliver.security import ClientSecurity, check_files, read_cluster_security
+    from dlm.client.api.cluster_file import (
+        read_cluster_file,
+        read_cluster_model,
+        read_cluster_security,
+    )
+    from dlm.client.deliver.security import ClientSecurity, check_files
     from dlm.client.deliver.transport import GrpcConnection
-    from dlm.client.plan.topology import read_cluster_file, read_cluster_model
     from dlm.cluster.status import ClusterStatus
     from dlm.errors import ConfigError
     from dlm.wire.secret import signature

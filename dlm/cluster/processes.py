@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlm.client.plan.topology import WRITTEN_BY, Endpoint, read_cluster_file
+from dlm.client.api.cluster_file import WRITTEN_BY, Endpoint, read_cluster_file
 from dlm.errors import ConfigError, ShardDown
 from dlm.files import scratch_folder
 from dlm.index.layout import Manifest, read_manifest

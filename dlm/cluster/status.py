@@ -15,16 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from dlm.client.api.cluster_file import Endpoint
 from dlm.client.deliver.transport import Connection
 from dlm.client.health.membership import FIRST_BEATS, Beating, Member, behind, measured
 from dlm.client.health.modes import Mode
-from dlm.client.plan.topology import (
-    MAX_ASKED,
-    MAX_SHARD_SETS,
-    Connect,
-    Endpoint,
-    read_description,
-)
+from dlm.client.plan.topology import MAX_ASKED, MAX_SHARD_SETS, Connect, read_description
 from dlm.errors import AuthenticationError, DlmError
 from dlm.index.layout import Manifest
 from dlm.wire._pb import shard_pb2 as pb

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm.client import Client, ClientConfig
-from dlm.client.plan.topology import Endpoint, read_cluster_file, write_cluster_file
+from dlm.client.api.cluster_file import Endpoint, read_cluster_file, write_cluster_file
 from dlm.files import scratch_folder
 from dlm.index.layout import read_manifest
 from loadtest.paper.calibration import costs_of

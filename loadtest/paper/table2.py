@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from dlm.client import Client, ClientConfig
-from dlm.client.plan.topology import write_cluster_file
+from dlm.client.api.cluster_file import write_cluster_file
 from dlm.cluster.processes import running_servers
 from dlm.files import scratch_folder
 from dlm.index.layout import read_manifest

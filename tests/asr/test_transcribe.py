@@ -29,7 +29,7 @@ from dlm.asr.nbest import read_nbest
 from dlm.asr.transcribe import Transcriber
 from dlm.asr.wer import word_errors
 from dlm.client import Client, ClientConfig
-from dlm.client.plan.topology import Endpoint, write_cluster_file
+from dlm.client.api.cluster_file import Endpoint, write_cluster_file
 from dlm.errors import UnavailableError
 from dlm.index.build import build_shard_set
 

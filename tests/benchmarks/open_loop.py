@@ -85,9 +85,9 @@ def sequenced(request: bytes, number: int) -> bytes:
 def measure(chosen: argparse.Namespace) -> None:
     """Both, in turns."""
     from dlm.client import Client, ClientConfig
+    from dlm.client.api.cluster_file import FixedEndpoints, read_cluster_file
     from dlm.client.deliver.transport import GrpcConnection
     from dlm.client.plan.core import Core
-    from dlm.client.plan.topology import FixedEndpoints, read_cluster_file
     from dlm.wire._pb import shard_pb2 as pb
     from loadtest.local_cluster import local_cluster
     from loadtest.trace import read_trace

@@ -53,7 +53,7 @@ from benchmarks import settings
 from benchmarks.serving import BATCHES, WORK, batches, cpu_of
 from benchmarks.workload import Mix, from_text
 from dlm.client import AsyncClient, ClientConfig
-from dlm.client.plan.topology import write_cluster_file
+from dlm.client.api.cluster_file import write_cluster_file
 from dlm.cluster.processes import running_servers
 from dlm.errors import ConfigError, DlmError, Overloaded
 from dlm.index.layout import read_manifest

@@ -42,7 +42,7 @@ from dlm.asr.ctc import CtcDecoder
 from dlm.asr.flashlight import DlmLM
 from dlm.asr.wer import WordErrors, total, word_errors
 from dlm.client import Client, ClientConfig
-from dlm.client.plan.topology import write_cluster_file
+from dlm.client.api.cluster_file import write_cluster_file
 from dlm.cluster.processes import Server, running_servers
 from dlm.errors import UnavailableError
 from dlm.files import write_whole

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from cluster import WAIT_S, command
 from dlm.cli.json_output import as_json_line
 from dlm.cli.main import app
-from dlm.client.plan.topology import read_cluster_file
+from dlm.client.api.cluster_file import read_cluster_file
 from dlm.ngram.arpa import ArpaReader
 from dlm.server.tokens import read_tokens
 from normalised import normalised_model

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from cli.conftest import Run
 from cluster import CommandServer
 from dlm.cli.main import app
-from dlm.client.deliver.security import read_cluster_security
+from dlm.client.api.cluster_file import read_cluster_security
 from dlm.server.tokens import read_tokens
 from dlm.wire.secret import digest
 

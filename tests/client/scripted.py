@@ -10,10 +10,9 @@ from typing import Any
 
 from cluster import Cluster
 from dlm.client import Client, ClientConfig
-from dlm.client.api.cluster_file import ClusterFile
+from dlm.client.api.cluster_file import ClusterFile, Endpoint, FixedEndpoints
 from dlm.client.deliver.transport import BeatReply, GrpcConnection, Metadata, Reply
 from dlm.client.plan.core import Core
-from dlm.client.plan.topology import Endpoint, FixedEndpoints
 from dlm.errors import DlmError
 from dlm.index.layout import Manifest
 from dlm.wire import codec

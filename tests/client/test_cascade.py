@@ -21,10 +21,10 @@ from client.test_partial import ask, assert_each_is_of_its_model
 from cluster import ROOT, Cluster, ModelFiles, ProcessServer, build, until
 from dlm.client import AsyncClient, Client, ClientConfig, Utterance
 from dlm.client.api.client import open_small
+from dlm.client.api.cluster_file import Endpoint, write_cluster_file
 from dlm.client.health import cascade
 from dlm.client.health.membership import Beating, Liveness
 from dlm.client.health.modes import Mode, Switching
-from dlm.client.plan.topology import Endpoint, write_cluster_file
 from dlm.errors import (
     ConfigError,
     FamilyMismatch,

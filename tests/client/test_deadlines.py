@@ -18,11 +18,11 @@ from client.scripted import Network, Scripted
 from client.test_partial import assert_each_is_of_its_model
 from cluster import WAIT_S
 from dlm.client import ClientConfig, Utterance
+from dlm.client.api.cluster_file import Endpoint, FixedEndpoints
 from dlm.client.deliver.call import Call, EndedCall
 from dlm.client.deliver.retries import LOST_S
 from dlm.client.deliver.transport import Metadata, Reply
 from dlm.client.plan.core import Core
-from dlm.client.plan.topology import Endpoint, FixedEndpoints
 from dlm.errors import DeadlineExceeded, DlmError, Overloaded, ShardDown
 
 CALLS = 25

@@ -16,10 +16,10 @@ from client.questions import ask, queries_to, random_queries, submit
 from client.scripted import Network
 from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient, Client, ClientConfig
+from dlm.client.api.cluster_file import Endpoint, FixedEndpoints
 from dlm.client.api.metrics import FAMILIES, STAGES, ClientMetrics, result_of
 from dlm.client.health.modes import Mode
 from dlm.client.plan.core import Core
-from dlm.client.plan.topology import Endpoint, FixedEndpoints
 from dlm.errors import (
     ConfigError,
     DeadlineExceeded,

@@ -13,9 +13,9 @@ from client.questions import queries_to, random_queries, submit
 from client.scripted import Network, free
 from cluster import WAIT_S, Cluster, until
 from dlm.client import AsyncClient
+from dlm.client.api.cluster_file import Endpoint, FixedEndpoints
 from dlm.client.plan import partial
 from dlm.client.plan.core import Core
-from dlm.client.plan.topology import Endpoint, FixedEndpoints
 from dlm.errors import (
     AuthenticationError,
     ConfigError,

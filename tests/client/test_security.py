@@ -13,10 +13,15 @@ import pytest
 
 from certificates import Authority
 from client.questions import ask, random_queries
+from dlm.client.api.cluster_file import (
+    Endpoint,
+    read_cluster_file,
+    read_cluster_security,
+    write_cluster_file,
+)
 from dlm.client.api.config import ClientConfig
-from dlm.client.deliver.security import PLAIN, ClientSecurity, open_channel, read_cluster_security
+from dlm.client.deliver.security import PLAIN, ClientSecurity, open_channel
 from dlm.client.deliver.transport import GrpcConnection
-from dlm.client.plan.topology import Endpoint, read_cluster_file, write_cluster_file
 from dlm.errors import ConfigError
 
 TOKEN = "decoder-" + "d" * 32

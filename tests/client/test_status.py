@@ -10,9 +10,9 @@ from client.questions import ask, queries_to
 from client.scripted import Clients
 from cluster import Cluster, ProcessServer, ThreadServer, build
 from dlm.cli.status import problems
+from dlm.client.api.cluster_file import Endpoint
 from dlm.client.deliver.transport import GrpcConnection
 from dlm.client.health.modes import Mode
-from dlm.client.plan.topology import Endpoint
 from dlm.cluster.status import ClusterStatus, tries_for
 from dlm.errors import AuthenticationError, ShardDown
 from dlm.index.search.shard import Shard

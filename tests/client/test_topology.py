@@ -14,20 +14,22 @@ import pytest
 
 from cluster import ModelFiles
 from dlm.client import Client
-from dlm.client.api.cluster_file import ClusterFile
+from dlm.client.api.cluster_file import (
+    ClusterFile,
+    Endpoint,
+    check_model,
+    read_cluster_file,
+    read_cluster_model,
+    read_cluster_small,
+    write_cluster_file,
+)
 from dlm.client.plan.topology import (
     MAX_SHARD_SETS,
     NO_LIMIT,
     Census,
-    Endpoint,
     Topology,
-    check_model,
     dedupe_faults,
-    read_cluster_file,
-    read_cluster_model,
-    read_cluster_small,
     take_census,
-    write_cluster_file,
 )
 from dlm.errors import ConfigError, DlmError, ProtocolError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb

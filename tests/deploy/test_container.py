@@ -19,7 +19,7 @@ import pytest
 from connect_proxy import ConnectProxy
 from deploy.documents import DEPLOY, ROOT, SETTINGS, load, texts
 from dlm import __version__
-from dlm.client.plan.topology import read_cluster_file
+from dlm.client.api.cluster_file import read_cluster_file
 from dlm.config import resolve
 from dlm.server.config import ServerConfig
 

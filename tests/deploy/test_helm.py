@@ -16,8 +16,7 @@ from deploy.documents import DEPLOY, ROOT, SETTINGS, fault_of
 from deploy.gotemplate import Chart, TemplateError
 from dlm import __version__
 from dlm.cli.inspect import helm_values
-from dlm.client.deliver.security import read_cluster_security
-from dlm.client.plan.topology import read_cluster_file
+from dlm.client.api.cluster_file import read_cluster_file, read_cluster_security
 from dlm.config import resolve
 from dlm.index.describe import PROCESS_MIB
 from dlm.index.layout import read_manifest

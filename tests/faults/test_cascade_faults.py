@@ -22,11 +22,11 @@ from client.scripted import Clients
 from client.test_partial import shard_of
 from cluster import Cluster, ModelFiles, ProcessServer, build
 from dlm.client import Client, ClientConfig
+from dlm.client.api.cluster_file import Endpoint, FixedEndpoints
 from dlm.client.deliver.transport import BeatReply, GrpcConnection, Metadata, Reply
 from dlm.client.health.membership import Beating
 from dlm.client.health.modes import Mode, Switching
 from dlm.client.plan.core import Core
-from dlm.client.plan.topology import Endpoint, FixedEndpoints
 from dlm.errors import DeadlineExceeded
 from dlm.ngram.query import FULL, PARTIAL, SMALL
 from dlm.wire._pb import shard_pb2 as pb

@@ -15,10 +15,11 @@ from client.questions import ask, assert_equal, queries_to, random_queries, subm
 from client.scripted import Clients, Network, free
 from cluster import WAIT_S, Cluster, ModelFiles, build, until
 from dlm.client import Client, Utterance
+from dlm.client.api.cluster_file import Endpoint, write_cluster_file
 from dlm.client.deliver.retries import MAX_REROUTES
 from dlm.client.deliver.runtime import Snapshot
 from dlm.client.plan.table import Table
-from dlm.client.plan.topology import Endpoint, take_census, write_cluster_file
+from dlm.client.plan.topology import take_census
 from dlm.errors import (
     DeadlineExceeded,
     DlmError,

@@ -19,10 +19,10 @@ from client.questions import ask, random_queries
 from cluster import WAIT_S, Cluster, ModelFiles, until
 from connect_proxy import VARIABLES, ConnectProxy
 from dlm.client import AsyncClient, Client, ClientConfig
+from dlm.client.api.cluster_file import Endpoint, write_cluster_file
 from dlm.client.deliver import transport
 from dlm.client.deliver.security import ClientSecurity
 from dlm.client.deliver.transport import GrpcConnection
-from dlm.client.plan.topology import Endpoint, write_cluster_file
 from dlm.errors import AuthenticationError, ConfigError, ShardDown
 from dlm.wire._pb import shard_pb2 as pb
 from server.test_security import write_tokens

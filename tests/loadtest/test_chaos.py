@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cluster import WAIT_S, CommandServer, ModelFiles, build, command, until
-from dlm.client.plan.topology import (
+from dlm.client.api.cluster_file import (
     Endpoint,
     read_cluster_file,
     read_cluster_small,

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("hdrh")
 
 from cluster import Cluster, ModelFiles
-from dlm.client.plan.topology import Endpoint, read_cluster_file, write_cluster_file
+from dlm.client.api.cluster_file import Endpoint, read_cluster_file, write_cluster_file
 from dlm.errors import ConfigError
 from loadtest.chaos import Chaos, Command
 from loadtest.driver import RunSettings

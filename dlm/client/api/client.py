@@ -19,19 +19,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from dlm.client.api.cluster_file import ClusterFile
+from dlm.client.api.cluster_file import ClusterFile, Endpoint, FixedEndpoints
 from dlm.client.api.config import ClientConfig
 from dlm.client.api.handle import FINISH, check_deadline
 from dlm.client.api.metrics import ClientCollector, Stats
 from dlm.client.api.scorer import LocalScorer, Scorer, open_local
 from dlm.client.api.states import FULL_KIND, SMALL_KIND
 from dlm.client.api.utterance import AsyncUtterance, Opened, Utterance
-from dlm.client.deliver.address import check_address
+from dlm.client.deliver.security import check_address
 from dlm.client.deliver.transport import GrpcConnection
 from dlm.client.health.cascade import CascadeStatus
 from dlm.client.health.modes import Mode
 from dlm.client.plan.core import Core
-from dlm.client.plan.topology import Endpoint, FixedEndpoints
 from dlm.errors import ConfigError, UnavailableError
 from dlm.index.layout import Manifest
 from dlm.logs import EventLog

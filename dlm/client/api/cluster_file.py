@@ -1,26 +1,82 @@
-"""What a client takes from cluster.toml: what it follows while it runs, and what it starts with.
+"""cluster.toml: where the servers are, which model is the default, and how to reach them.
 
-The servers and the default model are read again whenever the file changes. What connections and the
-small model are made of is taken once: a change is checked, so that the operator hears of it before
-the next start does, and reported.
+A running client reads the servers and the default model again whenever the file changes. It takes
+what connections and the small model are made of only once: a change of these is checked and logged,
+so that the operator hears of a mistake before the next start does.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from dlm.client.api.config import ClientConfig
-from dlm.client.deliver.security import TLS_KEYS, ClientSecurity, check_files, read_cluster_security
-from dlm.client.plan.topology import (
-    Endpoint,
-    read_cluster_file,
-    read_cluster_model,
-    read_cluster_small,
-)
+from dlm.client.deliver.security import PLAIN, ClientSecurity, check_address, check_files
+from dlm.config import nearest
 from dlm.errors import ConfigError
+from dlm.files import write_whole
 from dlm.wire.secret import signature
+
+WRITTEN_BY = "# Written by dlm cluster"
+TOP_KEYS = ("model", "small", "token_file", "tls", "server")
+TLS_KEYS = ("ca", "cert", "key", "server_name", "use_proxy")
+SERVER_KEYS = ("address", "shard", "pid")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address, and the shard it is said to hold: a hint, for while the server is silent.
+
+    pid  of the server's process, where it runs on the machine that wrote the file
+    """
+
+    address: str
+    shard: int | None = None
+    pid: int | None = None
+
+
+class Servers(Protocol):
+    """Says where the servers are; asked again whenever the table is stale. Picklable."""
+
+    def __call__(self) -> Sequence[Endpoint]:
+        """The servers there are."""
+
+    def model(self) -> str | None:
+        """The default model that the operator names; None leaves it to the servers."""
+
+    def stamp(self) -> object:
+        """Differs from the last one if the servers or the model may have changed."""
+
+    def kept(self) -> list[str]:
+        """Settings that have changed, and that a running client keeps as they were.
+
+        Raises  ConfigError  a client that starts now would refuse what there is
+        """
+
+
+class FixedEndpoints(Servers):
+    """The same servers each time."""
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self.endpoints = list(endpoints)
+
+    def __call__(self) -> list[Endpoint]:
+        return self.endpoints
+
+    def model(self) -> str | None:
+        return None
+
+    def stamp(self) -> object:
+        return None
+
+    def kept(self) -> list[str]:
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,37 +86,44 @@ class StartSettings:
     security: ClientSecurity
     small: Path | None
 
+    @classmethod
+    def read(cls, path: Path, config: ClientConfig) -> StartSettings:
+        """What a client of this configuration that starts now takes; `config` takes precedence.
+
+        Raises
+            ConfigError  the file is wrong, or names a file or folder that is missing or unusable
+        """
+        security = config.security.over(read_cluster_security(path))
+        check_files(security)
+        small = config.small
+        if config.partial and small is None and config.heartbeats is not False:
+            small = read_cluster_small(path)
+            if small is not None and not small.is_dir():
+                raise ConfigError(
+                    f"{path} names the small model {small}, which is a file; the folder "
+                    "of a shard set is expected, as `dlm shard` makes them"
+                    if small.exists()
+                    else f"{path} names the small model {small}, and there is no such folder on "
+                    "this machine; copy it there, write where it is into the file, or give "
+                    "ClientConfig(small=...)"
+                )
+        return cls(security, small)
+
     def changed(self, now: StartSettings) -> list[str]:
-        """Names, as cluster.toml has them, of the settings that `now` has otherwise."""
-        tls = [
-            f"tls.{key}"
-            for key in TLS_KEYS
-            if getattr(self.security, key) != getattr(now.security, key)
+        """Settings that `now` has otherwise, by their names in cluster.toml."""
+        mine, other = self.security, now.security
+        keys = [
+            key for key in ("token_file", *TLS_KEYS) if getattr(mine, key) != getattr(other, key)
         ]
-        small = ["small"] * (self.small != now.small)
-        return small + ["token_file"] * (self.security.token_file != now.security.token_file) + tls
+        small = ["small"] if self.small != now.small else []
+        return small + [f"tls.{key}" if key in TLS_KEYS else key for key in keys]
 
 
-def read_start_settings(path: Path, config: ClientConfig) -> StartSettings:
-    """What a client of this configuration that starts now takes; `config` stands before the file.
-
-    Raises
-        ConfigError  the file says what cannot be, or names a file or folder that is missing or no
-                     good
-    """
-    security = config.security.over(read_cluster_security(path))
-    check_files(security)
-    small = config.small
-    if config.partial and small is None and config.heartbeats is not False:
-        small = _small_of(path)
-    return StartSettings(security, small)
-
-
-class ClusterFile:
-    """Reads the servers from a cluster.toml, anew each time; picklable.
+class ClusterFile(Servers):
+    """Reads the servers from a cluster.toml, anew each time.
 
     Args
-        config   of the client; stands before what the file says
+        config   of the client; takes precedence over the file
     Attributes
         started  what a client that is made with this takes from the file
     Raises
@@ -71,35 +134,179 @@ class ClusterFile:
         self.path = Path(path).absolute()
         self._config = config or ClientConfig()
         self()  # says what to do where there is no such file
-        self.started = read_start_settings(self.path, self._config)
+        self.started = StartSettings.read(self.path, self._config)
 
     def __call__(self) -> list[Endpoint]:
         return read_cluster_file(self.path)
 
     def model(self) -> str | None:
-        """See `topology.Servers`."""
         return read_cluster_model(self.path)
 
     def stamp(self) -> object:
-        """See `topology.Servers`."""
         return signature(self.path)
 
     def kept(self) -> list[str]:
-        """See `topology.Servers`."""
-        return self.started.changed(read_start_settings(self.path, self._config))
+        return self.started.changed(StartSettings.read(self.path, self._config))
 
 
-def _small_of(path: Path) -> Path | None:
-    small = read_cluster_small(path)
-    if small is not None and not small.is_dir():
-        if small.exists():
-            raise ConfigError(
-                f"{path} names the small model {small}, which is a file; the folder "
-                "of a shard set is expected, as `dlm shard` makes them"
-            )
+def read_cluster_file(path: str | os.PathLike[str]) -> list[Endpoint]:
+    """The servers that a cluster.toml lists.
+
+    The file has one table ``[[server]]`` per server, with ``address`` ("host:port") and ``shard``.
+
+    Raises
+        ConfigError  the file is missing, does not say that, or has a setting that nobody reads
+    """
+    path = Path(path)
+    servers = _content(path).get("server")
+    if not isinstance(servers, list) or not servers:
+        raise ConfigError(f"{path} lists no server; one [[server]] table a server is expected")
+    return [_endpoint(path, server) for server in servers]
+
+
+def read_cluster_small(path: str | os.PathLike[str]) -> Path | None:
+    """The folder of the small model that a cluster.toml names, relative to its own; None for none.
+
+    Raises
+        ConfigError  the file cannot be read, or ``small`` is not a string
+    """
+    path = Path(path)
+    small = _content(path).get("small")
+    if small is None:
+        return None
+    if not isinstance(small, str) or not small:
+        raise ConfigError(f"{path}: small must be the folder of a shard set, found {small!r}")
+    return path.absolute().parent / small
+
+
+def read_cluster_model(path: str | os.PathLike[str]) -> str | None:
+    """The default model that a cluster.toml names; None for none.
+
+    Raises
+        ConfigError  the file cannot be read, or ``model`` is not the beginning of an id
+    """
+    path = Path(path)
+    model = _content(path).get("model")
+    if model is not None and not isinstance(model, str):
+        raise ConfigError(f"{path}: model must be the beginning of an id, found {model!r}")
+    try:
+        return check_model(model)
+    except ConfigError as exc:
+        exc.add_note(f"in {path}")
+        raise
+
+
+def read_cluster_security(path: str | os.PathLike[str]) -> ClientSecurity:
+    """What a cluster.toml says of its servers: the table [tls], and token_file.
+
+    Paths in it are relative to its folder. It holds no token itself, since it is not a secret.
+
+    Raises
+        ConfigError  a setting that it cannot have, or one of the wrong type
+    """
+    path = Path(path)
+    content = _content(path)
+    table = content.get("tls", {})
+    values = {**table} if isinstance(table, dict) else {"tls": table}
+    if "token" in content or "token" in values:
         raise ConfigError(
-            f"{path} names the small model {small}, and there is no such folder on "
-            "this machine; copy it there, write where it is into the file, or give "
-            "ClientConfig(small=...)"
+            f"{path} holds a token, and files like it are read by many; put it in a file that its "
+            "owner alone may read, and name that: token_file"
         )
-    return small
+    if "token_file" in content:
+        values["token_file"] = content["token_file"]
+    for name, value in values.items():
+        if name not in (*TLS_KEYS, "token_file"):
+            advice = nearest(name, TLS_KEYS) or f"; there are {', '.join(TLS_KEYS)}"
+            raise ConfigError(f"{path}: [tls] has no setting named {name}{advice}")
+        kind, what = (bool, "true or false") if name == "use_proxy" else (str, "a string")
+        if not isinstance(value, kind):
+            raise ConfigError(f"{path}: {name} must be {what}, found {value!r}")
+        if value and isinstance(value, str) and name != "server_name":
+            values[name] = str(path.absolute().parent / value)
+    try:
+        return ClientSecurity(**values)
+    except ConfigError as exc:
+        exc.add_note(f"in {path}")
+        raise
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise ConfigError(
+            f"{path} does not exist; `dlm cluster DIR` writes it where it is started; "
+            "or name the file"
+        ) from exc
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        raise ConfigError(f"{path} cannot be read as TOML: {exc}") from exc
+    # A misspelt `small` would otherwise mean no small model, unnoticed until the servers fail.
+    # `read_cluster_security` refuses `token`, and says what to do instead.
+    for name in content:
+        if name not in TOP_KEYS and name != "token":
+            raise ConfigError(f"{path} has no setting named {name}{nearest(name, TOP_KEYS)}")
+    return content
+
+
+def _endpoint(path: Path, server: Any) -> Endpoint:
+    if not isinstance(server, dict):
+        raise ConfigError(f"{path}: each server is a table [[server]], found {server!r}")
+    for name in server:
+        if name not in SERVER_KEYS:
+            # In TOML, whatever stands below a table belongs to it, up to the next one.
+            advice = (
+                "; it must stand above the first table"
+                if name in TOP_KEYS
+                else nearest(name, SERVER_KEYS)
+            )
+            raise ConfigError(f"{path}: [[server]] has no setting named {name}{advice}")
+    address = server.get("address")
+    if address is None:
+        raise ConfigError(f'{path}: a [[server]] needs address = "host:port", and has none')
+    try:
+        check_address(address)
+    except ConfigError as exc:
+        raise ConfigError(f"{path}: in [[server]], {exc}") from exc
+    for name, low in (("shard", 0), ("pid", 1)):
+        value = server.get(name)
+        if value is not None and (type(value) is not int or value < low):
+            raise ConfigError(f"{path}: {name} must be a number from {low}, found {value!r}")
+    return Endpoint(address, server.get("shard"), server.get("pid"))
+
+
+def write_cluster_file(
+    path: Path,
+    endpoints: Sequence[Endpoint],
+    *,
+    shard_set: str,
+    security: ClientSecurity = PLAIN,
+    small: Path | None = None,
+    model: str | None = None,
+) -> None:
+    """Writes a cluster.toml whole or not at all; of `security` all but the token itself."""
+    folder = None if small is None else str(small.absolute())
+    lines = [f"{WRITTEN_BY} for shard set {shard_set}."]
+    for name, value in (("small", folder), ("model", model), ("token_file", security.token_file)):
+        if value:
+            lines += ["", f"{name} = {json.dumps(value)}"]
+    if security.ca:
+        values = [(name, getattr(security, name)) for name in TLS_KEYS]
+        lines += ["", "[tls]", *(f"{name} = {json.dumps(v)}" for name, v in values if v)]
+    for endpoint in endpoints:
+        lines += ["", "[[server]]", f'address = "{endpoint.address}"']
+        if endpoint.shard is not None:
+            lines.append(f"shard = {endpoint.shard}")
+        if endpoint.pid is not None:
+            lines.append(f"pid = {endpoint.pid}")
+    write_whole(path, ("\n".join(lines) + "\n").encode())
+
+
+def check_model(model: str | None) -> str | None:
+    """`model` in lower case; raises `ConfigError` unless it can begin the id of a model."""
+    if model is None or re.fullmatch(r"[0-9a-f]{6,32}", model.lower()):
+        return model and model.lower()
+    raise ConfigError(
+        f"the model {model!r} is not an id: give the first 6 to 32 hex digits of the model's id, "
+        "or of its shard set's, as `dlm info` prints them"
+    )

@@ -96,7 +96,7 @@ class Inbox:
         self._home.later(delay_s, self.step, call, *args)
 
     def look_by(self, at: float) -> None:
-        """Has lanes and messages looked at by then; in a second at the latest, since what is planned
+        """Has lanes and messages looked at by then, and in a second at the latest: what is planned
         holds a client that nobody has any more."""
         alarms = self._links.runtime.alarms
         if at < (alarms[-1] if alarms else inf):

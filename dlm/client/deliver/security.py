@@ -7,10 +7,9 @@ this machine. No channel goes through a proxy unless a setting says so, and then
 from __future__ import annotations
 
 import ipaddress
-import os
+import re
 import socket
 import threading
-import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -21,8 +20,6 @@ from urllib.parse import unquote
 
 import grpc
 
-from dlm.client.deliver.address import HOST_PORT
-from dlm.config import nearest
 from dlm.errors import ConfigError
 from dlm.logs import EventLog
 from dlm.wire.secret import (
@@ -37,8 +34,15 @@ from dlm.wire.secret import (
 
 logger = EventLog(__name__)
 
-# Of the table [tls] of a cluster.toml.
-TLS_KEYS = ("ca", "cert", "key", "server_name", "use_proxy")
+# A bare "host:port" of any other form may be read by gRPC as a scheme that nobody meant.
+HOST_PORT = re.compile(
+    r"(?P<host>\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})"
+)
+MAX_PORT = 65_535
+# gRPC's own, of which each names host and port, or several of them: "ipv4:1.2.3.4:5,1.2.3.5:5".
+_LISTS = re.compile(r"(?:ipv4:|ipv6:|dns:(?://[^/]*/)?)")
+# Those whose rest has no port.
+_PORTLESS = re.compile(r"(?:unix:|unix-abstract:|xds:).+", re.DOTALL)
 RESOLVE_S = 5.0  # a name that takes longer to resolve is not one of this machine
 Metadata = tuple[tuple[str, str], ...]
 Token = Callable[[], Metadata]  # what a call must carry, as the file of the token has it now
@@ -166,42 +170,49 @@ def _open(
     return kind.secure_channel(target, _credentials(security), options=options)
 
 
-def read_cluster_security(path: str | os.PathLike[str]) -> ClientSecurity:
-    """What a cluster.toml says of its servers: the table [tls], and token_file.
+def check_address(address: object) -> str:
+    """`address`, where it is "host:port", "[IPv6]:port", or one of gRPC's schemes with such.
 
-    Paths in it are relative to its folder. It holds no token itself, since it is no secret.
+    gRPC itself takes a port above 65535 for another one, and many a typing error for a name.
 
     Raises
-        ConfigError  a setting it cannot have, or one of the wrong type
+        ConfigError  what is wrong with it; the caller adds where it stands
     """
-    path = Path(path)
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-        raise ConfigError(f"{path} cannot be read as TOML: {exc}") from exc
-    table = content.get("tls", {})
-    values = {**table} if isinstance(table, dict) else {"tls": table}
-    if "token_file" in content:
-        values["token_file"] = content["token_file"]
-    if "token" in content or "token" in values:
-        raise ConfigError(
-            f"{path} holds a token, and files like it are read by many; put it in a file that its "
-            "owner alone may read, and name that: token_file"
-        )
-    for name, value in values.items():
-        if name not in (*TLS_KEYS, "token_file"):
-            advice = nearest(name, TLS_KEYS) or f"; there are {', '.join(TLS_KEYS)}"
-            raise ConfigError(f"{path}: [tls] has no setting named {name}{advice}")
-        kind, what = (bool, "true or false") if name == "use_proxy" else (str, "a string")
-        if not isinstance(value, kind):
-            raise ConfigError(f"{path}: {name} must be {what}, found {value!r}")
-        if value and isinstance(value, str) and name != "server_name":
-            values[name] = str(path.absolute().parent / value)
-    try:
-        return ClientSecurity(**values)
-    except ConfigError as exc:
-        exc.add_note(f"in {path}")
-        raise
+    if not isinstance(address, str):
+        raise _refusal(address, 'expected "host:port"')
+    if _PORTLESS.fullmatch(address):
+        return address
+    text = address
+    if scheme := _LISTS.match(address):
+        text = unquote(address[scheme.end() :])
+    for one in text.split(",") if scheme else (text,):
+        if fault := _fault(one):
+            raise _refusal(address, fault)
+    return address
+
+
+def _fault(text: str) -> str:
+    """What is wrong with "host:port"; "" where it is right."""
+    if "://" in text:
+        return 'expected "host:port", without a scheme and "//"'
+    host, colon, port = text.rpartition(":")
+    if not colon or not host:
+        return 'expected "host:port"' if colon else 'the port is missing; expected "host:port"'
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= MAX_PORT:
+        return f"its port is {port!r}; a number from 1 to {MAX_PORT} is expected"
+    if not HOST_PORT.fullmatch(text):
+        more = '; an IPv6 address stands in brackets, as in "[::1]:50060"' if ":" in host else ""
+        return f'{host!r} is not the name or address of a host; expected "host:port"{more}'
+    if host.startswith("["):
+        try:
+            IPv6Address(host[1:-1])
+        except ValueError:
+            return f"{host} is not an IPv6 address"
+    return ""
+
+
+def _refusal(address: object, fault: str) -> ConfigError:
+    return ConfigError(f"{address!r} is not a server address: {fault}")
 
 
 def _local_target(address: str) -> str | None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlm import __version__
+from dlm.client.api.cluster_file import Servers
 from dlm.client.api.config import ClientConfig
 from dlm.client.api.metrics import CANCELLED, OK, ClientMetrics, Stats, result_of
 from dlm.client.deliver import loop
@@ -29,7 +30,7 @@ from dlm.client.health.cascade import CascadeMonitor, CascadeStatus
 from dlm.client.health.modes import Mode
 from dlm.client.plan import router
 from dlm.client.plan.table import Table, other_model
-from dlm.client.plan.topology import Connect, Servers, Topology
+from dlm.client.plan.topology import Connect, Topology
 from dlm.client.plan.warm import canary_queries
 from dlm.errors import ConfigError, DlmError, ShardDown
 from dlm.index.search.local import LocalModel

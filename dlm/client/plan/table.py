@@ -16,11 +16,12 @@ from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 
+from dlm.client.api.cluster_file import Endpoint, Servers, check_model
 from dlm.client.api.config import ClientConfig
 from dlm.client.deliver.call import own_copy
 from dlm.client.deliver.runtime import Links, Snapshot
 from dlm.client.plan.lowgrams import LowGrams, fetch
-from dlm.client.plan.topology import Census, Endpoint, Servers, Topology, check_model, take_census
+from dlm.client.plan.topology import Census, Topology, take_census
 from dlm.client.plan.warm import warm_up
 from dlm.errors import DlmError, ProtocolError, StaleShardSet
 from dlm.index.layout import Manifest

@@ -1,25 +1,16 @@
-"""Where the servers are: cluster.toml, and asking each what it holds.
-
-One file past 500 lines: what a server says is checked beside the choice that is made of it.
-"""
+"""Which shard set to use, and where its shards are: what each server says it holds."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import time
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn
 
-from dlm.client.deliver.address import check_address
-from dlm.client.deliver.security import PLAIN, TLS_KEYS, ClientSecurity
+from dlm.client.api.cluster_file import Endpoint
 from dlm.client.deliver.transport import Connection
-from dlm.config import nearest
 from dlm.errors import (
     AuthenticationError,
     ConfigError,
@@ -29,7 +20,6 @@ from dlm.errors import (
     ShardDown,
     ShardFormatError,
 )
-from dlm.files import write_whole
 from dlm.index.layout import Manifest, parse_manifest
 from dlm.wire._pb import shard_pb2 as pb
 from dlm.wire.status import plain
@@ -41,22 +31,6 @@ MAX_SHARD_SETS = 64  # of one server that are asked for; a server with more is n
 MAX_ASKED = 256  # servers asked at once; each that is silent takes its whole timeout
 # Of a manifest on the wire: to parse it takes longer than to send it.
 MAX_MANIFEST_BYTES = 4 << 20
-WRITTEN_BY = "# Written by dlm cluster"
-# What a cluster.toml may say, beside what `security` reads of [tls].
-TOP_KEYS = ("model", "small", "token_file", "tls", "server")
-SERVER_KEYS = ("address", "shard", "pid")
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """An address, and the shard it is said to hold: a hint, for while the server is silent.
-
-    pid  of the server's process, where it runs on the machine that wrote the file
-    """
-
-    address: str
-    shard: int | None = None
-    pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,183 +64,6 @@ def dedupe_faults(faults: Iterable[tuple[str, str]]) -> list[str]:
         text = re.sub(rf"(?<![\w.:-])(?:ipv[46]:)?{host}(?!\d)", "it", text)
         said.setdefault(text, {})[address] = None
     return [f"{', '.join(addresses)}: {text}" for text, addresses in said.items()]
-
-
-def read_cluster_file(path: str | os.PathLike[str]) -> list[Endpoint]:
-    """The servers that a cluster.toml lists.
-
-    The file has one table ``[[server]]`` a server, with ``address`` ("host:port") and ``shard``.
-
-    Raises
-        ConfigError  the file is missing, does not say that, or says what nobody reads
-    """
-    path = Path(path)
-    return [_endpoint(path, server) for server in _servers(path, _content(path))]
-
-
-def read_cluster_small(path: str | os.PathLike[str]) -> Path | None:
-    """The folder of the small model that a cluster.toml names, relative to its own; None for none.
-
-    Raises
-        ConfigError  the file cannot be read, or ``small`` is no string
-    """
-    path = Path(path)
-    small = _content(path).get("small")
-    if small is None:
-        return None
-    if not isinstance(small, str) or not small:
-        raise ConfigError(f"{path}: small must be the folder of a shard set, found {small!r}")
-    return path.absolute().parent / small
-
-
-def read_cluster_model(path: str | os.PathLike[str]) -> str | None:
-    """The default model that a cluster.toml names; None for none.
-
-    Raises
-        ConfigError  the file cannot be read, or ``model`` is not the beginning of an id
-    """
-    path = Path(path)
-    model = _content(path).get("model")
-    if model is not None and not isinstance(model, str):
-        raise ConfigError(f"{path}: model must be the beginning of an id, found {model!r}")
-    try:
-        return check_model(model)
-    except ConfigError as exc:
-        exc.add_note(f"in {path}")
-        raise
-
-
-def _content(path: Path) -> dict[str, Any]:
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as exc:
-        raise ConfigError(
-            f"{path} does not exist; `dlm cluster DIR` writes it where it is started; "
-            "or name the file"
-        ) from exc
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-        raise ConfigError(f"{path} cannot be read as TOML: {exc}") from exc
-    # A misspelt small model would be none, in silence, until the servers fail. `token` is refused
-    # where tokens are read, with what to do instead.
-    for name in content:
-        if name not in TOP_KEYS and name != "token":
-            raise ConfigError(f"{path} has no setting named {name}{nearest(name, TOP_KEYS)}")
-    return content
-
-
-def _servers(path: Path, content: Mapping[str, Any]) -> Sequence[Any]:
-    servers = content.get("server")
-    if not isinstance(servers, list) or not servers:
-        raise ConfigError(f"{path} lists no server; one [[server]] table a server is expected")
-    return servers
-
-
-def _endpoint(path: Path, server: Any) -> Endpoint:
-    if not isinstance(server, dict):
-        raise ConfigError(f"{path}: each server is a table [[server]], found {server!r}")
-    for name in server:
-        if name not in SERVER_KEYS:
-            # TOML counts to a table what stands below it, up to the next one.
-            advice = (
-                "; it must stand above the first table"
-                if name in TOP_KEYS
-                else nearest(name, SERVER_KEYS)
-            )
-            raise ConfigError(f"{path}: [[server]] has no setting named {name}{advice}")
-    address = server.get("address")
-    if address is None:
-        raise ConfigError(f'{path}: a [[server]] needs address = "host:port", and has none')
-    try:
-        check_address(address)
-    except ConfigError as exc:
-        raise ConfigError(f"{path}: in [[server]], {exc}") from exc
-    for name, low in (("shard", 0), ("pid", 1)):
-        value = server.get(name)
-        if value is not None and (
-            not isinstance(value, int) or isinstance(value, bool) or value < low
-        ):
-            raise ConfigError(f"{path}: {name} must be a number from {low}, found {value!r}")
-    return Endpoint(str(address), server.get("shard"), server.get("pid"))
-
-
-class Servers(Protocol):
-    """Says where the servers are; asked again whenever the table is stale. Picklable."""
-
-    def __call__(self) -> Sequence[Endpoint]:
-        """The servers there are."""
-
-    def model(self) -> str | None:
-        """The default model that the operator names; None leaves it to the servers."""
-
-    def stamp(self) -> object:
-        """Differs from the last one where the servers or the model may have changed."""
-
-    def kept(self) -> list[str]:
-        """Settings that are others by now, and that a running client keeps as they were.
-
-        Raises  ConfigError  a client that is started now would refuse what there is
-        """
-
-
-class FixedEndpoints:
-    """The same servers each time; picklable."""
-
-    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
-        self.endpoints = list(endpoints)
-
-    def __call__(self) -> list[Endpoint]:
-        return self.endpoints
-
-    def model(self) -> str | None:
-        """See `Servers`."""
-        return None
-
-    def stamp(self) -> object:
-        """See `Servers`."""
-        return None
-
-    def kept(self) -> list[str]:
-        """See `Servers`."""
-        return []
-
-
-def write_cluster_file(
-    path: Path,
-    endpoints: Sequence[Endpoint],
-    *,
-    shard_set: str,
-    security: ClientSecurity = PLAIN,
-    small: Path | None = None,
-    model: str | None = None,
-) -> None:
-    """Writes a cluster.toml whole or not at all; of `security` all but the token itself."""
-    lines = [f"{WRITTEN_BY} for shard set {shard_set}."]
-    if small is not None:
-        lines += ["", f"small = {json.dumps(str(small.absolute()))}"]
-    if model is not None:
-        lines += ["", f"model = {json.dumps(model)}"]
-    if security.token_file:
-        lines += ["", f"token_file = {json.dumps(security.token_file)}"]
-    if security.ca:
-        values = [(name, getattr(security, name)) for name in TLS_KEYS]
-        lines += ["", "[tls]", *(f"{name} = {json.dumps(v)}" for name, v in values if v)]
-    for endpoint in endpoints:
-        lines += ["", "[[server]]", f'address = "{endpoint.address}"']
-        if endpoint.shard is not None:
-            lines.append(f"shard = {endpoint.shard}")
-        if endpoint.pid is not None:
-            lines.append(f"pid = {endpoint.pid}")
-    write_whole(path, ("\n".join(lines) + "\n").encode())
-
-
-def check_model(model: str | None) -> str | None:
-    """`model` in small letters; raises `ConfigError` unless it can begin the id of a model."""
-    if model is None or re.fullmatch(r"[0-9a-f]{6,32}", model.lower()):
-        return model and model.lower()
-    raise ConfigError(
-        f"the model {model!r} is not an id: give the first 6 to 32 hex digits of the model's id, "
-        "or of its shard set's, as `dlm info` prints them"
-    )
 
 
 @dataclass(slots=True)
