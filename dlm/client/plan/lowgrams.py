@@ -1,8 +1,8 @@
 """The low orders on the client: fetched once, kept on disk, shared by processes.
 
 A folder named by the shard set holds the manifest, the vocabulary and the 1- and 2-grams. Processes
-take turns by a lock; what was fetched before an interruption is not fetched again; nothing is used
-whose checksum is not the manifest's.
+take turns by a lock. An interrupted download goes on where it stopped. Files are used only if their
+checksums are the manifest's.
 
 Paper: DLM 3.1 (caching). The bit that saves messages beyond it: shards/FORMAT.md, "Stored".
 """
@@ -57,8 +57,8 @@ Clock: TypeAlias = Callable[[], float]
 
 LOCK_POLL_S = 0.05
 PUT_TRIES = 20  # each fails only where another process moved a copy there or away meanwhile
-LEAST_S = 1.0  # of the time that is left, that one of many servers gets
-LEFT_S = 24 * 3600.0  # after so long, what was begun of another shard set is not gone on with
+LEAST_S = 1.0  # seconds that one of many servers gets at least, if they are left
+LEFT_S = 24 * 3600.0  # after so long, an unfinished download of another shard set is removed
 KEEP_FREE_BYTES = 64 << 20  # of the disk, for others
 RETRY_S = 0.1  # seconds before all servers are tried again; doubled each time, up to 2
 
@@ -132,45 +132,24 @@ def fetch(
     Args
         sources    (shard, connection) of each server; `shuffle` puts them in the order in which
                    they are asked, so that clients that start together do not all ask one
-        timeout_s  for all of it; half of that at most goes to waiting for another process that
+        timeout_s  for all of it; at most half of that is spent waiting for another process that
                    fetches the same. What came by then is kept, and the next try goes on from there
     Raises
         ConfigError       the cache folder cannot be written, or its disk is too full
         UnavailableError  no server gave them in time
         ProtocolError     what they gave is not what the manifest says
     """
-    home = cache_dir / manifest.shard_set
     sources = list(sources)
     shuffle(sources)
-    until = clock() + timeout_s
+    home = cache_dir / manifest.shard_set
+    download = _Download(manifest, sources, home, timeout_s, clock() + timeout_s, clock, sleep)
     try:
         try:
             return LowGrams.open(home, manifest)
         except ShardFormatError:
             pass  # not there, or damaged: fetched below, under the lock
         cache_dir.mkdir(parents=True, exist_ok=True)
-        with (cache_dir / f"{manifest.shard_set}.lock").open("w") as lock:
-            while not (locked := try_lock(lock.fileno())) and clock() < until - timeout_s / 2:
-                sleep(LOCK_POLL_S)
-            if not locked:
-                # A process that holds the lock and does nothing keeps nobody out: this one then
-                # fetches into a folder of its own.
-                with scratch_folder(cache_dir, home.name) as own:
-                    part = own / "part"
-                    return _fetch_into(
-                        part, manifest, sources, home, timeout_s, until, clock, sleep
-                    )
-            part = home.with_name(home.name + ".part")  # what is in it is not fetched again
-            try:
-                return _fetch_into(part, manifest, sources, home, timeout_s, until, clock, sleep)
-            except UnavailableError:
-                raise  # what came by now may be gone on with
-            except BaseException:
-                shutil.rmtree(part, ignore_errors=True)
-                raise
-            finally:
-                # Closing is not enough: a child forked meanwhile holds the same open file.
-                fcntl.flock(lock, fcntl.LOCK_UN)
+        return download.run()
     except OSError as exc:
         raise ConfigError(
             f"the low orders cannot be kept in {cache_dir}: {exc}. Make room there, "
@@ -178,19 +157,186 @@ def fetch(
         ) from exc
 
 
+@dataclass(frozen=True)
+class _Download:
+    """Fetches low orders into a folder beside `home`, and gives that the name when it is whole.
+
+    until  on `clock`: when the time is over
+    """
+
+    manifest: Manifest
+    sources: list[Source]
+    home: Path
+    timeout_s: float
+    until: float
+    clock: Clock
+    sleep: Callable[[float], None]
+
+    def run(self) -> LowGrams:
+        """Waits for its turn among processes that fetch the same, and fetches."""
+        home = self.home
+        with home.with_name(home.name + ".lock").open("w") as lock:
+            turn_until = self.until - self.timeout_s / 2
+            while not (locked := try_lock(lock.fileno())) and self.clock() < turn_until:
+                self.sleep(LOCK_POLL_S)
+            if not locked:
+                # A process that holds the lock and does nothing keeps nobody out: this one then
+                # fetches into a folder of its own.
+                with scratch_folder(home.parent, home.name) as own:
+                    return self._fetch_into(own / "part")
+            part = home.with_name(home.name + ".part")  # what is in it is not fetched again
+            try:
+                return self._fetch_into(part)
+            except UnavailableError:
+                raise  # the next try goes on from what came by now
+            except BaseException:
+                shutil.rmtree(part, ignore_errors=True)
+                raise
+            finally:
+                # Closing is not enough: a child forked meanwhile holds the same open file.
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+    def _fetch_into(self, part: Path) -> LowGrams:
+        home, manifest = self.home, self.manifest
+        try:
+            return LowGrams.open(home, manifest)  # another process was faster
+        except ShardFormatError:
+            pass  # a damaged one stays until there is a whole one to put there
+        _make_room(home.parent, part, manifest)
+        part.mkdir(exist_ok=True)
+        for kind in FILES:
+            self._fetch_in_time(kind, part)
+        with (part / layout.MANIFEST).open("wb") as out:
+            out.write(manifest.text)
+            out.flush()
+            os.fsync(out.fileno())
+        sync_folder(part)
+        # Mapped before it is moved: whatever others do to the name, this process has its copy.
+        try:
+            grams = LowGrams.open(part, manifest)
+        except ShardFormatError as exc:
+            # Their checksums are right, so whoever made the manifest made them so.
+            raise ProtocolError(
+                f"the servers of shard set {manifest.shard_set} sent low orders that are none: "
+                f"{plain(str(exc))}"
+            ) from exc
+        _put(part, home, manifest)
+        return replace(grams, directory=home)
+
+    def _fetch_in_time(self, kind: str, part: Path) -> None:
+        """One file. Servers let few clients download at once, and say so: comes again later."""
+        pause_s = RETRY_S
+        while True:
+            try:
+                self._fetch_file(kind, part)
+                return
+            except UnavailableError as exc:
+                rest_s = pause_s * (0.5 + random.random())
+                if not exc.retryable or self.clock() + rest_s >= self.until:
+                    entry = self.manifest.file(kind)
+                    path = part / entry.name
+                    exc.add_note(
+                        f"{path.stat().st_size if path.exists() else 0} of {entry.bytes} bytes of "
+                        f"{entry.name} came in {self.timeout_s:g} s (connect_s); connecting again "
+                        "goes on from there"
+                    )
+                    raise
+                self.sleep(rest_s)
+                pause_s = min(2 * pause_s, 2.0)
+
+    def _fetch_file(self, kind: str, part: Path) -> None:
+        """One file, from where an earlier try stopped; a server that fails is passed over.
+
+        None of several servers may take all the time that is left.
+        """
+        entry = self.manifest.file(kind)
+        path = part / entry.name
+        last: DlmError = (
+            DeadlineExceeded(f"no time was left to fetch {entry.name}")
+            if self.sources
+            else ShardDown(f"no server of shard set {self.manifest.shard_set} is known")
+        )
+        if path.exists() and _is_whole(path, entry):
+            return
+        # Each server twice: a stream that breaks goes on where it stopped; and if the beginning
+        # that another left turns out to be wrong, the same server is asked for all of it.
+        for place, (shard, connection) in enumerate(self.sources):
+            for _ in range(2):
+                left_s = self.until - self.clock()
+                if left_s <= 0:
+                    raise last
+                share_s = max(left_s / (len(self.sources) - place), min(left_s, LEAST_S))
+                if path.exists() and path.stat().st_size > entry.bytes:
+                    path.unlink()
+                resumed = path.exists() and path.stat().st_size > 0
+                try:
+                    self._receive(kind, shard, connection, path, share_s)
+                except DlmError as exc:
+                    # Whether to come again depends on a server that may do better later.
+                    if not (isinstance(last, Overloaded) and isinstance(exc, UnavailableError)):
+                        last = exc
+                    continue
+                if _is_whole(path, entry):
+                    return
+                path.unlink()
+                last = ProtocolError(
+                    f"{connection.address} sent a {kind} file that is not the manifest's; "
+                    "the server's files are damaged (dlm verify DIR there tells)"
+                )
+                if not resumed:
+                    break
+        raise last
+
+    def _receive(
+        self, kind: str, shard: int, connection: Connection, path: Path, timeout_s: float
+    ) -> None:
+        """Appends to `path` what it lacks of the file, or what comes of it in time."""
+        until, entry = self.clock() + timeout_s, self.manifest.file(kind)
+        shard_set = self.manifest.shard_set_bytes
+        with path.open("ab") as out:
+            offset = out.tell()
+            request = pb.DownloadRequest(
+                shard_set=shard_set, shard=shard, file=FILES[kind], offset=offset
+            )
+            with closing(connection.download(request, timeout_s)) as chunks:
+                for chunk in chunks:
+                    data = codec.decode_chunk(
+                        chunk,
+                        shard_set=shard_set,
+                        shard=shard,
+                        offset=offset,
+                        file_bytes=entry.bytes,
+                    )
+                    out.write(data)
+                    offset += len(data)
+                    if self.clock() >= until and offset < entry.bytes:
+                        raise DeadlineExceeded(
+                            f"{connection.address} sent {offset} of {entry.bytes} bytes of "
+                            f"{entry.name} in time"
+                        )
+            if offset != entry.bytes:
+                raise ProtocolError(
+                    f"{connection.address} stopped at byte {offset} of {entry.bytes} of "
+                    f"{entry.name}"
+                )
+            out.flush()
+            os.fsync(out.fileno())
+
+
 def _make_room(cache_dir: Path, part: Path, manifest: Manifest) -> None:
-    """Removes what was begun of other shard sets and left, if it is old or its room is needed.
+    """Removes abandoned downloads of other shard sets that are old, or whose room is needed.
 
     Raises  OSError  there is too little room even so
     """
-    entries = [manifest.file(kind) for kind in FILES]
     begun = sum(f.stat().st_size for f in part.glob("*.arrow") if f.is_file())
-    needed = sum(entry.bytes for entry in entries) - begun + KEEP_FREE_BYTES
+    needed = sum(manifest.file(kind).bytes for kind in FILES) - begun + KEEP_FREE_BYTES
     for age_s in (LEFT_S, 0.0):
         for other in cache_dir.glob("*.part"):
             with contextlib.suppress(OSError):
                 if other != part and other.stat().st_mtime <= time.time() - age_s:
-                    _remove_left(other)
+                    with other.with_suffix(".lock").open("w") as lock:
+                        if try_lock(lock.fileno()):  # else a process is filling it
+                            shutil.rmtree(other, ignore_errors=True)
         free = shutil.disk_usage(cache_dir).free
         if free >= needed:
             return
@@ -199,62 +345,6 @@ def _make_room(cache_dir: Path, part: Path, manifest: Manifest) -> None:
         f"{needed} bytes are needed for shard set {manifest.shard_set}, "
         f"{KEEP_FREE_BYTES} of them to spare, and {free} are free",
     )
-
-
-def _remove_left(part: Path) -> None:
-    """Removes a part that no process is filling."""
-    with part.with_suffix(".lock").open("w") as lock:
-        if try_lock(lock.fileno()):
-            shutil.rmtree(part, ignore_errors=True)
-
-
-def _fetch_into(
-    part: Path,
-    manifest: Manifest,
-    sources: Sequence[Source],
-    home: Path,
-    timeout_s: float,
-    until: float,
-    clock: Clock,
-    sleep: Callable[[float], None],
-) -> LowGrams:
-    try:
-        return LowGrams.open(home, manifest)  # another process was faster
-    except ShardFormatError:
-        pass  # a damaged one stays until there is a whole one to put there
-    _make_room(home.parent, part, manifest)
-    part.mkdir(exist_ok=True)
-    for kind in FILES:
-        pause_s = RETRY_S
-        while True:
-            try:
-                _fetch_file(manifest, kind, sources, part, until, clock)
-                break
-            except UnavailableError as exc:
-                # Servers let few clients download at once, and say so: come again.
-                rest_s = pause_s * (0.5 + random.random())
-                if exc.retryable and clock() + rest_s < until:
-                    sleep(rest_s)
-                    pause_s = min(2 * pause_s, 2.0)
-                    continue
-                exc.add_note(_progress(manifest, kind, part, timeout_s))
-                raise
-    with (part / layout.MANIFEST).open("wb") as out:
-        out.write(manifest.text)
-        out.flush()
-        os.fsync(out.fileno())
-    sync_folder(part)
-    # Mapped before it is moved: whatever others do to the name, this process has its copy.
-    try:
-        grams = LowGrams.open(part, manifest)
-    except ShardFormatError as exc:
-        # Whole by their checksums: who made the manifest made them so.
-        raise ProtocolError(
-            f"the servers of shard set {manifest.shard_set} sent low orders that are none: "
-            f"{plain(str(exc))}"
-        ) from exc
-    _put(part, home, manifest)
-    return replace(grams, directory=home)
 
 
 def _put(part: Path, home: Path, manifest: Manifest) -> None:
@@ -277,7 +367,7 @@ def _put(part: Path, home: Path, manifest: Manifest) -> None:
                 move(home, aside / "damaged")
             except FileNotFoundError:
                 continue  # another process was faster
-            if _is_whole_copy(aside / "damaged", manifest):  # and had mended it
+            if _is_whole_copy(aside / "damaged", manifest):  # another process had mended it
                 with contextlib.suppress(OSError):
                     move(aside / "damaged", home)
 
@@ -290,106 +380,5 @@ def _is_whole_copy(folder: Path, manifest: Manifest) -> bool:
     return True
 
 
-def _progress(manifest: Manifest, kind: str, part: Path, timeout_s: float) -> str:
-    entry, path = manifest.file(kind), part / manifest.file(kind).name
-    have = path.stat().st_size if path.exists() else 0
-    return (
-        f"{have} of {entry.bytes} bytes of {entry.name} came in {timeout_s:g} s (connect_s); "
-        "connecting again goes on from there"
-    )
-
-
-def _fetch_file(
-    manifest: Manifest,
-    kind: str,
-    sources: Sequence[Source],
-    part: Path,
-    until: float,
-    clock: Clock,
-) -> None:
-    """Fetches one file, from where an earlier try stopped; a server that fails is passed over.
-
-    None of several servers may take all the time that is left.
-    """
-    entry = manifest.file(kind)
-    path = part / entry.name
-    last: DlmError = (
-        DeadlineExceeded(f"no time was left to fetch {entry.name}")
-        if sources
-        else ShardDown(f"no server of shard set {manifest.shard_set} is known")
-    )
-    if path.exists() and _is_whole(path, entry):
-        return
-    # Each server twice: a stream that breaks goes on where it stopped, and where the beginning that
-    # another left turns out to be wrong, the same server is asked for all of it.
-    for place, (shard, connection) in enumerate(sources):
-        for _ in range(2):
-            left_s = until - clock()
-            if left_s <= 0:
-                raise last
-            share_s = max(left_s / (len(sources) - place), min(left_s, LEAST_S))
-            if path.exists() and path.stat().st_size > entry.bytes:
-                path.unlink()
-            resumed = path.exists() and path.stat().st_size > 0
-            try:
-                _receive(manifest, kind, shard, connection, path, share_s, clock)
-            except DlmError as exc:
-                # One that may do better later decides: whether to come again depends on it.
-                if not (isinstance(last, Overloaded) and isinstance(exc, UnavailableError)):
-                    last = exc
-                continue
-            if _is_whole(path, entry):
-                return
-            path.unlink()
-            last = ProtocolError(
-                f"{connection.address} sent a {kind} file that is not the manifest's; "
-                "the server's files are damaged (dlm verify DIR there tells)"
-            )
-            if not resumed:
-                break
-    raise last
-
-
 def _is_whole(path: Path, entry: layout.FileEntry) -> bool:
     return path.stat().st_size == entry.bytes and layout.file_checksum(path) == entry.xxh3_128
-
-
-def _receive(
-    manifest: Manifest,
-    kind: str,
-    shard: int,
-    connection: Connection,
-    path: Path,
-    timeout_s: float,
-    clock: Clock,
-) -> None:
-    """Appends to `path` what it lacks of the file, or what comes of it in time."""
-    until = clock() + timeout_s
-    entry = manifest.file(kind)
-    with path.open("ab") as out:
-        offset = out.tell()
-        request = pb.DownloadRequest(
-            shard_set=manifest.shard_set_bytes, shard=shard, file=FILES[kind], offset=offset
-        )
-        with closing(connection.download(request, timeout_s)) as chunks:
-            for chunk in chunks:
-                data = codec.decode_chunk(
-                    chunk,
-                    shard_set=manifest.shard_set_bytes,
-                    shard=shard,
-                    offset=offset,
-                    file_bytes=entry.bytes,
-                )
-                out.write(data)
-                offset += len(data)
-                if clock() >= until and offset < entry.bytes:
-                    raise DeadlineExceeded(
-                        f"{connection.address} sent {offset} of {entry.bytes} bytes of "
-                        f"{entry.name} in time"
-                    )
-        if offset != entry.bytes:
-            raise ProtocolError(
-                f"{connection.address} stopped at byte {offset} of {entry.bytes} of {entry.name}"
-            )
-        out.flush()
-        os.fsync(out.fileno())

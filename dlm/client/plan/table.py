@@ -1,8 +1,7 @@
-"""Which shard set a client uses, where its shards are, and its low orders: found, and found anew.
+"""Which shard set a client uses, where its shards are, and its low orders; refreshed when stale.
 
-All looks at the servers are taken on one thread, so that many calls which find the table stale at
-once have it read once. The low orders of another model are fetched on a second one: meanwhile calls
-go on with what is there.
+One helper thread refreshes the table, so many calls that find it stale at once cause one refresh. A
+second thread fetches the low orders of the next model, while calls go on with what is there.
 
 A handle is pinned to its model. So a table may hold several: the one that new handles get, and
 those that handles were opened on, for as long as servers hold them.
@@ -29,10 +28,8 @@ from dlm.logs import EventLog
 
 log = EventLog(__name__)
 
-# New handles have the file that names the servers looked at so often; and where no heartbeats
-# notice that a listed server was started, the servers asked.
-STAMP_S = 1.0
-FOLLOW_S = 10.0
+STAMP_S = 1.0  # how often new handles check whether cluster.toml has changed, in seconds
+FOLLOW_S = 10.0  # and how often servers are asked, if no heartbeats notice that one was started
 
 
 class Table:
@@ -87,10 +84,8 @@ class Table:
 
     def of_set(self, shard_set: str) -> Snapshot | None:
         """The snapshot of a shard set, if it is in use."""
-        known = self.known
-        if known is not None and known.shard_set == shard_set:
-            return known
-        return next((s for s in self._others.values() if s.shard_set == shard_set), None)
+        every = (self.known, *self._others.values())
+        return next((s for s in every if s is not None and s.shard_set == shard_set), None)
 
     def current(self, timeout_s: float, unlike: str | None = None) -> Snapshot:
         """For a new handle: as `snapshot`; where servers no longer hold it, what takes its
@@ -123,7 +118,7 @@ class Table:
         return self.snapshot()
 
     def _refresh_soon(self, known: Snapshot) -> Future[Snapshot]:
-        """A look that has not begun yet; whoever wants one before it begins shares it."""
+        """A refresh that has not begun yet, shared by all who ask before it begins."""
         runtime = self._links.runtime
         with runtime.lock:
             queued = runtime.queued
@@ -132,9 +127,9 @@ class Table:
             return queued
 
     def follow(self) -> None:
-        """Asks the servers again, in the background, if the default may be another by now.
+        """Refreshes in the background if the default model may have changed.
 
-        New handles call it, and heartbeats, or calls where there are none: a client that keeps
+        Called by new handles, and by heartbeats, or calls where there are none: a client that keeps
         one handle for days must read its operator's cluster.toml too, and log what is wrong there.
         """
         known = self.known
@@ -162,7 +157,7 @@ class Table:
             self._links.runtime.helper.submit(self.follow)
 
     def refresh_later(self) -> None:
-        """Has the servers asked what they hold, in the background, where nobody does so already."""
+        """Refreshes in the background, unless that is under way already."""
         runtime = self._links.runtime
         with runtime.lock:
             if runtime.looking or self._links.closed:
@@ -174,7 +169,7 @@ class Table:
             runtime.looking = False
 
     def _refresh_shared(self) -> Snapshot:
-        """The first snapshot; many callers at once share one look at the servers."""
+        """The first snapshot; many callers at once share one refresh."""
         runtime = self._links.runtime
         with runtime.lock:
             self._links.check_open()
@@ -199,8 +194,10 @@ class Table:
                     runtime.refreshing = None
 
     def refresh(self, stale: Snapshot | None, timeout_s: float | None = None) -> Snapshot:
-        """On the helper thread: finds the servers and what they hold. What has to be fetched for
-        that is, the first time; later in the background, and then taken into use.
+        """On the helper thread: finds the servers and what they hold.
+
+        The first time it also fetches the low orders. Later, those of another model are fetched in
+        the background, and the model is used once they are there.
 
         Args
             timeout_s  for finding the servers; connect_s where not given
@@ -226,15 +223,15 @@ class Table:
         if known is None:
             grams = grams or self._fetch(topology)
             warm_up(grams)
-        if known is not None and grams is None:
+        if grams is not None:
+            snapshot = _with(topology, grams)
+            self._gone = False
+        else:
+            assert known is not None
             self._fetch_behind(topology)
             found = census.of(known.model, known.shard_set)
             self._gone = found is None
             snapshot = known if found is None else _with(found, known.grams)
-        else:
-            assert grams is not None
-            snapshot = _with(topology, grams)
-            self._gone = False
         with runtime.lock:
             runtime.counts.stats.refreshes += stale is not None
             self._others = self._still_held(census, snapshot)
@@ -245,40 +242,31 @@ class Table:
             fields = {"before": known.model, "after": snapshot.model}
             log.warning("client.model.changed", extra=fields)
         self._unread = ""
-        log.info(
-            "client.table.read",
-            extra={
-                "shard_set": snapshot.shard_set,
-                "shards_known": len(snapshot.topology.addresses),
-            },
-        )
+        known_shards = len(snapshot.topology.addresses)
+        read = {"shard_set": snapshot.shard_set, "shards_known": known_shards}
+        log.info("client.table.read", extra=read)
         return snapshot
 
     def _note_settings(self, kept: list[str]) -> None:
-        """Logs, once each, that settings changed which this client goes on without."""
+        """Logs, once each, settings that changed and take effect only at the next start."""
         for name in kept:
             if name not in self._kept:
-                fields = {
-                    "setting": name,
-                    "advice": "it takes effect when the client starts again",
-                }
-                log.warning("client.setting.kept", extra=fields)
+                advice = "it takes effect when the client starts again"
+                log.warning("client.setting.kept", extra={"setting": name, "advice": advice})
         self._kept = frozenset(kept)
 
     def _note_kept(self, named: str | None, manifest: Manifest) -> None:
-        """Logs, once, that the model in use stays, since nobody serves all of the one that the
-        operator names."""
-        is_it = named is None or any(
-            one.startswith(named) for one in (manifest.model, manifest.shard_set)
-        )
-        if not is_it and named != self._unserved:
-            fields = {"named": named, "model": manifest.model}
-            log.warning("client.model.kept", extra=fields)
-        self._unserved = None if is_it else named
+        """Logs, once, that the model in use stays, because servers do not hold all shards of the
+        one that the operator names."""
+        if any(one.startswith(named or "") for one in (manifest.model, manifest.shard_set)):
+            named = None
+        if named is not None and named != self._unserved:
+            log.warning("client.model.kept", extra={"named": named, "model": manifest.model})
+        self._unserved = named
 
     def note_gone(self, model: str, error: DlmError) -> None:
-        """Logs, once per model, that a handle is open on one that no server holds: where its low
-        orders answer, no call fails, and nothing else says so."""
+        """Logs, once per model, that a handle is open on one that no server holds. If its low
+        orders answer, no call fails, so nothing else shows it."""
         with self._links.runtime.lock:
             if model in self._missed:
                 return
@@ -286,16 +274,14 @@ class Table:
         log.warning("client.model.gone", extra={"model": model, "error": str(error)})
 
     def _still_held(self, census: Census, now: Snapshot) -> dict[str, Snapshot]:
-        """Of the models that were in use before, where those are that servers hold still."""
-        before = dict(self._others)
-        if self.known is not None:
-            before[self.known.model] = self.known
-        found = {
-            model: (census.of(model, snapshot.shard_set), snapshot.grams)
-            for model, snapshot in before.items()
-            if model != now.model
-        }
-        return {m: _with(t, grams) for m, (t, grams) in found.items() if t is not None}
+        """The models that were in use before and that servers still hold."""
+        found = {}
+        for before in (*self._others.values(), self.known):
+            if before is not None and before.model != now.model:
+                topology = census.of(before.model, before.shard_set)
+                if topology is not None:
+                    found[before.model] = _with(topology, before.grams)
+        return found
 
     def _grams(self, model: str) -> LowGrams | None:
         """The low orders of a model, if they are here already."""
@@ -333,25 +319,23 @@ class Table:
                 runtime.fetching = runtime.fetcher.submit(get)
 
     def _endpoints_known(self, stale: Snapshot | None) -> list[Endpoint]:
-        """The endpoints, and what each held when it last said so, for those that stay silent."""
+        """The endpoints, each with the shard that it last said it holds, if the file gives none."""
         known = {} if stale is None else stale.topology.addresses
         held = {address: shard for shard, addresses in known.items() for address in addresses}
         return [
-            replace(endpoint, shard=held.get(endpoint.address))
-            if endpoint.shard is None
-            else endpoint
-            for endpoint in self.endpoints()
+            e if e.shard is not None else replace(e, shard=held.get(e.address))
+            for e in self.endpoints()
         ]
 
     def refresh_quietly(self, snapshot: Snapshot | None) -> None:
-        """As `look`, where `snapshot` is in use still; what goes wrong is logged."""
+        """As `refresh`, if `snapshot` is still in use; what goes wrong is logged."""
         try:
-            # What no server holds any more is in use, too, until what follows it was fetched.
+            # A model that no server holds stays in use until the next one was fetched.
             if snapshot is self.known or snapshot is None or self.of(snapshot.model) is snapshot:
                 self.refresh(snapshot, self._config.deadline_s)
         except Exception as exc:  # noqa: BLE001 - nobody waits for it
             error = " ".join([str(exc) or repr(exc), *getattr(exc, "__notes__", [])])
-            # Once, not with each look; and a look that the client's end cut short is no fault.
+            # Logged once, and not if the client was closed meanwhile.
             if error != self._unread and not self._links.closed:
                 self._unread = error
                 log.warning("client.table.unread", extra={"error": error})
@@ -360,14 +344,11 @@ class Table:
 
 
 def _with(topology: Topology, grams: LowGrams) -> Snapshot:
-    """A shard set with low orders that may be of another sharding of its model."""
-    _check_same(grams.manifest, topology.manifest)
-    return Snapshot(topology, grams)
+    """A shard set with low orders that may be of another sharding of its model.
 
-
-def _check_same(known: Manifest, found: Manifest) -> None:
-    """Raises `ProtocolError` unless both are of one model: the low orders of `known` are to answer
-    with what `found` says."""
+    Raises  ProtocolError  the manifests contradict each other about the model
+    """
+    known, found = grams.manifest, topology.manifest
     for name in ("order", "counts", "blanks", "unk_in_model"):
         if getattr(known, name) != getattr(found, name):
             raise ProtocolError(
@@ -375,6 +356,7 @@ def _check_same(known: Manifest, found: Manifest) -> None:
                 f"{known.shard_set}, with {name} {getattr(found, name)}; "
                 f"{getattr(known, name)} is expected"
             )
+    return Snapshot(topology, grams)
 
 
 def _unread(cause: Exception) -> DlmError:

@@ -37,8 +37,9 @@ MAX_MANIFEST_BYTES = 4 << 20
 class Topology:
     """A shard set and where each of its shards answers.
 
-    addresses  shard -> addresses of its replicas; a shard nobody is known to hold is missing
-    faults     what was wrong with the servers that are not in it, address -> error
+    addresses    shard -> addresses of its replicas; a shard that no server is known to hold is
+                 missing
+    faults       address -> what is wrong with a server that is not in it
     max_queries  queries that each of its servers takes in one message
     """
 
@@ -49,18 +50,18 @@ class Topology:
 
 
 def dedupe_faults(faults: Iterable[tuple[str, str]]) -> list[str]:
-    """What is wrong with servers, a text each; those of which the same is to be said share one.
+    """What is wrong with servers, one text per fault; servers with the same fault share it.
 
     Args
-        faults  (address, what is wrong), which may begin with the address and hold it again
+        faults  (address, what is wrong); the text may name the address
     """
     said: dict[str, dict[str, None]] = {}
     for address, fault in faults:
         text = fault.removeprefix(address).lstrip(": ")
-        # gRPC says once more where it connected to.
+        # gRPC repeats the address that it connected to.
         host, quoted = map(re.escape, (address, address.replace("[", "%5B").replace("]", "%5D")))
         text = re.sub(rf"ipv[46]:(?:{host}|{quoted}): ", "", text)
-        # Its port may begin that of another.
+        # Another port may begin with the same digits.
         text = re.sub(rf"(?<![\w.:-])(?:ipv[46]:)?{host}(?!\d)", "it", text)
         said.setdefault(text, {})[address] = None
     return [f"{', '.join(addresses)}: {text}" for text, addresses in said.items()]
@@ -70,17 +71,17 @@ def dedupe_faults(faults: Iterable[tuple[str, str]]) -> list[str]:
 class _FoundShardSet:
     """A shard set that servers hold, and where.
 
-    addresses   shard -> addresses of those that say so
-    holders     every address that holds any shard of it
-    defaults    servers that mean it where a call names no shard set
-    max_queries of each server that holds it
+    addresses    shard -> addresses of those that say so
+    holders      every address that holds any shard of it
+    defaults     servers that mean it where a call names no shard set
+    max_queries  that every server that holds it takes in one message
     """
 
     manifest: Manifest
     addresses: dict[int, tuple[str, ...]] = field(default_factory=dict)
     holders: set[str] = field(default_factory=set)
     defaults: int = 0
-    max_queries: list[int] = field(default_factory=list)
+    max_queries: int = NO_LIMIT
 
     def is_whole(self, more: Collection[int] = ()) -> bool:
         """Whether every shard has a server, those in `more` counted too."""
@@ -93,18 +94,18 @@ class _FoundShardSet:
 
 
 class FalseDescription(ProtocolError):
-    """A server describes what cannot be: a manifest that is none, or that contradicts itself or the
-    rest of the description."""
+    """A server's description is wrong: its manifest cannot be read, or contradicts itself or the
+    rest."""
 
 
 def read_description(
     address: str, reply: pb.DescribeReply, asked: bytes = b"", known: Manifest | None = None
 ) -> Manifest:
-    """The manifest in what a server says of a shard set.
+    """The manifest in a server's description of a shard set.
 
     Args
         asked  the shard set that was asked for; empty for the server's default
-        known  what these bytes of the manifest gave before
+        known  the manifest, if the same bytes were read before
     Raises
         FalseDescription
     """
@@ -150,7 +151,8 @@ class Census:
         address = endpoint.address
         self.asked += place == 0
         if isinstance(reply, DlmError):
-            self._blame(address, reply)
+            self.faults[address] = str(reply)
+            self.errors.append(reply)
             if place == 0 and not isinstance(reply, FalseDescription):
                 self.silent.append(endpoint)
             return
@@ -161,11 +163,7 @@ class Census:
             held.addresses[reply.shard] = (*known, address)
         held.holders.add(address)
         held.defaults += place == 0
-        held.max_queries.append(_max_queries(reply, manifest))
-
-    def _blame(self, address: str, error: DlmError) -> None:
-        self.faults[address] = str(error)
-        self.errors.append(error)
+        held.max_queries = min(held.max_queries, _max_queries(reply, manifest))
 
     def choose(
         self, prefer: str | None, model: str | None = None, default: str | None = None
@@ -255,8 +253,7 @@ class Census:
                 known = addresses.get(endpoint.shard, ())
                 if endpoint.address not in known:
                     addresses[endpoint.shard] = (*known, endpoint.address)
-        limit = min(chosen.max_queries, default=NO_LIMIT)
-        return Topology(manifest, addresses, faults, limit)
+        return Topology(manifest, addresses, faults, chosen.max_queries)
 
     def _miss(self, model: str | None) -> NoReturn:
         faults = "; ".join(dedupe_faults(self.faults.items()))
