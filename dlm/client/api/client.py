@@ -1,4 +1,4 @@
-"""The two faces of the client: synchronous and asyncio.
+"""The synchronous and the asyncio client: connect, open an utterance, close.
 
     client = Client.connect("cluster.toml")
     utterance = client.utterance()
@@ -60,7 +60,7 @@ def _core(cluster: Cluster, config: ClientConfig | None, model: str | None) -> C
 
 
 def _check_path(cluster: str | os.PathLike[str]) -> None:
-    """Raises `ConfigError`, which says what to write, where `cluster` is not the path of a file."""
+    """Raises `ConfigError`, which says what to write, unless `cluster` is the path of a file."""
     path = Path(cluster)
     if path.is_dir():
         raise ConfigError(
@@ -97,7 +97,7 @@ def open_small(directory: Path) -> LocalScorer:
 
 
 class _Face:
-    """What both faces share."""
+    """What both clients share."""
 
     def __init__(self, core: Core | LocalScorer) -> None:
         if not isinstance(core, (Core, LocalScorer)):
@@ -121,37 +121,34 @@ class _Face:
             self._core.begin_small()
         self._core.watch()
 
-    def _connect_copy(self) -> None:
-        """A copy of a client connects when it is first used; as `connect`, where servers fail."""
-        if not self._core.begun:
-            self._connect()
-
     def _open(self, deadline_s: float | None, on_switch: str, wait_s: float) -> Opened:
         """What a new handle is made of.
 
         Args
-            wait_s  for the model that takes the place of one that servers do not hold any more
+            wait_s  for the next model, where servers no longer hold the one in use
         """
         core, small = self._core, self._small
         if deadline_s is not None:
             check_deadline(deadline_s)
         core.check_open()
-        self._connect_copy()
+        if not core.begun:
+            self._connect()
         if small is not None and core.mode() is Mode.SMALL:
             limit_s = core.config.deadline_s if deadline_s is None else deadline_s
             return small, small.snapshot(), limit_s, SMALL_KIND, on_switch
         return core, core.current(wait_s), deadline_s, FULL_KIND, on_switch
 
     def _connect_now(self) -> None:
-        """For properties."""
-        self._connect_copy()
+        """Before a property: a copy of a client connects when it is first used."""
+        if not self._core.begun:
+            self._connect()
 
     @property
     def cascade(self) -> CascadeStatus:
-        """How the servers are, and which model new utterances are scored with.
+        """The state of the servers, and which model new utterances are scored with.
 
-        The mode stays `full` where there is no small model to go over to, also while every server
-        is down: `servers` shows the state of each.
+        Without a small model the mode stays `full`, even while every server is down: `servers`
+        shows the state of each.
 
         Raises  ConfigError  this client sends no heartbeats, see `ClientConfig.heartbeats`
         """
@@ -206,16 +203,17 @@ class Client(_Face):
 
         Args
             cluster  path of a cluster.toml, or a list of addresses "host:port"
-            model    of the models that they hold, the one whose id, or the id of whose shard set,
-                     begins so: 6 hex digits or more, as `dlm info` prints them. Without it, the one
-                     that cluster.toml names, else the servers' default; new handles follow these
+            model    the first 6 hex digits or more of the id of a model, or of its shard set, as
+                     `dlm info` prints them. Without it, new handles get the model that cluster.toml
+                     names, else the servers' default, whenever these change
         Raises
-            ConfigError       no such file, a cache that cannot be written, certificates or a token
-                              that cannot be read; or the servers hold no such model, or several
-            AuthenticationError  the servers do not let this client in
-            UnavailableError  no server answers, and there is no small model
-            ProtocolError     servers answer, but not as proto/README.md says
-            ShardFormatError  the small model is damaged
+            ConfigError          no such file; a cache that cannot be written; certificates or a
+                                 token that cannot be read; the servers hold no such model, or
+                                 several
+            AuthenticationError  the servers rejected the client's credentials
+            UnavailableError     no server answers, and there is no small model
+            ProtocolError        servers answer, but not as proto/README.md says
+            ShardFormatError     the small model is damaged
         """
         client = cls(_core(cluster, config, model))
         client._connect()
@@ -225,11 +223,11 @@ class Client(_Face):
     def local(cls, directory: str | os.PathLike[str], *, verify: bool = True) -> Client:
         """Answers from the shard set in `directory`, in this process: no server, no message.
 
-        Handles, states, scores and errors are those of `connect`; calls end with their answer,
+        Handles, states, scores and errors are those of `connect`. Calls end with their answer,
         whatever their deadline.
 
         Args
-            verify  whether every checksum is compared first
+            verify  whether to compare every checksum first
         Raises
             ConfigError       there is no such folder
             ShardFormatError  it is damaged
@@ -248,11 +246,11 @@ class Client(_Face):
 
         Args
             deadline_s  for each of its calls
-            on_switch   where the client goes over to the small model before the utterance ends:
+            on_switch   if the client goes over to the small model before the utterance ends:
                         "finish" ends it on the low orders of the full one, without messages;
-                        "rescore" has its next call raise `ModelSwitched`
-            wait_s      for the model that takes the place of one that servers hold no longer;
-                        `connect_s` where not given, and with 0 the one that was in use
+                        with "rescore" its next call raises `ModelSwitched`
+            wait_s      how long to wait for the next model, where servers no longer hold the one in
+                        use; `connect_s` where not given. With 0, the handle gets the one in use
         Raises
             ClientClosed  the client is closed
             QueryError    a deadline that is not a number of seconds above 0
@@ -340,10 +338,10 @@ class AsyncClient(_Face):
     ) -> AsyncUtterance:
         """See `Client.utterance`.
 
-        An unpickled copy of a client has not connected yet, and an event loop cannot stand still
-        for that. So either await its first handle, ``await client.utterance()``, or have the
-        handle's first call connect, within the call's deadline; before, the handle knows no states
-        and no words. A handle of a connected client may be awaited, too.
+        An unpickled copy of a client has not connected yet, and must not block the event loop while
+        it does. Either await its first handle, ``await client.utterance()``, or let the handle's
+        first call connect, within the call's deadline; until then, the handle has no states and no
+        words. A handle of a connected client may be awaited, too.
         """
         self._core.check_open()
         if self._core.begun:
