@@ -19,6 +19,7 @@ from dlm import __version__
 from dlm.client.api.cluster_file import Servers
 from dlm.client.api.config import ClientConfig
 from dlm.client.api.metrics import CANCELLED, OK, ClientMetrics, Stats, result_of
+from dlm.client.api.scorer import Scorer
 from dlm.client.deliver import loop
 from dlm.client.deliver.asks import SCORES, Asks
 from dlm.client.deliver.call import BlockCall, Call
@@ -26,14 +27,13 @@ from dlm.client.deliver.delivery import Delivery
 from dlm.client.deliver.ending import Ending
 from dlm.client.deliver.runtime import Links, Runtime, Snapshot
 from dlm.client.deliver.transport import BeatReply, Connection, GrpcConnection
-from dlm.client.health.cascade import CascadeMonitor, CascadeStatus
+from dlm.client.health.cascade import CascadeMonitor, CascadeStatus, Host
 from dlm.client.health.modes import Mode
 from dlm.client.plan import router
 from dlm.client.plan.table import Table, other_model
 from dlm.client.plan.topology import Connect, Topology
 from dlm.client.plan.warm import canary_queries
 from dlm.errors import ConfigError, DlmError, ShardDown
-from dlm.index.search.local import LocalModel
 from dlm.logs import EventLog
 from dlm.tracing import Span, Tracer
 from dlm.wire._pb import shard_pb2 as pb
@@ -44,8 +44,8 @@ Clock = Callable[[], float]
 SURELY_EVERYWHERE = 8  # contexts a shard: so many in a call will hardly miss any of the shards
 
 
-class Core:
-    """Scores batches of ids against a cluster; a `scorer.Scorer`.
+class Core(Scorer, Host):
+    """Scores batches of ids against a cluster; what the methods of its bases do stands there.
 
     Args
         endpoints  says where the servers are; asked again whenever the table is stale
@@ -55,7 +55,7 @@ class Core:
         home       where its messages are sent and end
     """
 
-    local_model: LocalModel | None = None
+    local_model = None
 
     def __init__(
         self,
@@ -82,21 +82,17 @@ class Core:
         return self._links.runtime
 
     def check_open(self) -> None:
-        """Raises ClientClosed where the client is closed."""
         self._links.check_open()
 
     @property
     def stats(self) -> Stats:
-        """The counters of this process, as they stand now."""
         return self._links.stats()
 
     @property
     def counts(self) -> ClientMetrics:
-        """What the metrics of this process are made of."""
         return self._runtime.counts
 
     def load(self) -> dict[int, tuple[int, int]]:
-        """Of each shard asked so far: messages in flight, and pieces that wait for one."""
         found: dict[int, tuple[int, int]] = {}
         for (_, shard, _), lane in list(self._runtime.lanes.items()):  # of all models in use
             in_flight, waiting = found.get(shard, (0, 0))
@@ -104,23 +100,16 @@ class Core:
         return found
 
     def cache_bytes(self) -> int:
-        """Bytes of the files in the cache that are in use; 0 before the first snapshot."""
         snapshot = self.table.known
         return 0 if snapshot is None else snapshot.low_bytes
 
     def snapshot(self) -> Snapshot:
-        """The shard set in use; found and fetched at the first call.
-
-        Raises  UnavailableError, ProtocolError, ConfigError
-        """
         return self.table.snapshot()
 
     def current(self, timeout_s: float, unlike: str | None = None) -> Snapshot:
-        """What a new handle is opened on; see `Table.current`."""
         return self.table.current(timeout_s, unlike)
 
     def limit_s(self, deadline_s: float) -> float:
-        """Seconds after which a call with this deadline has ended."""
         return deadline_s
 
     def connection(self, address: str) -> Connection:
@@ -130,7 +119,7 @@ class Core:
     # -- the cascade --------------------------------------------------------------------------
 
     def watch(self) -> CascadeMonitor | None:
-        """What watches the servers; begun where it is of use, see `ClientConfig.heartbeats`."""
+        """See `Counted`; begins where that is of use, see `ClientConfig.heartbeats`."""
         runtime = self._runtime
         if runtime.watch is None and not self._links.closed:
             wanted = self.config.heartbeats
@@ -143,11 +132,9 @@ class Core:
 
     @property
     def begun(self) -> bool:
-        """Whether servers were found, or are watched for."""
         return self.table.known is not None or self._runtime.watch is not None
 
     def begin_small(self) -> None:
-        """No server answers, so the first utterances go to the small model already."""
         self._begin_watch(Mode.SMALL)
 
     def _begin_watch(self, mode: Mode) -> None:
@@ -168,15 +155,10 @@ class Core:
                 self._delivery.tell(watch.begin)
 
     def mode(self) -> Mode:
-        """Which model new utterances are scored with."""
         watch = self.watch()
         return Mode.FULL if watch is None else watch.mode
 
     def cascade(self) -> CascadeStatus:
-        """How the servers and the cascade stand.
-
-        Raises  ConfigError  this client sends no heartbeats
-        """
         watch = self.watch()
         if watch is None:
             self._links.check_open()
@@ -187,19 +169,15 @@ class Core:
         return watch.status()
 
     def known(self) -> Topology | None:
-        """See `cascade.Host`."""
         snapshot = self.table.known
         return None if snapshot is None else snapshot.topology
 
     def tell(self, step: Callable[..., None], *args: Any) -> None:
-        """See `cascade.Host`."""
         self._delivery.tell(step, *args)
 
     def beat(
         self, address: str, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
     ) -> None:
-        """See `cascade.Host`."""
-
         def send(made: Connection | Exception) -> None:
             if not isinstance(made, Exception):  # else the beat is missed, in its time
                 made.heartbeat_later(request, timeout_s, reply)
@@ -207,19 +185,16 @@ class Core:
         self._links.reach(address, self._delivery.tell, send)
 
     def renew(self, address: str) -> None:
-        """See `cascade.Host`."""
         self._links.renew(address)
 
     def refresh_later(self) -> None:
-        """See `cascade.Host`."""
         self.table.refresh_later()
 
     def follow(self) -> None:
-        """See `cascade.Host`."""
         self.table.follow_later()
 
     def ask_canary(self, timeout_s: float, done: Callable[[bool], None]) -> None:
-        """See `cascade.Host`: an utterance's worth of queries to each shard."""
+        """See `Host`: an utterance's worth of queries to each shard."""
         snapshot = self.table.known
         assert snapshot is not None  # else no shard is reachable
         manifest = snapshot.topology.manifest
@@ -240,7 +215,6 @@ class Core:
             call.succeed()
 
     def close(self) -> None:
-        """Lets go of every connection; calls under way fail with `ClientClosed`."""
         self._links.close()
 
     def __getstate__(self) -> dict[str, Any]:
