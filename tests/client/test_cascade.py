@@ -376,7 +376,7 @@ client = Client.connect(sys.argv[3:], config)
 assert scored() == ("full", [0])
 watch = client._core.watch()
 for _ in range(5):
-    client._core.tell(watch.count, True)
+    client._core._delivery.tell(watch.count, True)
 until(lambda: watch.mode is Mode.SMALL)
 
 def worker(_):

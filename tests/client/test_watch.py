@@ -45,23 +45,14 @@ class Wired:
         """Seconds."""
         return self.now
 
-    def post(self, call: Callable[[], None]) -> bool:
-        """See `loop.Home`."""
-        self.later(0.0, call)
-        return True
+    def carry_out(self, step: Callable[..., None], *args: Any) -> None:
+        """See `loop.Steps`."""
+        step(*args)
 
-    def is_here(self) -> bool:
-        """See `loop.Home`."""
-        return True
-
-    def later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        """See `loop.Home`."""
+    def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
+        """See `loop.Steps`."""
         self._number += 1
-        heapq.heappush(self._planned, (self.now + delay_s, self._number, call, args))
-
-    def tell(self, step: Callable[..., None], *args: Any) -> None:
-        """See `cascade.Host`."""
-        self.later(0.0, step, *args)
+        heapq.heappush(self._planned, (self.now + delay_s, self._number, step, args))
 
     def known(self) -> Topology:
         """See `cascade.Host`; each tick asks it once."""
@@ -108,7 +99,7 @@ class Wired:
 def watching(host: Wired, switching: Switching | None = None) -> CascadeMonitor:
     """A watch that has begun."""
     watch = CascadeMonitor(
-        host, Beating(), switching or Switching(), may_switch=True, clock=host.clock, home=host
+        host, Beating(), switching or Switching(), may_switch=True, clock=host.clock, steps=host
     )
     watch.begin()
     return watch
@@ -260,7 +251,7 @@ def test_a_watch_that_is_stopped_or_has_nobody_to_watch_for_plans_no_tick(files)
     assert not host._planned
     home = Wired(files)
     alone = Wired(files)
-    watch = CascadeMonitor(alone, Beating(), Switching(), may_switch=True, home=home)
+    watch = CascadeMonitor(alone, Beating(), Switching(), may_switch=True, steps=home)
     watch.begin()
     home.run(1.0)
     assert alone.ticks

@@ -60,9 +60,9 @@ class Inbox:
             if not self._home.post(self._open):
                 fork.wake(self)
 
-    def is_here(self) -> bool:
-        """Whether this thread is the loop."""
-        return self._home.is_here()
+    def carry_out(self, step: Callable[..., None], *args: Any) -> None:
+        """See `loop.Steps`."""
+        (self.step if self._home.is_here() else self.tell)(step, *args)
 
     # -- across forks -------------------------------------------------------------------------
 
@@ -90,10 +90,10 @@ class Inbox:
 
     # -- on the loop --------------------------------------------------------------------------
 
-    def later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        """See `loop.Timers`: a step."""
+    def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
+        """See `loop.Steps`."""
         fork.add(self)  # its loop is started again after a fork
-        self._home.later(delay_s, self.step, call, *args)
+        self._home.later(delay_s, self.step, step, *args)
 
     def look_by(self, at: float) -> None:
         """Has lanes and messages looked at by then, and in a second at the latest: what is planned
@@ -125,7 +125,7 @@ class Inbox:
         stack."""
         runtime = self._links.runtime
         if runtime.busy:
-            self._carry_out(step, args)
+            self._try(step, args)
         else:
             runtime.inbox.appendleft((step, args))
             self._run(runtime)
@@ -136,13 +136,13 @@ class Inbox:
         try:
             while inbox or ready:
                 if inbox:
-                    self._carry_out(*inbox.popleft())
+                    self._try(*inbox.popleft())
                 else:
                     self._send(runtime)
         finally:
             runtime.busy = False
 
-    def _carry_out(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def _try(self, step: Callable[..., None], args: tuple[Any, ...]) -> None:
         """One step, whose failure harms no other."""
         try:
             step(*args)

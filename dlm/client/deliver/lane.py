@@ -30,7 +30,6 @@ Paper: DLM 3.3 merges the messages of one utterance's position; gathering across
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
@@ -56,14 +55,6 @@ class Waiting(Protocol):
 T = TypeVar("T", bound=Waiting)
 
 
-@dataclass(slots=True)
-class InFlight:
-    """A message: its queries, and when it left."""
-
-    queries: int
-    since: float
-
-
 class Lane(Generic[T]):
     """One shard's queue.
 
@@ -73,7 +64,7 @@ class Lane(Generic[T]):
     Attributes
         usual_s    how long a message of this shard usually takes
         waiting    oldest first; `queued` queries in all
-        in_flight  by number of the message; `asked` queries in all
+        in_flight  number of the message -> its queries; `asked` in all
         earliest   nothing that waits has a deadline before this
     """
 
@@ -85,19 +76,15 @@ class Lane(Generic[T]):
     def __init__(self, limit: int, max_queries: int, usual_s: float = inf) -> None:
         self.limit = limit
         self.usual_s = usual_s
-        self.resize(max_queries)
+        self.max_queries = max_queries
+        self.max_waiting = max(MAX_WAITING_MESSAGES * max_queries, MIN_WAITING)
         self.waiting: deque[T] = deque()
         self.queued = self.asked = 0
-        self.in_flight: dict[int, InFlight] = {}
+        self.in_flight: dict[int, int] = {}
         self.earliest = inf
         self.pace = Pace()
         self._last = -inf  # when a message last left
         self._next = 0
-
-    def resize(self, max_queries: int) -> None:
-        """Messages hold so many queries from here on."""
-        self.max_queries = max_queries
-        self.max_waiting = max(MAX_WAITING_MESSAGES * max_queries, MIN_WAITING)
 
     @property
     def idle(self) -> bool:
@@ -162,7 +149,7 @@ class Lane(Generic[T]):
         number = self._next
         self._next += 1
         self._last = now
-        self.in_flight[number] = InFlight(queries, now)
+        self.in_flight[number] = queries
         return number, works
 
     def done(self, number: int, now: float, *, answered: bool = True, gone: bool = False) -> bool:
@@ -173,22 +160,20 @@ class Lane(Generic[T]):
             gone      nobody took it: no server is there, or none lets this client in. How long that
                       took is no pace, and what was known of the pace ends with the servers
         """
-        message = self.in_flight.pop(number, None)
-        if message is None:
+        queries = self.in_flight.pop(number, None)
+        if queries is None:
             return False
         self.pace = self.pace.passed(now, busy=True)
-        self.asked -= message.queries
+        self.asked -= queries
         if gone:
             self.pace = Pace(at=now)
         elif answered:
-            self.pace = self.pace.answered(message.queries)
+            self.pace = self.pace.answered(queries)
         return True
 
     def drop(self, number: int) -> None:
         """A message is over that nothing is to be learnt from; it may be over already."""
-        message = self.in_flight.pop(number, None)
-        if message is not None:
-            self.asked -= message.queries
+        self.asked -= self.in_flight.pop(number, 0)
 
     def clear(self) -> list[T]:
         """Nothing waits any more; what did."""

@@ -30,18 +30,24 @@ POLLER_S = 0.2
 WAKE_S = 0.05
 
 
-class Timers(Protocol):
-    """Where steps run, one after another."""
+class Steps(Protocol):
+    """Carries out steps on the loop, one after another."""
+
+    def carry_out(self, step: Callable[..., None], *args: Any) -> None:
+        """A step, from any thread: at once where this is the loop, or soon."""
+
+    def later(self, delay_s: float, step: Callable[..., None], *args: Any) -> None:
+        """On the loop: one in so many seconds."""
+
+
+class Home(Protocol):
+    """Where all of a client's steps run."""
 
     def is_here(self) -> bool:
         """Whether this thread is it."""
 
     def later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         """There: calls `call` in so many seconds, after a fork too."""
-
-
-class Home(Timers, Protocol):
-    """Where all of a client's steps run."""
 
     def post(self, call: Callable[[], None]) -> bool:
         """Has `call` run there; from any thread. False where nothing runs there any more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -64,6 +64,11 @@ class Message:
         self.rounds = 0
         self.out: list[Attempt] = []
         self.ended = False
+
+    @property
+    def replicas(self) -> Sequence[str]:
+        """Addresses of the servers of its shard."""
+        return self.snapshot.topology.addresses.get(self.shard, ())
 
     @property
     def asks(self) -> Asks:
@@ -128,8 +133,7 @@ class Ends:
             log.info("client.partial.ended", extra=fields)
         if runtime.watch is not None:
             runtime.watch.count(failed=False)
-        replicas = message.snapshot.topology.addresses.get(message.shard, ())
-        message.lane.usual_s = late_after((runtime.usual[a] for a in replicas), now)
+        message.lane.usual_s = late_after((runtime.usual[a] for a in message.replicas), now)
         self._close(message, answered=True)
 
     def fail(self, message: Message, error: DlmError, *, counts: bool = True) -> None:

@@ -89,12 +89,11 @@ class Retries:
         place in the lane stays its own. A Score changes nothing, so that it does no harm where
         the first is answered after all.
         """
-        replicas = message.snapshot.topology.addresses.get(message.shard, ())
         runtime = message.runtime
         if (
             not isinstance(error, (UnavailableError, ProtocolError))
             or (len(message.tried) != 1 and not is_moving(error))
-            or not set(replicas).difference(message.tried)
+            or not set(message.replicas).difference(message.tried)
             or now >= message.deadline
             or self._links.closed
             or not (is_moving(error) or runtime.retrying.spend())
@@ -119,8 +118,7 @@ class Retries:
         moving = {a for a, at in runtime.moving.items() if now - at < MOVING_S}
         if runtime.watch is not None:
             moving |= runtime.watch.moving
-        replicas = message.snapshot.topology.addresses.get(message.shard, ())
-        if self._links.closed or moving.isdisjoint(replicas):
+        if self._links.closed or moving.isdisjoint(message.replicas):
             return False
         message.tried, message.rounds = [], message.rounds + 1
         self._inbox.later(pause, self._ask_now, message, error)
@@ -215,15 +213,12 @@ class Retries:
         ):
             return
         runtime, watch = message.runtime, message.runtime.watch
-        replicas = message.snapshot.topology.addresses.get(message.shard, ())
-        _, avoided, slow = self._sender.unwell(runtime, replicas)
+        _, avoided, slow = self._sender.unwell(message)
         all_slow = watch is not None and message.shard in watch.slow_shards
-        if not may_hedge(
-            replicas, message.tried, avoided | slow, runtime.hedging, all_slow=all_slow
-        ):
-            return
-        runtime.counts.stats.hedges += 1
-        self._sender.send(message, hedge=True)
+        unwell, bucket = avoided | slow, runtime.hedging
+        if may_hedge(message.replicas, message.tried, unwell, bucket, all_slow=all_slow):
+            runtime.counts.stats.hedges += 1
+            self._sender.send(message, hedge=True)
 
 
 def is_moving(error: DlmError) -> bool:

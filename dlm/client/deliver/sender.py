@@ -6,7 +6,7 @@ Runs on the loop. Which server is asked is decided in `replicas`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from dlm.client.deliver.inbox import Inbox
 from dlm.client.deliver.message import Attempt, Message, as_dlm_error
 from dlm.client.deliver.pace import late_after
 from dlm.client.deliver.replicas import choose
-from dlm.client.deliver.runtime import Links, Runtime
+from dlm.client.deliver.runtime import Links
 from dlm.client.deliver.security import Metadata
 from dlm.client.deliver.transport import Connection, Withdraw
 from dlm.client.health.membership import behind
@@ -77,19 +77,17 @@ class Sender:
             self._write(attempt, connection)
         else:
             self._links.reach(address, self._inbox.tell, partial(self._reached, attempt))
-        if self._config.hedging and not (hedge or attempt.replied):
-            replicas = message.snapshot.topology.addresses.get(message.shard, ())
-            if len(replicas) > 1:
-                late_s = late_after((runtime.usual[a] for a in replicas), attempt.since)
-                attempt.late_at = attempt.since + late_s
-                self._inbox.look_by(attempt.late_at)
+        replicas = message.replicas
+        if self._config.hedging and not (hedge or attempt.replied) and len(replicas) > 1:
+            late_s = late_after((runtime.usual[a] for a in replicas), attempt.since)
+            attempt.late_at = attempt.since + late_s
+            self._inbox.look_by(attempt.late_at)
 
     def _choose(self, message: Message) -> str:
-        snapshot = message.snapshot
-        replicas = snapshot.topology.addresses.get(message.shard, ())
+        snapshot, replicas = message.snapshot, message.replicas
         if len(replicas) == 1:
             return replicas[0]
-        missed, avoided, slow = self.unwell(message.runtime, replicas)
+        missed, avoided, slow = self.unwell(message)
         address = choose(
             replicas,
             message.runtime.outstanding,
@@ -104,14 +102,13 @@ class Sender:
             raise ShardDown("no server is known to hold it" + (f" ({known})" if known else ""))
         return address
 
-    def unwell(
-        self, runtime: Runtime, replicas: Sequence[str]
-    ) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-        """Servers where nobody was found lately; these and all others that are to be avoided; and,
-        of these replicas, those that are far slower than another."""
-        now = self._clock()
+    def unwell(self, message: Message) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        """Servers where nobody was found lately; these and all others that are to be avoided; and
+        those that are far slower than another that could answer the message."""
+        runtime, now = message.runtime, self._clock()
         missed = avoided = frozenset(a for a, at in runtime.missed.items() if now - at < AVOID_S)
-        medians = {a: runtime.usual[a].median_s for a in replicas if runtime.usual[a].known(now)}
+        usual = {a: runtime.usual[a] for a in message.replicas}
+        medians = {a: one.median_s for a, one in usual.items() if one.known(now)}
         least, beating = min(medians.values(), default=0.0), self._config.beating
         slow = frozenset(a for a, median in medians.items() if behind(median, least, beating))
         if (watch := runtime.watch) is not None:
@@ -176,7 +173,4 @@ class Sender:
 
     def _reply(self, attempt: Attempt, data: bytes | None, error: DlmError | None) -> None:
         """Any thread may bring one; one that is raised after it was given counts for nothing."""
-        if self._inbox.is_here():
-            self._inbox.step(self.outcomes.replied, attempt, data, error)
-        else:
-            self._inbox.tell(self.outcomes.replied, attempt, data, error)
+        self._inbox.carry_out(self.outcomes.replied, attempt, data, error)

@@ -92,14 +92,10 @@ class CascadeStatus:
 
 
 class Host(Protocol):
-    """What a client lets its cascade do. All but `tell` is called on the loop, and waits for
-    nothing."""
+    """What a client lets its cascade do; all of it on the loop, and nothing waits."""
 
     def known(self) -> Topology | None:
         """The shard set in use and where its shards are; None before any was found."""
-
-    def tell(self, step: Callable[..., None], *args: Any) -> None:
-        """Has the loop carry out a step; from any thread."""
 
     def beat(
         self, address: str, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
@@ -130,7 +126,7 @@ class CascadeMonitor:
         may_switch whether there is a small model to go over to
         before     of the parent process, after a fork: its mode goes on
         mode       what a client without one begins in
-        home       where it runs
+        steps      where it runs
     """
 
     def __init__(
@@ -144,14 +140,14 @@ class CascadeMonitor:
         mode: Mode = Mode.FULL,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
-        home: loop.Timers = loop,
+        steps: loop.Steps,
     ) -> None:
         self._host = weakref.ref(host)
         self._beating = beating
         # Without a small model failures are counted, and however many they are, nothing follows.
         self._switching = switching if may_switch else replace(switching, failing=1.0)
         self._may_switch = may_switch
-        self._clock, self._chance, self._home = clock, chance, home
+        self._clock, self._chance, self._steps = clock, chance, steps
         now = clock()
         if before is not None:
             # Only what concerns the mode: a canary that is out was the parent's.
@@ -245,7 +241,7 @@ class CascadeMonitor:
         """The next tick comes at `at`, unless an earlier one is planned."""
         if at < self._next:
             self._next = at
-            self._home.later(max(at - self._clock(), 0.0), self._alarm, at)
+            self._steps.later(max(at - self._clock(), 0.0), self._alarm, at)
 
     def _alarm(self, planned: float) -> None:
         host, now = self._host(), self._clock()
@@ -293,13 +289,11 @@ class CascadeMonitor:
         slow = bool(asks and self._may_switch and self.slow_shards)
         self._switch(host, modes.ReachabilityTick(reachable, slow), now)
         self._publish()
-        moving = frozenset(
+        self.moving = frozenset(
             a
             for a, m in self._members.items()
             if m.beats and not m.ready and now - m.measured < MOVING_S
         )
-        if moving != self.moving:
-            self.moving = moving
         well = reachable and not slow and self.mode is Mode.FULL
         self.pause_s = CALM_S if well and self._is_calm(now) else TICK_S
         outdated = topology is not None and topology is self._outdated
@@ -318,23 +312,18 @@ class CascadeMonitor:
 
     def _publish(self) -> None:
         replicas = {} if self._topology is None else self._topology.addresses
-        avoided = frozenset(a for a, m in self._members.items() if m.beats and not m.usable)
-        if avoided != self.avoided:
-            self.avoided = avoided
+        self.avoided = frozenset(a for a, m in self._members.items() if m.beats and not m.usable)
         slow: set[str] = set()
         for addresses in replicas.values():
             delays = {a: m.delay_s for a in addresses if (m := self._members[a]).usable}
             least = min(delays.values(), default=0.0)
             slow.update(a for a, delay in delays.items() if behind(delay, least, self._beating))
-        if slow != self.slow:
-            self.slow = frozenset(slow)
-        gone = frozenset(
+        self.slow = frozenset(slow)
+        self.gone = frozenset(
             shard
             for shard, addresses in replicas.items()
             if all(self._members[a].health is Liveness.DOWN for a in addresses)
         )
-        if gone != self.gone:
-            self.gone = gone
 
     def _member(self, host: Host, address: str, event: membership.Event, now: float) -> None:
         member = self._members.get(address)
@@ -428,9 +417,5 @@ class CascadeMonitor:
     def _here(self, step: Callable[..., None], *args: Any) -> None:
         """Carries out a step with an event of now, on the loop, whatever thread this is."""
         host = self._host()
-        if host is None or self._stopped:
-            return
-        if self._home.is_here():
-            step(host, *args, self._clock())
-        else:
-            host.tell(step, host, *args, self._clock())
+        if host is not None and not self._stopped:
+            self._steps.carry_out(step, host, *args, self._clock())

@@ -149,7 +149,7 @@ class Core(Scorer, Host):
                     before=runtime.before,
                     mode=mode,
                     clock=self._clock,
-                    home=self._delivery.inbox,
+                    steps=self._delivery.inbox,
                 )
                 runtime.watch = watch
                 self._delivery.tell(watch.begin)
@@ -171,9 +171,6 @@ class Core(Scorer, Host):
     def known(self) -> Topology | None:
         snapshot = self.table.known
         return None if snapshot is None else snapshot.topology
-
-    def tell(self, step: Callable[..., None], *args: Any) -> None:
-        self._delivery.tell(step, *args)
 
     def beat(
         self, address: str, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
