@@ -460,7 +460,7 @@ def test_a_server_that_lists_sets_without_end_is_asked_for_some(files) -> None:
             raise ShardDown("no")
         return reply(files, 0, shard_sets=[n.to_bytes(16, "big") for n in range(100_000)])
 
-    discover(endpoints("a:1"), lambda address: SimpleNamespace(describe=describe), 1.0)  # type: ignore
+    discover(endpoints("a:1"), lambda address: SimpleNamespace(describe=describe), 60.0)  # type: ignore
     assert len(asked) == 1 + MAX_SHARD_SETS
 
 

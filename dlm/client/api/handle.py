@@ -112,7 +112,8 @@ class Asking:
                     yield None
                 self._submit(queries, ahead, asks)
             for number, (_, call) in enumerate(self._parts):
-                yield call, self._wait_s(number)
+                if not call.done():
+                    yield call, self._wait_s(number)
                 if not call.done():
                     # Whoever counts calls takes one that is cancelled for given up.
                     call.give_up(DeadlineExceeded(f"no answer within {self._limit_s:g} s"))
@@ -256,7 +257,7 @@ class Handle:
             answers.log10_prob.reshape(shape),
             answers.matched_order.reshape(shape),
             answers.ngram_length.reshape(shape),
-            States.joined(after).reshape(*shape),
+            (after[0] if len(after) == 1 else States.joined(after)).reshape(*shape),
             source_of(answers).reshape(shape),
             (oov[0] if len(oov) == 1 else np.concatenate(oov)).reshape(shape),
         )

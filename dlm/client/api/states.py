@@ -101,8 +101,6 @@ class States:
         for part in parts:
             parts[0].family.check(part.family)
         flat = [part.reshape(-1) for part in parts]
-        if len(flat) == 1:
-            return flat[0]
         return cls(
             parts[0].family,
             np.concatenate([part._contexts for part in flat]),

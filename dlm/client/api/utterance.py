@@ -7,8 +7,8 @@ another model is a type error, never a wrong score.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
@@ -30,15 +30,8 @@ Query: TypeAlias = Callable[Concatenate[Asking, P], Steps[T]]
 Opened: TypeAlias = tuple[Scorer, Snapshot, float | None, str, str]
 
 
-@contextmanager
-def _typed() -> Iterator[None]:
-    """Whoever asks gets errors of dlm, even where this process has no memory left."""
-    try:
-        yield
-    except MemoryError as exc:
-        raise DlmError(
-            f"this process has no memory for the call ({exc!r}); ask less at once"
-        ) from exc
+def _no_memory(cause: MemoryError) -> DlmError:
+    return DlmError(f"this process has no memory for the call ({cause!r}); ask less at once")
 
 
 class Utterance(Handle):
@@ -48,18 +41,23 @@ class Utterance(Handle):
         self, query: Query[P, T], deadline_s: float | None, *args: P.args, **more: P.kwargs
     ) -> T:
         """Carries out a call, waiting in this thread."""
-        with _typed(), closing(query(Asking(self, deadline_s), *args, **more)) as steps:
-            while True:
-                try:
+        try:
+            steps = query(Asking(self, deadline_s), *args, **more)
+            try:
+                while True:
                     wait = next(steps)
-                except StopIteration as end:
-                    found: T = end.value
-                    return found
-                if isinstance(wait, tuple):
-                    with suppress(TimeoutError):
-                        wait[0].future.exception(wait[1])
-                elif wait is not None:
-                    wait()
+                    if isinstance(wait, tuple):
+                        with suppress(TimeoutError):
+                            wait[0].future.exception(wait[1])
+                    elif wait is not None:
+                        wait()
+            except StopIteration as end:
+                found: T = end.value
+                return found
+            finally:
+                steps.close()
+        except MemoryError as exc:
+            raise _no_memory(exc) from exc
 
     def score(
         self,
@@ -208,22 +206,26 @@ class AsyncUtterance(Handle):
         self, query: Query[P, T], deadline_s: float | None, *args: P.args, **more: P.kwargs
     ) -> T:
         """Carries out a call, waiting on the event loop."""
-        with _typed():
+        try:
             asking = Asking(self, deadline_s)
             await self._connected(asking)
-            with closing(query(asking, *args, **more)) as steps:
+            steps = query(asking, *args, **more)
+            try:
                 while True:
-                    try:
-                        wait = next(steps)
-                    except StopIteration as end:
-                        found: T = end.value
-                        return found
+                    wait = next(steps)
                     if isinstance(wait, tuple):
                         await wait[0].future.wait(wait[1])
                     elif wait is not None:
                         await asyncio.to_thread(wait)
                     else:
                         await asyncio.sleep(0)
+            except StopIteration as end:
+                found: T = end.value
+                return found
+            finally:
+                steps.close()
+        except MemoryError as exc:
+            raise _no_memory(exc) from exc
 
     async def score(
         self,
