@@ -24,41 +24,38 @@ def default_cache_dir() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """How a client asks.
+    """Settings of a client, each with its default.
 
-    deadline_s     seconds, > 0; a call that has no answer by then raises. 2 suits a decoder that
-                   has a second of audio in hand; each call may give its own.
-    connect_s      seconds, > 0; for finding the servers, and as long again for fetching the low
-                   orders. What came of them by then is kept, and connecting again goes on from
-                   there. 10; more where they are larger than the network carries in that time.
-    window         messages in flight a shard at most, >= 1. The second leaves only when the first
-                   takes longer than usual: so concurrent queries gather into one message, and a
-                   stall does not block every utterance. 4.
-    hedging        where a shard has several servers, ask a second one as well when a message takes
-                   longer than 95 of 100 do; two messages in a hundred at most, in the long run.
-    connections    connections a server, >= 1; the second is opened when the first is busy. Workers
-                   that share a port share the load by connections, so several. 4.
-    max_queries    queries in one message, >= 1; fewer where the servers take fewer. 16,384: about
-                   200 KiB a message, where the cost a query has long stopped falling.
-    partial        where no shard answers in time, answer from the low orders alone, P(w | v), and
-                   say so (`source`), instead of raising. For decoders, which must go on; not for
-                   whoever needs the model's own scores.
-    small          folder of a shard set that is opened here and answers while the servers fail:
-                   new utterances go to it, by the rules of `switching` (DLM 3.4). Its own words
-                   and ids; so an utterance's ids are those of its own `vocabulary`. With it,
-                   `partial` is on. None: the one that cluster.toml names (`dlm cluster --small`),
-                   if `partial` is on and `heartbeats` are not off; for whoever needs the model's
-                   own scores, and leaves `partial` off, cluster.toml's is nothing.
-    heartbeats     ask every server regularly whether it is there. None: where it is of use, that
-                   is with `partial`, with `small`, or where a shard has several servers.
-    beating        how often, and what is made of it
+    deadline_s     2.0 seconds, > 0; a call without an answer by then raises. That suits a decoder
+                   with a second of audio in hand; each call may give its own.
+    connect_s      10 seconds, > 0; for finding the servers, and as long again for fetching the low
+                   orders. What came of them is kept, and connecting again goes on from there. Give
+                   more if they are larger than the network carries in that time.
+    window         4 messages in flight per shard at most, >= 1. The second leaves only when the
+                   first takes longer than usual: so concurrent queries gather into one message, and
+                   a stall does not block every utterance.
+    connections    4 per server, >= 1; the second is opened when the first is busy. Workers that
+                   share a port share the load by connections.
+    hedging        on: if a shard has several servers, also ask a second one when a message takes
+                   longer than 95 % of them do; at most 2 % of messages in the long run.
+    max_queries    16,384 in one message, >= 1; fewer if the servers take fewer. About 200 KiB per
+                   message, where the cost per query has long stopped falling.
+    partial        off: raise if no shard answers in time. On: answer from the low orders alone,
+                   P(w | v), and mark it (`source`). For decoders, which must go on; not for callers
+                   who need the model's own scores.
+    small          folder of a shard set that is opened here. New utterances use it while the
+                   servers fail, by the rules of `switching` (DLM 3.4); they have its words and ids
+                   (`Utterance.vocabulary`). It turns `partial` on. None: the one that cluster.toml
+                   names (`dlm cluster --small`), if `partial` is on and `heartbeats` are not off.
+    heartbeats     ask every server regularly whether it is there. None: with `partial`, with
+                   `small`, or if a shard has several servers.
+    beating        how often, and when a server counts as down or slow
     switching      when to go over to the small model, and back
     cache_dir      folder for low orders, shared by processes.
     trace          make an OpenTelemetry span of each call; needs the extra `trace`.
 
-    ca, cert, key, server_name, token_file, token, insecure, use_proxy: whom to trust, what to show,
-    and whether the environment's proxy is used, see `ClientSecurity`. Each stands before what
-    cluster.toml says; without any, calls are plaintext.
+    ca, cert, key, server_name, token_file, token, insecure, use_proxy: see `ClientSecurity`. Each
+    takes precedence over cluster.toml. Without any, calls are plaintext.
     """
 
     deadline_s: float = 2.0
@@ -110,7 +107,7 @@ class ClientConfig:
 
     @property
     def security(self) -> ClientSecurity:
-        """How this client shows who it is.
+        """Its credentials, and what it trusts.
 
         Raises  ConfigError  half of a pair, or no token where one is expected
         """

@@ -1,7 +1,7 @@
-"""How a client shows who it is, and makes sure of whom it talks to: TLS and tokens.
+"""The address of a server, TLS and tokens: how channels are made, and what each call carries.
 
-A token goes into the metadata of each call, here and nowhere else: over TLS, or to an address of
-this machine. No channel goes through a proxy unless a setting says so, and then over TLS alone.
+A token is sent only over TLS or to an address of this machine. A channel uses a proxy only if a
+setting says so, and then only over TLS.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Token = Callable[[], Metadata]  # what a call must carry, as the file of the tok
 
 @dataclass(frozen=True, slots=True)
 class ClientSecurity:
-    """What a client shows and trusts; no field stands for plaintext without a token.
+    """A client's credentials, and what it trusts. Without any field, calls are plaintext.
 
     ca           PEM file of the authorities that servers' certificates are signed by; turns TLS on
     cert, key    PEM files of the client's own certificate and its key, for servers that ask for one
@@ -94,7 +94,7 @@ class ClientSecurity:
             )
 
     def over(self, base: ClientSecurity) -> ClientSecurity:
-        """These settings, and those of `base` where there is none here."""
+        """These settings; those of `base` fill the gaps."""
         values = {f.name: getattr(self, f.name) or getattr(base, f.name) for f in fields(self)}
         if self.token or self.token_file:
             values |= {"token": self.token, "token_file": self.token_file}
@@ -103,12 +103,12 @@ class ClientSecurity:
         return ClientSecurity(**values)
 
     def target(self, address: str) -> str:
-        """What gRPC is to connect to for `address`.
+        """What gRPC connects to for `address`.
 
         That is `address`, unless a token would travel without TLS: then it is the loopback
-        addresses that `address` resolves to, so that what was judged is what is used.
+        addresses that `address` resolves to, so that what was checked is what is used.
 
-        Raises  ConfigError  the token could be read on its way, or a proxy is wanted without TLS
+        Raises  ConfigError  the token could be read on its way, or a proxy is set without TLS
         """
         if self.use_proxy and not self.ca:
             raise ConfigError(
@@ -143,7 +143,7 @@ def open_channel(
     Args
         token  what `read_token` gave for it, where several channels are to share that
     Raises
-        ConfigError  a file is missing or no good, or the token would travel readable
+        ConfigError  a file is missing or unusable, or others could read the token on its way
     """
     channel = _open(grpc, address, options, security)
     token = token or read_token(security)
@@ -153,7 +153,7 @@ def open_channel(
 def open_aio_channel(
     address: str, options: Sequence[tuple[str, Any]], security: ClientSecurity = PLAIN
 ) -> grpc.aio.Channel:
-    """The same for an event loop, but for the token: a call must carry that by itself."""
+    """The same for an event loop, but without the token: calls must carry that themselves."""
     return _open(grpc.aio, address, options, security)
 
 
@@ -274,9 +274,9 @@ def _credentials(security: ClientSecurity) -> grpc.ChannelCredentials:
 
 
 def check_files(security: ClientSecurity) -> None:
-    """Reads what a client shows and trusts, before any server is asked.
+    """Reads certificates, key and token, before any server is asked.
 
-    Raises  ConfigError, where a file is missing or no good
+    Raises  ConfigError  a file is missing or unusable
     """
     if security.ca:
         _credentials(security)
@@ -291,12 +291,12 @@ def _read(path: str) -> bytes:
 
 
 def read_token(security: ClientSecurity) -> Token | None:
-    """What adds the token to a call; None where there is none.
+    """Gives the metadata that carries the token, for each call; None without a token.
 
-    Kept, and asked at each call: once its file was good, one that is no good changes nothing.
+    A token file is read again when it changes. If it is unusable by then, the old token stays.
 
     Raises
-        ConfigError  the file is missing or no good
+        ConfigError  the file is missing or unusable
     """
     if security.token:
         fixed = ((AUTHORIZATION, SCHEME + security.token),)
@@ -305,10 +305,7 @@ def read_token(security: ClientSecurity) -> Token | None:
 
 
 class _TokenFile:
-    """The token in a file, as it stands there now; from any thread.
-
-    Raises  ConfigError, when it is made and the file is no good
-    """
+    """The token in a file, as it stands there now; from any thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -316,7 +313,7 @@ class _TokenFile:
         self._found = self._read()
 
     def metadata(self) -> Metadata:
-        """The metadata of a call. A file that has become bad is logged, and the old token stays."""
+        """The metadata of a call; logs a file that has become unusable."""
         now = signature(self._path)
         if now != self._seen:
             self._seen = now
