@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -20,6 +21,7 @@ from dlm.errors import DlmError
 LOOK_S = 1.0  # between looks at lanes and messages, while there are any
 
 
+@dataclass(eq=False)
 class Inbox:
     """The way to the loop.
 
@@ -30,21 +32,12 @@ class Inbox:
         look     looks at all that may be late; says when to look again
     """
 
-    def __init__(
-        self,
-        links: Links,
-        clock: Callable[[], float],
-        home: loop.Home,
-        cut_off: Callable[[Message, DlmError], None],
-        send: Callable[[Runtime], None],
-        look: Callable[[], float],
-    ) -> None:
-        self._links = links
-        self._clock = clock
-        self._home = home
-        self._cut_off = cut_off
-        self._send = send
-        self._look = look
+    _links: Links
+    _clock: Callable[[], float]
+    _home: loop.Home
+    _cut_off: Callable[[Message, DlmError], None]
+    _send: Callable[[Runtime], None]
+    _look: Callable[[], float]
 
     # -- in any thread ------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Runs on the loop, but for `overload`. When a message may leave is decided in `la
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -22,24 +23,16 @@ from dlm.client.plan.table import Table, other_model
 from dlm.errors import DeadlineExceeded, DlmError, Overloaded
 
 
+@dataclass(eq=False)
 class Lanes:
     """The lanes of a client."""
 
-    def __init__(
-        self,
-        config: ClientConfig,
-        links: Links,
-        table: Table,
-        clock: Callable[[], float],
-        inbox: Inbox,
-        ends: Ends,
-    ) -> None:
-        self._config = config
-        self._links = links
-        self._table = table
-        self._clock = clock
-        self._inbox = inbox
-        self._ends = ends
+    _config: ClientConfig
+    _links: Links
+    _table: Table
+    _clock: Callable[[], float]
+    _inbox: Inbox
+    _ends: Ends
 
     def overload(
         self, snapshot: Snapshot, queries: int, deadline: float, asks: Asks = SCORES

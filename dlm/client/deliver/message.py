@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -98,6 +99,7 @@ class Attempt:
         self.withdraw: Withdraw | None = None
 
 
+@dataclass(eq=False)
 class Ends:
     """Ends messages; nobody else does.
 
@@ -105,10 +107,9 @@ class Ends:
     here is ended by `cut_off`, which begins again: to end anything twice changes nothing.
     """
 
-    def __init__(self, config: ClientConfig, links: Links, clock: Callable[[], float]) -> None:
-        self._config = config
-        self._links = links
-        self._clock = clock
+    _config: ClientConfig
+    _links: Links
+    _clock: Callable[[], float]
 
     def succeed(self, message: Message, attempt: Attempt, answers: Any, now: float) -> None:
         """A server answered."""

@@ -1,4 +1,4 @@
-"""What becomes of a message that failed, or is late: another server, later, elsewhere, or its end.
+"""What becomes of a message that failed, is late or lost: it is tried again, moved, or ended.
 
 Runs on the loop, but for the look for a fresh table, on the helper thread.
 """
@@ -6,6 +6,7 @@ Runs on the loop, but for the look for a fresh table, on the helper thread.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 
 from dlm.client.api.config import ClientConfig
@@ -35,28 +36,18 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
 LOST_S = 1.0
 
 
+@dataclass(eq=False)
 class Retries:
     """Decides what is done about a message that failed or is late."""
 
-    def __init__(
-        self,
-        config: ClientConfig,
-        links: Links,
-        table: Table,
-        clock: Callable[[], float],
-        inbox: Inbox,
-        lanes: Lanes,
-        sender: Sender,
-        ends: Ends,
-    ) -> None:
-        self._config = config
-        self._links = links
-        self._table = table
-        self._clock = clock
-        self._inbox = inbox
-        self._lanes = lanes
-        self._sender = sender
-        self._ends = ends
+    _config: ClientConfig
+    _links: Links
+    _table: Table
+    _clock: Callable[[], float]
+    _inbox: Inbox
+    _lanes: Lanes
+    _sender: Sender
+    _ends: Ends
 
     def failed(self, message: Message, error: DlmError) -> None:
         """Ends a message that failed: by another server, or a fresh table, where that can help."""

@@ -1,4 +1,4 @@
-"""A message on its way to a server: which one, over which connection, and when it is late.
+"""A message on its way to a server: which one, and over which connection.
 
 Runs on the loop. Which server is asked is decided in `replicas`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ class Outcomes(NamedTuple):
     failed: Callable[[Message, DlmError], None]
 
 
+@dataclass(eq=False)
 class Sender:
     """Sends messages to servers.
 
@@ -44,21 +46,12 @@ class Sender:
         tracer  None where calls are no spans
     """
 
-    outcomes: Outcomes  # set before the first message
-
-    def __init__(
-        self,
-        config: ClientConfig,
-        links: Links,
-        clock: Callable[[], float],
-        inbox: Inbox,
-        tracer: Tracer | None,
-    ) -> None:
-        self._config = config
-        self._links = links
-        self._clock = clock
-        self._inbox = inbox
-        self._tracer = tracer
+    _config: ClientConfig
+    _links: Links
+    _clock: Callable[[], float]
+    _inbox: Inbox
+    _tracer: Tracer | None
+    outcomes: Outcomes = field(init=False)  # set before the first message
 
     def send(self, message: Message, *, hedge: bool = False) -> None:
         """Sends a message to one of the servers of its shard."""
