@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -90,14 +89,16 @@ class Sent:
 
 
 class Exchange:
-    """One stream to one server. Any thread may send; replies come on the loop's thread.
+    """One stream to one server; the loop alone has it.
 
     Args
-        open_channel  makes the channel, and says what metadata a call must carry; on the loop
+        open_channel  makes the channel, and says what metadata a call must carry
         mark          of the token in these metadata; never the token itself
         again         asked where the server ended the stream: whether it sends a message again that
                       was in flight, given the mark and whether gRPC lost what the stream ended
                       with
+    Attributes
+        ended  takes nothing new
     Guarantees
         `reply` of a message that was taken is called once: with the bytes, or with an error, at the
         deadline at the latest (give or take what the machine needs to run a thread)
@@ -118,20 +119,16 @@ class Exchange:
         self.ended = False
         self._loop = loop
         self._open_channel = open_channel
-        self._lock = threading.RLock()  # reentrant, as a signal handler may fork anywhere
         self._sequence = 0
         self._outgoing: deque[tuple[int, bytes]] = deque()
         self._writable: asyncio.Event | None = None  # once the stream is being opened
-        self._busy = False  # somebody will look at `_outgoing` by himself; on the loop only
-        self._opened = time.monotonic()
-        self._looks = inf  # when deadlines are looked at next; on the loop only
-        self._task: asyncio.Task[None] | None = None
+        self._busy = False  # somebody will look at `_outgoing` by himself
+        self._opened = self._heard = time.monotonic()  # heard: when anything came, or this
+        self._looks = inf  # when deadlines are looked at next
         self._answers = False  # whether anything ever came
-        self._heard = time.monotonic()  # when anything came, or when it was made
         self._silent = 0  # messages that ran out since anything came
         self.failure: tuple[float, str] | None = None  # when nobody was found there, and what it is
-        if not loop.post(self._begin):
-            self.ended = True
+        self._task = loop.start(self._run())
 
     @property
     def load(self) -> int:
@@ -139,37 +136,24 @@ class Exchange:
         while its connection lives, and must not look idle for that."""
         return len(self.pending) + self._silent
 
-    def send(self, sent: Sent) -> bool:
-        """Sends an encoded ScoreRequest; False where the stream has ended, and nothing is sent."""
-        now = time.monotonic()
-        timeout_s = sent.deadline - now
-        timeout_us = min(max(int(timeout_s * 1e6), 1), MAX_TIMEOUT_US)
-        with self._lock:
-            if self.ended:
-                return False
-            self._sequence += 1
-            sequence = self._sequence
-            tail = codec.exchange_tail(sequence, timeout_us, int((now - self._opened) * 1e6))
-            self.pending[sequence] = sent
-            # Inside the lock, so that messages leave in the order of their numbers.
-            self._outgoing.append((sequence, sent.request + tail))
-        if self._loop.is_here() and not self._loop.ending:
-            self._leave(sent.deadline)
-            return True
-        if self._loop.post(lambda: self._leave(sent.deadline)):
-            return True
-        with self._lock:  # the loop has ended meanwhile; whoever took the message answers for it
-            self.ended = True
-            return self.pending.pop(sequence, None) is None
+    def send(self, sent: Sent) -> None:
+        """Sends an encoded ScoreRequest, if the stream has not `ended`."""
+        now, deadline = time.monotonic(), sent.deadline
+        timeout_us = min(max(int((deadline - now) * 1e6), 1), MAX_TIMEOUT_US)
+        self._sequence = sequence = self._sequence + 1
+        tail = codec.exchange_tail(sequence, timeout_us, int((now - self._opened) * 1e6))
+        self.pending[sequence] = sent
+        self._outgoing.append((sequence, sent.request + tail))
+        if self._writable is not None and not self._busy:
+            self._writable.set()
+        if deadline < self._looks:
+            self._looks = deadline
+            self._loop.call_at(deadline, self._expire, deadline)
 
     def end(self, error: DlmError, *, by_server: bool = False, lost: bool = False) -> None:
         """Fails every message in flight with `error`; nothing can be sent any more."""
-        with self._lock:
-            self.ended = True
-            pending, self.pending = self.pending, {}
-            self._outgoing.clear()
         refused = by_server and isinstance(error, (AuthenticationError, ShardDown))
-        for sent in pending.values():
+        for sent in self.suspend():
             try:
                 again = refused and self._again(self.mark, sent, lost)
             except Exception as exc:  # noqa: BLE001 - the others must be ended, too
@@ -180,41 +164,21 @@ class Exchange:
 
     def retire(self) -> None:
         """Takes nothing new; what is in flight is still answered, then the stream is closed."""
-        with self._lock:
-            self.ended = True
-        self._loop.post(self._close_if_done)
+        self.ended = True
+        self._close_if_done()
 
     def close(self, error: DlmError) -> None:
         """As `end`, and closes the stream."""
         self.end(error)
-        self._loop.post(self._cancel)
+        self._task.cancel()
 
     def suspend(self) -> list[Sent]:
-        """Ends the stream before a fork; returns what was in flight.
-
-        A Score changes nothing, so that it may be asked again.
-        """
-        with self._lock:
-            self.ended = True
-            pending, self.pending = self.pending, {}
-            self._outgoing.clear()
+        """Takes nothing new, and gives back what was in flight: a Score changes nothing, so that it
+        may be asked again after a fork."""
+        self.ended = True
+        pending, self.pending = self.pending, {}
+        self._outgoing.clear()
         return list(pending.values())
-
-    # -- on the loop --------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        self._task = self._loop.start(self._run())
-
-    def _cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    def _leave(self, deadline: float) -> None:
-        if self._writable is not None and not self._busy:
-            self._writable.set()
-        if deadline < self._looks:
-            self._looks = deadline
-            self._loop.call_at(deadline, self._expire, deadline)
 
     def _expire(self, planned: float) -> None:
         """Fails what is past its deadline, and comes again for the next."""
@@ -222,16 +186,15 @@ class Exchange:
             return  # an earlier look was planned since, and plans the next
         now = time.monotonic()
         self._looks = inf  # whatever happens here, the next message plans a look
-        with self._lock:
-            late = [n for n, sent in self.pending.items() if sent.deadline <= now]
-            replies = [self.pending.pop(n).reply for n in late]
-            self._silent += len(late)
-            if self._silent >= MAX_SILENT and now - self._heard >= SILENT_S:
-                self.ended = True  # what is in flight is still answered
-            # What nobody waits for must not pile up behind a server that does not read.
-            while self._outgoing and self._outgoing[0][0] not in self.pending:
-                self._outgoing.popleft()
-            self._looks = min((sent.deadline for sent in self.pending.values()), default=inf)
+        late = [n for n, sent in self.pending.items() if sent.deadline <= now]
+        replies = [self.pending.pop(n).reply for n in late]
+        self._silent += len(late)
+        if self._silent >= MAX_SILENT and now - self._heard >= SILENT_S:
+            self.ended = True  # what is in flight is still answered
+        # What nobody waits for must not pile up behind a server that does not read.
+        while self._outgoing and self._outgoing[0][0] not in self.pending:
+            self._outgoing.popleft()
+        self._looks = min((sent.deadline for sent in self.pending.values()), default=inf)
         if self._looks < inf:
             self._loop.call_at(self._looks, self._expire, self._looks)
         self._close_if_done()
@@ -321,12 +284,10 @@ class Exchange:
     def _wants(self, sequence: int) -> bool:
         """Whether a message is to be sent; one that was withdrawn ends here. Its own function: what
         the writer held while it waits would keep a client that nobody closes."""
-        with self._lock:
-            sent = self.pending.get(sequence)
-            if sent is not None and not sent.wanted:
-                del self.pending[sequence]
+        sent = self.pending.get(sequence)
         if sent is None or sent.wanted:
             return sent is not None
+        del self.pending[sequence]
         sent.drop()
         self._close_if_done()
         return False
@@ -337,8 +298,7 @@ class Exchange:
         self._heard = time.monotonic()
         self._silent = 0
         message = codec.parse(pb.ScoreReply(), data)
-        with self._lock:
-            sent = self.pending.pop(message.sequence, None)
+        sent = self.pending.pop(message.sequence, None)
         if sent is None:
             return
         if not message.reason:
@@ -356,14 +316,12 @@ class Exchange:
         if message.reason == Reason.LATE and time.monotonic() < sent.deadline - LATE_TOO_SOON_S:
             # The server's idea of our clock is wrong (a machine was paused): a new stream, a new
             # idea. What is in flight on this one is still answered.
-            with self._lock:
-                self.ended = True  # before the caller is told, who may send the next at once
+            self.ended = True  # before the caller is told, who may send the next at once
         if message.reason == Reason.DRAINING:
             # Behind an address with several servers a new connection meets another.
-            with self._lock:
-                self.ended = True
+            self.ended = True
         tell(sent.reply, None, error)
 
     def _close_if_done(self) -> None:
         if self.ended and not self.pending:
-            self._cancel()
+            self._task.cancel()

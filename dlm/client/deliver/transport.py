@@ -136,16 +136,15 @@ class GrpcConnection:
         self._security = security
         self._token = read_token(security)
         self._most = streams
-        self._lock = threading.RLock()  # reentrant, as a signal handler may fork anywhere
         self._closed = False
-        self._streams: list[Exchange | None] = [None]
+        self._streams: list[Exchange | None] = [None]  # of the loop, as the next
         self._retired: list[Exchange] = []  # of a token that is not the file's any more
         self._mark_seen = self._mark()
         self._token_looked = self._token_changed = time.monotonic()
         self._held: deque[Sent] = deque()  # to be sent once there is a stream
         self._beats = Beats(address, self._open_for_beats)  # of the loop
         self._held_beats: list[SentBeat] = []  # to be sent again after a fork
-        self._opening = threading.RLock()
+        self._opening = threading.RLock()  # reentrant, as a signal handler may fork anywhere
         self._channel: grpc.Channel | None = None
         self._methods: dict[str, Callable[..., Any]] = {}
 
@@ -207,23 +206,19 @@ class GrpcConnection:
         return sent.withdraw
 
     def _post(self, sent: Sent, metadata: Metadata) -> None:
+        if self._closed:
+            raise self._closed_error()
         if metadata:
             arguments = (sent, metadata)
             threading.Thread(target=self._send_alone, args=arguments, daemon=True).start()
-            return
-        if self._send(sent):
-            return
-        self._held.append(sent)
-        if not loop.post(self._send_held):
-            fork.wake(self)
-
-    def _send(self, sent: Sent) -> bool:
-        """Over an open stream. False where one must be opened first, and this is not the loop, or
-        the loop ends for a fork."""
-        while (stream := self._stream()) is not None:
-            if stream.send(sent):
-                return True  # else that stream ended meanwhile
-        return False
+        elif not loop.is_here():
+            self._held.append(sent)
+            if not loop.post(self._send_held):
+                fork.wake(self)
+        elif (stream := self._stream()) is not None:
+            stream.send(sent)
+        else:
+            self._held.append(sent)
 
     def _send_held(self) -> None:
         """On the loop."""
@@ -233,11 +228,14 @@ class GrpcConnection:
                 sent.drop()
                 continue
             try:
-                if not self._send(sent):
-                    self._held.appendleft(sent)  # until after the fork
-                    return
+                stream = self._stream()
             except Exception as exc:  # noqa: BLE001 - whoever waits must hear of it
                 tell(sent.reply, None, self._unsent(exc))
+                continue
+            if stream is None:
+                self._held.appendleft(sent)
+                return
+            stream.send(sent)
 
     def _unsent(self, cause: Exception) -> DlmError:
         if isinstance(cause, DlmError):
@@ -260,68 +258,62 @@ class GrpcConnection:
             reply(data, None)
 
     def _stream(self) -> Exchange | None:
-        """The stream with the least load; where that is to be a new one, None unless this is the
-        loop, which does not end."""
+        """On the loop: the stream with the least load; None where the loop ends for a fork, which
+        what is held waits for."""
         first = self._streams[0]
         if (
             first is not None
-            and not (first.ended or self._closed or self._token)
+            and not (first.ended or self._token)
             and (self._most == 1 or not first.load)
         ):
             return first
-        with self._lock:
-            if self._closed:
-                raise self._closed_error()
-            now = time.monotonic()
-            self._retire_old(now)
-            lives = any(stream is not None and not stream.ended for stream in self._streams)
-            pause = PAUSE_BESIDE_S if lives else PAUSE_S
-            best, fewest = -1, 0
-            failed = ""
-            for i, stream in enumerate(self._streams):
-                load = 0
-                if stream is not None and not stream.ended:
-                    load = stream.load
-                elif stream is not None and stream.failure is not None:
-                    when, what = stream.failure
-                    if now < when + pause:
-                        failed = what
-                        continue
-                if best < 0 or load < fewest:
-                    best, fewest = i, load
-            if best < 0:
-                raise ShardDown(failed)
-            if fewest and not failed and len(self._streams) < self._most:
-                self._streams.append(None)
-                best = len(self._streams) - 1
-            found = self._streams[best]
-            if found is not None and not found.ended:
-                return found
-        if not loop.is_here():
-            return None
-        self._open()  # gRPC's own part in forks comes before ours
-        with self._lock:
-            found = self._streams[best]
-            if found is None or found.ended:
-                if self._closed:
-                    raise self._closed_error()
-                fork.add(self)
-                home = loop.running()
-                if home.ending:
-                    return None
-                if found is not None and found.pending:  # takes nothing new, and still answers
-                    self._retired = [old for old in self._retired if old.pending]
-                    self._retired.append(found)
-                token = self._token() if self._token else ()
-                found = Exchange(
-                    home,
-                    lambda: self._open_for_loop(token),
-                    self.address,
-                    _mark(token),
-                    self._ask_again,
-                )
-                self._streams[best] = found
+        if self._closed:
+            raise self._closed_error()
+        now = time.monotonic()
+        self._retire_old(now)
+        lives = any(stream is not None and not stream.ended for stream in self._streams)
+        pause = PAUSE_BESIDE_S if lives else PAUSE_S
+        best, fewest = -1, 0
+        failed = ""
+        for i, stream in enumerate(self._streams):
+            load = 0
+            if stream is not None and not stream.ended:
+                load = stream.load
+            elif stream is not None and stream.failure is not None:
+                when, what = stream.failure
+                if now < when + pause:
+                    failed = what
+                    continue
+            if best < 0 or load < fewest:
+                best, fewest = i, load
+        if best < 0:
+            raise ShardDown(failed)
+        if fewest and not failed and len(self._streams) < self._most:
+            self._streams.append(None)
+            best = len(self._streams) - 1
+        found = self._streams[best]
+        if found is not None and not found.ended:
             return found
+        self._open()  # gRPC's own part in forks comes before ours
+        fork.add(self)
+        home = loop.running()
+        if home.ending:
+            return None
+        if found is not None:
+            self._retire(found)  # takes nothing new, and may still answer
+        token = self._token() if self._token else ()
+        found = Exchange(
+            home,
+            lambda: self._open_for_loop(token),
+            self.address,
+            _mark(token),
+            self._ask_again,
+        )
+        self._streams[best] = found
+        return found
+
+    def _retire(self, stream: Exchange) -> None:
+        self._retired = [old for old in (*self._retired, stream) if old.pending]
 
     def _open_for_loop(self, token: Metadata) -> tuple[grpc.aio.Channel, Metadata]:
         return open_aio_channel(self._target, OPTIONS, self._security), token
@@ -331,7 +323,7 @@ class GrpcConnection:
 
     def _retire_old(self, now: float) -> None:
         """Streams that were opened with another token than its file holds by now take nothing new:
-        the server ends them when that is taken away. Inside the lock."""
+        the server ends them when that is taken away."""
         if self._token is None or now < self._token_looked + TOKEN_LOOK_S:
             return
         self._token_looked = now
@@ -343,8 +335,7 @@ class GrpcConnection:
         for stream in self._streams:
             if stream is not None and not stream.ended and stream.mark != found:
                 stream.retire()
-                self._retired = [old for old in self._retired if old.pending]
-                self._retired.append(stream)
+                self._retire(stream)
 
     def _mark(self) -> bytes:
         return _mark(self._token() if self._token else ())
@@ -459,16 +450,18 @@ class GrpcConnection:
 
     def close(self) -> None:
         """See `Connection.close`."""
-        with self._lock:
-            self._closed = True
-            streams = self._all_streams()
+        self._closed = True
         with inside(), self._opening:
             if self._channel is not None:
                 self._channel.close()
-        for stream in streams:
-            stream.close(self._closed_error())
-        loop.post(self._beats.close)
+        loop.post(self._close_streams)  # else the loop has ended, and these with it
         self.give_up(self._closed_error())
+
+    def _close_streams(self) -> None:
+        """On the loop."""
+        for stream in self._all_streams():
+            stream.close(self._closed_error())
+        self._beats.close()
 
     def _start(
         self,
