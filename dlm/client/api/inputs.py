@@ -154,7 +154,9 @@ class Inputs:
             return np.fromiter(map(self.id_of, words), np.uint32, len(words))
         self.settled = True
         if planned and words.dtype == np.uint32:
-            return np.array(words, order="C")  # its caller may change it meanwhile
+            # A copy: its caller may change it meanwhile. As bytes: to copy an array, NumPy releases
+            # the GIL, which is slow to come back.
+            return np.frombuffer(words.tobytes(), np.uint32)
         if words.size and (int(words.min()) < 0 or int(words.max()) >= self.vocabulary_size):
             raise QueryError(
                 f"word ids from {words.min()} to {words.max()}; "
