@@ -102,8 +102,8 @@ class Lane(Generic[T]):
             return False
         if self.queued >= self.max_waiting or len(self.waiting) >= MAX_QUEUED_ITEMS:
             return self.earliest > now  # what is late makes room
-        pace = self.pace.passed(now, busy=True)
-        return pace.seconds(self.ahead + queries) > PATIENCE * (deadline - now)
+        ahead, pace = self.queued + self.asked + queries, self.pace
+        return pace.seconds(ahead, now - pace.at) > PATIENCE * (deadline - now)
 
     def submit(self, work: T) -> None:
         """`work` waits; whoever gives it has asked `refuses`."""

@@ -65,9 +65,13 @@ class Pace(NamedTuple):
             return Pace(answers, 0.0, 0.0, self.at)
         return Pace(answers, self.queries + queries, self.busy_s, self.at)
 
-    def seconds(self, queries: int) -> float:
-        """How long so many queries will take; 0 while too little is known."""
-        return queries * self.busy_s / self.queries if self.queries > 0.0 else 0.0
+    def seconds(self, queries: int, since_s: float = 0.0) -> float:
+        """How long so many queries will take; 0 while too little is known.
+
+        Args
+            since_s  seconds that were busy after `at`
+        """
+        return queries * (self.busy_s + since_s) / self.queries if self.queries > 0.0 else 0.0
 
 
 class Usual:
