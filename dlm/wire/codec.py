@@ -524,14 +524,19 @@ def decode_score_reply(
             f"the reply's checksum is {m.checksum:016x}, its content gives {expected:016x}; "
             "it was damaged on the way or answers another request"
         )
+    if len(probs) == 4 * queries and len(matched) == len(ngrams) == len(states) == queries:
+        return Answers(
+            np.frombuffer(probs, _F32),
+            np.frombuffer(matched, _U8),
+            np.frombuffer(ngrams, _U8),
+            np.frombuffer(states, _U8),
+        )
     answers = Answers(
         _array("log10_probs", probs, _F32),
         _array("matched_orders", matched, _U8),
         _array("ngram_lengths", ngrams, _U8),
         _array("state_lengths", states, _U8),
     )
-    if len(probs) == 4 * queries and len(matched) == len(ngrams) == len(states) == queries:
-        return answers
     for name in ("log10_prob", "matched_order", "ngram_length", "state_length"):
         if len(getattr(answers, name)) != queries:
             break
