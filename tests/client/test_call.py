@@ -62,7 +62,7 @@ def test_each_query_has_the_answer_of_who_came_first(client, files, seed: int) -
             pieces = router.route(part.groups, np.roll(slots, 1), 4, 5)
             for place, one in enumerate(call.replace(part, pieces, "other")):
                 value = number + place / 100
-                call.answer(one, answers_of(value, one.queries), 0)
+                call.answer(one, answers_of(value, one.queries), slice(None))
                 expected |= dict.fromkeys(one.at.tolist(), value)
         elif part not in call.parts:
             continue  # whoever had it has it no more
@@ -71,8 +71,15 @@ def test_each_query_has_the_answer_of_who_came_first(client, files, seed: int) -
             expected |= dict.fromkeys(awaited, 0.0)
         else:
             begin = rng.randrange(3)
-            call.answer(part, answers_of(float(number), begin + part.queries), begin)
-            expected |= dict.fromkeys(awaited, float(number))
+            there = range(begin, begin + part.queries)
+            answers = answers_of(float(number), there.stop)
+            answers.log10_prob[:] += np.arange(there.stop) / 256  # each can be told
+            # One behind the other, or as they stand in a message that asked what parts share once.
+            mixed = np.array(rng.choices(range(there.stop), k=part.queries), np.int64)
+            where = rng.choice([slice(begin, there.stop), mixed])
+            call.answer(part, answers, where)
+            values = zip(part.at.tolist(), answers.log10_prob[where].tolist(), strict=True)
+            expected |= {q: value for q, value in values if q in awaited}
         if rng.random() < 0.05:
             call.give_up(DeadlineExceeded("late"))
             break
@@ -103,11 +110,11 @@ def test_who_gives_up_what_is_answered_meanwhile_gets_whole_answers(
     score = partial.score
 
     def late(*args) -> Answers:
-        call.answer(part, answers_of(7.0, 1), 0)
+        call.answer(part, answers_of(7.0, 1), slice(None))
         return score(*args)
 
     if when == "before":
-        call.answer(part, answers_of(7.0, 1), 0)
+        call.answer(part, answers_of(7.0, 1), slice(None))
     else:
         monkeypatch.setattr(partial, "score", late)
     call.give_up(DeadlineExceeded("late"))

@@ -31,9 +31,6 @@ class Asks(Protocol):
     ) -> Any:
         """What answers them; raises `ProtocolError` for what cannot."""
 
-    def take(self, answers: Any, place: NDArray[np.int64]) -> Any:
-        """The answers at these places."""
-
     def post(self, connection: Connection) -> Post:
         """What sends such bytes."""
 
@@ -60,15 +57,6 @@ class ScoreAsks:
         )
         codec.check_answers(answers, groups, manifest.order)
         return answers
-
-    def take(self, answers: Answers, place: NDArray[np.int64]) -> Answers:
-        """See `Asks`."""
-        return Answers(
-            answers.log10_prob[place],
-            answers.matched_order[place],
-            answers.ngram_length[place],
-            answers.state_length[place],
-        )
 
     def post(self, connection: Connection) -> Post:
         """See `Asks`."""
@@ -136,10 +124,6 @@ class BlockAsks:
             parts.append(BlockPart(total, weights, stored.words[here], answers))
             word_end, weight_end = word_end + count, weight_end + length - 2
         return parts
-
-    def take(self, answers: list[BlockPart], place: NDArray[np.int64]) -> list[BlockPart]:
-        """See `Asks`."""
-        return [answers[at] for at in place.tolist()]
 
     def post(self, connection: Connection) -> Post:
         """See `Asks`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,17 @@ from dlm.errors import DlmError, StaleShardSet, UnknownCall
 from dlm.ngram.query import PARTIAL, Answers
 from dlm.tracing import Span
 
+Where: TypeAlias = slice | NDArray[np.int64]  # of the answers to a message, those of a part
+
 UNKNOWN = 255  # as a source: no server that was asked knows the call
+
+
+class Place(NamedTuple):
+    """A shard set, one of its shards, and what is asked of it: each has a lane."""
+
+    shard_set: str
+    shard: int
+    asks: str = SCORES.name
 
 
 class Part:
@@ -34,13 +44,14 @@ class Part:
         reroutes   fresh tables so far
         queued     when it began to wait, by `perf_counter`
     Attributes
-        answers    of the message that it travelled in, its own from `begin` on; None before that
+        place      whose lane it waits in
+        answers    of the message that it travelled in, its own at `where`; None before that
         error      why no shard answers it; None where one does, or may still
     """
 
     __slots__ = (
-        *("answers", "at", "begin", "call", "deadline", "error", "groups", "queries"),
-        *("queued", "reroutes", "shard", "shard_set"),
+        *("answers", "at", "call", "deadline", "error", "groups", "place", "queries"),
+        *("queued", "reroutes", "shard", "where"),
     )
 
     def __init__(
@@ -50,11 +61,11 @@ class Part:
         self.shard, self.groups, self.at = piece
         self.queries = len(self.at)
         self.deadline = call.deadline
-        self.shard_set = shard_set
+        self.place = Place(shard_set, self.shard, call.asks.name)
         self.queued = queued
         self.reroutes = reroutes
         self.answers: Any = None
-        self.begin = 0
+        self.where: Where = slice(0)
         self.error: DlmError | None = None
 
     @property
@@ -128,10 +139,10 @@ class Call:
 
     # -- on the loop --------------------------------------------------------------------------
 
-    def answer(self, part: Part, answers: Any, begin: int) -> None:
-        """A message brought the answers to a part, from `begin` on; the last ends the call."""
-        if not part.ended:
-            part.begin = begin
+    def answer(self, part: Part, answers: Any, where: Where) -> None:
+        """A message brought the answers to a part, at `where`; the last ends the call."""
+        if part.answers is None and part.error is None:
+            part.where = where
             part.answers = answers  # last: whoever sees them, in any thread, reads the other
             self._ended()
 
@@ -239,25 +250,26 @@ class Call:
         plan = self._plan
         assert plan is not None
         source: NDArray[np.uint8] | None = None
-        room = plan.log10_prob, plan.known
+        given: list[tuple[Answers, Where]] = []
         for part, answers in found:
-            begin = part.begin
+            where = part.where
             if answers is None:
                 if source is None:
                     source = np.zeros(len(plan.log10_prob), np.uint8)
                 source[part.at] = PARTIAL
                 assert self._grams is not None
-                answers, begin = partial.score(self._grams, part.groups), 0
-            kernels.place_answers(
-                part.at,
-                begin,
-                answers.log10_prob,
-                answers.matched_order,
-                answers.ngram_length,
-                answers.state_length,
-                *room,
-            )
-        log10_prob, rest = kernels.finish(plan.place, *room)
+                answers, where = partial.score(self._grams, part.groups), slice(None)
+            given.append((answers, where))
+        log10_prob, rest = kernels.finish(
+            plan.place,
+            _joined([part.at for part, _ in found], np.int64),
+            _joined([answers.log10_prob[where] for answers, where in given], np.float32),
+            _joined([answers.matched_order[where] for answers, where in given], np.uint8),
+            _joined([answers.ngram_length[where] for answers, where in given], np.uint8),
+            _joined([answers.state_length[where] for answers, where in given], np.uint8),
+            plan.log10_prob,
+            plan.known,
+        )
         return Answers(
             log10_prob, rest[0], rest[1], rest[2], None if source is None else source[plan.place]
         )
@@ -329,7 +341,8 @@ class BlockCall(Call):
             if answers is None:
                 source[part.at] = UNKNOWN if isinstance(part.error, UnknownCall) else PARTIAL
                 continue
-            for place, to in enumerate(part.at.tolist(), part.begin):
+            here = np.arange(len(answers))[part.where].tolist()
+            for place, to in zip(here, part.at.tolist(), strict=True):
                 stored[to] = answers[place]
         return [stored[place] for place in plan.place.tolist()], source[plan.place]
 
@@ -337,6 +350,11 @@ class BlockCall(Call):
 _NOWHERE = np.zeros(0, np.int64)
 # Of a part whose queries are those of other parts now.
 _MOVED = StaleShardSet("this part is asked of others")
+
+
+def _joined(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
+    """One behind the other; as bytes, since NumPy lets go of the GIL to join arrays."""
+    return np.frombuffer(b"".join([array.data for array in arrays]), dtype)
 
 
 def own_copy(error: DlmError) -> DlmError:

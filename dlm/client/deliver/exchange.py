@@ -218,7 +218,8 @@ class Exchange:
                             # would take another turn of the loop.
                             with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
                                 await self._drain(call)  # a failure shows where the stream is read
-                        self._close_if_done()
+                        if self.ended:
+                            self._close_if_done()
                 finally:
                     # Nothing may hold the channel once this ends: see `loop.stop`.
                     writer.cancel()

@@ -12,12 +12,12 @@ from typing import Any
 
 from dlm.client.api.config import ClientConfig
 from dlm.client.deliver.asks import SCORES, Asks
-from dlm.client.deliver.call import Call, Part
+from dlm.client.deliver.call import Call, Part, Place
 from dlm.client.deliver.inbox import Inbox
 from dlm.client.deliver.lane import Lane
 from dlm.client.deliver.message import Ends, Message, as_dlm_error
 from dlm.client.deliver.pace import PATIENCE, late_after
-from dlm.client.deliver.runtime import Links, Place, Runtime, Snapshot, closed_error
+from dlm.client.deliver.runtime import Links, Runtime, Snapshot, closed_error
 from dlm.client.plan import router
 from dlm.client.plan.table import Table, other_model
 from dlm.errors import DeadlineExceeded, DlmError, Overloaded
@@ -72,7 +72,8 @@ class Lanes:
             for part in parts:
                 asked[part.shard] = asked.get(part.shard, 0) + part.queries
             for part, lane in zip(parts, lanes, strict=True):
-                self._make_room(lane, now)  # before more is let in
+                if lane.earliest <= now:
+                    self._make_room(lane, now)  # before more is let in
                 queries = asked.pop(part.shard, None)
                 if queries is not None and lane.refuses(queries, part.deadline, now):
                     late = part.deadline - now
@@ -105,17 +106,16 @@ class Lanes:
         lane.submit(part)
         due = lane.due()
         if due <= now:
-            runtime.ready[Place(part.shard_set, part.shard, part.call.asks.name)] = lane
+            runtime.ready[part.place] = lane
         else:
             self._inbox.look_by(due)
 
     def _lane(self, runtime: Runtime, part: Part) -> Lane[Part]:
-        place = Place(part.shard_set, part.shard, part.call.asks.name)
-        lane = runtime.lanes.get(place)
+        lane = runtime.lanes.get(part.place)
         if lane is None:
-            snapshot = self._table.of_set(part.shard_set) or self._table.snapshot()
+            snapshot = self._table.of_set(part.place.shard_set) or self._table.snapshot()
             lane = Lane(self._config.window, self.max_queries(snapshot), late_after((), 0.0))
-            runtime.lanes[place] = lane
+            runtime.lanes[part.place] = lane
         return lane
 
     # -- out ----------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ from typing import Any
 
 from dlm.client.api.config import ClientConfig
 from dlm.client.deliver.asks import Asks
-from dlm.client.deliver.call import Part, own_copy
+from dlm.client.deliver.call import Part, Place, own_copy
 from dlm.client.deliver.lane import Lane
 from dlm.client.deliver.pace import late_after
-from dlm.client.deliver.runtime import Links, Place, Runtime, Snapshot
+from dlm.client.deliver.runtime import Links, Runtime, Snapshot
 from dlm.client.deliver.transport import Withdraw
 from dlm.client.plan import router
 from dlm.client.plan.partial import allows_fallback
@@ -115,15 +115,13 @@ class Ends:
         """A server answered."""
         runtime = message.runtime
         message.ended = True
-        if message.place_of is not None:
-            answers = message.asks.take(answers, message.place_of)
         # Before its calls end: whoever waits for one may look at the counts at once.
         if attempt.hedge:
             runtime.counts.stats.hedges_won += 1
-        begin = 0
+        begin, place_of = 0, message.place_of
         for part in message.parts:
-            part.call.answer(part, answers, begin)
-            begin += part.queries
+            where = slice(begin, begin := begin + part.queries)
+            part.call.answer(part, answers, where if place_of is None else place_of[where])
         for other in message.out:
             if other.withdraw is not None:
                 other.withdraw()

@@ -11,12 +11,11 @@ from collections.abc import Callable, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from dlm.client.api.metrics import ClientMetrics, Stats
 from dlm.client.deliver import loop
-from dlm.client.deliver.asks import SCORES
-from dlm.client.deliver.call import Part
+from dlm.client.deliver.call import Part, Place
 from dlm.client.deliver.lane import Lane
 from dlm.client.deliver.pace import Usual
 from dlm.client.deliver.replicas import TokenBucket
@@ -31,14 +30,6 @@ from dlm.logs import EventLog
 log = EventLog(__name__)
 
 LOOK_AGAIN_S = 1.0  # while a shard is down, the servers are looked for this often, in seconds
-
-
-class Place(NamedTuple):
-    """A shard set, one of its shards, and what is asked of it: each has a lane."""
-
-    shard_set: str
-    shard: int
-    asks: str = SCORES.name
 
 
 @dataclass(frozen=True, eq=False)

@@ -173,6 +173,44 @@ def repeats(context_lengths, context_words):  # type: ignore[no-untyped-def]
     return False
 
 
+@kernel("uint8[:], uint32[:], uint32[:], uint32[:]", nogil=False)
+def regroup(context_lengths, context_words, word_counts, words):  # type: ignore[no-untyped-def]
+    """Several groupings, one behind the other, as one: `group_queries` of what they ask.
+
+    Shapes   as in `QueryGroups`, but that contexts may repeat
+    """
+    rows = len(context_lengths)
+    width = np.int64(0)
+    for r in range(rows):
+        width = max(width, np.int64(context_lengths[r]))
+    dense = np.zeros((rows, width), np.uint32)
+    begin = np.int64(0)
+    for r in range(rows):
+        length = np.int64(context_lengths[r])
+        for j in range(length):
+            dense[r, width - length + j] = context_words[begin + j]
+        begin += length
+    return group_queries(dense, context_lengths, word_counts, words)
+
+
+@kernel("uint8[:], uint32[:], uint32[:], uint32[:]")
+def regroup_large(  # type: ignore[no-untyped-def]
+    context_lengths, context_words, word_counts, words
+):
+    """`repeats` and `regroup` without the GIL, for what takes longer than to get it back.
+
+    Returns   whether contexts repeat, else the rest is empty; and what `regroup` does
+    """
+    shared = repeats(context_lengths, context_words)
+    if not shared:
+        context_lengths, context_words = context_lengths[:0], context_words[:0]
+        word_counts, words = word_counts[:0], words[:0]
+    lengths, flat, counts, asked, place = regroup(
+        context_lengths, context_words, word_counts, words
+    )
+    return shared, lengths, flat, counts, asked, place
+
+
 @kernel("uint8[:], uint32[:], uint32[:], uint32[:], uint8[:], uint16[:], int64")
 def route_groups(  # type: ignore[no-untyped-def]
     context_lengths, context_words, word_counts, words, remote, slots, shards
@@ -318,34 +356,26 @@ def plan(  # type: ignore[no-untyped-def]
 
 
 @kernel(
-    "int64[:], int64, float32[:], uint8[:], uint8[:], uint8[:], out float32[:], out uint8[:, :]",
+    "int64[:], int64[:], float32[:], uint8[:], uint8[:], uint8[:], out float32[:], out uint8[:, :]",
     nogil=False,
 )
-def place_answers(  # type: ignore[no-untyped-def]
-    at, begin, log10_prob, matched, ngram, state, known_prob, known
+def finish(  # type: ignore[no-untyped-def]
+    place, at, log10_prob, matched, ngram, state, known_prob, known
 ):
-    """Puts the answers of a shard among those of the low orders.
+    """Gives each query its answer: that of the low orders, or that of a shard.
 
     Shapes
-        at  (n,) int64: of the U distinct queries, those that the next four answer, from `begin` on
-        known_prob (U,), known (3, U)  as `plan` made them; these are filled
+        place (Q,), known_prob (U,), known (3, U)  as `plan` made them
+        at  (n,) int64: of the U distinct queries, those that the next four, each (n,), answer
+    Returns  (Q,) float32 and (3, Q) uint8, as known_prob and known, which are filled
     Trusts   places lie within the arrays: `plan` made them, and a message's answers were counted
     """
     for i in range(len(at)):
         k = at[i]
-        known_prob[k] = log10_prob[begin + i]
-        known[0, k] = matched[begin + i]
-        known[1, k] = ngram[begin + i]
-        known[2, k] = state[begin + i]
-
-
-@kernel("int64[:], float32[:], uint8[:, :]", nogil=False)
-def finish(place, known_prob, known):  # type: ignore[no-untyped-def]
-    """Gives each query its answer.
-
-    Shapes   place (Q,), known_prob (U,), known (3, U)  as `plan` made them, and all are filled
-    Returns  (Q,) float32 and (3, Q) uint8, as known_prob and known
-    """
+        known_prob[k] = log10_prob[i]
+        known[0, k] = matched[i]
+        known[1, k] = ngram[i]
+        known[2, k] = state[i]
     queries = len(place)
     out_prob = np.empty(queries, np.float32)
     out = np.empty((3, queries), np.uint8)

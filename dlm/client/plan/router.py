@@ -20,6 +20,10 @@ from dlm.errors import QueryError
 from dlm.index.layout import Manifest
 from dlm.ngram.query import QueryGroups
 
+# Among more contexts than these, repeats are looked for without the GIL: that takes longer than to
+# get the GIL back.
+MANY_CONTEXTS = 2000
+
 
 class Piece(NamedTuple):
     """Part of a call that goes to one shard in one message.
@@ -197,13 +201,14 @@ def gather(parts: Sequence[QueryGroups]) -> tuple[QueryGroups, NDArray[np.int64]
     if len(parts) == 1:
         return parts[0], None
     # As bytes: to join arrays NumPy lets go of the GIL, which is slow to come back.
-    lengths = np.frombuffer(b"".join([p.context_lengths.data for p in parts]), np.uint8)
-    flat = np.frombuffer(b"".join([p.context_words.data for p in parts]), np.uint32)
-    counts = np.frombuffer(b"".join([p.word_counts.data for p in parts]), np.uint32)
-    words = np.frombuffer(b"".join([p.words.data for p in parts]), np.uint32)
-    if not kernels.repeats(lengths, flat):
-        return QueryGroups(lengths, flat, counts, words), None
-    width = int(lengths.max())
-    dense = np.zeros((len(lengths), width), np.uint32)
-    dense[np.arange(width)[None, :] >= (width - lengths.astype(np.int64))[:, None]] = flat
-    return group(dense, lengths, counts, words)
+    joined = (
+        np.frombuffer(b"".join([p.context_lengths.data for p in parts]), np.uint8),
+        np.frombuffer(b"".join([p.context_words.data for p in parts]), np.uint32),
+        np.frombuffer(b"".join([p.word_counts.data for p in parts]), np.uint32),
+        np.frombuffer(b"".join([p.words.data for p in parts]), np.uint32),
+    )
+    if len(joined[0]) > MANY_CONTEXTS:
+        shared, *groups, place = kernels.regroup_large(*joined)
+    elif shared := kernels.repeats(*joined[:2]):
+        *groups, place = kernels.regroup(*joined)
+    return (QueryGroups(*groups), place) if shared else (QueryGroups(*joined), None)

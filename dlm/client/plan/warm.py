@@ -32,8 +32,9 @@ KERNELS = (
     kernels.plan,
     kernels.group_queries,
     kernels.repeats,
+    kernels.regroup,
+    kernels.regroup_large,
     kernels.route_groups,
-    kernels.place_answers,
     kernels.finish,
     kernels.are_word,
     kernels.next_states,
@@ -65,6 +66,7 @@ def warm_up(grams: LowGrams) -> None:
         call = Call.of_pieces(manifest.model, pieces, inf)
         call.split(manifest.shard_set, 0.0)
         router.gather([groups, groups])
+        kernels.regroup_large(lengths, groups.context_words, counts, words)
         data, checksum = codec.encode_score_request(manifest.shard_set_bytes, 0, groups)
         queries = len(groups.words)
         request = codec.decode_score_request(data, max_queries=queries)
@@ -78,7 +80,7 @@ def warm_up(grams: LowGrams) -> None:
             request_checksum=checksum,
         )
         codec.check_answers(received, groups, manifest.order)
-        call.answer(call.parts[0], received, 0)
+        call.answer(call.parts[0], received, slice(None))
         _warm_up_blocks(manifest, groups)
     else:
         call.succeed()
