@@ -127,8 +127,8 @@ def wait_for_the_start() -> None:
     sys.stdin.readline()
 
 
-def decoders_in_threads(cluster: str, count: int, seconds: float) -> None:
-    """A process with `count` decoders on the synchronous face."""
+def decoders_in_threads(cluster: str, count: int, seconds: float, apart: int = 37) -> None:
+    """A process with `count` decoders on the synchronous face, so many batches apart."""
     client = Client.connect(cluster, ClientConfig(deadline_s=30))
     work = batches(client.utterance())
     for batch in work[:30]:
@@ -137,7 +137,7 @@ def decoders_in_threads(cluster: str, count: int, seconds: float) -> None:
     began, processor, times = time.monotonic(), time.process_time(), list[float]()
 
     def decode(number: int) -> None:
-        utterance, at = client.utterance(), number * 37
+        utterance, at = client.utterance(), number * apart
         while time.monotonic() < began + seconds:
             before = time.perf_counter()
             utterance.extend(*work[at % len(work)])
@@ -280,6 +280,7 @@ def free_ports(count: int) -> int:
 
 LAYOUTS = {
     "8 decoders, 1 process, threads": ("threads", 1, 8),
+    "8 decoders, 1 process, same text": ("same", 1, 8),
     "8 decoders, 1 process, asyncio": ("tasks", 1, 8),
     "8 decoders, 2 processes, threads": ("threads", 2, 4),
     "8 decoders, 8 processes": ("threads", 8, 1),
@@ -384,6 +385,8 @@ def main() -> None:
     role, *more = sys.argv[1:] or ["--help"]
     if role == "threads":
         decoders_in_threads(more[0], int(more[1]), float(more[2]))
+    elif role == "same":
+        decoders_in_threads(more[0], int(more[1]), float(more[2]), apart=0)
     elif role == "tasks":
         uvloop.run(decoders_in_tasks(more[0], int(more[1]), float(more[2])))
     elif role == "echo-server":
