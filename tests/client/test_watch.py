@@ -38,6 +38,7 @@ class Wired:
         self.more_s: dict[str, float] = {}  # by the server
         self.ticks = self.out = 0
         self._topology = Topology(files.manifest, {0: servers}, {})
+        self.steps = self  # or another's
         self._planned: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0
 
@@ -99,7 +100,7 @@ class Wired:
 def watching(host: Wired, switching: Switching | None = None) -> CascadeMonitor:
     """A watch that has begun."""
     watch = CascadeMonitor(
-        host, Beating(), switching or Switching(), may_switch=True, clock=host.clock, steps=host
+        host, Beating(), switching or Switching(), may_switch=True, clock=host.clock
     )
     watch.begin()
     return watch
@@ -251,7 +252,8 @@ def test_a_watch_that_is_stopped_or_has_nobody_to_watch_for_plans_no_tick(files)
     assert not host._planned
     home = Wired(files)
     alone = Wired(files)
-    watch = CascadeMonitor(alone, Beating(), Switching(), may_switch=True, steps=home)
+    alone.steps = home
+    watch = CascadeMonitor(alone, Beating(), Switching(), may_switch=True)
     watch.begin()
     home.run(1.0)
     assert alone.ticks

@@ -94,6 +94,10 @@ class CascadeStatus:
 class Host(Protocol):
     """What a client lets its cascade do; all of it on the loop, and nothing waits."""
 
+    @property
+    def steps(self) -> loop.Steps:
+        """Where the cascade runs. Asked of the host each time: who holds it holds the client."""
+
     def known(self) -> Topology | None:
         """The shard set in use and where its shards are; None before any was found."""
 
@@ -126,7 +130,6 @@ class CascadeMonitor:
         may_switch whether there is a small model to go over to
         before     of the parent process, after a fork: its mode goes on
         mode       what a client without one begins in
-        steps      where it runs
     """
 
     def __init__(
@@ -140,14 +143,13 @@ class CascadeMonitor:
         mode: Mode = Mode.FULL,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
-        steps: loop.Steps,
     ) -> None:
         self._host = weakref.ref(host)
         self._beating = beating
         # Without a small model failures are counted, and however many they are, nothing follows.
         self._switching = switching if may_switch else replace(switching, failing=1.0)
         self._may_switch = may_switch
-        self._clock, self._chance, self._steps = clock, chance, steps
+        self._clock, self._chance = clock, chance
         now = clock()
         if before is not None:
             # Only what concerns the mode: a canary that is out was the parent's.
@@ -239,9 +241,10 @@ class CascadeMonitor:
 
     def _plan(self, at: float) -> None:
         """The next tick comes at `at`, unless an earlier one is planned."""
-        if at < self._next:
+        host = self._host()
+        if host is not None and at < self._next:
             self._next = at
-            self._steps.later(max(at - self._clock(), 0.0), self._alarm, at)
+            host.steps.later(max(at - self._clock(), 0.0), self._alarm, at)
 
     def _alarm(self, planned: float) -> None:
         host, now = self._host(), self._clock()
@@ -418,4 +421,4 @@ class CascadeMonitor:
         """Carries out a step with an event of now, on the loop, whatever thread this is."""
         host = self._host()
         if host is not None and not self._stopped:
-            self._steps.carry_out(step, host, *args, self._clock())
+            host.steps.carry_out(step, host, *args, self._clock())

@@ -74,6 +74,7 @@ class Core(Scorer, Host):
         self._links = Links(connect)
         self.table = Table(endpoints, model, config, self._links, clock)
         self._delivery = Delivery(config, self._links, self.table, clock, self._tracer, home)
+        self.steps = self._delivery.inbox
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -149,7 +150,6 @@ class Core(Scorer, Host):
                     before=runtime.before,
                     mode=mode,
                     clock=self._clock,
-                    steps=self._delivery.inbox,
                 )
                 runtime.watch = watch
                 self._delivery.tell(watch.begin)
