@@ -44,7 +44,7 @@ from dlm.server.config import ServerConfig
 from dlm.server.health import Event
 from dlm.server.ready import Notice, Ready
 from dlm.wire._pb import shard_pb2 as pb
-from forked import CLUSTER, Process, start
+from forked import DLM, Process, start
 from models import PlainModel
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -276,7 +276,7 @@ class CommandServer(_Process):
             super().__init__([program, *python, *line], cwd / ready_file, cwd=cwd, env=env)
         else:
             line = ["dlm", *map(str, arguments)]
-            super().__init__(line, cwd / ready_file, cwd=cwd, env=env, forked=CLUSTER)
+            super().__init__(line, cwd / ready_file, cwd=cwd, env=env, forked=DLM)
 
 
 class ProcessServer(_Process):

@@ -8,8 +8,8 @@ that run it as `cluster.command`.
 | function | what it is |
 | --- | --- |
 | `start` | a program with streams of its own, which runs on |
-| `run` | a command line, as `subprocess.run` has it |
-| `serve` | what starts a server of `dlm cluster`, in its place |
+| `run`, `Popen` | a command line of this interpreter, as those of `subprocess` have it |
+| `serve` | in place of what starts a server for `dlm.cluster.processes` |
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,6 +52,7 @@ for name, module in list(sys.modules.items()):
             declared = getattr(getattr(kernel, "_cache", None), "types", "")
             if declared and not jit._is_missing(kernel):
                 kernel.compile()  # reads what is kept
+forked.fork_servers()
 gc.freeze()
 asked = socket.socket(fileno=int(sys.argv[1]))
 def read(size):  # a signal may cut a read short, MSG_WAITALL or not
@@ -82,6 +82,11 @@ asked.close()
 for number, stream in enumerate(streams):
     os.dup2(stream, number)
     os.close(stream)
+for number, name in enumerate(("stdin", "stdout", "stderr")):  # what they knew of others' is gone
+    how = {"buffering": 1, "errors": "backslashreplace"} if name == "stderr" else {}
+    stream = open(number, "w" if number else "r", closefd=False, encoding="utf-8", **how)
+    setattr(sys, name, stream)
+    setattr(sys, f"__{name}__", stream)
 os.chdir(folder)
 os.environ.clear()
 os.environ.update(environ)
@@ -90,13 +95,7 @@ exec(program)
 """
 _PR_SET_CHILD_SUBREAPER = 36  # Linux: whose parent has ended becomes a child of this process
 DLM = "main.main()"
-# As above; what it serves by processes of its own is forked from it.
-CLUSTER = "forked.fork_servers(); main.main()"
-MODULES = {
-    "dlm": DLM,
-    "dlm.cli.main": DLM,
-    "loadtest": "from loadtest.cli import main; main()",
-}
+MODULES = {"dlm": DLM, "dlm.cli.main": DLM, "loadtest": "from loadtest.cli import main; main()"}
 _FOREVER_S = 1e6
 
 
@@ -177,39 +176,52 @@ def program(line: Sequence[str]) -> tuple[str, list[str]]:
     return MODULES[rest[1]], [rest[1].split(".")[0], *rest[2:]]
 
 
+class Popen(subprocess.Popen[Any]):
+    """`subprocess.Popen` of such a command line."""
+
+    def _execute_child(  # where its base class starts the process
+        self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any,
+        cwd: Any, env: Any, startupinfo: Any, creationflags: Any, shell: Any,
+        p2cread: int, p2cwrite: int, c2pread: int, c2pwrite: int, errread: int, errwrite: int,
+        *_: Any,
+    ) -> None:  # fmt: skip
+        assert preexec_fn is None and not shell and not pass_fds
+        code, arguments = program([os.fspath(word) for word in args])
+        given = (p2cread, c2pwrite, errwrite)
+        self.pid = start(
+            code,
+            arguments,
+            streams=tuple(own if own >= 0 else at for at, own in enumerate(given)),  # type: ignore
+            cwd=cwd or Path.cwd(),
+            env=os.environ if env is None else env,
+        ).pid
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore
+
+
 def run(
     line: Sequence[str],
     *,
-    cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    input: str | bytes = b"",  # noqa: A002 - as subprocess has it
-    text: bool = False,
+    input: str | bytes | None = None,  # noqa: A002 - as subprocess has it
+    capture_output: bool = False,
     check: bool = False,
-    timeout: float = 300.0,
+    timeout: float | None = None,
+    **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
-    """Runs a command line to its end and returns what it printed, as `subprocess.run` does."""
-    code, arguments = program(line)
-    with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
-        stdin.write(input.encode() if isinstance(input, str) else input)
-        stdin.seek(0)
-        process = start(
-            code,
-            arguments,
-            streams=(stdin.fileno(), stdout.fileno(), stderr.fileno()),
-            cwd=cwd or Path.cwd(),
-            env=os.environ if env is None else env,
-        )
+    """`subprocess.run` of such a command line."""
+    if input is not None:
+        options["stdin"] = subprocess.PIPE
+    if capture_output:
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Popen(line, **options) as process:
         try:
-            status = process.wait(timeout)
-        finally:
+            said = process.communicate(input, timeout)
+        except BaseException:
             process.kill()
-        stdout.seek(0)
-        stderr.seek(0)
-        printed = [stream.read() for stream in (stdout, stderr)]
-    said = [one.decode() for one in printed] if text else printed
-    done = subprocess.CompletedProcess[Any](line, status, *said)
-    if check and status:
-        raise subprocess.CalledProcessError(status, line, *said)
+            raise
+    done = subprocess.CompletedProcess(line, process.returncode, *said)
+    if check:
+        done.check_returncode()
     return done
 
 
@@ -221,7 +233,7 @@ def serve(command: Sequence[str]) -> Process:
 
 
 def fork_servers() -> None:
-    """From here on `dlm cluster`, in this process, forks its servers from itself."""
+    """From here on `dlm cluster`, in this process and its children, forks its servers."""
     from dlm.cluster import processes
 
     exec_one = processes._start

@@ -15,6 +15,7 @@ import typer
 
 import dlm.client.api.metrics as client_metrics
 import dlm.server.metrics as server_metrics
+import forked
 from dlm.cli.main import app
 from dlm.client.api.cluster_file import write_cluster_file
 from dlm.cluster.processes import running_servers
@@ -276,8 +277,11 @@ def test_the_page_lists_every_metric_with_its_labels(
         pytest.param("dlm/index/README.md", "[", marks=pytest.mark.slow),
     ],
 )
-def test_the_python_of_the_page_runs(tmp_path: Path, page: str, printed: str) -> None:
+def test_the_python_of_the_page_runs(
+    tmp_path: Path, page: str, printed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As written, beside a cluster.toml and the shards."""
+    monkeypatch.setattr("dlm.cluster.processes._start", forked.serve)
     words = ["the", "a", "there", "man", "is", "went", "to", "house", "<s>", "</s>", "<unk>"]
     ngrams: dict[tuple[str, ...], tuple[float, float | None]] = {(w,): (-1.0, -0.5) for w in words}
     ngrams |= {("<s>", "the"): (-0.5, -0.25), ("<s>", "the", "man"): (-0.25, None)}
@@ -291,7 +295,7 @@ def test_the_python_of_the_page_runs(tmp_path: Path, page: str, printed: str) ->
             tmp_path / "cluster.toml", [s.endpoint for s in servers], shard_set=manifest.shard_set
         )
         code = code.replace("deadline_s=0.5", "deadline_s=60")
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
         )
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 import dlm.asr.kenlm as kenlm
+import forked
 from cluster import ROOT, WAIT_S, Cluster, ModelFiles, ProcessServer, build
 from dlm.asr.kenlm import table as tables
 from dlm.asr.kenlm import unpacked
@@ -580,7 +581,7 @@ def test_the_example_of_the_page_runs(files: ModelFiles, cluster: Cluster, tmp_p
     table = design.split("## KenLM's names")[1].split("\n## ")[0]
     cluster.write(tmp_path / "cluster.toml")
     environ = {**os.environ, "DLM_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environ,
         capture_output=True, text=True, timeout=WAIT_S,
     )  # fmt: skip

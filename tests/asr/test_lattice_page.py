@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import typer
 
+import forked
 from asr.plain import random_lattice
 from cluster import Cluster, build
 from dlm.asr.nbest import Hypothesis, nbest_json, nbest_text, read_nbest
@@ -27,7 +27,7 @@ def test_its_python_runs(tmp_path: Path) -> None:
     (tmp_path / "a1.slf").write_text(slf_text(random_lattice(1, words=["a", "b", "c"])))
     with Cluster(build(HAND_MADE["missing_suffixes"], tmp_path / "model", 2)) as cluster:
         cluster.write(tmp_path / "cluster.toml")
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
         )
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import forked
-from cluster import CommandServer, command
+from cluster import WAIT_S, CommandServer, command
 from models import HAND_MADE
 
 MODEL = HAND_MADE["missing_suffixes"]
@@ -32,7 +32,14 @@ def run(environ: dict[str, str]) -> Run:
     def call(
         *arguments: object, cwd: Path | None = None, text: bytes = b""
     ) -> subprocess.CompletedProcess[bytes]:
-        return forked.run(command(*arguments), cwd=cwd, env=environ, input=text)
+        return forked.run(
+            command(*arguments),
+            cwd=cwd,
+            env=environ,
+            input=text,
+            capture_output=True,
+            timeout=WAIT_S,
+        )
 
     return call
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import forked
 from cluster import WAIT_S, command
 from dlm.ngram.backoff import DictModel
 
@@ -219,7 +220,7 @@ def test_a_reader_that_leaves_ends_the_command_quietly(
     folder: Path, environ: dict[str, str]
 ) -> None:
     """As `dlm export DIR | head` does."""
-    process = subprocess.Popen(
+    process = forked.Popen(
         command("score", "--local", folder / "shards", "--words"),
         env=environ,
         stdin=subprocess.PIPE,

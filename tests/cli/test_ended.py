@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from cluster import WAIT_S, command
 from dlm.files import SUFFIX
 
@@ -73,9 +74,11 @@ def inputs(folder: Path, other: Path, tmp_path: Path) -> Path:
 
 
 @contextmanager
-def writing(folder: Path, arguments: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+def writing(
+    folder: Path, arguments: list[str], popen: type[subprocess.Popen[bytes]] = forked.Popen
+) -> Iterator[subprocess.Popen[bytes]]:
     """The command, once it syncs something that it wrote in out/."""
-    process = subprocess.Popen(
+    process = popen(
         [sys.executable, "-c", SLOW_DISK, *arguments],
         cwd=folder,
         stdin=subprocess.PIPE,
@@ -146,7 +149,7 @@ def test_a_filter_that_is_ended_while_it_reads_removes_its_folder(inputs: Path) 
     os.mkfifo(inputs / "pipe")
     text = (inputs / "model.arpa").read_bytes()
     arguments = ("filter", "pipe", "--vocab", "words", "--output", "out/x.arpa")
-    process = subprocess.Popen(command(*arguments), cwd=inputs, stderr=subprocess.PIPE)
+    process = forked.Popen(command(*arguments), cwd=inputs, stderr=subprocess.PIPE)
     with process, (inputs / "pipe").open("wb") as pipe:
         pipe.write(text[: len(text) // 2])
         pipe.flush()
@@ -161,7 +164,7 @@ def test_a_command_that_nohup_started_survives_its_terminal(inputs: Path) -> Non
     """SIGHUP was ignored when it was started, and stays so."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with writing(inputs, COMMANDS["reduce"]) as process:
+        with writing(inputs, COMMANDS["reduce"], subprocess.Popen) as process:
             signal.signal(signal.SIGHUP, before)
             process.send_signal(signal.SIGHUP)
             process.communicate(b"\n" * 9, timeout=WAIT_S)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from cluster import WAIT_S, command
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
@@ -65,7 +66,7 @@ def test_each_kind_of_end_has_its_status(
 def on_terminal(arguments: list[object], folder: Path, environ: dict[str, str]) -> bytes:
     """What a command writes to a terminal."""
     ours, theirs = pty.openpty()
-    with subprocess.Popen(
+    with forked.Popen(
         command(*arguments), cwd=folder, env=environ, stdout=theirs, stderr=subprocess.DEVNULL
     ) as process:
         os.close(theirs)
@@ -93,7 +94,7 @@ def test_no_color_means_no_colour(cluster: Path, environ: dict[str, str]) -> Non
     assert colour.search(on_terminal(arguments, cluster.parent, terminal))
     plain = on_terminal(arguments, cluster.parent, {**terminal, "NO_COLOR": "1"})
     assert b" ready " in plain and not colour.search(plain)
-    piped = subprocess.run(
+    piped = forked.run(
         command(*arguments), cwd=cluster.parent, env=terminal, capture_output=True, timeout=WAIT_S
     )
     assert b"\x1b" not in piped.stdout

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import forked
 from cluster import WAIT_S, command
 from dlm.cli.json_output import as_json_line
 from dlm.cli.main import app
@@ -121,7 +122,7 @@ def test_a_cluster_says_on_one_line_what_it_serves(
 ) -> None:
     """Once all servers are ready; the addresses are those of cluster.toml."""
     facts("shard", home / "b.arpa", "--shards", 2, "--output", tmp_path / "set")
-    process = subprocess.Popen(
+    process = forked.Popen(
         command("cluster", tmp_path / "set", "--json"),
         cwd=tmp_path,
         env=environ,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from cluster import WAIT_S, command
 from dlm.cli import perplexity
 from dlm.cli.merge import merge
@@ -180,7 +181,7 @@ def test_a_killed_run_leaves_the_old_output_and_another_succeeds(
     fifo = home / "pipe.arpa"
     os.mkfifo(fifo)
     words = command("merge", "a.arpa", "pipe.arpa", "--weights", "0.5,0.5", "-o", "m.arpa")
-    process = subprocess.Popen(words, cwd=home, env=environ, stderr=subprocess.DEVNULL)
+    process = forked.Popen(words, cwd=home, env=environ, stderr=subprocess.DEVNULL)
     holder = fifo.open("wb")  # returns when the command has opened the other end
     process.send_signal(signal.SIGKILL)
     assert process.wait(WAIT_S) == -signal.SIGKILL

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from certificates import Authority
 from cli.conftest import Run
 from cluster import WAIT_S, CommandServer, children, command, gone, until
@@ -71,7 +72,7 @@ def test_a_second_cluster_does_not_take_the_file_of_the_first(
     """Refused while the first runs; the file of one that was killed is replaced."""
     with CommandServer("cluster", folder / "shards", cwd=tmp_path, env=environ).ready() as process:
         written = (tmp_path / "cluster.toml").read_bytes()
-        second = subprocess.run(
+        second = forked.run(
             command("cluster", folder / "shards"),
             cwd=tmp_path,
             env=environ,
@@ -162,7 +163,7 @@ def test_a_port_that_is_taken_is_told(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = subprocess.run(
+        done = forked.run(
             command("cluster", folder / "shards", "--port", min(port, 65_000)),
             cwd=tmp_path,
             env=environ,

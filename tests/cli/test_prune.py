@@ -16,6 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import forked
 from dlm.cli.perplexity import perplexity
 from dlm.cli.prune import prune
 from dlm.cli.reduce import reduce
@@ -201,7 +202,7 @@ def test_a_killed_run_leaves_no_model(after: int, model: Path, tmp_path: Path) -
     )
     line = [sys.executable, "-c", child, str(model), "--threshold", "1e-6", "-o", str(output)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
-    with subprocess.Popen(line, stderr=subprocess.DEVNULL, **pipes) as process:
+    with forked.Popen(line, stderr=subprocess.DEVNULL, **pipes) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         for _ in range(after):

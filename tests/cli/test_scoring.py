@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import forked
 from cluster import WAIT_S, command
 from dlm.cli.estimate import estimate
 from dlm.cli.merge import merge
@@ -234,7 +235,7 @@ def test_a_line_from_a_pipe_is_answered_before_the_next_is_there(
 ) -> None:
     """As a program does that writes a line and waits for its score."""
     where = folder / "shards" if place == "--local" else cluster
-    process = subprocess.Popen(
+    process = forked.Popen(
         command("score", place, where, "--json"),
         env=environ,
         stdin=subprocess.PIPE,

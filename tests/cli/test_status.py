@@ -14,6 +14,7 @@ from dataclasses import fields, replace
 import pytest
 from rich.console import Console
 
+import forked
 from certificates import Authority
 from cluster import WAIT_S, Cluster, build, command
 from connect_proxy import VARIABLES
@@ -77,7 +78,7 @@ def test_no_command_goes_through_the_environments_proxy(cluster, environ) -> Non
     """One that does not answer changes nothing."""
     dead = dict.fromkeys(VARIABLES, f"http://{dead_address()}")
     for command_line in (("status", "--interval", 0.05), ("score", "-")):
-        done = subprocess.run(
+        done = forked.run(
             command(*command_line),
             cwd=cluster.parent,
             env={**environ, **dead},
@@ -106,15 +107,15 @@ def test_wait_waits_for_the_cluster_file_too(run, cluster, tmp_path, environ) ->
     assert late.returncode == 1
     assert b"cluster.toml does not exist" in late.stderr
     listed = tmp_path / "cluster.toml"
-    with subprocess.Popen(
+    with forked.Popen(
         command("status", "--wait", WAIT_S, "--interval", 0.05),
         cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True,
     ) as waiting:  # fmt: skip
         with pytest.raises(subprocess.TimeoutExpired):
-            waiting.wait(3)
+            waiting.wait(1)
         listed.write_text(f'[[server]]\naddress = "{dead_address()}"\nshard = 0\n')
         with pytest.raises(subprocess.TimeoutExpired):
-            waiting.wait(3)
+            waiting.wait(1)
         listed.write_text(cluster.read_text())
         out, _ = waiting.communicate(timeout=WAIT_S)
     assert waiting.returncode == 0
@@ -293,7 +294,7 @@ def test_what_is_wrong_with_several_servers_is_said_once() -> None:
 
 def test_watching_without_a_terminal_prints_look_after_look(cluster, environ) -> None:
     """Each with its time, as it happens, whole."""
-    process = subprocess.Popen(
+    process = forked.Popen(
         command("status", "--cluster", cluster, "--watch", "--interval", 0.05),
         env=environ,
         stdout=subprocess.PIPE,
@@ -312,7 +313,7 @@ def test_watching_without_a_terminal_prints_look_after_look(cluster, environ) ->
 def test_watching_ends_with_ctrl_c(cluster, environ) -> None:
     """The table is drawn anew on a terminal until the signal; status 0, no traceback."""
     parent, child = pty.openpty()
-    process = subprocess.Popen(
+    process = forked.Popen(
         command("status", "--cluster", cluster, "--watch", "--interval", 0.05),
         env={**environ, "TERM": "xterm", "COLUMNS": "180"},
         stdout=child,

@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import pickle
-import subprocess
 import sys
 import threading
 import weakref
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from client.questions import random_queries
 from client.scripted import Network
 from client.test_partial import ask, assert_each_is_of_its_model
@@ -400,7 +400,7 @@ def test_a_forked_worker_goes_on_in_its_parents_mode_and_comes_back_by_itself(
     """With heartbeats and canaries of its own."""
     with Cluster(files, kind=ProcessServer) as cluster:
         line = [sys.executable, "-c", FORKING, str(tmp_path), str(small.directory)]
-        done = subprocess.run(
+        done = forked.run(
             [*line, *cluster.addresses],
             capture_output=True,
             text=True,
@@ -540,7 +540,7 @@ print("done")
 def test_heartbeats_go_on_after_a_fork_and_none_that_was_out_is_missed(files, tmp_path) -> None:
     """Of two clients, in the parent: what was on its way is sent again, and nobody is suspected."""
     with Cluster(files, kind=ProcessServer) as cluster:
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-c", FORKS, str(tmp_path), *cluster.addresses],
             capture_output=True,
             text=True,

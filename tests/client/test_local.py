@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import pickle
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 import dlm
+import forked
 from client.questions import ask, assert_equal, assert_sentence, random_queries, random_sentences
 from cluster import Cluster, ModelFiles
 from dlm import AsyncClient, Client, LocalModel
@@ -256,5 +256,5 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), client.stats.queries)
 def test_a_forked_child_of_a_local_client_counts_from_zero(files) -> None:
     """And answers, as that of a client of servers does."""
     line = [sys.executable, "-c", FORKED, str(files.directory)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=True)
+    done = forked.run(line, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == "1 1\n"

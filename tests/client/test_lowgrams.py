@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from client.scripted import FileServer
 from cluster import ROOT, WAIT_S, ModelFiles, build
 from dlm.client.plan.lowgrams import LowGrams, fetch
@@ -300,7 +301,7 @@ def test_two_processes_at_once_download_once(files, server, cache) -> None:
     first = threading.Thread(target=fetch, args=(files.manifest, [(0, server)], cache, WAIT_S))
     first.start()
     assert server.entered.wait(WAIT_S)
-    with subprocess.Popen(
+    with forked.Popen(
         [sys.executable, "-c", CHILD, str(files.directory), str(cache)],
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
         stdout=subprocess.PIPE,
@@ -465,7 +466,7 @@ def test_processes_that_mend_a_damaged_copy_at_once_all_have_a_whole_one(files, 
     with contextlib.ExitStack() as stack:
         menders = [
             stack.enter_context(
-                subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe, text=True)
+                forked.Popen(command, env=environ, stdin=pipe, stdout=pipe, text=True)
             )
             for _ in range(3)
         ]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import forked
 from distill.plain import PlainSource, a_source
 from dlm.distill import work
 from dlm.distill.counting import GivenText, Sampling
@@ -279,7 +280,7 @@ def test_a_process_that_is_killed_for_good_loses_no_bit(tmp_path: Path) -> None:
     _, columns, _ = a_source(8, tmp_path)
 
     def start(samples: int, folder: Path) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        return forked.Popen(
             [sys.executable, "-c", WORKER, str(tmp_path / "8.arpa"), str(samples), str(folder)],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
@@ -287,19 +288,19 @@ def test_a_process_that_is_killed_for_good_loses_no_bit(tmp_path: Path) -> None:
             text=True,
         )
 
-    whole, _ = count_source(SampledSource(columns), closed(columns), Sampling(3_000_000))
-    process = start(3_000_000, tmp_path / "work")
+    whole, _ = count_source(SampledSource(columns), closed(columns), Sampling(1_500_000))
+    process = start(1_500_000, tmp_path / "work")
     file = tmp_path / "work" / work.COUNTS
     while not file.exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
-    second = start(3_000_000, tmp_path / "work")
+    second = start(1_500_000, tmp_path / "work")
     if process.poll() is None:
         _, said = second.communicate(timeout=120)
         assert second.returncode == 0 or "another process is counting" in said
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=120)
-    third = start(3_000_000, tmp_path / "work")
+    third = start(1_500_000, tmp_path / "work")
     printed, said = third.communicate(timeout=300)
     assert third.returncode == 0, said
     assert printed.split() == [float(value).hex() for value in whole.contexts[1]]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from dlm.errors import ConfigError
 from dlm.index.build import build_shard_set
 from dlm.index.build.budget import (
@@ -172,7 +173,7 @@ def test_a_disk_that_fills_up_leaves_nothing_and_a_message(part: float, tmp_path
     """At any stage; with room, the same command succeeds."""
     path = random_model(2, per_order=600).write(tmp_path / "m.arpa")
     target = tmp_path / "set"
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", FULL, str(path), str(target), str(int(part * 290_000))],
         capture_output=True,
         text=True,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import forked
 from client.questions import ask, assert_equal, queries_to, random_queries, submit
 from client.scripted import Clients, free
 from cluster import ROOT, WAIT_S, Cluster, ModelFiles, ProcessServer, until
@@ -274,7 +273,7 @@ def test_a_client_survives_fork_while_calls_are_in_flight(
     (tmp_path / "queries").write_bytes(
         pickle.dumps(([c for c, _ in queries], [w for _, w in queries], bits))
     )
-    process = subprocess.Popen(
+    process = forked.run(
         [
             sys.executable,
             "-c",
@@ -285,15 +284,8 @@ def test_a_client_survives_fork_while_calls_are_in_flight(
             *cluster.addresses,
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
-        start_new_session=True,
+        timeout=WAIT_S,
     )
-    try:
-        said, errors = process.communicate(timeout=WAIT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # its children as well
-        process.communicate()
-        raise
-    assert (said, process.returncode, errors) == ("done\n", 0, "")
+    assert (process.stdout, process.returncode, process.stderr) == ("done\n", 0, "")

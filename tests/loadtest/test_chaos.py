@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from cluster import WAIT_S, CommandServer, ModelFiles, build, command, until
 from dlm.client.api.cluster_file import (
     Endpoint,
@@ -40,7 +41,7 @@ def run(environ: dict[str, str]) -> Run:
     """Runs a command line with a text as its input, and returns what it printed."""
 
     def call(*line: object, cwd: Path, text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
+        return forked.run(
             list(map(str, line)),
             cwd=cwd,
             env=environ,
@@ -159,7 +160,9 @@ def test_what_was_stopped_goes_on_however_chaos_ends(
     files: ModelFiles, tmp_path: Path, environ: dict[str, str]
 ) -> None:
     """Killed with SIGKILL; else the server would stand still for ever, deaf to SIGTERM, too."""
-    cluster = CommandServer("cluster", files.directory, cwd=tmp_path, env=environ)
+    cluster = CommandServer(
+        "cluster", files.directory, cwd=tmp_path, env=environ, python=["-P"]
+    )  # by its command line a server is known
     chaos: subprocess.Popen[str] | None = None
     try:
         cluster.ready()
@@ -168,7 +171,7 @@ def test_what_was_stopped_goes_on_however_chaos_ends(
         def state() -> str:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
-        chaos = subprocess.Popen(
+        chaos = forked.Popen(
             [*CHAOS, "cluster.toml"],
             cwd=tmp_path,
             env=environ,
@@ -221,13 +224,13 @@ def test_a_cluster_is_broken_and_its_clients_see_it_through_the_other_file(
     """Killed and started again at its port with another pid; slow; stopped until the end."""
     other = build(HAND_MADE["weight_without_continuation"], tmp_path / "other", 3).directory
     line = ("cluster", files.directory, "--replicas", 2, "--restart", "--small", other)
-    cluster = CommandServer(*line, cwd=tmp_path, env=environ)
+    cluster = CommandServer(*line, cwd=tmp_path, env=environ, python=["-P"])
     chaos: subprocess.Popen[str] | None = None
     try:
         cluster.ready()
         before = read_cluster_file(tmp_path / "cluster.toml")
         assert read_cluster_small(tmp_path / "cluster.toml") == other
-        chaos = subprocess.Popen(
+        chaos = forked.Popen(
             [*CHAOS, "cluster.toml"],
             cwd=tmp_path,
             env=environ,

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import forked
 from cluster import ModelFiles
 from dlm.errors import DlmError
 from loadtest.cli import app
@@ -30,7 +31,7 @@ def loadtest(tmp_path: Path) -> Loadtest:
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "DLM_CACHE_DIR": str(tmp_path / "cache")}
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        return forked.run(
             [sys.executable, "-m", "loadtest", *map(str, arguments)],
             cwd=tmp_path,
             env=environ,
