@@ -21,6 +21,7 @@ from dlm.files import (
     scratch_folder,
     write_whole,
 )
+from parsed import tree_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -261,7 +262,7 @@ def local_files_faults(package: Path) -> list[str]:
         path = file.relative_to(package)
         if path == Path("files.py"):
             continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree_of(file)):
             what = ""
             if isinstance(node, ast.Import):
                 what = " ".join(a.name for a in node.names if a.name == "tempfile")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from parsed import tree_of
+
 ROOT = Path(__file__).parents[1]
 
 # A part may import what stands on a lower floor, and itself. Parts on one floor know nothing of
@@ -127,7 +129,7 @@ def faults(package: Path) -> list[str]:
         path = file.relative_to(package)
         if is_below(path, "wire/_pb"):
             continue
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = tree_of(file)
         part = part_of(path.parts[0].removesuffix(".py"))
         if part not in FLOORS:
             out.append(f"{path}: {part} stands on no floor; add it to FLOORS")
@@ -196,7 +198,7 @@ def imported(package: Path, part: str, types: bool = True) -> dict[str, set[str]
     out = {}
     for module, file in files.items():
         out[module] = set()
-        for node in statements(ast.parse(file.read_text(encoding="utf-8")), types):
+        for node in statements(tree_of(file), types):
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -349,7 +351,7 @@ def arpa_makers(package: Path) -> list[str]:
         path = file.relative_to(package)
         if is_below(path, "ngram/arpa/reader.py", "ngram/arpa/header.py"):
             continue
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = tree_of(file)
         said = {
             id(node.value)
             for node in ast.walk(tree)

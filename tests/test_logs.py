@@ -25,6 +25,7 @@ from dlm.ngram.query import QueryGroups
 from dlm.server.collector import Served, ServerCollector
 from dlm.wire import codec
 from models import PlainModel
+from parsed import tree_of
 from server.calls import Caller, outcome
 from spans import recorder
 
@@ -65,7 +66,7 @@ def test_every_event_has_a_name_and_fields(part: str) -> None:
     """`part.what` as a constant, what varies in `extra`: so that logs can be searched."""
     wrong, seen = [], 0
     for file in sorted((ROOT / "dlm" / part).rglob("*.py")):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+        tree = tree_of(file)
         for call in ast.walk(tree):
             if not is_log_call(call):
                 continue

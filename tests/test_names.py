@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from parsed import tree_of
+
 PACKAGE = Path(__file__).parents[1] / "dlm"
 
 
@@ -17,7 +19,7 @@ def twice(package: Path) -> dict[str, list[str]]:
     for file in sorted(package.rglob("*.py")):
         if "_pb" in file.parts:
             continue
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in tree_of(file).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].append(str(file.relative_to(package)))
     return {name: files for name, files in found.items() if len(files) > 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,12 +42,18 @@ def rows(text: str) -> list[tuple[str, str, str]]:
     return [row for row in found if row[1] not in ("promise", "---")]
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """Its syntax tree; a file is named in many rows."""
+    return ast.parse(source)
+
+
 def marks_of(source: str) -> dict[str, bool]:
     """The tests of a file, and whether each runs with `slow` tests only.
 
     One of which some parameters are slow runs without them too.
     """
-    tree = ast.parse(source)
+    tree = parsed(source)
     marks = {
         ast.unparse(mark)
         for node in tree.body

@@ -12,6 +12,7 @@ from pathlib import Path
 import dlm
 import dlm.client
 from dlm.cli.main import COMMANDS
+from parsed import tree_of
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dlm"
@@ -20,7 +21,7 @@ PACKAGE = ROOT / "dlm"
 def public_names(path: Path) -> set[str]:
     """What a module lists in `__all__`, and the methods of its classes; the module is not run,
     since what it imports may not be here."""
-    body = ast.parse(path.read_text()).body
+    body = tree_of(path).body
     names: set[str] = set()
     for node in body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
@@ -92,7 +93,7 @@ def is_registered(node: ast.stmt) -> bool:
 def pieces(path: Path) -> list[Piece]:
     """Those of one file."""
     out = []
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in tree_of(path).body:
         if isinstance(node, ast.Import | ast.ImportFrom):  # to import a name is not to use it
             out += [
                 Piece(path, frozenset({alias.asname}), frozenset({alias.name}), type(node))
@@ -203,7 +204,7 @@ def imported(module: str, files: dict[str, Path]) -> set[str]:
     """The modules of dlm that one imports, inside of functions too, and the packages that they are
     in; those too that it names in a text, for `import_module` or `python -m`."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(files[module].read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(files[module])):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

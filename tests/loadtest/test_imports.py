@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from parsed import tree_of
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -56,7 +58,7 @@ def test_loadtest_uses_public_names_of_dlm_alone() -> None:
 def test_dlm_does_not_import_loadtest() -> None:
     """So that the wheel, which leaves it out, is whole."""
     for file in (ROOT / "dlm").rglob("*.py"):
-        names = names_of(ast.parse(file.read_text(encoding="utf-8")))
+        names = names_of(tree_of(file))
         assert not [name for name in names if name.split(".")[0] == "loadtest"], file
 
 
