@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import fcntl
 import gc
 import importlib
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from connect_proxy import VARIABLES
 
+TESTS = Path(__file__).resolve().parent
 _STDERR = pytest.StashKey[int]()
 _STATE = pytest.StashKey[str]()
 
@@ -32,10 +37,43 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_STATE] = tempfile.mkdtemp(prefix="dlm-state-")
     os.environ["DLM_STATE_DIR"] = config.stash[_STATE]
     config.stash[_STDERR] = os.dup(2)  # tests see another, which pytest reads
+    gc.disable()  # while tests are collected: all that is made then stays
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection(session: pytest.Session) -> Iterator[object]:
+    """In a new checkout one process reads the tests first and keeps their bytecode, most of the
+    work, for the others; meanwhile the second one compiles the kernels."""
+    is_new = not any((TESTS / "__pycache__").glob("test_*-pytest-*"))
+    if not is_new or sys.dont_write_bytecode or not hasattr(session.config, "workerinput"):
+        return (yield)
+    with locked(TESTS) as is_first:
+        if not is_first:
+            with locked(Path(__file__)) as is_second:
+                if is_second and [Path(a).resolve() for a in session.config.args] == [TESTS]:
+                    compile_kernels()
+        with contextlib.nullcontext(True) if is_first else locked(TESTS, fcntl.LOCK_SH):
+            return (yield)
+
+
+@contextlib.contextmanager
+def locked(path: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> Iterator[bool]:
+    """Whether it could be locked; it is, to the end of the block."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, how)
+        except OSError:  # another has it, or a file system without locks
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What was collected is there to the end: the garbage collector need not look at it again."""
+    gc.enable()
     gc.collect()
     gc.freeze()
     if hasattr(session.config, "workerinput") and len(session.items) > 1000:
