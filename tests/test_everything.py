@@ -292,7 +292,7 @@ def test_every_way_agrees_on_all_short_queries(hand_made) -> None:
     assert_all_agree(ways, [(c, w) for c in sorted(contexts) for w in range(size)])
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 1 << 20),
     order=st.integers(2, 6),
@@ -331,7 +331,7 @@ def test_every_way_agrees_on_random_models(
         assert_all_agree(ways, random_queries(oracle, seed, 300))
 
 
-@pytest.mark.parametrize("bits", [3, 8])
+@pytest.mark.parametrize("bits", [3, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(HAND_MADE))
 def test_every_way_agrees_on_quantised_models(name: str, bits: int, tmp_path: Path) -> None:
     """With the dictionary of what the set exports, and with that sharded again as it is."""

@@ -176,7 +176,13 @@ def test_of_two_processes_one_compiles_and_the_other_waits(tmp_path: Path) -> No
             assert done == of
 
 
-@pytest.mark.parametrize("helper", ["raise SystemExit", "import os; os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize(
+    "helper",
+    [
+        "import os; os.kill(os.getpid(), 9)",
+        pytest.param("raise SystemExit", marks=pytest.mark.slow),
+    ],
+)
 def test_where_a_helper_ends_its_work_is_done_by_the_process_itself(
     helper: str, tmp_path: Path
 ) -> None:

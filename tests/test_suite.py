@@ -53,8 +53,11 @@ def test_every_test_has_a_bound(pytestconfig: pytest.Config) -> None:
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize(
     ("test", "teardown"),
-    [("hang()", "pass"), ("pass", "hang()"), ("assert False", "hang()")],
-    ids=["test", "teardown", "teardown after a failure"],
+    [
+        pytest.param("hang()", "pass", id="test"),
+        pytest.param("pass", "hang()", id="teardown", marks=pytest.mark.slow),
+        pytest.param("assert False", "hang()", id="teardown after a failure"),
+    ],
 )
 def test_a_test_that_hangs_is_ended_and_shows_its_stack(
     tmp_path: Path, test: str, teardown: str, workers: int

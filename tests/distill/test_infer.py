@@ -57,7 +57,7 @@ def test_without_a_size_it_has_all_that_was_said(tmp_path: Path, order: int) -> 
 def test_of_a_size_it_has_what_is_said_often(tmp_path: Path) -> None:
     """As many as asked for, the more frequent ones on average."""
     _, columns, _ = a_source(2, tmp_path)
-    said = collect_sentences(SampledSource(columns), Sampling(5000, seed=1))
+    said = collect_sentences(SampledSource(columns), Sampling(2000, seed=1))
     everything = infer_topology(said, columns.vocabulary, 3)
     ids = [line.tolist() for line in sentences_of(said, columns.vocabulary.end_id)]
     seen: Counter[tuple[int, ...]] = Counter()
@@ -113,7 +113,7 @@ def test_another_models_n_grams_supplement_them(tmp_path: Path) -> None:
     (A_r), it is nearer. All are of the same counts."""
     _, columns, _ = a_source(4, tmp_path, contexts=0.9)
     _, other, _ = a_source(5, tmp_path, contexts=0.5)
-    source, sampling = SampledSource(columns), Sampling(20_000, seed=1)
+    source, sampling = SampledSource(columns), Sampling(8000, seed=1)
     inner = distill_inferred(source, Inference(3, 70), sampling)
     outer = distill_backoff(columns, other)
     mixed, again = (

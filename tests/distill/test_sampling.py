@@ -41,7 +41,9 @@ def the_text(lines: list[str]) -> GivenText:
     return GivenText("text", "0" * 64, lambda: blocks)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 def test_drawn_sentences_are_those_of_the_model(tmp_path: Path, seed: int, order: int) -> None:
     """How often each word follows each state, within seven standard deviations of its share."""

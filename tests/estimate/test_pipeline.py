@@ -58,9 +58,12 @@ def assert_alike(mine: Values, other: Values, about: object) -> None:
         assert mine[ngram] == pytest.approx(values, abs=2e-6), (about, ngram)
 
 
-def test_random_texts_give_the_plain_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "seeds", [range(60), pytest.param(range(60, 200), marks=pytest.mark.slow)], ids=["some", "more"]
+)
+def test_random_texts_give_the_plain_model(seeds: range, tmp_path: Path) -> None:
     """With pruning, vocabularies and fallback discounts; refusals are the same to the letter."""
-    for seed in range(200):
+    for seed in seeds:
         one = case(seed)
         ours, plain_model = made(tmp_path, one), plainly(one)
         if isinstance(plain_model, str) or isinstance(ours, str):

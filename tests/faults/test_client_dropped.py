@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import forked
 from client.questions import assert_equal, random_queries
 from cluster import WAIT_S, Cluster, ModelFiles, ProcessServer, until
 from dlm.client import AsyncClient, Client, ClientConfig
 
-DROPPED = 50
+DROPPED = 20
 # What a process may open meanwhile for other reasons.
 SPARE = 8
 
@@ -69,7 +70,7 @@ def copied(where: list[str], config: ClientConfig, queries: Any, expected: Any) 
 def test_clients_that_are_dropped_hold_no_descriptors_and_no_threads(
     files, cluster, tmp_path, use: Callable[..., None], beats: bool
 ) -> None:
-    """Fifty, each of which asked every server."""
+    """Twenty, each of which asked every server."""
     config = ClientConfig(deadline_s=WAIT_S, cache_dir=tmp_path, heartbeats=beats)
     queries = random_queries(files.oracle, 3, 60)
     expected = [files.oracle.score(c, w) for c, w in queries]
@@ -137,7 +138,7 @@ def test_a_client_that_is_dropped_on_both_sides_of_a_fork_harms_neither(
     asked = ([c for c, _ in queries], [w for _, w in queries], bits)
     (tmp_path / "queries").write_bytes(pickle.dumps(asked))
     command = [sys.executable, "-c", FORKING, str(tmp_path / "queries"), str(tmp_path / "cache")]
-    done = subprocess.run(
+    done = forked.run(
         [*command, *cluster.addresses],
         capture_output=True,
         text=True,
@@ -164,7 +165,7 @@ print(sum(isinstance(one, LocalScorer) for one in gc.get_objects()))
 def test_local_clients_that_are_dropped_leave_nothing(files) -> None:
     """Closed or not, in a process that never asks a server, so that no loop ever runs."""
     command = [sys.executable, "-c", DROP_LOCAL, files.directory]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=True)
+    done = forked.run(command, capture_output=True, text=True, timeout=WAIT_S, check=True)
     assert int(done.stdout) == 0
 
 

@@ -21,7 +21,7 @@ from models import random_model
 from server.calls import Asked, Caller, Questions, Stream, outcome, seal
 
 AT_ONCE = 40
-MESSAGES = int(os.environ.get("DLM_FUZZ_MESSAGES", "2000"))
+MESSAGES = int(os.environ.get("DLM_FUZZ_MESSAGES", "1000"))
 ARRAYS = ("context_lengths", "context_words", "word_counts", "words")
 REFUSED = {
     *("MALFORMED", "CHECKSUM", "ID_OUT_OF_RANGE", "CONTEXT_LENGTH", "TOO_MANY_QUERIES"),

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import forked
 from dlm.errors import SpillError
 from dlm.spill import runs as run_files
 from dlm.spill.sorter import MIN_MEMORY_BYTES, Plan, SortedRuns, Sorter, discard
@@ -58,13 +59,14 @@ def reopened(folder: Path, manifest: dict[str, Any]) -> list[list[int]]:
         return read(runs)
 
 
-def test_every_byte_of_a_run_is_checked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_byte_of_a_run_is_checked(step: int, tmp_path: Path) -> None:
     """A flipped bit anywhere is found, by who made the runs and by who opens them."""
     runs = sort(tmp_path, make_rows())
     path = tmp_path / runs.runs[-1].name  # the shortest
     whole = path.read_bytes()
     rng = random.Random(1)
-    for at in range(len(whole)):
+    for at in range(0, len(whole), step):
         damaged = bytearray(whole)
         damaged[at] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
@@ -169,7 +171,7 @@ CHILD_ROWS = np.random.default_rng(5).integers(0, 50, (6000, 3), dtype=np.uint32
 
 def run_child(folder: Path, where: str, step: int) -> bytes:
     """What a sort says before it is killed, at the call numbered `step` of something."""
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", CHILD, str(folder), where, str(step)], stdout=subprocess.PIPE
     )
     assert done.returncode == -signal.SIGKILL
@@ -235,7 +237,7 @@ with Sorter(sys.argv[1], 4, 2, 8 << 20, int(sys.argv[2])) as sorter:
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_a_file_that_may_not_grow_says_what_it_needs(tmp_path: Path, threads: str) -> None:
     """The system refuses in the middle of a run; nothing is left."""
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", FULL, str(tmp_path), threads],
         capture_output=True,
         text=True,

@@ -60,7 +60,7 @@ def test_quantised_models_made_by_hand_score_as_what_they_export(
     compare(HAND_MADE[name], tmp_path, 2, 200, encoding="compact", bits=bits)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10_000),
     order=st.integers(1, 7),
@@ -87,7 +87,7 @@ def test_kernel_gives_the_bits_of_the_oracle_on_random_models(
         compare(model, Path(folder), shards, 200, **options)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10_000),
     order=st.integers(2, 6),

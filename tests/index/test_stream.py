@@ -65,7 +65,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 2, 5])
+@pytest.mark.parametrize("shards", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_bytes_are_those_of_the_plain_form(name: str, shards: int, tmp_path: Path) -> None:
     """In memory, as small models are built."""
@@ -75,7 +75,7 @@ def test_the_bytes_are_those_of_the_plain_form(name: str, shards: int, tmp_path:
 
 
 @pytest.mark.parametrize("shards", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))])
-@pytest.mark.parametrize("name", quickly(MODELS, *HAND_MADE, "random_without_unk", "closed"))
+@pytest.mark.parametrize("name", quickly(MODELS, *HAND_MADE, "closed"))
 @pytest.mark.usefixtures("spilling")
 def test_the_bytes_are_the_same_when_everything_spills(
     name: str, shards: int, tmp_path: Path
@@ -105,9 +105,7 @@ REPAIRED = {
 
 
 @pytest.mark.parametrize("spills", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize(
-    "name", quickly(REPAIRED, "missing_suffixes", "missing_prefixes", "random_without_unk")
-)
+@pytest.mark.parametrize("name", quickly(REPAIRED, "missing_suffixes", "missing_prefixes"))
 def test_a_repaired_model_gives_the_bytes_of_the_plain_form(
     name: str, spills: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

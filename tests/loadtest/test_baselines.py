@@ -213,7 +213,7 @@ def test_dlm_itself_sends_what_was_computed(
 
 @pytest.mark.parametrize(
     "name",
-    ["A", "dlm-uncached", *(pytest.param(n, marks=pytest.mark.slow) for n in ("B", "dlm-hash"))],
+    ["A", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dlm-uncached", "B", "dlm-hash"))],
 )
 def test_real_servers_count_what_was_computed(
     name: str, files: ModelFiles, ngrams: Ngrams, trace: Trace, tmp_path: Path

@@ -122,6 +122,7 @@ def test_figure_9_batching_saves_messages(setup: Setup) -> None:
         assert len({row["messages"] for row in none}) == 1
 
 
+@pytest.mark.slow
 def test_rescoring_compares_totals(setup: Setup) -> None:
     """On the fly asks at each word, multi-pass once per utterance; the best total is somebody's."""
     found = rescoring.run(setup)

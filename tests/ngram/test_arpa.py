@@ -946,7 +946,7 @@ def outcome(path: Path, batch: int) -> tuple[Any, Any]:
 
 
 @settings(
-    max_examples=400,
+    max_examples=150,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -1196,7 +1196,7 @@ def with_positive_zeros(sections: list[tuple[Any, Any, Any]]) -> list[tuple[Any,
 
 
 @settings(
-    max_examples=200,
+    max_examples=80,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -103,7 +103,7 @@ def agree(text: bytes, how: str) -> bool:
     return bool(sure)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(text=NUMBER | ODD)
 def test_number_that_is_sure_is_the_nearest_float32(text: bytes) -> None:
     """Any text that could be a number, compared with exact reading."""

@@ -379,7 +379,7 @@ def test_a_server_that_is_full_says_so_to_everybody(gated, channels):
     until(lambda: beat(channels(server.address)).code is grpc.StatusCode.OK)
 
 
-@pytest.mark.parametrize("by", ["address", "token"])
+@pytest.mark.parametrize("by", ["address", pytest.param("token", marks=pytest.mark.slow)])
 def test_three_thousand_idle_calls_of_one_peer_keep_nobody_out(start, tokens, channels, by):
     """Opened and left so, on ten connections, with the limits that a server has by default."""
     server = start(**({"tokens": str(tokens)} if by == "token" else {})).ready()

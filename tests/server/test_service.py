@@ -227,11 +227,12 @@ def mutants(sharded, seed: int, count: int) -> Iterator[bytes]:
         yield seal(message)
 
 
-def test_fuzzed_messages_get_typed_refusals_or_right_answers(sharded, callers):
+@pytest.mark.parametrize("times", [1000, pytest.param(4000, marks=pytest.mark.slow)])
+def test_fuzzed_messages_get_typed_refusals_or_right_answers(sharded, callers, times):
     """Thousands of broken messages: a code with a reason, or the oracle's answer; it lives on."""
     allowed = set(CODE_OF.values()) - {grpc.StatusCode.INTERNAL}
     answered = 0
-    sent = list(mutants(sharded, 11, 4000))
+    sent = list(mutants(sharded, 11, times))
     before = callers[0].beat()
     for begin in range(0, len(sent), 100):
         batch = sent[begin : begin + 100]

@@ -66,7 +66,7 @@ def problems(draw: st.DrawFn) -> tuple[Rows, int, Plan, int, list[int]]:
 
 
 @given(problem=problems(), durable=st.booleans(), max_rows=st.integers(1, 30))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_rows_come_as_python_sorts_them(
     problem: tuple[Rows, int, Plan, int, list[int]], durable: bool, max_rows: int
 ) -> None:
@@ -377,7 +377,7 @@ print(resident("VmHWM") - before)
     ("memory", "width", "threads"),
     [
         (MEMORY, 4, 2),
-        (2 * MEMORY, 24, 2),
+        pytest.param(2 * MEMORY, 24, 2, marks=pytest.mark.slow),
         pytest.param(MEMORY, 4, 1, marks=pytest.mark.slow),
         pytest.param(4 * MEMORY, 3, 3, marks=pytest.mark.slow),
     ],
