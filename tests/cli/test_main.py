@@ -76,7 +76,7 @@ def test_a_command_imports_itself_alone(environ: dict[str, str]) -> None:
 
     assert imported("score", "--help").endswith(
         "['dlm.cli.help', 'dlm.cli.json_output', 'dlm.cli.main', 'dlm.cli.options', "
-        "'dlm.cli.score', 'dlm.cli.scoring']\n"
+        "'dlm.cli.paths', 'dlm.cli.progress', 'dlm.cli.score', 'dlm.cli.scoring']\n"
     )
     assert "dlm.cli.wer" in imported("--help")
     assert "No such command 'scroe'" in imported("scroe")
