@@ -63,11 +63,11 @@ HEADINGS = {
     "pipeline": "Train privately",
 }
 
-SUMMARY = "Serve n-gram language models too big for one machine, over gRPC, and build them."
 # Commands that answer at once, or go on until they are stopped, and what asks for silence.
 OWN_WORDS = {"cluster", "demo", "info", "score", "serve", "status", "token"}
 MUTE = {"-q", "--quiet", "--help"}
 
+SUMMARY = "Serve n-gram language models too big for one machine, over gRPC, and build them."
 FIRST_STEPS = f"""\
 {SUMMARY}
 
@@ -177,9 +177,9 @@ def main() -> None:
     for number in END_SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:  # not where nohup ignores it
             signal.signal(number, _ended)
-    try:
     if sys.argv[1:] and sys.argv[1] in COMMANDS.keys() - OWN_WORDS and not MUTE & {*sys.argv[2:]}:
         begin_waiting()
+    try:
         program(_needed(sys.argv[1:]))(prog_name="dlm")  # also as python -m dlm
     except DlmError as exc:
         _complain(exc)
@@ -197,8 +197,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        remove_empty_folders()
         stop_waiting()
+        remove_empty_folders()
 
 
 def _free(path: str | None) -> str:
