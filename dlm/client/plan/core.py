@@ -74,9 +74,12 @@ class Core(Scorer, Host):
         self._links = Links(connect)
         self.table = Table(endpoints, model, config, self._links, clock)
         self._delivery = Delivery(config, self._links, self.table, clock, self._tracer, home)
-        self.steps = self._delivery.inbox
 
     # -- life ---------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> loop.Steps:
+        return self._delivery.inbox
 
     @property
     def _runtime(self) -> Runtime:
