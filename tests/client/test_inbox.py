@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from math import inf
 
-from client.scripted import Network
+from client.scripted import Network, Scripted, settle
 from cluster import WAIT_S, until
 from dlm.client.deliver import fork
 
@@ -14,6 +14,7 @@ def test_what_nobody_woke_the_loop_for_is_taken_with_its_next_step(cluster, conn
     """Whoever was about to wake it was cut off; a heartbeat's timer comes next."""
     client, taken = connect(cluster, heartbeats=True), threading.Event()
     client.utterance()
+    settle(client)
     runtime = client._core._runtime
     runtime.woken_until = inf
     runtime.inbox.append((taken.set, ()))
@@ -22,9 +23,16 @@ def test_what_nobody_woke_the_loop_for_is_taken_with_its_next_step(cluster, conn
 
 def test_one_who_waits_for_a_connection_and_raises_harms_no_other(cluster, connect) -> None:
     """A server is reached for a heartbeat and for messages at once."""
-    client, heard = connect(cluster.addresses, Network(), heartbeats=False), threading.Event()
+    network, both, heard = Network(), threading.Event(), threading.Event()
+    client = connect(cluster.addresses, network, heartbeats=False)
     client.utterance()
-    core = client._core
+    core, made = client._core, network.connect
+
+    def slowly(address: str) -> Scripted:
+        assert both.wait(WAIT_S)
+        return made(address)
+
+    core._links._connect = slowly
 
     def raises(made: object) -> None:
         raise MemoryError("no room")
@@ -32,6 +40,7 @@ def test_one_who_waits_for_a_connection_and_raises_harms_no_other(cluster, conne
     def begin() -> None:
         for then in (raises, lambda made: heard.set()):
             core._links.reach("elsewhere:1", core._delivery.tell, then)
+        both.set()
 
     core._delivery.tell(begin)
     assert heard.wait(WAIT_S)
