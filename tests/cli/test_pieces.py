@@ -150,7 +150,7 @@ def test_an_inventory_never_takes_the_place_of_its_counts(counts: Path) -> None:
         ("counts.model", "the counts themselves"),
         ("link.model", "the counts themselves"),
         ("folder.model", "is a folder"),
-        ("nowhere/x.model", "its folder must be there"),
+        ("counts.model/x.model", "is not a folder"),
     ):
         done = pieces(released, "--size", "36", output=output)
         assert isinstance(done.exception, ConfigError)
