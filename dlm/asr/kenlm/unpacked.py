@@ -49,7 +49,7 @@ class UnpackedModel:
 
 
 def fits(model: LocalModel) -> bool:
-    """Whether unpacking takes no more than its share of the memory that is free."""
+    """Whether unpacking fits into its share of the free memory."""
     ngrams = sum(model.manifest.counts) + sum(model.manifest.blanks)
     return ngrams < ROW_MASK and ngrams * PEAK_BYTES * SHARE <= available_bytes()
 

@@ -160,7 +160,7 @@ class SentenceScore:
     log10_prob   sum over its tokens, in float64
     tokens       words, and the sentence end if it was asked for
     oovs         tokens that the vocabulary lacks
-    log10_oovs   the part of log10_prob that falls on them
+    log10_oovs   their share of log10_prob
     token_log10_prob (tokens,) float32; token_matched_order (tokens,) uint8;
     token_oov (tokens,) bool; token_source (tokens,) uint8, `FULL`, `PARTIAL` or `SMALL`
     """

@@ -19,7 +19,7 @@ from typing import NamedTuple
 HORIZON_S = 1.0
 # The first answers say nothing: they pay for making connections, and for what wakes up.
 FIRST_ANSWERS = 8
-# The part of the time left that waiting may take by this estimate; the rest is for its error.
+# Waiting may take this share of the time left, by the estimate; the rest covers its error.
 PATIENCE = 0.5
 
 KEPT = 64  # answers that are remembered
