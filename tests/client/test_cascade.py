@@ -282,7 +282,7 @@ def test_a_client_without_fallbacks_sends_no_heartbeats_unless_told(cluster, con
         _ = quiet.cascade
     told = connect(cluster, heartbeats=True, **QUICK)
     until(lambda: all(s.health is Liveness.UP for s in told.cascade.servers))
-    with pytest.raises(ConfigError, match="nobody would know"):
+    with pytest.raises(ConfigError, match="needs them to know when to switch back"):
         ClientConfig(small=Path("somewhere"), heartbeats=False)
 
 
@@ -293,7 +293,7 @@ def test_a_small_model_that_cannot_be_read_is_refused_at_once(
     with pytest.raises(ConfigError, match="does not exist"):
         connect(cluster, small=tmp_path / "absent")
     (tmp_path / "demo.arpa").write_text("\\data\\")
-    with pytest.raises(ConfigError, match=r"demo\.arpa is a file; the folder of a shard set"):
+    with pytest.raises(ConfigError, match=r"demo\.arpa is a file; expected the folder of a shard set"):
         connect(cluster, small=tmp_path / "demo.arpa")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ShardFormatError):
@@ -323,7 +323,7 @@ def test_a_client_with_partial_takes_the_small_model_that_cluster_toml_names(
     with pytest.raises(ConfigError, match="no such folder on this machine"):
         connect(path, partial=True)
     write_cluster_file(path, endpoints, shard_set="00", small=path)
-    with pytest.raises(ConfigError, match="which is a file; the folder of a shard set"):
+    with pytest.raises(ConfigError, match="which is a file; expected the folder of a shard set"):
         connect(path, partial=True)
 
 

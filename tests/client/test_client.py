@@ -576,17 +576,17 @@ def test_a_handle_with_a_deadline_that_is_none_is_refused_when_it_is_opened(
     client, deadline_s
 ) -> None:
     """Not at its first call, elsewhere in the program."""
-    with pytest.raises(QueryError, match=f"a deadline of {deadline_s!r}; seconds above 0"):
+    with pytest.raises(QueryError, match=f"the deadline is {deadline_s!r}; expected seconds"):
         client.utterance(deadline_s=deadline_s)
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"deadline_s": "x"}, "client.deadline_s is 'x'; seconds above 0 are expected"),
-        ({"connect_s": None}, "client.connect_s is None; seconds above 0 are expected"),
-        ({"window": "4"}, "client.window is '4'; a whole number from 1 is expected"),
-        ({"small": 3}, "client.small is 3; the folder of a shard set is expected"),
+        ({"deadline_s": "x"}, "client.deadline_s is 'x'; expected seconds above 0"),
+        ({"connect_s": None}, "client.connect_s is None; expected seconds above 0"),
+        ({"window": "4"}, "client.window is '4'; expected a whole number above 0"),
+        ({"small": 3}, "client.small is 3; expected the folder of a shard set"),
     ],
 )
 def test_settings_of_another_type_are_refused_by_name(settings, said: str) -> None:

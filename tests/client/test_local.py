@@ -131,7 +131,7 @@ def test_what_is_no_way_to_open_a_client_says_what_to_write(
 
     with pytest.raises(TypeError, match=rf"write {name}\.connect\('cluster.toml'\)"):
         face("cluster.toml")
-    assert "write connect(['ten:50061'])" in refused(lambda: face.connect("ten:50061"))
+    assert "Write connect(['ten:50061'])" in refused(lambda: face.connect("ten:50061"))
     assert "Client.local(DIR)" in refused(lambda: face.connect(files.directory))
     assert "ten is not a server" not in refused(lambda: face.connect("ten"))
     assert "'ten' is not a server address" in refused(lambda: face.connect(["ten"]))
@@ -223,12 +223,12 @@ def test_sentences_may_be_ids_or_strings_as_everywhere(files: ModelFiles, local:
         ("u.extend([u.begin()], [None])", "not NoneType"),
         ("u.extend([u.begin()], [[1], None])", "words[1] is None"),
         ("u.extend([u.begin()], iter([1]))", "words is of type list_iterator"),
-        ("u.extend([None], [1])", "a State is expected, not NoneType"),
-        ("u.next_words(None, 1)", "a State is expected, not NoneType"),
+        ("u.extend([None], [1])", "expected a State, found NoneType"),
+        ("u.next_words(None, 1)", "expected a State, found NoneType"),
         ("u.next_words(u.begin(), None)", "None next words"),
         ("u.next_words(u.begin(), 1.5)", "1.5 next words"),
         ("u.next_words(u.begin(), 0)", "0 next words"),
-        ("u.score([[1]], [1], deadline_s='1')", "a deadline of '1'"),
+        ("u.score([[1]], [1], deadline_s='1')", "the deadline is '1'"),
     ],
 )
 def test_what_has_no_answer_is_refused_by_its_name(local: Client, ask: str, complaint: str) -> None:

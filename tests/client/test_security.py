@@ -38,12 +38,12 @@ def token_file(folder: Path, content: str = TOKEN + "\n") -> Path:
 @pytest.mark.parametrize(
     ("settings", "fault"),
     [
-        ({"cert": "c"}, "belong together"),
-        ({"key": "k"}, "belong together"),
-        ({"cert": "c", "key": "k"}, "client.ca turns it on"),
-        ({"server_name": "n"}, "client.ca turns it on"),
+        ({"cert": "c"}, "must be given together"),
+        ({"key": "k"}, "must be given together"),
+        ({"cert": "c", "key": "k"}, "need TLS; set client.ca"),
+        ({"server_name": "n"}, "need TLS; set client.ca"),
         ({"token": TOKEN, "token_file": "f"}, "both given"),
-        ({"token": "short"}, "no token"),
+        ({"token": "short"}, "not a token"),
         ({"token": TOKEN + "\n"}, "no token"),
         ({"token": "é" * 20}, "no token"),
     ],
@@ -165,15 +165,15 @@ def test_cluster_toml_says_whom_to_trust(tmp_path):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        (f'token = "{TOKEN}"', "holds a token"),
-        (f'[tls]\ntoken = "{TOKEN}"', "holds a token"),
+        (f'token = "{TOKEN}"', "contains a token"),
+        (f'[tls]\ntoken = "{TOKEN}"', "contains a token"),
         ("[tls]\nca = 3", "must be a string"),
         ("token_file = 3", "must be a string"),
         ('[tls]\nuse_proxy = "yes"', "use_proxy must be true or false, found 'yes'"),
         ('tls = "ca.pem"', "no setting named tls"),
         ('[tls]\nauthority = "x"', "no setting named authority; there are ca, cert, key"),
         ('[tls]\nserver_nam = "x"', r"cluster\.toml: \[tls\].* server_nam .*mean server_name"),
-        ('[tls]\ncert = "x"', "belong together"),
+        ('[tls]\ncert = "x"', "must be given together"),
         ("[tls", "TOML"),
     ],
 )
@@ -209,7 +209,7 @@ def test_the_configuration_stands_before_cluster_toml(tmp_path):
 
 def test_a_config_with_half_of_tls_is_refused(tmp_path):
     """Where it is made, as every setting."""
-    with pytest.raises(ConfigError, match="belong together"):
+    with pytest.raises(ConfigError, match="must be given together"):
         ClientConfig(cache_dir=tmp_path, cert="c")
 
 

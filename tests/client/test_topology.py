@@ -145,10 +145,10 @@ def test_what_grpc_can_connect_to_is_taken(tmp_path: Path, address: str) -> None
     [
         ('smal = "shards/small"\n{}', "no setting named smal (did you mean small?)"),
         ("{}shrad = 3\n", "[[server]] has no setting named shrad (did you mean shard?)"),
-        ('{}small = "s"\n', "[[server]] has no setting named small; it must stand above"),
+        ('{}small = "s"\n', "[[server]] has no setting named small; move it above"),
         ("{}zone = 3\n", "[[server]] has no setting named zone"),
         ('[[servers]]\naddress = "a:1"\n', "no setting named servers (did you mean server?)"),
-        ("server = [3]\n", "each server is a table [[server]], found 3"),
+        ("server = [3]\n", "each server must be a [[server]] table, found 3"),
     ],
 )
 def test_a_key_that_nobody_reads_is_refused_with_what_was_perhaps_meant(
@@ -365,7 +365,7 @@ def test_the_model_that_the_operator_names_is_followed_when_all_its_shards_answe
     assert chosen(listed[:1], default=name) == new.manifest.shard_set
     assert chosen(listed, default=name, model=old.manifest.model) == old.manifest.shard_set
     assert chosen(listed, default="000000", **in_use) == old.manifest.shard_set
-    with pytest.raises(ConfigError, match="no server holds a model 000000"):
+    with pytest.raises(ConfigError, match="no server holds model 000000"):
         chosen(listed, default="000000")
 
 
@@ -399,11 +399,11 @@ def test_a_model_that_nobody_holds_is_a_typed_error(files, other_files) -> None:
     name = other_files.manifest.model
     connect = saying(("a:1", reply(files, 0)), ("b:1", reply(files, 1)))
     with pytest.raises(
-        ConfigError, match=f"no server holds a model {name}.*{files.manifest.model}"
+        ConfigError, match=f"no server holds model {name}.*{files.manifest.model}"
     ):
         discover(listed, connect, 1.0, model=name)
     connect = saying(("a:1", reply(files, 0)), ("b:1", ShardDown("gone")))
-    with pytest.raises(ShardDown, match=f"no server holds a model {name}.*b:1: gone"):
+    with pytest.raises(ShardDown, match=f"no server holds model {name}.*b:1: gone"):
         discover(listed, connect, 1.0, model=name)
 
 

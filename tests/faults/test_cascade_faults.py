@@ -296,7 +296,7 @@ class _LossyConnection(GrpcConnection):
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
     ) -> None:
         if self._loss.loses():
-            late = DeadlineExceeded(f"{self.address} gave no answer before the deadline")
+            late = DeadlineExceeded(f"{self.address} did not answer before the deadline")
             timer = threading.Timer(timeout_s, reply, (None, late))
             timer.daemon = True
             timer.start()

@@ -1,7 +1,7 @@
-"""All that is stored after some states, held here: any word is scored without a message.
+"""Everything the model stores after some states: any word is scored without a message.
 
-A decoder asks for many words after few states, one after the other. It fetches a block for each
-state once; from then on the block and the low orders answer, with the bits that servers would give.
+A decoder asks for many words after few states, one after another. It fetches a block for each state
+once; from then on the block and the low orders answer, bit for bit as the servers would.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def joined(answers: Sequence[Answers]) -> Answers:
 
 @dataclass(frozen=True, eq=False)
 class ContextBlocks:
-    """K states with all that the model stores after them: any word is scored without a message.
+    """K states with everything the model stores after them; scoring a word needs no message.
 
     Made by `Utterance.context_blocks`; any thread may use it. The answers are those of
     `Utterance.extend`, bit for bit.
@@ -62,19 +62,19 @@ class ContextBlocks:
 
     @property
     def source(self) -> NDArray[np.uint8]:
-        """(K,) what gave the answers, as in `Extension`."""
+        """(K,) the source of the answers, as in `Extension`."""
         return np.array([block.source for block in self._blocks], np.uint8)
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """(K,) words held for each state, at 11 bytes each."""
+        """(K,) words stored for each state; each takes 11 bytes."""
         return np.array([len(block.words) for block in self._blocks], np.int64)
 
     def extend(self, words: Any = None) -> Extension:
-        """As `Utterance.extend` of these states.
+        """Like `Utterance.extend`, for these states.
 
         Args
-            words  W words for all states, or K rows of W words; without it, the whole vocabulary
+            words  W words for all states, or K rows of W words; by default the whole vocabulary,
                    in the order of ids
         Raises  QueryError
         """
@@ -148,14 +148,14 @@ class _Fetched:
 
 
 class BlockFetch:
-    """The blocks of some states, as they come: what to ask next, until all is there.
+    """The blocks of some states as they arrive: what to ask for next, until they are complete.
 
     Args
         states  (K,)
-        source  of what the low orders say
+        source  of the low orders' answers
     Attributes
-        wanted  (n,) int64: rows to ask, from `skips` on. At first those whose contexts may have
-                something stored after them that the low orders do not have
+        wanted  (n,) int64: rows to ask for, starting at `skips`. At first, those whose contexts
+                may have something stored after them that the low orders lack
     """
 
     def __init__(self, states: States, source: int) -> None:
@@ -165,11 +165,11 @@ class BlockFetch:
 
     @property
     def skips(self) -> NDArray[np.uint32]:
-        """Words that are there already, of each wanted row."""
+        """Words already fetched for each wanted row."""
         return np.array([self._fetched[row].words for row in self.wanted], np.uint32)
 
     def take(self, answered: list[tuple[list[BlockPart | None], NDArray[np.uint8]]]) -> None:
-        """What came of the wanted rows, in one or several parts.
+        """Takes what arrived for the wanted rows, in one or several parts.
 
         Raises  ProtocolError  words that cannot follow those before them
         """
@@ -186,8 +186,8 @@ class BlockFetch:
                 len(before) and len(part.words) and part.words[0] <= before[0]
             ):
                 raise ProtocolError(
-                    "the words that are stored after a context changed while they were read. The "
-                    "server is faulty; ask another"
+                    "the words stored after a context changed between two replies. The server is "
+                    "faulty; use another"
                 )
             fetched.total, fetched.source = part.total, source
             fetched.parts.append(part)
@@ -196,7 +196,7 @@ class BlockFetch:
         self.wanted = np.array(left, np.int64)
 
     def skip_all(self) -> None:
-        """Nothing is asked: servers do not know the call."""
+        """Asks for nothing: the servers do not know the call."""
         for row in self.wanted.tolist():
             self._fetched[row].source = UNKNOWN
         self.wanted = self.wanted[:0]
@@ -209,7 +209,7 @@ class BlockFetch:
         """The block of each row.
 
         Args
-            instead  by row of `unknown`: the answers to all words of the vocabulary
+            instead  by row of `unknown`: the answers to every word of the vocabulary
         """
         given, lengths = self.states._contexts, self.states._lengths.tolist()
         width = given.shape[1]

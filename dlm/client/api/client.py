@@ -64,33 +64,33 @@ def _check_path(cluster: str | os.PathLike[str]) -> None:
     path = Path(cluster)
     if path.is_dir():
         raise ConfigError(
-            f"{path} is a folder; the path of a cluster.toml is expected. Client.local(DIR) opens "
-            "a shard set of this machine"
+            f"{path} is a folder; expected the path of a cluster.toml. To open a shard set on this "
+            "machine, use Client.local(DIR)"
         )
     if isinstance(cluster, str) and _ADDRESS.fullmatch(cluster) and not path.exists():
         raise ConfigError(
-            f"{cluster!r} is one address; the path of a cluster.toml or a list of addresses is "
-            f"expected: write connect([{cluster!r}])"
+            f"{cluster!r} is a single address; expected the path of a cluster.toml or a list of "
+            f"addresses. Write connect([{cluster!r}])"
         )
 
 
 def _check_addresses(cluster: Any) -> None:
     if isinstance(cluster, bytes) or not isinstance(cluster, Sequence):
         raise ConfigError(
-            f'found {cluster!r} in place of servers; expected a list of "host:port", or the path '
-            "of a cluster.toml"
+            f'{cluster!r} does not name servers; expected a list of "host:port", or the path of a '
+            "cluster.toml"
         )
     for address in cluster:
         try:
             check_address(address)
         except ConfigError as exc:
             raise ConfigError(
-                f"{exc}; or give the path of a cluster.toml in place of the list"
+                f"{exc}; or pass the path of a cluster.toml instead of a list"
             ) from exc
 
 
 def open_small(directory: Path) -> LocalScorer:
-    """The small model of a client, its kernels compiled; raises as `open_local` does."""
+    """Opens a client's small model and compiles its kernels; raises what `open_local` does."""
     scorer = open_local(directory, SMALL, what="the small model")
     Utterance(scorer, scorer.snapshot(), None).score_sentences([b"", b"<unk> <unk>"])
     return scorer
@@ -103,8 +103,8 @@ class _Face:
         if not isinstance(core, (Core, LocalScorer)):
             name = type(self).__name__
             raise TypeError(
-                f"{name}({core!r}) opens nothing; write {name}.connect({core!r}) to ask servers, "
-                f"or {name}.local(DIR) for a shard set of this machine"
+                f"{name}({core!r}) does not open a client; use {name}.connect({core!r}) for "
+                f"servers, or {name}.local(DIR) for a shard set on this machine"
             )
         self._core: Scorer = core
         small = core.config.small
@@ -169,7 +169,7 @@ class _Face:
 
     @property
     def stats(self) -> Stats:
-        """What this client has counted."""
+        """The counters of this client."""
         return self._core.stats
 
     @property
@@ -191,8 +191,8 @@ class _Face:
 class Client(_Face):
     """A client of servers, or of a shard set in this process; any thread may use it.
 
-    `connect` and `local` make one, `utterance` a handle that scores; `with` closes it.
-    `AsyncClient` has the same methods, awaited.
+    Create one with `connect` or `local`; `utterance` returns a handle that scores, and `with`
+    closes the client. `AsyncClient` has the same methods, awaited.
     """
 
     @classmethod
@@ -204,8 +204,8 @@ class Client(_Face):
         Args
             cluster  path of a cluster.toml, or a list of addresses "host:port"
             model    the first 6 hex digits or more of the id of a model, or of its shard set, as
-                     `dlm info` prints them. Without it, new handles get the model that cluster.toml
-                     names, else the servers' default, whenever these change
+                     `dlm info` prints them. By default, new handles get the model that cluster.toml
+                     names at the time, or else the servers' default
         Raises
             ConfigError          no such file; a cache that cannot be written; certificates or a
                                  token that cannot be read; the servers hold no such model, or
@@ -223,11 +223,11 @@ class Client(_Face):
     def local(cls, directory: str | os.PathLike[str], *, verify: bool = True) -> Client:
         """Answers from the shard set in `directory`, in this process: no server, no message.
 
-        Handles, states, scores and errors are those of `connect`. Calls end with their answer,
-        whatever their deadline.
+        Handles, states, scores and errors are those of `connect`. Calls return their answer even
+        after their deadline.
 
         Args
-            verify  whether to compare every checksum first
+            verify  check every checksum first
         Raises
             ConfigError       there is no such folder
             ShardFormatError  it is damaged
@@ -246,11 +246,11 @@ class Client(_Face):
 
         Args
             deadline_s  for each of its calls
-            on_switch   if the client goes over to the small model before the utterance ends:
+            on_switch   if the client switches to the small model before the utterance ends:
                         "finish" ends it on the low orders of the full one, without messages;
                         with "rescore" its next call raises `ModelSwitched`
-            wait_s      how long to wait for the next model, where servers no longer hold the one in
-                        use; `connect_s` where not given. With 0, the handle gets the one in use
+            wait_s      how long to wait for the next model if servers no longer hold the one in
+                        use; by default `connect_s`. With 0, the handle gets the one in use
         Raises
             ClientClosed  the client is closed
             QueryError    a deadline that is not a number of seconds above 0
@@ -259,7 +259,7 @@ class Client(_Face):
         return Utterance(*self._open(deadline_s, on_switch, wait_s))
 
     def close(self) -> None:
-        """Lets go of every connection."""
+        """Closes every connection."""
         self._core.close()
 
     def __enter__(self) -> Client:
@@ -277,7 +277,7 @@ class Client(_Face):
 class Opening(Coroutine[Any, Any, "AsyncClient"]):
     """A client being opened: `client = await ...`, or `async with ... as client`, which closes it.
 
-    A coroutine, so that tasks and asyncio.run take it.
+    It is a coroutine, so tasks and asyncio.run accept it.
     """
 
     def __init__(self, opening: Coroutine[Any, Any, AsyncClient]) -> None:
@@ -358,7 +358,7 @@ class AsyncClient(_Face):
             )
 
     async def close(self) -> None:
-        """Lets go of every connection."""
+        """Closes every connection."""
         await asyncio.to_thread(self._core.close)
 
     async def __aenter__(self) -> AsyncClient:

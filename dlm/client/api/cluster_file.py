@@ -1,8 +1,8 @@
 """cluster.toml: where the servers are, which model is the default, and how to reach them.
 
-A running client reads the servers and the default model again whenever the file changes. It takes
-what connections and the small model are made of only once: a change of these is checked and logged,
-so that the operator hears of a mistake before the next start does.
+A running client reads the servers and the default model again whenever the file changes. It reads
+the settings of connections and of the small model only once. A later change to these is checked and
+logged, so the operator learns of a mistake before the next start.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SERVER_KEYS = ("address", "shard", "pid")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address, and the shard it is said to hold: a hint, for while the server is silent.
+    """An address, and the shard listed for it: a hint, used while the server does not answer.
 
     pid  of the server's process, where it runs on the machine that wrote the file
     """
@@ -45,7 +45,7 @@ class Servers(Protocol):
     """Says where the servers are; asked again whenever the table is stale. Picklable."""
 
     def __call__(self) -> Sequence[Endpoint]:
-        """The servers there are."""
+        """The current servers."""
 
     def model(self) -> str | None:
         """The default model that the operator names; None leaves it to the servers."""
@@ -54,9 +54,9 @@ class Servers(Protocol):
         """Differs from the last one if the servers or the model may have changed."""
 
     def kept(self) -> list[str]:
-        """Settings that have changed, and that a running client keeps as they were.
+        """Changed settings that a running client does not apply.
 
-        Raises  ConfigError  a client that starts now would refuse what there is
+        Raises  ConfigError  a client that starts now would reject them
         """
 
 
@@ -100,17 +100,17 @@ class StartSettings:
             small = read_cluster_small(path)
             if small is not None and not small.is_dir():
                 raise ConfigError(
-                    f"{path} names the small model {small}, which is a file; the folder "
-                    "of a shard set is expected, as `dlm shard` makes them"
+                    f"{path} names the small model {small}, which is a file; expected the folder "
+                    "of a shard set, as `dlm shard` writes it"
                     if small.exists()
-                    else f"{path} names the small model {small}, and there is no such folder on "
-                    "this machine; copy it there, write where it is into the file, or give "
+                    else f"{path} names the small model {small}, but there is no such folder on "
+                    "this machine; copy it there, correct the path in the file, or pass "
                     "ClientConfig(small=...)"
                 )
         return cls(security, small)
 
     def changed(self, now: StartSettings) -> list[str]:
-        """Settings that `now` has otherwise, by their names in cluster.toml."""
+        """Settings that differ in `now`, by their names in cluster.toml."""
         mine, other = self.security, now.security
         keys = [
             key for key in ("token_file", *TLS_KEYS) if getattr(mine, key) != getattr(other, key)
@@ -120,7 +120,7 @@ class StartSettings:
 
 
 class ClusterFile(Servers):
-    """Reads the servers from a cluster.toml, anew each time.
+    """Reads the servers from a cluster.toml, again on every call.
 
     Args
         config   of the client; takes precedence over the file
@@ -155,12 +155,12 @@ def read_cluster_file(path: str | os.PathLike[str]) -> list[Endpoint]:
     The file has one table ``[[server]]`` per server, with ``address`` ("host:port") and ``shard``.
 
     Raises
-        ConfigError  the file is missing, does not say that, or has a setting that nobody reads
+        ConfigError  the file is missing, has another form, or has an unknown setting
     """
     path = Path(path)
     servers = _content(path).get("server")
     if not isinstance(servers, list) or not servers:
-        raise ConfigError(f"{path} lists no server; one [[server]] table a server is expected")
+        raise ConfigError(f"{path} lists no servers; expected one [[server]] table per server")
     return [_endpoint(path, server) for server in servers]
 
 
@@ -183,12 +183,12 @@ def read_cluster_model(path: str | os.PathLike[str]) -> str | None:
     """The default model that a cluster.toml names; None for none.
 
     Raises
-        ConfigError  the file cannot be read, or ``model`` is not the beginning of an id
+        ConfigError  the file cannot be read, or ``model`` is not the start of an id
     """
     path = Path(path)
     model = _content(path).get("model")
     if model is not None and not isinstance(model, str):
-        raise ConfigError(f"{path}: model must be the beginning of an id, found {model!r}")
+        raise ConfigError(f"{path}: model must be the first digits of an id, found {model!r}")
     try:
         return check_model(model)
     except ConfigError as exc:
@@ -197,12 +197,12 @@ def read_cluster_model(path: str | os.PathLike[str]) -> str | None:
 
 
 def read_cluster_security(path: str | os.PathLike[str]) -> ClientSecurity:
-    """What a cluster.toml says of its servers: the table [tls], and token_file.
+    """The credentials that a cluster.toml names: the table [tls], and token_file.
 
-    Paths in it are relative to its folder. It holds no token itself, since it is not a secret.
+    Paths in it are relative to its folder. It contains no token itself, since it is not secret.
 
     Raises
-        ConfigError  a setting that it cannot have, or one of the wrong type
+        ConfigError  an unknown setting, or one of the wrong type
     """
     path = Path(path)
     content = _content(path)
@@ -210,8 +210,8 @@ def read_cluster_security(path: str | os.PathLike[str]) -> ClientSecurity:
     values = {**table} if isinstance(table, dict) else {"tls": table}
     if "token" in content or "token" in values:
         raise ConfigError(
-            f"{path} holds a token, and files like it are read by many; put it in a file that its "
-            "owner alone may read, and name that: token_file"
+            f"{path} contains a token, but many people can read files like it; move the token to a "
+            "file that only its owner can read, and set token_file to the path of that file"
         )
     if "token_file" in content:
         values["token_file"] = content["token_file"]
@@ -236,8 +236,8 @@ def _content(path: Path) -> dict[str, Any]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
         raise ConfigError(
-            f"{path} does not exist; `dlm cluster DIR` writes it where it is started; "
-            "or name the file"
+            f"{path} does not exist. `dlm cluster DIR` writes it to its working directory; run "
+            "this there, or give the path of the file"
         ) from exc
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise ConfigError(f"{path} cannot be read as TOML: {exc}") from exc
@@ -251,19 +251,19 @@ def _content(path: Path) -> dict[str, Any]:
 
 def _endpoint(path: Path, server: Any) -> Endpoint:
     if not isinstance(server, dict):
-        raise ConfigError(f"{path}: each server is a table [[server]], found {server!r}")
+        raise ConfigError(f"{path}: each server must be a [[server]] table, found {server!r}")
     for name in server:
         if name not in SERVER_KEYS:
             # In TOML, whatever stands below a table belongs to it, up to the next one.
             advice = (
-                "; it must stand above the first table"
+                "; move it above the first table"
                 if name in TOP_KEYS
                 else nearest(name, SERVER_KEYS)
             )
             raise ConfigError(f"{path}: [[server]] has no setting named {name}{advice}")
     address = server.get("address")
     if address is None:
-        raise ConfigError(f'{path}: a [[server]] needs address = "host:port", and has none')
+        raise ConfigError(f'{path}: a [[server]] has no address; add address = "host:port"')
     try:
         check_address(address)
     except ConfigError as exc:
@@ -271,7 +271,9 @@ def _endpoint(path: Path, server: Any) -> Endpoint:
     for name, low in (("shard", 0), ("pid", 1)):
         value = server.get(name)
         if value is not None and (type(value) is not int or value < low):
-            raise ConfigError(f"{path}: {name} must be a number from {low}, found {value!r}")
+            raise ConfigError(
+                f"{path}: {name} must be a whole number of at least {low}, found {value!r}"
+            )
     return Endpoint(address, server.get("shard"), server.get("pid"))
 
 
@@ -284,7 +286,7 @@ def write_cluster_file(
     small: Path | None = None,
     model: str | None = None,
 ) -> None:
-    """Writes a cluster.toml whole or not at all; of `security` all but the token itself."""
+    """Writes a cluster.toml whole or not at all; all of `security` except the token itself."""
     folder = None if small is None else str(small.absolute())
     lines = [f"{WRITTEN_BY} for shard set {shard_set}."]
     for name, value in (("small", folder), ("model", model), ("token_file", security.token_file)):
@@ -307,6 +309,6 @@ def check_model(model: str | None) -> str | None:
     if model is None or re.fullmatch(r"[0-9a-f]{6,32}", model.lower()):
         return model and model.lower()
     raise ConfigError(
-        f"the model {model!r} is not an id: give the first 6 to 32 hex digits of the model's id, "
-        "or of its shard set's, as `dlm info` prints them"
+        f"the model {model!r} is not an id; expected the first 6 to 32 hex digits of the id of a "
+        "model or of its shard set, as `dlm info` prints it"
     )

@@ -28,9 +28,9 @@ class ClientConfig:
 
     deadline_s     2.0 seconds, > 0; a call without an answer by then raises. That suits a decoder
                    with a second of audio in hand; each call may give its own.
-    connect_s      10 seconds, > 0; for finding the servers, and as long again for fetching the low
-                   orders. What came of them is kept, and connecting again goes on from there. Give
-                   more if they are larger than the network carries in that time.
+    connect_s      10 seconds, > 0; to find the servers, and as long again to fetch the low orders.
+                   A partial download is kept, and the next connect resumes it. Increase it if the
+                   network needs longer than that.
     window         4 messages in flight per shard at most, >= 1. The second leaves only when the
                    first takes longer than usual: so concurrent queries gather into one message, and
                    a stall does not block every utterance.
@@ -43,12 +43,12 @@ class ClientConfig:
     partial        off: raise if no shard answers in time. On: answer from the low orders alone,
                    P(w | v), and mark it (`source`). For decoders, which must go on; not for callers
                    who need the model's own scores.
-    small          folder of a shard set that is opened here. New utterances use it while the
-                   servers fail, by the rules of `switching` (DLM 3.4); they have its words and ids
+    small          folder of a shard set to open in this process. New utterances use it while the
+                   servers fail, by the rules of `switching` (DLM 3.4), with its words and ids
                    (`Utterance.vocabulary`). It turns `partial` on. None: the one that cluster.toml
                    names (`dlm cluster --small`), if `partial` is on and `heartbeats` are not off.
-    heartbeats     ask every server regularly whether it is there. None: with `partial`, with
-                   `small`, or if a shard has several servers.
+    heartbeats     check regularly that every server is up. None: with `partial`, with `small`, or
+                   if a shard has several servers.
     beating        how often, and when a server counts as down or slow
     switching      when to go over to the small model, and back
     cache_dir      folder for low orders, shared by processes.
@@ -85,24 +85,24 @@ class ClientConfig:
         if self.small is not None:
             if not isinstance(self.small, (str, os.PathLike)):
                 raise ConfigError(
-                    f"client.small is {self.small!r}; the folder of a shard set is expected"
+                    f"client.small is {self.small!r}; expected the folder of a shard set"
                 )
             object.__setattr__(self, "small", Path(self.small).absolute())
             object.__setattr__(self, "partial", True)
             if self.heartbeats is False:
                 raise ConfigError(
-                    "client.heartbeats is False with a small model; without them nobody would know "
-                    "when to come back from it"
+                    "client.heartbeats is False, but a small model needs them to know when to "
+                    "switch back; remove heartbeats=False"
                 )
         _ = self.security  # which checks them
         for name in ("deadline_s", "connect_s"):
             seconds = getattr(self, name)
             if not isinstance(seconds, (int, float)) or not 0 < seconds < MAX_DEADLINE_S:
-                raise ConfigError(f"client.{name} is {seconds!r}; seconds above 0 are expected")
+                raise ConfigError(f"client.{name} is {seconds!r}; expected seconds above 0")
         for name in ("window", "connections", "max_queries"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ConfigError(
-                    f"client.{name} is {getattr(self, name)!r}; a whole number from 1 is expected"
+                    f"client.{name} is {getattr(self, name)!r}; expected a whole number above 0"
                 )
 
     @property

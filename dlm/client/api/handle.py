@@ -1,4 +1,4 @@
-"""What a call of a handle does, but for the waiting.
+"""What a handle's calls do, except waiting.
 
 A call is a generator that yields whatever it waits for (`Steps`). `Utterance` waits for it in its
 caller's thread, `AsyncUtterance` on its event loop.
@@ -76,15 +76,15 @@ def check_deadline(deadline_s: float) -> None:
     """Raises `QueryError` unless it is a number of seconds that a call can have."""
     if not isinstance(deadline_s, (int, float)) or not 0 < deadline_s < MAX_DEADLINE_S:
         raise QueryError(
-            f"a deadline of {deadline_s!r}; seconds above 0, below {MAX_DEADLINE_S:g}, are expected"
+            f"the deadline is {deadline_s!r}; expected seconds above 0 and below {MAX_DEADLINE_S:g}"
         )
 
 
 class Asking:
-    """One call on its way, in parts, and its time, which begins with this.
+    """One call in progress, in parts, and its time, which starts when this is created.
 
     Args
-        deadline_s  seconds; the handle's own where not given
+        deadline_s  seconds; by default the handle's own
     """
 
     def __init__(self, handle: Handle, deadline_s: float | None) -> None:
@@ -147,15 +147,15 @@ class Asking:
         return max(left_s, 0.0)
 
     def check(self) -> None:
-        """Raises `DeadlineExceeded` where results of a call in several parts come too late; not
-        with a partial model, since whoever has one wants no error."""
+        """Raises `DeadlineExceeded` if the results of a call in several parts come too late; not
+        with a partial model, whose users want no errors."""
         if len(self._parts) > 1 and not self._handle.partial and self.left_s <= 0.0:
             raise self._too_large()
 
     def _too_large(self) -> DeadlineExceeded:
         return DeadlineExceeded(
-            f"no answer within {self._limit_s:g} s, which is less than this process needs for so "
-            "large a call; ask less at once, or give it more time"
+            f"no answer within {self._limit_s:g} s; this process needs longer than that for a call "
+            "this large. Ask for less at once, or raise the deadline"
         )
 
 
@@ -171,7 +171,7 @@ class Handle:
         on_switch: str = FINISH,
     ) -> None:
         if on_switch not in (FINISH, RESCORE):
-            raise QueryError(f"on_switch is {on_switch!r}; {FINISH!r} or {RESCORE!r} is expected")
+            raise QueryError(f"on_switch is {on_switch!r}; expected {FINISH!r} or {RESCORE!r}")
         self._core = core
         self._deadline_s = deadline_s
         self._rescores = on_switch == RESCORE
@@ -193,18 +193,18 @@ class Handle:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words of the handle's family, on which it stays from then on."""
+        """The words of the handle's family. Reading it fixes the handle to this family."""
         self._inputs.settled = True  # whoever looks up an id means this model
         return self._inputs.words
 
     @property
     def local_model(self) -> LocalModel | None:
-        """The model, where it is in this process; None where servers hold it."""
+        """The model, if it is in this process; None if servers hold it."""
         return self._core.local_model
 
     @property
     def low_orders(self) -> LowGrams:
-        """The 1- and 2-grams of the handle's family, on which it stays from then on."""
+        """The 1- and 2-grams of the handle's family. Reading it fixes the handle to this family."""
         self._inputs.settled = True
         return self._inputs.snapshot.grams
 
@@ -213,21 +213,21 @@ class Handle:
         return self._inputs.begin()
 
     def null(self) -> State:
-        """The state that knows nothing of the past."""
+        """The state with no words before it."""
         return self._inputs.null()
 
     def states(self, states: Sequence[State]) -> States:
-        """Several states of this handle's as one array, which can be indexed and joined.
+        """Several states of this handle as one array, which can be indexed and joined.
 
         Raises  FamilyMismatch  a state of another model
         """
         return self._inputs.states(states)
 
     def states_after(self, contexts: Sequence[Sequence[Word]]) -> States:
-        """A state for each context, which keeps its last words as they stand, order - 1 at most.
+        """A state for each context, which keeps its last words unchanged, order - 1 at most.
 
-        For contexts that were written down (`States.contexts`) or that another handle had. They are
-        not minimised: the state that `extend` gives after the same words may keep fewer.
+        For contexts that were stored (`States.contexts`) or come from another handle. The states
+        are not minimised: the state that `extend` returns after the same words may keep fewer.
 
         Raises  QueryError  a context that is not a sequence of words, an id that is too large
         """
@@ -297,7 +297,7 @@ class Handle:
         self, asking: Asking, state: State, k: int
     ) -> Steps[list[tuple[int, np.float32]]]:
         if not isinstance(k, (int, np.integer)) or k < 1:
-            raise QueryError(f"{k!r} next words were asked for; a number from 1 is expected")
+            raise QueryError(f"k is {k!r}; expected a number of words above 0")
         log10_prob = yield from self._next_distribution(asking, state)
         words = np.arange(len(log10_prob))
         begin = self._inputs.words.begin_id
@@ -417,8 +417,8 @@ class Handle:
         """See `Core.submit`."""
         if self._rescores and self._core.mode() is Mode.SMALL:
             raise ModelSwitched(
-                "the servers fail, and new utterances go to the small model; open a new utterance "
-                "and score this one from its start"
+                "the servers are failing, so new utterances use the small model; open a new "
+                "utterance and score this one again from its start"
             )
         return self._core.submit(
             self.family.model,

@@ -81,24 +81,24 @@ def _check_sequence(value: Any, name: str, expected: str = "a sequence of words"
         found = "None" if value is None else f"of type {kind.__name__}"
     else:
         return
-    raise QueryError(f"{name} is {found}; {expected} is expected")
+    raise QueryError(f"{name} is {found}; expected {expected}")
 
 
 def _check_contexts(contexts: Any) -> None:
-    _check_sequence(contexts, "contexts", "a sequence of contexts, each a sequence of words,")
+    _check_sequence(contexts, "contexts", "a sequence of contexts, each a sequence of words")
 
 
 def _check_states(states: Any) -> None:
     if isinstance(states, State):
-        raise QueryError("a sequence of states is expected, not one State; give [state]")
-    _check_sequence(states, "states", "a sequence of states, as begin() and extend() give them,")
+        raise QueryError("states is one State; expected a sequence of states: pass [state]")
+    _check_sequence(states, "states", "a sequence of states, as begin() and extend() return them")
 
 
 class Inputs:
-    """What callers may give to a handle that is open on one model.
+    """Checks what callers pass to a handle that is open on one model.
 
     Args
-        before   the model that the handle had, where that was taken away
+        before   the handle's previous model, if servers no longer hold it
     Attributes
         width    words of a context at most, order - 1
         settled  the handle stays on this model: an id of it was used or looked up, or it answered
@@ -132,7 +132,9 @@ class Inputs:
                 f"a word is a string, bytes or an id, not {type(word).__name__}"
             ) from exc
         if not 0 <= number < self.vocabulary_size:
-            raise QueryError(f"word id {number}; ids are 0 to {self.vocabulary_size - 1}")
+            raise QueryError(
+                f"word id {number} is out of range; ids are 0 to {self.vocabulary_size - 1}"
+            )
         return number
 
     def ids(
@@ -147,9 +149,7 @@ class Inputs:
         if not isinstance(words, np.ndarray):
             return np.fromiter(map(self.id_of, words), np.uint32, len(words))
         if words.ndim != 1:
-            raise QueryError(
-                f"an array of words has shape {words.shape}; one dimension is expected"
-            )
+            raise QueryError(f"an array of words has shape {words.shape}; expected one dimension")
         if words.dtype.kind not in "iu":
             return np.fromiter(map(self.id_of, words), np.uint32, len(words))
         self.settled = True
@@ -159,8 +159,8 @@ class Inputs:
             return np.frombuffer(words.tobytes(), np.uint32)
         if words.size and (int(words.min()) < 0 or int(words.max()) >= self.vocabulary_size):
             raise QueryError(
-                f"word ids from {words.min()} to {words.max()}; "
-                f"ids are 0 to {self.vocabulary_size - 1}"
+                f"the word ids range from {words.min()} to {words.max()}; "
+                f"valid ids are 0 to {self.vocabulary_size - 1}"
             )
         return words.astype(np.uint32)
 
@@ -184,7 +184,7 @@ class Inputs:
         lengths = np.zeros(len(states), np.uint8)
         for row, state in enumerate(states):
             if not isinstance(state, State):
-                raise FamilyMismatch(f"a State is expected, not {type(state).__name__}")
+                raise FamilyMismatch(f"expected a State, found {type(state).__name__}")
             if state.family != self.family:
                 state = self._moved(state)
             count = len(state._words)
@@ -233,8 +233,8 @@ class Inputs:
         _check_sequence(words, "words")
         if len(contexts) != len(words):
             raise QueryError(
-                f"{counted(len(contexts), 'context')} and {counted(len(words), 'word')}; one "
-                "each is expected"
+                f"found {counted(len(contexts), 'context')} and {counted(len(words), 'word')}; "
+                "expected one word per context"
             )
         for begin in range(0, len(words) or 1, PART):
             whole = len(words) <= PART
@@ -249,7 +249,7 @@ class Inputs:
         """How many states, how many words for each, and whether each has words of its own."""
         if not isinstance(states, States):
             _check_states(states)
-        _check_sequence(words, "words", "a sequence of words, or one for each state,")
+        _check_sequence(words, "words", "a sequence of words, or one per state")
         count = states._lengths.size if isinstance(states, States) else len(states)
         if isinstance(words, np.ndarray):
             if words.ndim != 2:
@@ -266,8 +266,8 @@ class Inputs:
         if len(widths) > 1 or rows != count:
             each = max(widths, default=0) if len(widths) == 1 else sorted(widths)
             raise QueryError(
-                f"words for {rows} states, {each} each; as many for each of {count} states are "
-                "expected"
+                f"found words for {rows} states, {each} each; expected the same number of words "
+                f"for each of {count} states"
             )
         return count, max(widths), True
 
@@ -306,8 +306,8 @@ class Inputs:
         counts.clear()
         if isinstance(sentences, (str, bytes)):
             raise QueryError(
-                "a sequence of sentences is expected, not one string, whose characters would be "
-                "scored; give [sentence]"
+                "sentences is one string; expected a sequence of sentences (each character would "
+                "be scored as one): pass [sentence]"
             )
         _check_sequence(sentences, "sentences", "a sequence of sentences")
         begin, end = self.words.begin_id, self.words.end_id

@@ -1,11 +1,11 @@
-"""What a client counts, and the same in the form of Prometheus.
+"""What a client counts, also as Prometheus metrics.
 
-Counting is cheap: two microseconds per message. Families are made when somebody collects them. A
-library registers nothing by itself, so an application says where they belong::
+Counting is cheap: two microseconds per message. Metric families are built when they are collected.
+The library registers nothing itself; the application chooses the registry::
 
     prometheus_client.REGISTRY.register(client.metrics)
 
-Labels are numbers of shards and closed sets of results and stages; never words, ids or addresses.
+Labels are shard numbers and closed sets of results and stages; never words, ids or addresses.
 """
 
 from __future__ import annotations
@@ -83,18 +83,18 @@ def result_of(error: BaseException | None) -> str:
 class Stats:
     """What a client has counted since it was made (or since the fork).
 
-    queries        queries asked by callers; a context whose stored words are asked is one
+    queries        queries asked by callers; a context block counts as one
     zero_message   of these, answered from the low orders, without any message
-    duplicates     of these, asked more than once within a call or a message, and sent once
+    duplicates     of these, repeated within a call or a message, and sent once
     sent_queries   distinct queries sent to servers
     messages       messages sent
     failed         messages that failed
-    retries        messages that were sent to another replica after that
-    hedges         messages that were late, and asked of another replica as well
-    hedges_won     of these, answered by that one first
+    retries        failed messages that were sent again to another replica
+    hedges         late messages that were sent to a second replica too
+    hedges_won     of these, those that the second replica answered first
     bytes_sent, bytes_received  bytes of these messages, without gRPC's own framing
     partial        distinct queries that the partial model answered
-    refreshes      times the table was found stale and fetched anew
+    refreshes      times the table was stale and was fetched again
     """
 
     queries: int = 0
@@ -115,7 +115,7 @@ class Stats:
 class ClientMetrics:
     """Counts of one process; what of `stats` is not counted here has one thread that counts it.
 
-    Any thread may count: a lock, taken once a call and once a message, holds what belongs together.
+    Any thread may count: a lock, taken once per call and once per message, keeps counts consistent.
     It is reentrant, since a signal handler may ask while its own thread counts. A forked child
     begins with counts of its own.
     """
@@ -130,7 +130,7 @@ class ClientMetrics:
         self.stages = {stage: Histogram(SECONDS) for stage in STAGES}
 
     def now(self) -> Stats:
-        """`stats` as they stand now."""
+        """The current `stats`."""
         with self._lock:
             return replace(self.stats)
 
@@ -179,7 +179,7 @@ class ClientMetrics:
             calls     calls that it carried parts of
             queue_s   seconds that the part that waited longest waited in its lane
             encode_s  arrays to bytes
-            wire_s    from the bytes' leaving to the reply's coming: network, server and gRPC
+            wire_s    from sending the bytes to receiving the reply: network, server and gRPC
             decode_s  bytes to arrays, and to the callers; 0 where there was no reply
         """
         with self._lock:
@@ -194,7 +194,7 @@ class ClientMetrics:
 
 
 class Counted(Protocol):
-    """What a collector shows of a client."""
+    """What a collector reads of a client."""
 
     @property
     def counts(self) -> ClientMetrics:
@@ -211,14 +211,14 @@ class Counted(Protocol):
         """Bytes of the files in use of the model's vocabulary and low orders."""
 
     def watch(self) -> CascadeMonitor | None:
-        """What watches the servers; None where nobody does."""
+        """What watches the servers; None if nothing does."""
 
 
 class ClientCollector(Collector):
-    """The families of one client.
+    """The metric families of one client.
 
-    A registry takes one client: the families of two have the same names. Give each its own
-    registry, or let threads share a client.
+    A registry accepts one client, since the families of two have the same names. Give each client
+    its own registry, or let threads share a client.
     """
 
     def __init__(self, core: Counted, small: Counted | None = None) -> None:
@@ -230,21 +230,21 @@ class ClientCollector(Collector):
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
-        """The families as they stand now; asks no server."""
+        """The current families; asks no server."""
         core = self._core
         counts, stats = core.counts, core.stats
         yield _queries(stats, 0 if self._small is None else self._small.stats.queries)
-        yield _counter("calls", "Calls by how they ended.", "result", counts.calls)
-        yield _counter("messages", "Messages by how they ended.", "result", counts.messages)
+        yield _counter("calls", "Calls by result.", "result", counts.calls)
+        yield _counter("messages", "Messages by result.", "result", counts.messages)
         yield _counter(
             "hedges",
-            "Messages that were late and asked of a second server too; won: it answered first.",
+            "Late messages sent to a second server too; won: the second server answered first.",
             "result",
             {"won": stats.hedges_won, "lost": stats.hedges - stats.hedges_won},
         )
         for name, documentation, sizes in (
-            ("message_queries", "Distinct queries of a message.", counts.message_queries),
-            ("gathered_calls", "Calls that a message carries parts of.", counts.gathered_calls),
+            ("message_queries", "Distinct queries per message.", counts.message_queries),
+            ("gathered_calls", "Calls that share a message.", counts.gathered_calls),
         ):
             yield HistogramMetricFamily(
                 f"dlm_client_{name}",
@@ -254,7 +254,7 @@ class ClientCollector(Collector):
             )
         stages = HistogramMetricFamily(
             "dlm_client_stage_seconds",
-            "Seconds a call spent being planned, a message in each other stage.",
+            "Seconds in each stage: plan is measured per call, the others per message.",
             labels=("stage",),
         )
         for stage, seconds in counts.stages.items():
@@ -263,20 +263,18 @@ class ClientCollector(Collector):
         load = sorted(core.load().items())
         in_flight = {str(shard): sent for shard, (sent, _) in load}
         waiting = {str(shard): queued for shard, (_, queued) in load}
-        yield _gauge("in_flight", "Messages on their way, by shard.", "shard", in_flight)
-        yield _gauge(
-            "waiting", "Parts of calls that wait for a message, by shard.", "shard", waiting
-        )
+        yield _gauge("in_flight", "Messages in flight, by shard.", "shard", in_flight)
+        yield _gauge("waiting", "Parts of calls waiting to be sent, by shard.", "shard", waiting)
         if watch := core.watch():  # without heartbeats, nothing is known of servers
             yield from _cascade(watch)
         yield GaugeMetricFamily(
             "dlm_client_small_model",
-            "1 with a small model to go over to, 0 without.",
+            "1 if there is a small model to switch to, else 0.",
             value=int(self._small is not None),
         )
         yield GaugeMetricFamily(
             "dlm_client_cache_bytes",
-            "Vocabulary and low orders of the model in use.",
+            "Bytes of the vocabulary and low orders of the model in use.",
             value=core.cache_bytes(),
         )
         yield _gauge("info", "Always 1.", "version", {__version__: 1})
@@ -287,24 +285,24 @@ def _cascade(watch: CascadeMonitor) -> Iterator[Metric]:
     servers = Counter(one.health for one in status.servers)
     yield _gauge(
         "servers",
-        "Servers of the model by what heartbeats say of them.",
+        "Servers of the model by health, as heartbeats report it.",
         "health",
         {health: servers[health] for health in Liveness},
     )
     yield _gauge(
         "mode",
-        "1 for the model that new utterances go to.",
+        "1 for the model that new utterances use.",
         "mode",
         {mode: int(status.mode is mode) for mode in Mode},
     )
     switches = CounterMetricFamily(
-        "dlm_client_mode_switches", "Times that a mode was entered.", labels=("mode", "reason")
+        "dlm_client_mode_switches", "Switches to each mode.", labels=("mode", "reason")
     )
     for (to, reason), times in sorted(status.switches.items()):
         switches.add_metric((to, reason), times)
     yield switches
     canaries = {OK: watch.canaries[True], FAILED: watch.canaries[False]}
-    yield _counter("canaries", "Canaries by whether every shard answered.", "result", canaries)
+    yield _counter("canaries", "Canaries by result; ok: every shard answered.", "result", canaries)
 
 
 def _gauge(name: str, documentation: str, label: str, values: Mapping[str, float]) -> Metric:
@@ -327,9 +325,9 @@ def _queries(stats: Stats, small: int) -> Metric:
     were mostly sent before."""
     return _counter(
         "queries",
-        "Queries by where the answer came from; shard: distinct ones that were sent; "
-        "partial: from the low orders alone, since no shard answered in time; "
-        "small: from the local small model.",
+        "Queries by source of the answer; shard: distinct queries sent; "
+        "partial: the low orders only, because no shard answered in time; "
+        "small: the local small model.",
         "source",
         {
             "low_orders": stats.zero_message,

@@ -52,18 +52,18 @@ class Scorer(Counted, Protocol):
         """No server answers, so the first utterances go to the small model already."""
 
     def check_open(self) -> None:
-        """Raises ClientClosed where it is closed."""
+        """Raises ClientClosed if it is closed."""
 
     def close(self) -> None:
-        """Calls under way fail with `ClientClosed`, and so do all that follow."""
+        """Closes it: calls in progress and all later calls fail with `ClientClosed`."""
 
     def known(self) -> Topology | None:
         """The shard set in use, and where its shards are; None before any was found."""
 
     def cascade(self) -> CascadeStatus:
-        """How the servers and the cascade stand.
+        """The state of the servers and of the cascade.
 
-        Raises  ConfigError  nobody watches them
+        Raises  ConfigError  nothing watches them
         """
 
     # -- for handles
@@ -137,7 +137,9 @@ class LocalScorer(Scorer):
         return self._snapshot.topology
 
     def cascade(self) -> CascadeStatus:
-        raise ConfigError("this client asks a shard set in its own process; it has no servers")
+        raise ConfigError(
+            "this client uses a shard set in its own process, so it has no servers to report on"
+        )
 
     def snapshot(self) -> Snapshot:
         return self._snapshot
@@ -238,7 +240,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 def open_local(
     directory: Path, source: int = FULL, *, verify: bool = True, what: str = "the shard set"
 ) -> LocalScorer:
-    """What answers from the shard set in `directory`.
+    """Opens the shard set in `directory`.
 
     Raises
         ConfigError       there is no such folder, or it is a file; `what` names it
@@ -247,7 +249,7 @@ def open_local(
     if not directory.is_dir():
         found = "is a file" if directory.exists() else "does not exist"
         raise ConfigError(
-            f"{what} {directory} {found}; the folder of a shard set is expected, "
-            "as `dlm shard` makes them"
+            f"{what} {directory} {found}; expected the folder of a shard set, "
+            "as `dlm shard` writes it"
         )
     return LocalScorer(LocalModel.open(directory, verify=verify), directory, source)

@@ -35,7 +35,7 @@ class Family:
             raise FamilyMismatch(
                 f"a state of the {found.kind} model {found.model} (shard set {found.shard_set}) "
                 f"was given to a handle of the {self.kind} model {self.model} "
-                f"(shard set {self.shard_set}); scores of two models do not mix in a sentence"
+                f"(shard set {self.shard_set}); a sentence cannot mix the scores of two models"
             )
 
 
@@ -97,7 +97,7 @@ class States:
         Raises  FamilyMismatch, QueryError (no parts)
         """
         if not parts:
-            raise QueryError("no arrays of states were given; at least one is expected")
+            raise QueryError("found no arrays of states to join; expected at least one")
         for part in parts:
             parts[0].family.check(part.family)
         flat = [part.reshape(-1) for part in parts]
@@ -108,8 +108,8 @@ class States:
         )
 
     def keys(self) -> list[bytes]:
-        """A key in bytes for each state of the flattened array: within a family, two keys are equal
-        exactly if their states are. Many times faster than a `State` for each."""
+        """A bytes key for each state of the flattened array: within a family, two keys are equal
+        exactly if their states are. Many times faster than making a `State` for each."""
         flat = self.reshape(-1)
         words = np.column_stack([flat._lengths.astype(np.uint32), flat._contexts])
         step, content = words.itemsize * words.shape[1], words.tobytes()
@@ -140,9 +140,9 @@ class Extension:
         ngram_length   (K, W)  uint8   the same as KenLM counts it
         states         (K, W)          the state after each word
         source         (K, W)  uint8   `FULL`, or `PARTIAL` where no shard answered in time; all
-                                       `SMALL` of the small model
-        oov            (K, W)  bool    whether the vocabulary lacks the word, which was scored as
-                                       its unknown word
+                                       `SMALL` if the small model answered
+        oov            (K, W)  bool    true if the vocabulary lacks the word; it was then scored as
+                                       the unknown word
     """
 
     log10_prob: NDArray[np.float32]

@@ -31,7 +31,7 @@ Opened: TypeAlias = tuple[Scorer, Snapshot, float | None, str, str]
 
 
 def _no_memory(cause: MemoryError) -> DlmError:
-    return DlmError(f"this process has no memory for the call ({cause!r}); ask less at once")
+    return DlmError(f"this process has no memory for the call ({cause!r}); ask for less at once")
 
 
 class Utterance(Handle):
@@ -71,7 +71,7 @@ class Utterance(Handle):
         Args
             contexts    Q contexts, most recent word last, of any length; ids or strings
             words       Q words
-            deadline_s  seconds; the handle's own where not given
+            deadline_s  seconds; by default the handle's own
         Raises
             QueryError, UnavailableError, ProtocolError
         """
@@ -80,14 +80,14 @@ class Utterance(Handle):
     def extend(
         self, states: States | Sequence[State], words: Any, *, deadline_s: float | None = None
     ) -> Extension:
-        """Extends each of K states by W words, as on-the-fly rescoring needs it.
+        """Extends each of K states by W words, as on-the-fly rescoring needs.
 
         Source: Long et al., "A Distributed System for Large-scale n-gram Language Models at
         Tencent", PVLDB 12(12), 2019, section 3.3.
 
         Args
             words  W words for all states, or K rows of W words: strings, bytes or ids. A string is
-                   one word, whatever spaces are in it; `oov` marks those that the model lacks
+                   one word, even with spaces in it; `oov` marks those that the model lacks
         Raises
             FamilyMismatch (a TypeError), QueryError, UnavailableError, ProtocolError
         """
@@ -108,7 +108,7 @@ class Utterance(Handle):
                        ids or strings
             bos, eos   whether a sentence begins after <s>, and whether its end is scored
         Raises
-            QueryError (one string in place of several), UnavailableError, ProtocolError
+            QueryError (one string instead of several), UnavailableError, ProtocolError
         """
         return self._run(self._score_sentences, deadline_s, sentences, bos, eos)
 
@@ -131,18 +131,18 @@ class Utterance(Handle):
         """(V,) float32: log10 P of every word of the vocabulary after `state`, by id. <s> has the
         probability that the model gives it, although it follows nothing.
 
-        Cost  one message at most, and a pass over the vocabulary here
+        Cost  at most one message, and one pass over the local vocabulary
         """
         return self._run(self._next_distribution, deadline_s, state)
 
     def context_blocks(
         self, states: States | Sequence[State], *, deadline_s: float | None = None
     ) -> ContextBlocks:
-        """All that is stored after each of K states, so that any word is scored without a message.
+        """Everything stored after each of K states, to score any word without a message.
 
         For decoders that ask for many words after few states. Takes one message per shard, or
-        several where much is stored. If the servers do not know the call, every word of the
-        vocabulary is asked for.
+        several if much is stored. If the servers do not know the call, it asks for every word of
+        the vocabulary.
 
         Raises
             FamilyMismatch (a TypeError), QueryError, UnavailableError, ProtocolError
@@ -151,7 +151,7 @@ class Utterance(Handle):
 
 
 class AsyncUtterance(Handle):
-    """An asynchronous handle; made by `AsyncClient.utterance`. The methods are `Utterance`'s.
+    """An asynchronous handle; made by `AsyncClient.utterance`. It has the methods of `Utterance`.
 
     Awaiting the handle returns it; if its client has not connected yet, it connects first.
     """

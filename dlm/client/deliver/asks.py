@@ -1,7 +1,7 @@
 """What a message to a shard may ask: scores of words, or all that is stored after contexts.
 
-Both travel alike: in parts of calls, through the lane of a shard, to one of its servers. Here is
-what differs: which bytes ask, what answers them, and over which method they go.
+Both travel alike: in parts of calls, through the lane of a shard, to one of its servers. This
+module has what differs: how requests and replies are encoded, and the method that carries them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dlm.wire import codec
 
 
 class Asks(Protocol):
-    """A kind of message. `name` tells kinds apart: each has lanes of its own."""
+    """A kind of message. Each kind, by `name`, has its own lanes."""
 
     name: str
 
@@ -29,7 +29,7 @@ class Asks(Protocol):
     def decode(
         self, data: bytes, manifest: Manifest, shard: int, groups: QueryGroups, checksum: int
     ) -> Any:
-        """What answers them; raises `ProtocolError` for what cannot."""
+        """The answers in a reply; raises `ProtocolError` if it cannot be one."""
 
     def post(self, connection: Connection) -> Post:
         """What sends such bytes."""
@@ -65,9 +65,9 @@ class ScoreAsks:
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """What came of one context, or a part of it.
+    """What a reply holds for one context, or a part of it.
 
-    total  words that are stored after it
+    total  words stored after the context
     Shapes
         log10_backoffs (L - 2,) float32; words (n,) uint32, rising; answers to these
     """

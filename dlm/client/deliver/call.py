@@ -1,8 +1,8 @@
 """One caller's batch on its way: what was asked, which parts are out, and how it ends.
 
-Each side has its own. The loop alone says what became of a part, once; the caller alone puts
-answers together, when its call has ended or its time is over. So nothing here needs a lock, and
-what comes too late is told to a part that nobody looks at any more.
+Each side owns its own data. Only the loop records the outcome of a part, once; only the caller
+assembles the answers, when its call has ended or its time is up. So nothing here needs a lock, and
+a late reply reaches a part that nobody reads any more.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Call:
         future    ends with the call; None is its result, and `result` makes the answers
         parts     all that were asked of shards; replaced whole
         let_in    it is not refused any more
-        moves_on  its handle can go over to another model, so that its own being gone is an error
+        moves_on  its handle can switch to another model, so it fails if its own is no longer held
         messages  that carried a part of it
         span      where it is traced
     """
@@ -114,7 +114,7 @@ class Call:
 
     @classmethod
     def of_pieces(cls, model: str, pieces: list[Piece], deadline: float) -> Call:
-        """A call that asks shards alone."""
+        """A call that only shards answer."""
         count = sum(len(piece.at) for piece in pieces)
         place = np.arange(count, dtype=np.int64)
         room = np.empty(count, np.float32), np.empty((3, count), np.uint8)
@@ -200,7 +200,7 @@ class Call:
     # -- in the caller's thread ---------------------------------------------------------------
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
-        """What it ended with, if that is no answers."""
+        """The error it ended with; None if it has answers."""
         return self.future.exception(timeout_s)
 
     def done(self) -> bool:
@@ -208,7 +208,7 @@ class Call:
         return self.future.done()
 
     def cancel(self) -> bool:
-        """Its caller does not want it any more; False where it has ended."""
+        """Its caller no longer wants it; False if it has ended."""
         return self.future.cancel()
 
     def result(self, timeout_s: float | None = None) -> Any:
@@ -224,7 +224,7 @@ class Call:
             except DlmError:
                 raise
             except Exception as exc:
-                raise DlmError(f"the answers to a call could not be put together: {exc!r}") from exc
+                raise DlmError(f"could not assemble the answers to a call: {exc!r}") from exc
         return self._found
 
     def _finish(self) -> Any:
@@ -239,7 +239,7 @@ class Call:
             if error is None:
                 raise
             mine = own_copy(error)
-            mine.add_note(f"and the partial model failed: {exc!r}")
+            mine.add_note(f"the partial model failed too: {exc!r}")
             raise mine from exc
         if missed:
             self._tell_partial(missed)
@@ -316,16 +316,16 @@ class EndedCall:
 class BlockCall(Call):
     """A call for what is stored after contexts.
 
-    Its answer is a `BlockPart` for each context, in order; None where nothing is stored that the
-    low orders do not say (`FULL`), where no shard told in time (`PARTIAL`), or where none knows
-    this call (`UNKNOWN`); and which of these each is of, as an array of uint8.
+    Its result is a `BlockPart` for each context, in order, and the source of each as an array of
+    uint8. A part is None if the low orders have all that is stored (`FULL`), if no shard answered
+    in time (`PARTIAL`), or if none knows this call (`UNKNOWN`).
     """
 
     asks: ClassVar[Asks] = BLOCKS
     __slots__ = ()
 
     def miss(self, part: Part, error: DlmError) -> None:
-        """As `Call.miss`; servers that do not know this call are no failure."""
+        """As `Call.miss`, but a server that does not know this call has not failed."""
         if isinstance(error, UnknownCall) and not part.ended:
             part.error = error
             self._ended()

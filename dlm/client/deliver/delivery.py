@@ -113,7 +113,7 @@ class Delivery:
         watched = watch is not None and self._table.known is message.snapshot
         if watch is not None and watched and message.shard in watch.gone and self._config.partial:
             # Their deadlines are better spent on what comes next.
-            self._ends.fail(message, ShardDown("none answers heartbeats"))
+            self._ends.fail(message, ShardDown("no heartbeat was answered"))
             return
         self._sender.send(message)
 

@@ -1,7 +1,7 @@
 """Scores over a stream that stays open: dlm.v1.Shard/Exchange (proto/README.md).
 
-A message on an open stream costs a third of a call in processor time, on both sides. What a call
-gives for nothing is done here: which reply belongs to which request, and when to stop waiting.
+A message on an open stream costs a third of the processor time of a call, on both sides. In return,
+this module does what gRPC does for a call: it matches replies to requests, and it stops waiting.
 """
 
 from __future__ import annotations
@@ -200,11 +200,11 @@ class Exchange:
         self._close_if_done()
         for reply in replies:
             tell(
-                reply, None, DeadlineExceeded(f"{self.address} gave no answer before the deadline")
+                reply, None, DeadlineExceeded(f"{self.address} did not answer before the deadline")
             )
 
     async def _run(self) -> None:
-        error: DlmError = ShardDown(f"{self.address} ended the stream; ask again")
+        error: DlmError = ShardDown(f"{self.address} ended the stream; retry")
         lost = False
         try:
             channel, metadata = self._open_channel()
@@ -227,7 +227,7 @@ class Exchange:
         except grpc.RpcError as exc:
             error = error_of_call(exc, self.address)
             if lost := is_lost(exc):
-                error = ShardDown(f"{self.address} lost the stream ({FROM_CORE}); ask again")
+                error = ShardDown(f"{self.address} lost the stream ({FROM_CORE}); retry")
             elif not self._answers and not self.ended and isinstance(error, ShardDown):
                 self.failure = time.monotonic(), str(error)
         except DlmError as exc:  # bytes that are no message: nothing after them can be trusted

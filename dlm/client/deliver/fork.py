@@ -6,14 +6,14 @@ gRPC cannot take through a fork, are suspended: ended before it, their channels 
 loop stopped, and opened again after it, in the parent. What we do inside the gate never waits for
 the network.
 
-The gate is reentrant, since a signal handler may fork while its own thread is inside; and waited
-for as long as gRPC itself waits, since a process that cannot use gRPC in its child is better than
-one that never gets there.
+The gate is reentrant, since a signal handler may fork while its own thread is inside. A fork waits
+for it as long as gRPC itself waits and no longer, since a child that cannot use gRPC is better than
+a process that hangs.
 
 When the interpreter ends, the same happens for good.
 
-One lock more is not ours: numba's, which whoever runs a kernel for the first time holds while it
-compiles or loads it. A child would wait for it for ever, so a fork waits until nobody holds it.
+There is one more lock, numba's, held while a kernel is compiled or loaded on its first run. A child
+would wait for it forever, so a fork waits until nobody holds it.
 """
 
 from __future__ import annotations

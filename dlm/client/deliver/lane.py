@@ -18,11 +18,11 @@ time       the last message is older than usual    `take` gives what waits, up t
 time       what waits is past its deadline         `expire` gives it
 =========  ======================================  =============================================
 
-What waits is bounded, in queries by what a few messages can carry, and in time by what the shard
-has lately answered (`pace.py`): where the queries ahead would take half of the time that a new call
-has left, waiting would only use up the deadlines of all. It is refused at once, while there is time
-to do without. What is sent when nothing else is in flight is never refused: so a shard that was
-slow is found to be quick again.
+What waits is bounded: in queries, by what a few messages can carry; in time, by how fast the shard
+has answered lately (`pace.py`). If the queries ahead would take half of the time that a new call
+has left, the call is refused at once: waiting would only use up everyone's deadlines, and the
+caller still has time to do without. A message is never refused while nothing else is in flight, so
+a shard that was slow is found to be quick again.
 
 Paper: DLM 3.3 merges the messages of one utterance's position; gathering across utterances is ours.
 """

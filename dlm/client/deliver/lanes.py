@@ -203,10 +203,10 @@ def _too_much(shard: int, lane: Lane[Any], queries: int, left_s: float) -> Overl
     asked_s = lane.pace.seconds(lane.ahead + queries)
     left_s = max(left_s, 0.0)
     error = Overloaded(
-        f"shard {shard}: {len(lane.in_flight)} messages are in flight and {len(lane.waiting)} "
-        f"wait, with {lane.ahead} queries; with the {queries} of this call that is {asked_s:.3g} s "
-        f"of work at the present pace, and a call with {left_s:.3g} s left may find "
-        f"{PATIENCE * left_s:.3g} s. Ask less at once, or later"
+        f"shard {shard} is overloaded: {lane.ahead} queries are ahead, in {len(lane.in_flight)} "
+        f"messages in flight and {len(lane.waiting)} waiting parts. With the {queries} of this "
+        f"call that is {asked_s:.3g} s of work at the present pace; a call with {left_s:.3g} s "
+        f"left accepts {PATIENCE * left_s:.3g} s. Ask for less at once, or retry later"
     )
     error.retry_after_s = work_s or None
     return error

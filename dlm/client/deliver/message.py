@@ -208,6 +208,6 @@ def as_dlm_error(error: Exception, shard: int | None = None) -> DlmError:
     # Where a partial model answers instead, nobody else is told.
     log.error("client.message.failed", extra={"shard": shard, "error": type(error).__name__})
     where = "" if shard is None else f"shard {shard}: "
-    wrapped = DlmError(f"{where}a message could not be made or read: {error!r}")
+    wrapped = DlmError(f"{where}a message could not be encoded or decoded: {error!r}")
     wrapped.__cause__ = error
     return wrapped

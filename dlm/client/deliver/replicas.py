@@ -37,7 +37,7 @@ def choose(
                      while there is another avoided one, which may drain and still answer
         tried        by this message already: not to be asked while there is any other at all
     Returns
-        None where there are none at all
+        None if there are none
     Paper
         Mitzenmacher 2001: two choices instead of one take the longest queue from logarithmic to
         doubly logarithmic, and need no agreement among clients
@@ -52,7 +52,7 @@ def choose(
 
 
 class TokenBucket:
-    """How many messages may be asked again, or of two: a share of those asked, and a burst.
+    """How many messages may be sent again, or to two servers: a share of those sent, and a burst.
 
     Args
         share  of a token that each message earns

@@ -142,7 +142,7 @@ class Retries:
                 allowed = max((message.deadline - self._clock()) / 2, 0.05)
                 self._table.refresh(message.snapshot, min(allowed, self._config.connect_s))
         except Exception as exc:  # noqa: BLE001 - a helper thread must never leave a caller waiting
-            error.add_note(f"and no fresh table could be had: {exc}")
+            error.add_note(f"looking for the servers again failed too: {exc}")
             self._inbox.tell(self._ends.fail, message, error)
         else:
             self._inbox.tell(self._move, message, error)
@@ -185,7 +185,7 @@ class Retries:
 
     def _lose(self, message: Message) -> None:
         """Its deadline is long past: a connection was silent, or made for too long."""
-        lost = DeadlineExceeded(f"shard {message.shard}: nobody told what became of a message")
+        lost = DeadlineExceeded(f"shard {message.shard}: a message got no reply and no error")
         for attempt in list(message.out):
             if attempt.withdraw is not None:
                 attempt.withdraw()

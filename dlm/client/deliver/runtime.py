@@ -68,7 +68,7 @@ Tell = Callable[..., None]  # has the loop carry out a step, with its arguments;
 
 def closed_error() -> ClientClosed:
     """What whoever uses a closed client gets."""
-    return ClientClosed("this client is closed; open another")
+    return ClientClosed("this client is closed; open a new one")
 
 
 # Share of messages that may be sent again when they fail, and as many more at once.
@@ -303,7 +303,7 @@ class Links:
         loop.post(lambda: runtime.forget(shard_sets))
 
     def close(self) -> None:
-        """Lets go of every connection; what waits to be sent fails, as what is under way does."""
+        """Closes every connection; what waits to be sent fails, and so does what is in flight."""
         runtime = self.runtime
         with runtime.lock:
             self.closed = True

@@ -52,16 +52,16 @@ Token = Callable[[], Metadata]  # what a call must carry, as the file of the tok
 class ClientSecurity:
     """A client's credentials, and what it trusts. Without any field, calls are plaintext.
 
-    ca           PEM file of the authorities that servers' certificates are signed by; turns TLS on
+    ca           PEM file of the authorities that sign the servers' certificates; turns TLS on
     cert, key    PEM files of the client's own certificate and its key, for servers that ask for one
     server_name  name that servers' certificates must carry instead of the address's host
-    token_file   file with the client's token, which its owner alone may read; read again when it
+    token_file   file with the client's token, readable only by its owner; read again when it
                  changes
     token        the token itself; never shown, but pickled with the client
     insecure     send the token to other machines without TLS
     use_proxy    connect through the proxy that the environment names (grpc_proxy, https_proxy or
-                 http_proxy, but for hosts in no_grpc_proxy or no_proxy); needs TLS. Without it
-                 these variables change nothing
+                 http_proxy, except for hosts in no_grpc_proxy or no_proxy); needs TLS. Without it
+                 these variables have no effect
     """
 
     ca: str = ""
@@ -79,18 +79,18 @@ class ClientSecurity:
             if value := getattr(self, name):
                 object.__setattr__(self, name, str(Path(value).absolute()))
         if bool(self.cert) != bool(self.key):
-            raise ConfigError("client.cert and client.key belong together; one is missing")
+            raise ConfigError("client.cert and client.key must be given together; one is missing")
         if (self.cert or self.server_name) and not self.ca:
             raise ConfigError(
-                "client.cert, key and server_name need TLS, and client.ca turns it on: give the "
-                "PEM file of the authority that signed the servers' certificates"
+                "client.cert, key and server_name need TLS; set client.ca, the PEM file of the "
+                "authority that signed the servers' certificates, to turn it on"
             )
         if self.token and self.token_file:
-            raise ConfigError("client.token and client.token_file were both given; one is enough")
+            raise ConfigError("client.token and client.token_file are both given; remove one")
         if self.token and not TOKEN.fullmatch(self.token):
             raise ConfigError(
-                "client.token is no token: 16 to 512 characters of A-Z a-z 0-9 . _ ~ + / - are "
-                "expected, such as `dlm token NAME` prints"
+                "client.token is not a token; expected 16 to 512 characters of "
+                "A-Z a-z 0-9 . _ ~ + / -, as `dlm token NAME` prints"
             )
 
     def over(self, base: ClientSecurity) -> ClientSecurity:
@@ -108,13 +108,13 @@ class ClientSecurity:
         That is `address`, unless a token would travel without TLS: then it is the loopback
         addresses that `address` resolves to, so that what was checked is what is used.
 
-        Raises  ConfigError  the token could be read on its way, or a proxy is set without TLS
+        Raises  ConfigError  others could read the token in transit, or a proxy is set without TLS
         """
         if self.use_proxy and not self.ca:
             raise ConfigError(
-                "client.use_proxy is set without TLS, and a proxy would read all that is sent. "
-                "Give client.ca (the authority of the servers' certificates), or leave use_proxy "
-                "out"
+                "client.use_proxy is set without TLS, so the proxy could read everything that is "
+                "sent. Set client.ca (the authority of the servers' certificates), or remove "
+                "use_proxy"
             )
         if self.ca or self.insecure or not (self.token or self.token_file):
             return address
@@ -123,8 +123,8 @@ class ClientSecurity:
             raise ConfigError(
                 f"{address} is not an address of this machine (a loopback address, a name that "
                 "resolves to nothing else, or unix:PATH), and without TLS the token could be read "
-                "on its way to another machine. Give ca (the authority of the servers' "
-                "certificates), or insecure on a network where nobody listens"
+                "on its way to another machine. Set ca (the authority of the servers' "
+                "certificates), or insecure if nobody can listen on the network"
             )
         return local
 
@@ -141,9 +141,9 @@ def open_channel(
     """A channel to `address` that does what `security` says; it connects at the first call.
 
     Args
-        token  what `read_token` gave for it, where several channels are to share that
+        token  what `read_token` returned, if several channels share it
     Raises
-        ConfigError  a file is missing or unusable, or others could read the token on its way
+        ConfigError  a file is missing or unusable, or others could read the token in transit
     """
     channel = _open(grpc, address, options, security)
     token = token or read_token(security)
@@ -171,12 +171,12 @@ def _open(
 
 
 def check_address(address: object) -> str:
-    """`address`, where it is "host:port", "[IPv6]:port", or one of gRPC's schemes with such.
+    """`address`, if it is "host:port", "[IPv6]:port", or one of gRPC's schemes with either.
 
-    gRPC itself takes a port above 65535 for another one, and many a typing error for a name.
+    gRPC itself reads a port above 65535 as another port, and many typing errors as names.
 
     Raises
-        ConfigError  what is wrong with it; the caller adds where it stands
+        ConfigError  what is wrong with it; the caller adds where it was found
     """
     if not isinstance(address, str):
         raise _refusal(address, 'expected "host:port"')
@@ -199,9 +199,9 @@ def _fault(text: str) -> str:
     if not colon or not host:
         return 'expected "host:port"' if colon else 'the port is missing; expected "host:port"'
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= MAX_PORT:
-        return f"its port is {port!r}; a number from 1 to {MAX_PORT} is expected"
+        return f"its port is {port!r}; expected a number from 1 to {MAX_PORT}"
     if not HOST_PORT.fullmatch(text):
-        more = '; an IPv6 address stands in brackets, as in "[::1]:50060"' if ":" in host else ""
+        more = '; write an IPv6 address in brackets, as in "[::1]:50060"' if ":" in host else ""
         return f'{host!r} is not the name or address of a host; expected "host:port"{more}'
     if host.startswith("["):
         try:
@@ -267,7 +267,7 @@ def _resolve(host: str) -> tuple[IPv4Address | IPv6Address, ...]:
 def _credentials(security: ClientSecurity) -> grpc.ChannelCredentials:
     ca = _read(security.ca)
     if b"-----BEGIN CERTIFICATE-----" not in ca:
-        raise ConfigError(f"{security.ca} holds no certificate in PEM")
+        raise ConfigError(f"{security.ca} contains no PEM certificate")
     cert = _read(security.cert) if security.cert else None
     key = read_secret(Path(security.key)) if security.key else None
     return grpc.ssl_channel_credentials(ca, key, cert)

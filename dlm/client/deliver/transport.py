@@ -72,10 +72,9 @@ BeatReply = Callable[[pb.HeartbeatReply | None, DlmError | None], None]
 
 
 class Connection(Protocol):
-    """A way to one server. Tests put scripted ones in its place to make the network fail.
+    """A connection to one server. Tests replace it with scripted ones to make the network fail.
 
-    What goes wrong is a `DlmError`, raised or handed to `reply`; one that a server answered has its
-    `reason`.
+    Failures are a `DlmError`, raised or passed to `reply`; one that a server sent has its `reason`.
     """
 
     address: str
@@ -86,25 +85,25 @@ class Connection(Protocol):
         """Sends a ScoreRequest; `reply` is called once, on any thread.
 
         Args
-            metadata  what a server needs to see of a trace; mostly nothing
+            metadata  the trace context for the server; usually empty
         Returns
-            what says that nobody wants the answer any more: a request that has not left yet does
-            not leave. `reply` is called all the same. None where nothing is ever withdrawn
+            a function that withdraws the request: if it has not left yet, it is not sent. `reply`
+            is called all the same. None if requests cannot be withdrawn
         """
 
     def context_block(
         self, request: bytes, timeout_s: float, reply: Reply, metadata: Metadata = ()
     ) -> Withdraw | None:
-        """Sends a ContextBlockRequest, likewise."""
+        """Sends a ContextBlockRequest in the same way."""
 
     def describe(self, timeout_s: float, shard_set: bytes = b"") -> pb.DescribeReply:
-        """What the server holds, its checksum verified; of `shard_set`, or of its default."""
+        """What the server holds of `shard_set`, or of its default; the checksum is verified."""
 
     def download(self, request: pb.DownloadRequest, timeout_s: float) -> Chunks:
-        """Pieces of a file."""
+        """The chunks of a file."""
 
     def heartbeat(self, request: pb.HeartbeatRequest, timeout_s: float) -> pb.HeartbeatReply:
-        """Alive, and in what state; its checksum verified."""
+        """Whether the server is alive, and its state; the checksum is verified."""
 
     def heartbeat_later(
         self, request: pb.HeartbeatRequest, timeout_s: float, reply: BeatReply
@@ -112,7 +111,7 @@ class Connection(Protocol):
         """On the loop: the same, without waiting; `reply` is called once, on any thread."""
 
     def close(self) -> None:
-        """Lets go of the connection."""
+        """Closes the connection."""
 
 
 def _mark(token: Metadata) -> bytes:
@@ -388,7 +387,7 @@ class GrpcConnection:
         request = pb.DescribeRequest(shard_set=shard_set)
         message = codec.parse(pb.DescribeReply(), self._call("Describe", request, timeout_s))
         if message.checksum != codec.describe_checksum(message):
-            raise ProtocolError(f"{self.address}: the description was damaged on the way")
+            raise ProtocolError(f"{self.address}: its description was damaged in transit")
         return message
 
     def download(self, request: pb.DownloadRequest, timeout_s: float) -> Chunks:
@@ -443,9 +442,9 @@ class GrpcConnection:
     def _read_beat(self, request: pb.HeartbeatRequest, data: bytes) -> pb.HeartbeatReply:
         message = codec.parse(pb.HeartbeatReply(), data)
         if message.checksum != codec.heartbeat_checksum(message):
-            raise ProtocolError(f"{self.address}: the heartbeat was damaged on the way")
+            raise ProtocolError(f"{self.address}: its heartbeat reply was damaged in transit")
         if message.sequence != request.sequence:
-            raise ProtocolError(f"{self.address}: the heartbeat answers another one")
+            raise ProtocolError(f"{self.address}: its heartbeat reply belongs to another heartbeat")
         return message
 
     def close(self) -> None:
@@ -496,7 +495,7 @@ class GrpcConnection:
         except grpc.FutureTimeoutError as exc:
             with inside():
                 call.cancel()
-            raise DeadlineExceeded(f"{self.address} gave no answer before the deadline") from exc
+            raise DeadlineExceeded(f"{self.address} did not answer before the deadline") from exc
         except grpc.RpcError as exc:
             raise self._error(exc) from exc
         except grpc.FutureCancelledError as exc:

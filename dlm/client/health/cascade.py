@@ -53,9 +53,9 @@ _REASONS = {membership.Beat: "answered", membership.Tick: "silent", membership.U
 class ServerHealth:
     """What a client knows of a server.
 
-    ready    whether it can be asked, by its last heartbeat; not while it is down
+    ready    whether it can be asked, by its last heartbeat; false while it is down
     delay_s, baseline_s  shortest round trip of the last heartbeats, and what it is compared with;
-                         None before any was answered
+                         None until one is answered
     """
 
     address: str
@@ -68,15 +68,15 @@ class ServerHealth:
 
 @dataclass(frozen=True, slots=True)
 class CascadeStatus:
-    """How a client stands.
+    """State of a client's servers, and the model it uses.
 
     mode      which model new utterances are scored with; always `full` without a small model,
-              also while every server is down
-    reason    why it was entered: "failures", "delay" or "recovered"; "" where the client, or the
-              parent it was forked from, began in it
-    small     whether there is a small model to go over to
-    for_s     seconds since it was entered
-    messages  logical messages in the window of the failure rate; failed: those of them that did
+              even while every server is down
+    reason    why the mode was entered: "failures", "delay" or "recovered"; "" if the client, or
+              the parent it was forked from, started in it
+    small     whether there is a small model to switch to
+    for_s     seconds since the mode was entered
+    messages  logical messages in the window of the failure rate; failed: those that failed
     switches  times that each mode was entered, and why: (mode, reason) -> times
     servers   by shard and address
     """

@@ -1,8 +1,8 @@
 """Whether a server can be asked, and whether the way to it has become slow: heartbeats.
 
 Pure: `step(state, event, now)` returns the next state of one server (or one of its workers) and
-what to do. Heartbeats have a call of their own, so that they tell a host that is gone, or a network
-that is slow, from a kernel that is busy; how messages fare is told to `modes.py`.
+what to do. Heartbeats are separate calls, so they distinguish a dead host or a slow network from a
+busy kernel; `modes.py` counts how messages fare.
 
 =======  =================================  ===================================================
 health   event                              then
@@ -20,12 +20,12 @@ any      a beat is due, none is out         Probe
 any      another process answers            Restarted, and as an answered beat
 =======  =================================  ===================================================
 
-A server that says that it warms up or drains is UP but not `ready`: it is not asked, and that is no
-failure of it.
+A server that reports that it is warming up or draining is UP but not `ready`: it is not asked, and
+that does not count as a failure.
 
-A connection may be what is wrong: one that a firewall has forgotten, or whose framing was damaged,
-stays silent for as long as it lives, while the server answers on any other. So it is given up with
-the server.
+The fault may be in the connection: one that a firewall has forgotten, or whose framing was damaged,
+stays silent for as long as it lives, while the server answers on any other. So the connection is
+replaced when its server is down.
 
 *Delay* is the shortest of the last five round trips. A lost packet, a connection that is made anew,
 a busy core or a decoder's thread that holds the interpreter makes some of them a hundred times as
@@ -100,7 +100,7 @@ class Beating:
         ):
             value = getattr(self, name)
             if not low <= value <= high:
-                raise ConfigError(f"beating.{name} is {value}; it must lie in {low} to {high}")
+                raise ConfigError(f"beating.{name} is {value}; it must be from {low} to {high}")
 
 
 TRIPS = 5  # whose shortest is the delay: so many agree that a way is slow; one, that it is not

@@ -1,4 +1,4 @@
-"""When a client goes over to its small model, and when it comes back.
+"""When a client switches to its small model, and when it switches back.
 
 Pure: `step(state, event, now)` returns the next state and what to do.
 
@@ -19,7 +19,7 @@ While SMALL, no other message flows. A stay in FULL that was shorter than `stabl
 wait twice as long, up to `max_wait_s`; a longer one makes it short again: so servers that flap are
 left alone, and every path leads back to FULL once faults end.
 
-What is counted are *logical* messages: one that a replica answered in the end has not failed.
+Only *logical* messages are counted: one that a replica answered in the end has not failed.
 
 Paper: DLM 3.4 ("more than 0.1% messages time out or the network delay doubles"). The window, the
 least count, the canaries and the hysteresis are ours; the paper leaves them open.
@@ -44,21 +44,21 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Switching:
-    """When to go over to the small model and back."""
+    """When to switch to the small model and back."""
 
     # Seconds over which messages are counted, 1 to 3,600. 10: at a thousand messages a second
     # 0.1 % are ten failures.
     window_s: float = 10.0
 
-    # Part of the messages that may fail, 0 to 1. 0.001: the paper's.
+    # Share of the messages that may fail, 0 to 1. 0.001: the paper's.
     failing: float = 0.001
 
     # Failures in the window without which nothing happens, 1 to 1,000,000. 5: a lost packet, or
     # one utterance at a bad moment, is no reason to leave the full model.
     min_failures: int = 5
 
-    # Seconds that a message must have had for its being late to count, 0 to 3,600. 0.05: who gives
-    # less than a network and a busy server need says nothing of them.
+    # Seconds that a message must have been given for a late one to count, 0 to 3,600. 0.05: a
+    # shorter deadline says nothing about the network or a busy server.
     fair_s: float = 0.05
 
     # Seconds that a way must be slow, 0 to 3,600. 2: a few heartbeats agree.
@@ -70,7 +70,7 @@ class Switching:
     # Seconds that a canary may take, 0.01 to 3,600: the deadline of a call.
     canary_timeout_s: float = 2.0
 
-    # Canaries answered in a row that it takes, 1 to 1,000.
+    # Canaries that must be answered in a row, 1 to 1,000.
     canaries: int = 3
 
     # Seconds until the first canary, and the most that this grows to; 0.01 to 3,600.
@@ -96,10 +96,11 @@ class Switching:
         ):
             value = getattr(self, name)
             if not low <= value <= high:
-                raise ConfigError(f"switching.{name} is {value}; it must lie in {low} to {high}")
+                raise ConfigError(f"switching.{name} is {value}; it must be from {low} to {high}")
         if self.max_wait_s < self.wait_s:
             raise ConfigError(
-                f"switching.max_wait_s is {self.max_wait_s}, less than wait_s, {self.wait_s}"
+                f"switching.max_wait_s is {self.max_wait_s}; it must be at least wait_s, "
+                f"{self.wait_s}"
             )
 
 

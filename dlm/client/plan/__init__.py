@@ -1,1 +1,1 @@
-"""Turns a batch into what each shard is asked, and knows where shards are."""
+"""Turns a batch into messages to shards, and knows where the shards are."""

@@ -1,8 +1,8 @@
 """One call, from queries to answers: planned here, in its caller's thread, and posted to the loop.
 
-Both faces of the client use this core, from any thread; what they wait for is a call's end, of
-which the loop tells. What belongs to one process (connections, lanes, counters) is in `runtime` and
-is made anew after a fork; what does not (low orders, settings) is shared with the child.
+Both clients use this core, from any thread, and wait until the loop ends their call. What belongs
+to one process (connections, lanes, counters) is in `runtime` and is made anew after a fork; the
+rest (low orders, settings) is shared with the child.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SURELY_EVERYWHERE = 8  # contexts a shard: so many in a call will hardly miss an
 
 
 class Core(Scorer, Host):
-    """Scores batches of ids against a cluster; what the methods of its bases do stands there.
+    """Scores batches of ids against a cluster; its base classes describe their methods.
 
     Args
         endpoints  says where the servers are; asked again whenever the table is stale
@@ -166,8 +166,8 @@ class Core(Scorer, Host):
         if watch is None:
             self._links.check_open()
             raise ConfigError(
-                "this client sends no heartbeats, so it knows nothing of its servers; give "
-                "ClientConfig(heartbeats=True)"
+                "this client sends no heartbeats, so it does not know the state of its servers; "
+                "pass ClientConfig(heartbeats=True)"
             )
         return watch.status()
 
@@ -255,19 +255,19 @@ class Core(Scorer, Host):
 
         Args
             model  the model that the ids belong to
-            held   what the caller opened its handle on: where no server holds that model any more,
-                   its low orders answer, if there is to be a partial model.
-            moves_on  whether the handle can go over to the next model instead
-            more   these belong to a call of which a part was let in, and are not refused
+            held   what the caller opened its handle on: if no server holds that model any more,
+                   its low orders answer, provided the partial model is on
+            moves_on  whether the handle can switch to the next model instead
+            more   these belong to a call that was partly let in, and are not refused
             ahead  queries that this call will ask after these
-            asks   with BLOCKS, `words` are how many words are there already of what is stored
-                   after each context, and the result is what `BlockCall` says
+            asks   with BLOCKS, `words` counts the words already fetched of those stored after
+                   each context, and the result is that of `BlockCall`
         Shapes
             contexts (K, order - 1) uint32 most recent last, right-aligned; lengths (K,) uint8;
             counts (K,) uint32, words asked of each context; words (Q,) uint32, Q = sum(counts)
         Raises
-            QueryError     at once, for what can have no answer
-            StaleShardSet  at once, where no server holds the model any more
+            QueryError     at once, if the queries cannot have an answer
+            StaleShardSet  at once, if no server holds the model any more
             with the result: UnavailableError, ProtocolError
         """
         begun = time.perf_counter()
@@ -323,7 +323,7 @@ class Core(Scorer, Host):
         if self.config.partial:
             call.fall_back(snapshot.grams, self._delivery.count_partial)
             if gone is None and watch is not None and watch.mode is Mode.SMALL:
-                gone = ShardDown("no message is sent meanwhile")
+                gone = ShardDown("no messages are sent while the small model is in use")
             if gone is not None:
                 # An utterance that began on the full model ends on its low orders.
                 call.give_up(gone)

@@ -1,8 +1,8 @@
 """The low orders on the client: fetched once, kept on disk, shared by processes.
 
-A folder named by the shard set holds the manifest, the vocabulary and the 1- and 2-grams. Processes
-take turns by a lock. An interrupted download goes on where it stopped. Files are used only if their
-checksums are the manifest's.
+A folder named after the shard set holds the manifest, the vocabulary and the 1- and 2-grams. A lock
+makes processes take turns. An interrupted download resumes where it stopped. Files are used only if
+their checksums match the manifest.
 
 Paper: DLM 3.1 (caching). The bit that saves messages beyond it: shards/FORMAT.md, "Stored".
 """
@@ -103,18 +103,18 @@ def check_queries(
     if contexts.shape != (rows, width) or lengths.shape != (rows,) or counts.shape != (rows,):
         raise QueryError(
             f"contexts have shape {contexts.shape}, lengths {lengths.shape}, counts "
-            f"{counts.shape}; ({rows}, {width}), ({rows},) and ({rows},) are expected"
+            f"{counts.shape}; expected ({rows}, {width}), ({rows},) and ({rows},)"
         )
     if words.ndim != 1 or int(counts.sum(dtype=np.uint64)) != len(words):
         raise QueryError(
-            f"{int(counts.sum(dtype=np.uint64))} words are counted and an array of shape "
-            f"{words.shape} was given; as many words as are counted are expected"
+            f"counts add up to {int(counts.sum(dtype=np.uint64))} words, but words has shape "
+            f"{words.shape}; expected as many words as are counted"
         )
     if rows and int(lengths.max()) > width:
-        raise QueryError(f"a context of {int(lengths.max())} words; {width} at most are expected")
+        raise QueryError(f"a context has {int(lengths.max())} words; expected at most {width}")
     for ids in (contexts, words):
         if ids.size and int(ids.max()) >= size:
-            raise QueryError(f"word id {int(ids.max())}; ids are below {size}")
+            raise QueryError(f"word id {int(ids.max())} is out of range; ids are below {size}")
 
 
 def fetch(
@@ -133,7 +133,7 @@ def fetch(
         sources    (shard, connection) of each server; `shuffle` puts them in the order in which
                    they are asked, so that clients that start together do not all ask one
         timeout_s  for all of it; at most half of that is spent waiting for another process that
-                   fetches the same. What came by then is kept, and the next try goes on from there
+                   fetches the same. A partial download is kept, and the next try resumes it
     Raises
         ConfigError       the cache folder cannot be written, or its disk is too full
         UnavailableError  no server gave them in time
@@ -152,8 +152,8 @@ def fetch(
         return download.run()
     except OSError as exc:
         raise ConfigError(
-            f"the low orders cannot be kept in {cache_dir}: {exc}. Make room there, "
-            "or name another folder in DLM_CACHE_DIR"
+            f"cannot cache the low orders in {cache_dir}: {exc}. Free space there, "
+            "or set DLM_CACHE_DIR to another folder"
         ) from exc
 
 
@@ -217,7 +217,7 @@ class _Download:
         except ShardFormatError as exc:
             # Their checksums are right, so whoever made the manifest made them so.
             raise ProtocolError(
-                f"the servers of shard set {manifest.shard_set} sent low orders that are none: "
+                f"the servers of shard set {manifest.shard_set} sent unusable low orders: "
                 f"{plain(str(exc))}"
             ) from exc
         _put(part, home, manifest)
@@ -237,8 +237,8 @@ class _Download:
                     path = part / entry.name
                     exc.add_note(
                         f"{path.stat().st_size if path.exists() else 0} of {entry.bytes} bytes of "
-                        f"{entry.name} came in {self.timeout_s:g} s (connect_s); connecting again "
-                        "goes on from there"
+                        f"{entry.name} arrived in {self.timeout_s:g} s (connect_s); connect again "
+                        "to resume"
                     )
                     raise
                 self.sleep(rest_s)
@@ -280,8 +280,8 @@ class _Download:
                     return
                 path.unlink()
                 last = ProtocolError(
-                    f"{connection.address} sent a {kind} file that is not the manifest's; "
-                    "the server's files are damaged (dlm verify DIR there tells)"
+                    f"{connection.address} sent a {kind} file that does not match the manifest; "
+                    "the server's files are damaged (run `dlm verify DIR` there)"
                 )
                 if not resumed:
                     break
@@ -311,7 +311,7 @@ class _Download:
                     offset += len(data)
                     if self.clock() >= until and offset < entry.bytes:
                         raise DeadlineExceeded(
-                            f"{connection.address} sent {offset} of {entry.bytes} bytes of "
+                            f"{connection.address} sent only {offset} of {entry.bytes} bytes of "
                             f"{entry.name} in time"
                         )
             if offset != entry.bytes:
@@ -342,7 +342,7 @@ def _make_room(cache_dir: Path, part: Path, manifest: Manifest) -> None:
             return
     raise OSError(
         errno.ENOSPC,
-        f"{needed} bytes are needed for shard set {manifest.shard_set}, "
+        f"shard set {manifest.shard_set} needs {needed} bytes, "
         f"{KEEP_FREE_BYTES} of them to spare, and {free} are free",
     )
 

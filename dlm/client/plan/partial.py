@@ -57,8 +57,8 @@ class Outage(NamedTuple):
 def allows_fallback(error: DlmError) -> bool:
     """Whether the partial model may answer instead: where servers failed, not where the caller did.
 
-    A server of another model, one that talks nonsense, or one that lets this client in no more, is
-    one that failed; and so is whatever else keeps a message of this process from being answered.
+    A server counts as failed if it has another model, sends nonsense or no longer lets this client
+    in. So does anything else that keeps a message of this process from being answered.
     """
     return not isinstance(error, QueryError)
 

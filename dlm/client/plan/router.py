@@ -2,8 +2,8 @@
 
 Everything here is a function of arrays; nothing waits.
 
-Paper: DLM 3.2.1 (one message a query) and 3.3 (queries that share a context, and queries that share
-a server, travel together).
+Paper: DLM 3.2.1 (one message per query) and 3.3 (queries that share a context, and queries that
+share a server, travel together).
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ class Table:
                 fetching.result(max(end - self._clock(), 0.0))
         except (FutureTimeout, CancelledError, RuntimeError) as exc:
             raise StaleShardSet(
-                f"no server holds model {known.model} any more, and what takes its place was not "
-                f"there within {timeout_s:.3g} s; ask again"
+                f"no server holds model {known.model} any more, and the model that replaces it was "
+                f"not ready within {timeout_s:.3g} s; retry"
             ) from exc
         except DlmError as exc:
             raise own_copy(exc) from exc
@@ -251,7 +251,7 @@ class Table:
         """Logs, once each, settings that changed and take effect only at the next start."""
         for name in kept:
             if name not in self._kept:
-                advice = "it takes effect when the client starts again"
+                advice = "restart the client to apply it"
                 log.warning("client.setting.kept", extra={"setting": name, "advice": advice})
         self._kept = frozenset(kept)
 
@@ -352,9 +352,9 @@ def _with(topology: Topology, grams: LowGrams) -> Snapshot:
     for name in ("order", "counts", "blanks", "unk_in_model"):
         if getattr(known, name) != getattr(found, name):
             raise ProtocolError(
-                f"shard set {found.shard_set} says that it is of model {found.model}, as "
-                f"{known.shard_set}, with {name} {getattr(found, name)}; "
-                f"{getattr(known, name)} is expected"
+                f"shard set {found.shard_set} claims to be of model {found.model}, as "
+                f"{known.shard_set} is, but its {name} is {getattr(found, name)}; expected "
+                f"{getattr(known, name)}"
             )
     return Snapshot(topology, grams)
 
@@ -364,6 +364,6 @@ def _unread(cause: Exception) -> DlmError:
 
 
 def other_model(found: str, expected: str) -> StaleShardSet:
-    """What a handle on a model that the servers do not hold any more gets."""
+    """The error for a handle on a model that the servers no longer hold."""
     now = "no server holds it any more" if found == expected else f"the servers hold {found} now"
     return StaleShardSet(f"this handle was opened on model {expected}; {now}. Open a new utterance")

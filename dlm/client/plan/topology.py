@@ -111,8 +111,8 @@ def read_description(
     """
     if len(reply.manifest) > MAX_MANIFEST_BYTES:
         raise FalseDescription(
-            f"{address} sent a manifest of {len(reply.manifest)} bytes; at most "
-            f"{MAX_MANIFEST_BYTES} are expected"
+            f"{address} sent a manifest of {len(reply.manifest)} bytes; expected at most "
+            f"{MAX_MANIFEST_BYTES}"
         )
     try:
         manifest = known or parse_manifest(reply.manifest, f"the manifest of {address}")
@@ -121,11 +121,11 @@ def read_description(
     named = reply.shard_set.hex()
     if reply.shard_set != manifest.shard_set_bytes or reply.shard >= manifest.shards:
         raise FalseDescription(
-            f"{address} says that it holds shard {reply.shard} of shard set {named}; its manifest "
-            f"is of {manifest.shard_set}, with shards 0 to {manifest.shards - 1}"
+            f"{address} says that it holds shard {reply.shard} of shard set {named}, but its "
+            f"manifest is of {manifest.shard_set}, with shards 0 to {manifest.shards - 1}"
         )
     if asked and asked != reply.shard_set:
-        raise FalseDescription(f"{address} described shard set {named}; {asked.hex()} was expected")
+        raise FalseDescription(f"{address} described shard set {named}; expected {asked.hex()}")
     return manifest
 
 
@@ -236,7 +236,7 @@ class Census:
         models = sorted({held.manifest.model for held in wanted.values()})
         if model is not None and len(models) > 1:
             raise ConfigError(
-                f"{model} begins the ids of several models that the servers hold: "
+                f"several models that the servers hold have ids that start with {model}: "
                 f"{', '.join(models)}. Give more digits"
             )
         return wanted
@@ -258,7 +258,7 @@ class Census:
     def _miss(self, model: str | None) -> NoReturn:
         faults = "; ".join(dedupe_faults(self.faults.items()))
         if not self.held:
-            message = f"none of {self.asked} servers can be used: {faults}"
+            message = f"none of the {self.asked} servers can be used: {faults}"
             if any(isinstance(e, (ProtocolError, ShardFormatError)) for e in self.errors):
                 raise ProtocolError(message)
             if self.errors and all(isinstance(e, AuthenticationError) for e in self.errors):
@@ -267,10 +267,10 @@ class Census:
         found = ", ".join(
             f"{held.manifest.model} (shard set {name})" for name, held in sorted(self.held.items())
         )
-        message = f"no server holds a model {model}; they hold {found}"
+        message = f"no server holds model {model}; they hold {found}"
         if self.silent:
-            raise ShardDown(f"{message}. Not all of them answer: {faults}")
-        raise ConfigError(f"{message}. Give one of these, or serve the other")
+            raise ShardDown(f"{message}. Some servers do not answer: {faults}")
+        raise ConfigError(f"{message}. Choose one of these, or serve {model}")
 
 
 def _describe(
@@ -286,7 +286,9 @@ def _describe(
     for shard_set in wanted:
         left_s = until - clock() if replies else timeout_s
         if left_s <= 0:
-            what = f"described {len(replies)} of its {len(wanted)} shard sets in {timeout_s:g} s"
+            what = (
+                f"described only {len(replies)} of its {len(wanted)} shard sets in {timeout_s:g} s"
+            )
             return [*replies, DeadlineExceeded(f"{endpoint.address} {what}")]
         try:
             reply = connect(endpoint.address).describe(left_s, shard_set)

@@ -1,8 +1,8 @@
 """Compiles what a call will need, before any call's deadline runs.
 
-On a machine where dlm never ran, numba compiles each kernel when it is first called: tens of
-seconds in all. A decoder gives its calls two. So a client that connects first takes a small call of
-its own through every function that a real one passes, with a server's part done here.
+On a machine where dlm has never run, numba compiles each kernel when it is first called: tens of
+seconds in all. A decoder gives its calls two. So a client that connects first makes a small call of
+its own through every function that a real one uses, doing the server's part itself.
 """
 
 from __future__ import annotations
