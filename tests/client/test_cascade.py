@@ -293,7 +293,7 @@ def test_a_small_model_that_cannot_be_read_is_refused_at_once(
     with pytest.raises(ConfigError, match="does not exist"):
         connect(cluster, small=tmp_path / "absent")
     (tmp_path / "demo.arpa").write_text("\\data\\")
-    with pytest.raises(ConfigError, match=r"demo\.arpa is a file; expected the folder of a shard set"):
+    with pytest.raises(ConfigError, match=r"demo\.arpa is a file; expected the folder"):
         connect(cluster, small=tmp_path / "demo.arpa")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ShardFormatError):

@@ -398,9 +398,7 @@ def test_a_model_that_nobody_holds_is_a_typed_error(files, other_files) -> None:
     listed = endpoints("a:1", "b:1")
     name = other_files.manifest.model
     connect = saying(("a:1", reply(files, 0)), ("b:1", reply(files, 1)))
-    with pytest.raises(
-        ConfigError, match=f"no server holds model {name}.*{files.manifest.model}"
-    ):
+    with pytest.raises(ConfigError, match=f"no server holds model {name}.*{files.manifest.model}"):
         discover(listed, connect, 1.0, model=name)
     connect = saying(("a:1", reply(files, 0)), ("b:1", ShardDown("gone")))
     with pytest.raises(ShardDown, match=f"no server holds model {name}.*b:1: gone"):
