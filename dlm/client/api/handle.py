@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -87,6 +87,8 @@ class Asking:
         deadline_s  seconds; by default the handle's own
     """
 
+    __slots__ = ("_begun", "_handle", "_limit_s", "_parts", "_planned_s")
+
     def __init__(self, handle: Handle, deadline_s: float | None) -> None:
         self._begun = time.monotonic()
         self._handle = handle
@@ -111,17 +113,19 @@ class Asking:
                 if self._parts:
                     yield None
                 self._submit(queries, ahead, asks)
-            for number, (_, call) in enumerate(self._parts):
+            found = []
+            for number, (queries, call) in enumerate(self._parts):
                 if not call.done():
                     yield call, self._wait_s(number)
                 if not call.done():
                     # Whoever counts calls takes one that is cancelled for given up.
                     call.give_up(DeadlineExceeded(f"no answer within {self._limit_s:g} s"))
-                call.future.result(0.0)
-        finally:
+                found.append((queries, call.result(0.0)))
+            return found
+        except BaseException:  # also where its caller does not wait any more
             for _, call in self._parts:
                 call.cancel()
-        return [(queries, call.result()) for queries, call in self._parts]
+            raise
 
     def _submit(self, queries: Queries, ahead: int, asks: Asks) -> None:
         """The first part is planned even if no time is left: low orders may answer all of it."""
@@ -364,25 +368,21 @@ class Handle:
     ) -> Steps[list[tuple[Queries, Any]]]:
         """Asks the parts of a call: of a new handle whose model was taken away, those of the model
         that took its place."""
-        with self._call():
+        with self._lock:
+            self._calls += 1
+        try:
             try:
-                return (yield from asking.ask(parts(), asks))
+                found = yield from asking.ask(parts(), asks)
             except StaleShardSet as error:
                 stale = error
                 yield lambda: self._move(stale, asking)
                 self._inputs.settled = True
                 try:
-                    return (yield from asking.ask(parts(), asks))
+                    found = yield from asking.ask(parts(), asks)
                 except FamilyMismatch:  # states that another handle gave
                     raise error from None
-
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        with self._lock:
-            self._calls += 1
-        try:
-            yield
             self._inputs.settled = True
+            return found
         finally:
             with self._lock:
                 self._calls -= 1

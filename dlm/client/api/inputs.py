@@ -8,14 +8,13 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlm.client.api.states import Family, State, States
+from dlm.client.api.states import State, States, family_of
 from dlm.client.deliver.runtime import Snapshot
 from dlm.client.plan import kernels
 from dlm.errors import FamilyMismatch, QueryError
@@ -33,8 +32,7 @@ PART = 4096
 SPLIT_BYTES = 1 << 16  # bytes of a sentence split at a time
 
 
-@dataclass(frozen=True, slots=True)
-class Queries:
+class Queries(NamedTuple):
     """Contexts, right-aligned, and the words asked of each, one context after the other.
 
     Shapes  contexts (K, order - 1) uint32; lengths (K,) uint8; counts (K,) uint32; words (Q,)
@@ -107,7 +105,7 @@ class Inputs:
     def __init__(self, snapshot: Snapshot, kind: str, before: Inputs | None = None) -> None:
         manifest = snapshot.topology.manifest
         self.snapshot = snapshot
-        self.family = Family(kind, manifest.model, manifest.shard_set)
+        self.family = family_of(kind, manifest.model, manifest.shard_set)
         self.vocabulary_size = manifest.vocabulary_size
         self.width = max(manifest.order - 1, 0)
         self.settled = False
@@ -282,7 +280,9 @@ class Inputs:
         rows, columns = max(PART // max(width, 1), 1), max(min(width, PART), 1)
         for first in range(0, count or 1, rows):
             whole = count <= rows
-            flat = self.states(states if whole else states[first : first + rows])
+            flat = states if whole else states[first : first + rows]
+            if not isinstance(flat, States):
+                flat = self.states(flat)
             some = () if ids is not None else words if whole else words[first : first + rows]
             for begin in range(0, width or 1, columns):
                 part = slice(begin, begin + columns)
@@ -294,7 +294,8 @@ class Inputs:
                     named = [(row[part], f"words[{at}]") for at, row in enumerate(some, first)]
                     none = np.zeros(0, np.uint32)
                     asked = np.concatenate([none, *(self.ids(*one) for one in named)])
-                counts = np.full(len(flat), min(columns, width - begin), np.uint32)
+                counts = np.empty(len(flat), np.uint32)
+                counts[:] = min(columns, width - begin)
                 ahead = count * width - first * width - len(flat) * begin - len(asked)
                 yield Queries(flat._contexts, flat._lengths, counts, asked), ahead
 

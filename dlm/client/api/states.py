@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,12 @@ class Family:
                 f"was given to a handle of the {self.kind} model {self.model} "
                 f"(shard set {self.shard_set}); a sentence cannot mix the scores of two models"
             )
+
+
+@lru_cache(maxsize=64)
+def family_of(kind: str, model: str, shard_set: str) -> Family:
+    """The same object for all handles of a family, so that comparing two is quick."""
+    return Family(kind, model, shard_set)
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,7 +250,7 @@ class Call:
         plan = self._plan
         assert plan is not None
         source: NDArray[np.uint8] | None = None
-        given: list[tuple[Answers, Where]] = []
+        columns: tuple[list[NDArray[Any]], ...] = [], [], [], [], []
         for part, answers in found:
             where = part.where
             if answers is None:
@@ -259,19 +259,16 @@ class Call:
                 source[part.at] = PARTIAL
                 assert self._grams is not None
                 answers, where = partial.score(self._grams, part.groups), slice(None)
-            given.append((answers, where))
-        log10_prob, rest = kernels.finish(
-            plan.place,
-            _joined([part.at for part, _ in found], np.int64),
-            _joined([answers.log10_prob[where] for answers, where in given], np.float32),
-            _joined([answers.matched_order[where] for answers, where in given], np.uint8),
-            _joined([answers.ngram_length[where] for answers, where in given], np.uint8),
-            _joined([answers.state_length[where] for answers, where in given], np.uint8),
-            plan.log10_prob,
-            plan.known,
-        )
+            at, log10_prob, matched, ngram, state = columns
+            at.append(part.at)
+            log10_prob.append(answers.log10_prob[where])
+            matched.append(answers.matched_order[where])
+            ngram.append(answers.ngram_length[where])
+            state.append(answers.state_length[where])
+        given = [_joined(arrays, kind) for arrays, kind in zip(columns, _DTYPES, strict=True)]
+        out, rest = kernels.finish(plan.place, *given, plan.log10_prob, plan.known)
         return Answers(
-            log10_prob, rest[0], rest[1], rest[2], None if source is None else source[plan.place]
+            out, rest[0], rest[1], rest[2], None if source is None else source[plan.place]
         )
 
     def _tell_partial(self, missed: list[Part]) -> None:
@@ -348,13 +345,20 @@ class BlockCall(Call):
 
 
 _NOWHERE = np.zeros(0, np.int64)
+_DTYPES: tuple[type[np.generic], ...] = (
+    np.int64,
+    np.float32,
+    np.uint8,
+    np.uint8,
+    np.uint8,
+)  # of what `Call._put` joins
 # Of a part whose queries are those of other parts now.
 _MOVED = StaleShardSet("this part is asked of others")
 
 
-def _joined(arrays: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
+def _joined(arrays: Sequence[Any], dtype: type[np.generic]) -> NDArray[Any]:
     """One behind the other; as bytes, since NumPy lets go of the GIL to join arrays."""
-    return np.frombuffer(b"".join([array.data for array in arrays]), dtype)
+    return np.frombuffer(b"".join(arrays), dtype)
 
 
 def own_copy(error: DlmError) -> DlmError:
