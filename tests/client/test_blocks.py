@@ -227,7 +227,7 @@ def test_what_cannot_be_asked_is_refused(files: ModelFiles, other_files: ModelFi
         utterance = client.utterance()
         with pytest.raises(FamilyMismatch):
             utterance.context_blocks([other.utterance().begin()])
-        with pytest.raises(QueryError, match="not one State"):
+        with pytest.raises(QueryError, match="states is one State"):
             utterance.context_blocks(utterance.begin())  # type: ignore[arg-type]
         blocks = utterance.context_blocks([utterance.begin()])
         for words in ([10**6], [-1], "a"):

@@ -404,7 +404,7 @@ def test_a_state_of_another_family_is_a_type_error(client, connect, files, other
                 foreign.extend([foreign.begin()], [1]).states,
                 [utterance.begin(), foreign.null()],
             ):
-                with pytest.raises(FamilyMismatch, match="do not mix") as caught:
+                with pytest.raises(FamilyMismatch, match="cannot mix") as caught:
                     utterance.extend(states, [1])
                 assert isinstance(caught.value, TypeError)
                 assert isinstance(caught.value, QueryError)

@@ -129,7 +129,7 @@ def test_what_is_no_way_to_open_a_client_says_what_to_write(
                 asyncio.run(opened)
         return str(caught.value)
 
-    with pytest.raises(TypeError, match=rf"write {name}\.connect\('cluster.toml'\)"):
+    with pytest.raises(TypeError, match=rf"use {name}\.connect\('cluster.toml'\)"):
         face("cluster.toml")
     assert "Write connect(['ten:50061'])" in refused(lambda: face.connect("ten:50061"))
     assert "Client.local(DIR)" in refused(lambda: face.connect(files.directory))
@@ -201,8 +201,8 @@ def test_sentences_may_be_ids_or_strings_as_everywhere(files: ModelFiles, local:
         ("u.score_sentences(['a', 5])", "sentences[1] is of type int"),
         ("u.score_sentences([[1, None]])", "not NoneType"),
         ("u.score_sentences([[1.5]])", "not float"),
-        ("u.score_sentences([[10**9]])", "word id 1000000000; ids are 0 to"),
-        ("u.score_sentences([np.array([-1])])", "word ids from -1"),
+        ("u.score_sentences([[10**9]])", "word id 1000000000 is out of range; ids are 0 to"),
+        ("u.score_sentences([np.array([-1])])", "word ids range from -1"),
         ("u.score_sentences([np.float32(1)])", "sentences[0] is of type float32"),
         ("u.score_sentences(np.array(5))", "sentences is an array without dimensions"),
         ("u.score(None, [1])", "contexts is None"),
@@ -216,7 +216,7 @@ def test_sentences_may_be_ids_or_strings_as_everywhere(files: ModelFiles, local:
         ("u.score([[1]], [b'a', 2])", "1 context and 2 words"),
         ("u.extend(None, [1])", "states is None"),
         ("u.extend(5, [1])", "states is of type int"),
-        ("u.extend(u.begin(), [1])", "give [state]"),
+        ("u.extend(u.begin(), [1])", "pass [state]"),
         ("u.extend([u.begin()], None)", "words is None"),
         ("u.extend([u.begin()], 5)", "words is of type int"),
         ("u.extend([u.begin()], 'a')", "words is one string"),
@@ -225,9 +225,9 @@ def test_sentences_may_be_ids_or_strings_as_everywhere(files: ModelFiles, local:
         ("u.extend([u.begin()], iter([1]))", "words is of type list_iterator"),
         ("u.extend([None], [1])", "expected a State, found NoneType"),
         ("u.next_words(None, 1)", "expected a State, found NoneType"),
-        ("u.next_words(u.begin(), None)", "None next words"),
-        ("u.next_words(u.begin(), 1.5)", "1.5 next words"),
-        ("u.next_words(u.begin(), 0)", "0 next words"),
+        ("u.next_words(u.begin(), None)", "k is None"),
+        ("u.next_words(u.begin(), 1.5)", "k is 1.5"),
+        ("u.next_words(u.begin(), 0)", "k is 0"),
         ("u.score([[1]], [1], deadline_s='1')", "the deadline is '1'"),
     ],
 )

@@ -274,7 +274,7 @@ def test_a_full_disk_is_a_setting_to_change(files, server, cache, monkeypatch) -
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(ConfigError, match=r"No space left.*Make room"):
+        with pytest.raises(ConfigError, match=r"No space left.*Free space"):
             fetched(files.manifest, [server], cache)
     assert not (cache / files.manifest.shard_set).exists()
     check(fetched(files.manifest, [server], cache), files)

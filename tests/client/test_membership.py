@@ -288,5 +288,5 @@ def test_whatever_happened_a_server_that_answers_is_up_soon(script) -> None:
 def test_a_setting_out_of_its_bounds_is_refused(wrong: dict[str, float]) -> None:
     """With its name, value and bounds."""
     (name,) = wrong
-    with pytest.raises(ConfigError, match=rf"beating.{name} is .*; it must lie in"):
+    with pytest.raises(ConfigError, match=rf"beating.{name} is .*; it must be from"):
         Beating(**wrong)

@@ -276,7 +276,7 @@ def test_the_next_state_is_the_end_of_the_context_and_the_word(case, data) -> No
         pytest.param((3, 3), (3,), (3,), (3,), "shape", id="too-wide"),
         pytest.param((3, 2), (2,), (3,), (3,), "shape", id="fewer-lengths"),
         pytest.param((3, 2), (3,), (2,), (2,), "shape", id="fewer-counts"),
-        pytest.param((2, 2), (2,), (2,), (3,), "2 words are counted", id="more-words"),
+        pytest.param((2, 2), (2,), (2,), (3,), "add up to 2", id="more-words"),
         pytest.param((2, 2), (2,), (2,), (1, 2), "shape", id="words-in-rows"),
     ],
 )

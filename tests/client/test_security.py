@@ -44,8 +44,8 @@ def token_file(folder: Path, content: str = TOKEN + "\n") -> Path:
         ({"server_name": "n"}, "need TLS; set client.ca"),
         ({"token": TOKEN, "token_file": "f"}, "both given"),
         ({"token": "short"}, "not a token"),
-        ({"token": TOKEN + "\n"}, "no token"),
-        ({"token": "é" * 20}, "no token"),
+        ({"token": TOKEN + "\n"}, "not a token"),
+        ({"token": "é" * 20}, "not a token"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, fault):
@@ -131,7 +131,7 @@ def test_files_are_read_when_the_channel_is_made(tmp_path):
     authority = Authority(tmp_path)
     for settings, fault in (
         ({"ca": tmp_path / "none"}, "cannot be read"),
-        ({"ca": token_file(tmp_path)}, "no certificate"),
+        ({"ca": token_file(tmp_path)}, "no PEM certificate"),
         ({"token_file": tmp_path / "none"}, "cannot be read"),
         (
             {"ca": authority.ca, "cert": authority.client.cert, "key": tmp_path / "none"},

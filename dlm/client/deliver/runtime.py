@@ -68,7 +68,7 @@ Tell = Callable[..., None]  # has the loop carry out a step, with its arguments;
 
 def closed_error() -> ClientClosed:
     """What whoever uses a closed client gets."""
-    return ClientClosed("this client is closed; open a new one")
+    return ClientClosed("this client is closed; open another")
 
 
 # Share of messages that may be sent again when they fail, and as many more at once.

@@ -258,7 +258,7 @@ class Census:
     def _miss(self, model: str | None) -> NoReturn:
         faults = "; ".join(dedupe_faults(self.faults.items()))
         if not self.held:
-            message = f"none of the {self.asked} servers can be used: {faults}"
+            message = f"none of {self.asked} servers can be used: {faults}"
             if any(isinstance(e, (ProtocolError, ShardFormatError)) for e in self.errors):
                 raise ProtocolError(message)
             if self.errors and all(isinstance(e, AuthenticationError) for e in self.errors):
