@@ -27,7 +27,7 @@ def token(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Create a token: hashed for the servers, in plain text for the client.
+    """Create a token: hashed for servers, in plain text for a client.
 
     Without --tokens, the line for the servers' file is printed; without --token-file, the secret.
 
