@@ -217,7 +217,7 @@ def _complain(exc: BaseException) -> None:
     if isinstance(exc, OSError) and exc.strerror:
         text = exc.strerror if exc.filename is None else f"{exc.filename}: {exc.strerror}"
         if exc.errno in NO_ROOM:
-            if "Free room" not in text:
+            if "Free space" not in text:
                 text += f"; free space on that disk{_free(exc.filename)}, or write to another"
             # Standard output may have been written in part.
             text += ". " + ("Nothing partial is left; existing" if exc.filename else "Existing")

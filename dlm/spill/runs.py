@@ -98,7 +98,7 @@ def _no_room(exc: OSError, folder: Path, needed: int) -> OSError:
     return OSError(
         exc.errno,
         f"{exc.strerror}: a sorted run in {folder} needs {needed:,} bytes, and {free:,} are free. "
-        "Free room there, or sort in another folder",
+        "Free space there, or sort in another folder",
     )
 
 

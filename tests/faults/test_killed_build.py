@@ -248,7 +248,7 @@ def test_leftovers_that_do_not_fit_are_thrown_away(
         journal.write_text(json.dumps(content))
     said: list[str] = []
     build_shard_set(model, tmp_path / "set", shards, progress=said.append)
-    assert any(why in line and "beginning anew" in line for line in said), said
+    assert any(why in line and "starting over" in line for line in said), said
     build_whole(model, tmp_path / "expected", shards)
     assert contents(tmp_path / "set") == contents(tmp_path / "expected")
     assert not leftovers.exists()
