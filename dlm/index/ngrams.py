@@ -204,7 +204,7 @@ def sorted_tables(
             row = int(place[twice + 1].min())
             raise _fault(
                 reader,
-                f"the {k}-gram {_spell(vocabulary, ids[row])} stands twice ({len(twice)} such)",
+                f"the {k}-gram {_spell(vocabulary, ids[row])} is listed twice ({len(twice)} such)",
                 k,
                 row,
                 "Remove one of the two lines",

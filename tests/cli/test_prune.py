@@ -112,7 +112,7 @@ def test_the_loss_is_measured_on_text(
 def test_a_text_without_lines_measures_nothing(model: Path, tmp_path: Path) -> None:
     """The model is there; the error says what is missing."""
     (tmp_path / "empty").write_bytes(b"")
-    with pytest.raises(DlmError, match="the text to measure with is empty"):
+    with pytest.raises(DlmError, match="the text to measure the loss on is empty"):
         run(
             "prune", model, "--threshold", 1e-3, "-o", tmp_path / "p.arpa",
             "--text", tmp_path / "empty",

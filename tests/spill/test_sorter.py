@@ -260,7 +260,7 @@ def test_wrong_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give 1 or more"):
         Sorter(tmp_path / "new", 2, 1, MEMORY, threads=0)
     for name in ("", "a/b", "*", "a-b"):
-        with pytest.raises(ConfigError, match="names no runs"):
+        with pytest.raises(ConfigError, match="is not a name for runs"):
             Sorter(tmp_path / "new", 2, 1, MEMORY, name=name)
     assert not (tmp_path / "new").exists()
 

@@ -44,7 +44,7 @@ F32 = np.float32
 NODE_BYTES = 6
 GRAM_BYTES = 6
 MOST_NGRAMS = (1 << 32) - 1  # of one order: places have 32 bits
-FAULTS_KEPT = 1 << 16  # contexts that are missing, and n-grams that stand twice, of an order
+FAULTS_KEPT = 1 << 16  # missing contexts, and repeated n-grams, of an order
 
 Rows = NDArray[np.uint32]
 
@@ -457,7 +457,9 @@ def raise_faults(c: Context, path: str) -> None:
                         "its last bit"
                     )
                 else:
-                    message = f"the {order}-gram {_spell(words, ids)} stands twice ({count} such)"
+                    message = (
+                        f"the {order}-gram {_spell(words, ids)} is listed twice ({count} such)"
+                    )
                     advice = "Remove one of the two lines"
                 raise reader.error_at(message, order=order, row=batch.first_row + i, advice=advice)
     raise ArpaError(_fault_message(order, kind, count), path=path, order=order)
@@ -469,7 +471,7 @@ def _spell(words: list[bytes], ids: list[int]) -> str:
 
 def _fault_message(order: int, kind: str, count: int) -> str:
     what = f"have a prefix that is not among the {order - 1}-grams"
-    return f"{count} {order}-grams " + (what if kind == "missing" else "stand twice")
+    return f"{count} {order}-grams " + (what if kind == "missing" else "are listed twice")
 
 
 def route(c: Context, slots: NDArray[np.uint16], shards: int, journal: Journal) -> None:

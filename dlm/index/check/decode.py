@@ -253,7 +253,7 @@ def _joined(
         tell(
             "twice",
             file,
-            f"n-gram or blank of {contexts.shape[1] + 1} words stands twice ({len(again)} such)",
+            f"n-gram or blank of {contexts.shape[1] + 1} words is stored twice ({len(again)} such)",
         )
         place = np.delete(place, again)
     prefix, word = prefix[place], word[place]
