@@ -103,7 +103,7 @@ def _check_shape(width: int, key: int, threads: int) -> None:
             f"rows of width {width} with a key of {key}; expected 1 <= key <= width <= {MAX_WIDTH}"
         )
     if threads < 1:
-        raise ConfigError(f"--threads is {threads}; expected 1 or more")
+        raise ConfigError(f"threads is {threads}; expected 1 or more")
 
 
 class Sorter:

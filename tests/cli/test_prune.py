@@ -158,7 +158,7 @@ def test_histories_of_another_model_change_what_stays(model: Path, tmp_path: Pat
         (["--ngrams", "1,2"], "for 2 orders"),
         (["--threshold", "-1"], "not 0 or more"),
         (["--threshold", "1e-8", "--memory", "1M"], "raise --memory"),
-        (["--threshold", "1e-8", "--threads", "0"], "give 1 or more"),
+        (["--threshold", "1e-8", "--threads", "0"], "--threads is 0; expected 1 or more"),
     ],
 )
 def test_wrong_settings_are_refused_and_nothing_is_written(

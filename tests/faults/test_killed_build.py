@@ -114,7 +114,7 @@ def killed_until_done(
         stage = rng.choice([1, 2, 3, 3, 3]) if died < kills else 10_000
         build = child(model, folder, rows, stage)
         said = lines_until_killed(build, stage, rng)
-        resumed += any(line.startswith("going on") for line in said)
+        resumed += any(line.startswith("resuming") for line in said)
         assert not any("cannot be used" in line for line in said), said
         if build.returncode == 0:
             break

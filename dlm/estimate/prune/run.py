@@ -53,7 +53,7 @@ class Goal:
                 "ngrams, bytes)"
             )
         if self.threshold is not None and not 0 <= self.threshold < math.inf:
-            raise ConfigError(f"--threshold is {self.threshold}; expected 0 or more")
+            raise ConfigError(f"threshold is {self.threshold}; expected 0 or more")
         for number in (self.ngrams, self.text_bytes, *(self.by_order or ())):
             if number is not None and number < 0:
                 raise ConfigError(f"{number} is negative; expected 0 or more")
@@ -131,7 +131,7 @@ def prune(
         ConfigError  fewer n-grams or bytes requested than the words take
     Guarantees
         words, and prefixes of kept n-grams, are kept; probabilities stay to the bit, as do weights
-        without a change; every context sums to 1; the same n-grams whatever the number of threads
+        where nothing changed; every context sums to 1; threads do not change the n-grams
     Paper        Stolcke 1998
     """
     tell = progress or (lambda _: None)

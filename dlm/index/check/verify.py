@@ -362,7 +362,7 @@ class _Rules:
                 "blank-useless",
                 k,
                 table.blank & ~needed,
-                "is a blank but not the suffix of any n-gram",
+                "is a blank but not the suffix of any n-gram or blank",
             )
 
     def nodes(self) -> None:

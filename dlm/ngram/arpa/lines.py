@@ -139,7 +139,7 @@ class LineReader:
         return RowBlock(here.text, here.position, end, here.offset)
 
     def give_back(self, block: RowBlock, position: int, later: Sequence[RowBlock]) -> None:
-        """Puts the text from `position` in `block` on back at hand.
+        """Puts back the text of `block` from `position` on.
 
         Args
             later  blocks that were taken after it, in order
