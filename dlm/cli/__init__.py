@@ -1,1 +1,1 @@
-"""The command `dlm`: one file a group of commands; the only place that prints and exits."""
+"""The command `dlm`, one file per group of commands. Only this package prints and exits."""

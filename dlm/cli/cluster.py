@@ -77,10 +77,10 @@ def cluster(
 
     Stopping also removes cluster.toml.
 
-    Servers listen on loopback. One that exits is reported and the others keep running; the command
-    exits with 1 once none is left. With several folders, each server holds its shard of every set
-    that has one. --ca, --cert, --key and --token-file are written to cluster.toml for clients, and
-    so is --small, which clients with `partial` open by themselves.
+    Servers listen on loopback. If one exits, the command reports it and the others keep running; it
+    exits with 1 once none is left. With several folders, each server serves its shard of every set
+    that has one. --ca, --cert, --key, --token-file and --small are written to cluster.toml for
+    clients; clients with `partial` open the small model themselves.
 
     Examples:
         dlm cluster shards/model
@@ -100,15 +100,15 @@ def cluster(
     for name, first in (("port", port), ("metrics-port", metrics_port)):
         if first and not 1 <= first <= 65536 - count:
             raise ConfigError(
-                f"--{name} is {first}; this cluster needs {count} ports from there on, and all "
-                "must be in 1 to 65535"
+                f"--{name} is {first}; expected 1 to {65536 - count}, since this cluster needs "
+                f"{count} consecutive ports, and the last port is 65535"
             )
     check_writes("--cluster", cluster_file)
     check_free(cluster_file)
     if small is not None:
-        LocalModel.open(small)  # a damaged one is found now, not when it is needed
+        LocalModel.open(small)  # fails now if it is damaged, not when it is needed
     check_reads("--tls-cert, --tokens", tls_cert, tls_key, tls_client_ca, tokens)
-    beside = cluster_file.absolute().parent  # what clients take the paths of cluster.toml to be of
+    beside = cluster_file.absolute().parent  # clients resolve its paths from here
     for_clients = [beside / file for file in (ca, cert, key, token_file) if file]
     check_reads("--ca, --token-file", *for_clients)
     security = ClientSecurity(ca=ca, cert=cert, key=key, token_file=token_file)
@@ -131,7 +131,7 @@ def cluster(
         return cluster_file.read_text()
 
     def ours(written: str | None) -> bool:
-        # Another cluster may have written its own since.
+        # Another cluster may have overwritten it since.
         return written is not None and cluster_file.exists() and cluster_file.read_text() == written
 
     def rewrite(servers: list[Server]) -> None:
@@ -140,7 +140,7 @@ def cluster(
             written = write(servers)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        # A flag: an event has a lock, which the thread that is interrupted here may hold.
+        # A flag, not an event: the interrupted thread may hold an event's lock.
         nonlocal asked_to_stop
         if asked_to_stop:
             raise KeyboardInterrupt

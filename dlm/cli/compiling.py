@@ -14,7 +14,7 @@ SILENT_S = 1.0
 
 
 class _Progress:
-    """A line on standard error, rewritten on a terminal; elsewhere printed twice at most."""
+    """A line on standard error: rewritten on a terminal, elsewhere printed at most twice."""
 
     def __init__(self) -> None:
         self._done = self._of = 0
@@ -33,7 +33,7 @@ class _Progress:
                 self._print()
 
     def end(self) -> None:
-        """Shows nothing from here on."""
+        """Stops showing progress."""
         self._timer.cancel()
         with self._lock:
             self._ended = True
@@ -57,7 +57,7 @@ class _Progress:
 
 
 def compile_kernels(kernels: Sequence[Any]) -> None:
-    """Compiles those that the cache does not have; see `jit.compile_ahead`."""
+    """Compiles the kernels that the cache lacks; see `jit.compile_ahead`."""
     progress = _Progress()
     try:
         compile_ahead(kernels, progress.tell)

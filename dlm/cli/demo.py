@@ -26,7 +26,8 @@ def demo(
     text: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Text to score instead of dlm's own, one sentence per line."
+            metavar="FILE",
+            help="Text to score instead of the built-in sentences, one sentence per line.",
         ),
     ] = None,
     as_json: Json = False,

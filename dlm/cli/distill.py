@@ -1,4 +1,4 @@
-"""`dlm distill`: approximates a model on given n-grams."""
+"""`dlm distill`: distills a model or network into an n-gram model."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def distill(
         list[Path] | None,
         typer.Option(
             metavar="DIR",
-            help="The --work folder of one part; repeat for every part. Adds them up and counts "
-            "nothing.",
+            help="The --work folder of one part; repeat for every part. Adds up these counts "
+            "instead of counting.",
         ),
     ] = None,
     prior: Annotated[
         float | None,
-        typer.Option(help="Visits added to every context that samples visited; 0.01 for words."),
+        typer.Option(help="Visits to add to every context that samples visited; 0.01 suits words."),
     ] = None,
     capitalize: Annotated[
         Path | None,
@@ -100,11 +100,11 @@ def distill(
     unigrams: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Word counts (from dlm unigrams) to replace the unigrams with."
+            metavar="FILE", help="Word counts (from dlm unigrams) that replace the unigrams."
         ),
     ] = None,
     unigram_weight: Annotated[
-        float, typer.Option(help="Weight of these counts; the model's unigrams have the rest.")
+        float, typer.Option(help="Weight of these counts; the model's unigrams get the rest.")
     ] = 1.0,
     public: Public = "",
     memory: Memory = None,
@@ -112,9 +112,9 @@ def distill(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Approximate a model on another's n-grams, or on its own.
+    """Distill a model or network into an n-gram model.
 
-    Of all models with the n-grams of --topology, the result is the nearest to the source by
+    Of all models with the n-grams of --topology, the result is the closest to the source in
     relative entropy. It has all words of the source; n-grams with words that the source lacks are
     dropped. A network of wordpieces knows every word of the topology.
 

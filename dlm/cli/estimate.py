@@ -1,4 +1,4 @@
-"""`dlm estimate`: text becomes an ARPA model."""
+"""`dlm estimate`: an ARPA model from text."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def estimate(
         bool,
         typer.Option(
             "--discount-fallback",
-            help="Use fixed discounts for orders whose counts yield none, as small or repetitive "
-            "text does.",
+            help="Use fixed discounts for orders whose counts yield none; small or repetitive "
+            "text needs this.",
         ),
     ] = False,
     fallback_discounts: Annotated[
         str,
         typer.Option(
-            metavar="D1,D2,D3", help="These discounts, for counts of 1, of 2, and of 3 or more."
+            metavar="D1,D2,D3", help="The fixed discounts for counts of 1, 2, and 3 or more."
         ),
     ] = "0.5,1,1.5",
     skip: Annotated[
@@ -132,7 +132,7 @@ def estimate(
                 )
         check_reads("TEXT", *text)
         check_writes("--output", output, stdout=True, arpa=True)
-    else:  # a path without a scheme may be of Spark's own file system
+    else:  # a path without a scheme may be on Spark's own file system
         check_reads("TEXT", *(one for one in text if one.startswith(("/", "./", "../"))))
     settings = EstimationSettings(
         order=order,
@@ -184,7 +184,7 @@ def estimate(
 def _with_spark(
     text: list[str], output: str, settings: EstimationSettings, progress: ProgressReporter
 ) -> EstimationSummary:
-    """As `run`, by Spark."""
+    """Estimates with Spark."""
     from dlm.spark.engine import estimate as run
     from dlm.spark.session import session
 

@@ -35,7 +35,7 @@ def evaluate(
         typer.Option(metavar="FILE", help="Held-out text without user ids, one sentence per line."),
     ] = None,
     tokenizer: Annotated[
-        str, typer.Option(help="whitespace; or words, lower-case letters and apostrophes.")
+        str, typer.Option(help="whitespace, or words (lower-case letters and apostrophes).")
     ] = "whitespace",
     user_column: UserColumn = "user_id",
     text_column: UserTextColumn = "utterance",
@@ -70,7 +70,7 @@ def evaluate(
 
     if (users is None) == (text is None):
         raise ConfigError(
-            "give --users, text with user ids, or --text, text without them; not both"
+            "give exactly one of --users, text with user ids, and --text, text without them"
         )
     if tokenizer not in TOKENIZERS:
         raise ConfigError(f"--tokenizer is {tokenizer}; expected one of {', '.join(TOKENIZERS)}")
@@ -150,7 +150,7 @@ def _facts(
 
 
 def _finite(figure: Figure) -> dict[str, float | None]:
-    """A figure as JSON has it, which knows no infinity: a word of probability 0 gives one."""
+    """A figure for JSON, which has no infinity; a word of probability 0 gives an infinite one."""
     return {k: v if v is not None and math.isfinite(v) else None for k, v in vars(figure).items()}
 
 

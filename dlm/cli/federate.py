@@ -42,9 +42,9 @@ def federate(
 ) -> None:
     """Train a network on users' text, in rounds.
 
-    The settings choose the noise, and with it the guarantee. Each round is saved when it is
-    done: after an interruption, the same command resumes. Until all rounds are done, users' text
-    lies sorted in users.store in the output folder.
+    The settings determine the noise, and so the guarantee. Each round is saved when it is done;
+    after an interruption, the same command resumes. Until all rounds are done, the output folder
+    contains users' text, sorted, in users.store.
 
     Examples:
         dlm federate users.parquet --config run.toml --output runs/first

@@ -1,4 +1,4 @@
-"""`dlm filter`: a model reduced to the words of a list."""
+"""`dlm filter`: keeps the n-grams of a model whose words are all in a list."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ def filter_(
     output: ArpaOutput,
     contexts: Annotated[
         bool,
-        typer.Option("--contexts", help="Test all words but the last, so that no word is dropped."),
+        typer.Option(
+            "--contexts",
+            help="Check only the context of an n-gram, not its last word; drops no word.",
+        ),
     ] = False,
     renormalise: Annotated[
         bool,
         typer.Option(
-            "--renormalise", help="Make every context sum to 1 again; holds the model in memory."
+            "--renormalise",
+            help="Renormalise every context to sum to 1; needs the model in memory.",
         ),
     ] = False,
     memory: Annotated[
@@ -88,7 +92,8 @@ def filter_(
         )
     if memory is not None and not renormalise:
         raise ConfigError(
-            "--memory applies with --renormalise only; otherwise just the words are held in memory"
+            "--memory applies only with --renormalise; without it, only the words are in memory. "
+            "Leave --memory out, or add --renormalise"
         )
     check_reads("MODEL", model, folders=True)
     check_reads("--vocab", vocab)

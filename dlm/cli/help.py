@@ -1,4 +1,4 @@
-"""How help looks: commands under headings, and at the end examples that can be pasted."""
+"""Formats help: commands under headings, and examples that can be pasted at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 EXAMPLES = "\n\nExamples:\n"
-# Options of KenLM's lmplz, and what they are called here.
+# Options of KenLM's lmplz -> ours.
 OF_LMPLZ = {
     "-S": "--memory",
     "-T": "--tmp",
@@ -23,7 +23,7 @@ OF_LMPLZ = {
 
 
 def _write_examples(formatter: Any, examples: str | None) -> None:
-    """Lines as they are: a command that is wrapped cannot be pasted."""
+    """Writes lines unwrapped: a wrapped command cannot be pasted."""
     if examples:
         formatter.write_paragraph()
         formatter.write_heading("Examples")
@@ -39,7 +39,7 @@ class CommandHelp(TyperCommand):
         _write_examples(formatter, self.epilog)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments; refuses a second --output, and names our option for lmplz's."""
+        """Parses the arguments; rejects a second --output, and lmplz's options."""
         if not ctx.resilient_parsing:
             self._refuse_lmplz(ctx, args)
             _, _, order = self.make_parser(ctx).parse_args(args=list(args))
@@ -52,13 +52,13 @@ class CommandHelp(TyperCommand):
         return super().parse_args(ctx, args)
 
     def _refuse_lmplz(self, ctx: Any, args: list[str]) -> None:
-        """Refuses an option of KenLM's lmplz by the name of ours, if the command has it."""
+        """Rejects an option of KenLM's lmplz, and names ours, if the command has it."""
         known = {name for param in self.params for name in param.opts}
         for given in args[: args.index("--")] if "--" in args else args:
             name = given.partition("=")[0]
             ours = OF_LMPLZ.get(name if name.startswith("--") else name[:2])
             if ours in known and name not in known:
-                ctx.fail(f"No such option: {name}. The option {name} of lmplz is {ours} here")
+                ctx.fail(f"No such option: {name}. In dlm, lmplz's {name} is called {ours}")
 
 
 class GroupHelp(TyperGroup):
@@ -91,7 +91,7 @@ class GroupHelp(TyperGroup):
         _write_examples(formatter, self.epilog)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments; without any, says what to do first."""
+        """Parses the arguments; if there are none, prints the first steps."""
         if not args and not ctx.resilient_parsing:
             print(self.FIRST_STEPS or ctx.get_help())
             ctx.exit()
@@ -105,7 +105,7 @@ def split_examples(text: str) -> tuple[str, str]:
 
 
 def add_command(app: typer.Typer, name: str, heading: str, function: Callable[..., Any]) -> None:
-    """Adds a function as a command, with the help that its docstring gives."""
+    """Adds a function as a command, with its docstring as help."""
     text, examples = split_examples(function.__doc__ or "")
     command = app.command(
         name, cls=CommandHelp, help=text, epilog=examples, rich_help_panel=heading

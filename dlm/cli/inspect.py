@@ -1,4 +1,4 @@
-"""`dlm info`, `dlm verify`, `dlm export`: what a shard set holds, and whether it is valid."""
+"""`dlm info`, `dlm verify`, `dlm export`: a shard set's contents, and whether it is valid."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a shar
 
 
 def facts_of(manifest: Manifest, directory: Path) -> dict[str, Any]:
-    """What a shard set holds, for machines."""
+    """The contents of a shard set, for machines."""
     from dlm.index.describe import describe
 
     return {**describe(manifest), "privacy": privacy(manifest, directory)}
 
 
 def summary(manifest: Manifest, directory: Path) -> None:
-    """Prints what a shard set holds, for people."""
+    """Prints the contents of a shard set, for people."""
     from dlm.index.describe import describe
 
     facts = describe(manifest)
@@ -115,7 +115,7 @@ def _shown(value: object, promise: str) -> str:
 def helm_values(manifest: Manifest, workers: int) -> str:
     """Values of the chart deploy/helm/dlm for a shard set, as YAML; what `dlm info --helm` prints.
 
-    The limit is a quarter above what a server takes; see `server_mib`.
+    The limit is a quarter above a server's memory; see `server_mib`.
     """
     from dlm.index.describe import server_mib
 
@@ -144,7 +144,7 @@ def info(
         int, typer.Option(min=1, max=256, help="With --helm: processes per server.")
     ] = 1,
 ) -> None:
-    """Show what a shard set holds, from its manifest alone.
+    """Show the contents of a shard set, from its manifest.
 
     The line "privacy" states the guarantee of the model's privacy record, or that it has none.
 
@@ -184,7 +184,7 @@ def verify(
 ) -> None:
     """Check every invariant of a shard set.
 
-    Exits with 1 if one is violated. A host that has only some of the shards names them: --shard
+    Exits with 1 if one is violated. On a host that has only some of the shards, name them: --shard
     checks every byte of their files, of the low orders and of the vocabulary.
 
     Examples:
@@ -247,7 +247,7 @@ def _refuse_quantised(directory: Path, arpa: Path) -> None:
 
     try:
         bits = read_manifest(directory).provenance.get("bits")
-    except (DlmError, OSError):  # `verify` says what is wrong with it
+    except (DlmError, OSError):  # `verify` reports what is wrong with it
         return
     if bits is not None:
         raise ConfigError(
@@ -270,7 +270,7 @@ def export(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write the ARPA model that a shard set holds.
+    """Convert a shard set back into an ARPA file.
 
     Examples:
         dlm export shards/model --output exported.arpa.zst

@@ -1,4 +1,4 @@
-"""What `--json` prints: the only place where a command writes JSON for machines."""
+"""JSON for `--json`: the only place where a command prints JSON for machines."""
 
 from __future__ import annotations
 

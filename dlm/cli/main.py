@@ -22,8 +22,8 @@ from dlm.errors import ConfigError, DlmError
 from dlm.extras import packages_of, pip_install
 from dlm.files import NO_ROOM
 
-# By name the module of each command in dlm.cli, and what stands for the command there. Only what is
-# run is imported: to import all of them takes as long as to score 100,000 words.
+# Command -> its module in dlm.cli, and its name there. Only the command that runs is imported:
+# importing all of them takes as long as scoring 100,000 words.
 COMMANDS = {
     "demo": ("demo", "demo"),
     "shard": ("shard", "shard"),
@@ -63,7 +63,7 @@ HEADINGS = {
     "pipeline": "Train privately",
 }
 
-# Commands that answer at once, or go on until they are stopped, and what asks for silence.
+# Commands that answer at once or run until they are stopped, and options that ask for silence.
 OWN_WORDS = {"cluster", "demo", "info", "score", "serve", "status", "token"}
 MUTE = {"-q", "--quiet", "--help"}
 
@@ -102,8 +102,8 @@ def options(
     ] = False,
 ) -> None:
     """Options of `dlm` itself."""
-    # gRPC reads it when a command imports it. Its own lines are not JSON and name lines of its
-    # source. The command itself reports servers that cannot be reached.
+    # gRPC reads this on import. Its own log lines are not JSON and name lines of its source; the
+    # command itself reports servers that cannot be reached.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
@@ -132,8 +132,8 @@ def program(names: Iterable[str] = COMMANDS) -> typer.Typer:
 
 
 def _needed(arguments: list[str]) -> Iterable[str]:
-    """The commands that these arguments of `dlm` need: one, or all where it is not clear which."""
-    if "_DLM_COMPLETE" in os.environ:  # a shell asks how a line goes on
+    """The commands that these arguments of `dlm` need: one, or all if it is not clear which."""
+    if "_DLM_COMPLETE" in os.environ:  # a shell asks for completions
         line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
         arguments = line.split()[1:]
     elif not arguments:
@@ -202,7 +202,7 @@ def main() -> None:
 
 
 def _free(path: str | None) -> str:
-    """How much is free where a file was to be written; nothing where that is not known."""
+    """The free space where a file was to be written; empty if that is not known."""
     if path is None:
         return ""
     try:
@@ -217,9 +217,9 @@ def _complain(exc: BaseException) -> None:
     if isinstance(exc, OSError) and exc.strerror:
         text = exc.strerror if exc.filename is None else f"{exc.filename}: {exc.strerror}"
         if exc.errno in NO_ROOM:
-            if "Free room" not in text:
+            if "Free space" not in text:
                 text += f"; free space on that disk{_free(exc.filename)}, or write to another"
-            # Of standard output, a part may have been written.
+            # Standard output may have been written in part.
             text += ". " + ("Nothing partial is left; existing" if exc.filename else "Existing")
             text += " files are unchanged"
     print(f"dlm: {text}", file=sys.stderr)

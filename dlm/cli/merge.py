@@ -64,9 +64,9 @@ def merge(
 ) -> None:
     """Mix models into one, with weights given or tuned on text.
 
-    The mixture has every n-gram of every model; its backoff weights are computed anew. A word that
-    a model lacks has probability 0 in that model. --tune finds the weights under which the text is
-    most probable, and prints the perplexity of each model and of the mixture.
+    The mixture has every n-gram of every model; its backoff weights are recomputed. A word that
+    a model lacks has probability 0 in that model. --tune finds the weights that make the text most
+    probable, and prints the perplexity of each model and of the mixture.
 
     With --by-counts, each sentence comes from one model, chosen by its weight. The models' expected
     counts are added, and the new model is the one nearest to that mixture.
@@ -108,9 +108,9 @@ def merge(
         with ArpaReader(model) as reader:
             counts.append(reader.counts)
     limit = available_bytes() if memory is None else parse_size(memory)
-    # A model is sorted again when its words are renumbered, while the one as read still stands.
+    # Renumbering a model's words sorts it again while the original is still in memory.
     needed = sum(map(memory_bytes, counts)) + max(map(memory_bytes, counts)) + needed_bytes(counts)
-    if by_counts:  # some float64 columns beside each n-gram of the union, too
+    if by_counts:  # and some float64 columns per n-gram of the union
         needed += 130 * sum(map(sum, counts))
     if needed > limit:
         raise ConfigError(
@@ -174,12 +174,12 @@ def _interpolated(union: Union, shares: Sequence[float], threads: int, tell: Tel
     if abs(merged.word_sum - 1) > 1e-6:
         tell(
             f"the word probabilities sum to {merged.word_sum:.6f} and were scaled to 1: one of the "
-            "models was filtered, or does not hold probabilities"
+            "models was filtered, or its values are not probabilities"
         )
     if merged.lacking or merged.scaled:
         tell(
-            f"{merged.lacking:,} contexts did not sum to 1 with the models' own backoff weights; "
-            f"now they do, and for {merged.scaled:,} of them the n-grams were scaled"
+            f"{merged.lacking:,} contexts did not sum to 1 with the models' own backoff weights "
+            f"and were corrected; in {merged.scaled:,} of them, the n-grams were scaled"
         )
     return merged
 
@@ -187,7 +187,7 @@ def _interpolated(union: Union, shares: Sequence[float], threads: int, tell: Tel
 def _tuned(
     union: Union, text: Reader, models: list[Path], tell: Tell, quiet: bool
 ) -> tuple[Sequence[float], dict[str, object]]:
-    """Weights for the text, printed as a table; and what the header records of it."""
+    """Tunes the weights and prints a table; returns them, and the fields for the model's header."""
     from dlm.estimate.merge import read_heldout, tune
 
     (name,) = text.sources

@@ -1,4 +1,4 @@
-"""Options that commands share: one thing has one name, and one help text, in all of them."""
+"""Options that commands share, each with one name and one help text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Tmp = Annotated[
     typer.Option(
         "--tmp",
         metavar="DIR",
-        help="Folder for what exceeds the memory limit.  [default: beside the output]",
+        help="Folder for data that exceeds the memory limit.  [default: beside the output]",
     ),
 ]
 Threads = Annotated[int, typer.Option("--threads", metavar="N", help="Number of threads.")]
@@ -99,7 +99,7 @@ RunSettings = Annotated[
     Path, typer.Option("--config", "-c", metavar="FILE", help="TOML file with the run's settings.")
 ]
 
-# Servers, and how a client proves who it is.
+# Servers, and a client's credentials.
 ClusterFile = Annotated[
     Path, typer.Option("--cluster", metavar="FILE", help="cluster.toml that lists the servers.")
 ]
@@ -108,7 +108,7 @@ ServedModel = Annotated[
     typer.Option(
         "--model",
         metavar="ID",
-        help="Model to use if servers hold several: 6 or more leading digits of its id.",
+        help="Model to use if servers have several: 6 or more leading digits of its id.",
     ),
 ]
 Ca = Annotated[
@@ -139,10 +139,10 @@ Insecure = Annotated[
 ]
 UseProxy = Annotated[
     bool,
-    typer.Option("--use-proxy", help="Use the proxy that the environment names; requires TLS."),
+    typer.Option("--use-proxy", help="Use the proxy set in the environment; requires TLS."),
 ]
 
-# How servers prove who they are, and whom they let in.
+# Servers' certificates, and the clients they accept.
 TlsCert = Annotated[
     str | None,
     typer.Option("--tls-cert", metavar="FILE", help="PEM file of the server's certificate chain."),

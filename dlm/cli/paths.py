@@ -1,4 +1,4 @@
-"""Checks what a command reads and writes, before it works for hours."""
+"""Checks a command's input and output files before hours of work."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 from dlm.errors import ConfigError
 
-# The folders that this process created for what a command will write.
+# Folders that this process created for a command's output.
 _made: list[Path] = []
 
 
 def check_reads(
     name: str, *paths: Path | str | None, folders: bool = False, what: str = "file"
 ) -> None:
-    """Raises `ConfigError` unless each path can be read; `-` and None name no file.
+    """Raises `ConfigError` unless each path can be read; `-` and None are skipped.
 
     Args
         name     of the option or argument
@@ -47,9 +47,9 @@ def check_writes(
     stdout: bool = False,
     arpa: bool = False,
 ) -> None:
-    """Raises `ConfigError` unless a file can be written at `path`; None names no file.
+    """Raises `ConfigError` unless a file can be written at `path`; None is skipped.
 
-    Folders that do not exist are created, and removed where the command ends without using them.
+    Missing folders are created, and removed if the command ends without using them.
 
     Args
         folder  whether it will be a folder, which the command creates with its parents
@@ -76,7 +76,7 @@ def check_writes(
 
 
 def check_folder(name: str, folder: Path | None, *, make: bool = True) -> None:
-    """Raises `ConfigError` unless files can be created in `folder`; None is no folder.
+    """Raises `ConfigError` unless files can be created in `folder`; None is skipped.
 
     Args
         make  whether to create the folder now, with its parents; False leaves it to the command
@@ -99,7 +99,7 @@ def check_folder(name: str, folder: Path | None, *, make: bool = True) -> None:
 
 
 def remove_empty_folders() -> None:
-    """Removes what `check_folder` created and the command left empty, as where it was refused."""
+    """Removes the folders that `check_folder` created and the command left empty."""
     while _made:
         with contextlib.suppress(OSError):  # it is used
             _made.pop().rmdir()

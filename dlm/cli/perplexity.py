@@ -28,7 +28,9 @@ def perplexity(
     ],
     cluster: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="cluster.toml of the servers to ask instead of a MODEL."),
+        typer.Option(
+            metavar="FILE", help="cluster.toml of the servers to query, instead of a MODEL."
+        ),
     ] = None,
     model: ServedModel = None,
     as_json: Annotated[
@@ -50,7 +52,7 @@ def perplexity(
     skip: Skip = False,
     column: TextColumn = "text",
     threads: Threads = 2,
-    deadline: Annotated[float, typer.Option(help="Seconds that a batch may take.")] = 30.0,
+    deadline: Annotated[float, typer.Option(help="Time limit per batch, in seconds.")] = 30.0,
     quiet: Quiet = False,
 ) -> None:
     """Compute the perplexity of text, and the matches per order.

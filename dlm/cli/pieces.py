@@ -19,7 +19,10 @@ def pieces(
         typer.Argument(metavar="COUNTS", help="TSV of words and counts, as dlm unigrams writes."),
     ],
     size: Annotated[
-        int, typer.Option(help="Number of pieces with <unk>, <s> and </s>, such as 4000 or 16000.")
+        int,
+        typer.Option(
+            help="Number of pieces, including <unk>, <s> and </s>, such as 4000 or 16000."
+        ),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Inventory to write, NAME.model.")
@@ -32,13 +35,13 @@ def pieces(
     max_length: Annotated[int, typer.Option(help="Maximum characters per piece.")] = 16,
     as_json: Json = False,
 ) -> None:
-    """Build wordpieces from word counts alone.
+    """Build wordpieces from word counts.
 
     No text is read. Every character of every word is a piece, so no word made of these characters
-    is unknown. The inventory is a SentencePiece model. Beside it stands the privacy record of the
-    counts (.provenance.json), which dlm federate composes with its rounds. Counts without a record
-    carry no guarantee, unless --public NAME vouches that they are of public text. With
-    --public-key, counts that this key has not signed (dlm privacy sign) are refused.
+    is unknown. The inventory is a SentencePiece model. The privacy record of the
+    counts is written beside it (.provenance.json); dlm federate composes it with its rounds. Counts
+    without a record carry no guarantee, unless --public NAME vouches that they are of public text.
+    With --public-key, that key must have signed the counts (dlm privacy sign).
 
     Examples:
         dlm pieces counts.tsv --size 4000 --output pieces.model

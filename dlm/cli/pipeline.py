@@ -16,7 +16,7 @@ from dlm.cli.progress import stage_printer
 if TYPE_CHECKING:
     from dlm.pipeline.run import Pipeline
 
-# How `look` describes a stage -> what people read; everything else is a reason for refusing it.
+# State of a stage from `look` -> text to print. Any other state is the reason for refusing it.
 STATES = {"done": "done", "adopt": "done", "begin": "begin", "go on": "resume"}
 
 
@@ -40,9 +40,9 @@ def pipeline(
 ) -> None:
     """Turn users' text into a shard set, privately, in one command.
 
-    Counts words and trains a network, both on users' devices as this machine simulates them; then
+    Counts words and trains a network, both on users' devices, simulated on this machine; then
     distills the network into an n-gram model, prunes it and shards it. After an interruption, the
-    same command resumes. privacy.md in the run's folder states the guarantee of the whole.
+    same command resumes. privacy.md in the run's folder states the overall guarantee.
 
     Examples:
         dlm pipeline pipeline.toml --check

@@ -1,4 +1,4 @@
-"""`dlm privacy account`: the guarantee of noise."""
+"""`dlm privacy account`: the guarantee that noise gives."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ def account(
 ) -> None:
     """Compute the guarantee of a mechanism's noise: zCDP and epsilon.
 
-    The first epsilon is what a run reports, whose noise is discrete Gaussian; it holds for every
-    mechanism with that rho. The epsilon of exact Gaussian noise, which simulations report and the
-    papers print, is about 4 to 8 % smaller.
+    The first epsilon is the one a run reports, since its noise is discrete Gaussian; it holds
+    for every mechanism with that rho. The epsilon of exact Gaussian noise, which simulations report
+    and the papers print, is about 4 to 8 % smaller.
 
-    A BLT is by default the one of BLT Table 4 made for the nearest gap (100, 400 or 1,000 rounds);
-    use --made-for to account for the one that was run. With --sampling-probability, epsilon is that
-    of Poisson-sampled cohorts: as a run reports it, by two current accountants, and by the moments
-    accountant of DP-FedAvg's tables. Use --column-norm for a noise multiplier published with a
-    matrix whose column norm is not 1.
+    The default BLT is the one of BLT Table 4 made for the nearest gap (100, 400 or 1,000 rounds);
+    use --made-for to account for the BLT you ran. With --sampling-probability, cohorts are
+    Poisson-sampled, and epsilon is printed as a run reports it, by two current accountants, and by
+    the moments accountant of DP-FedAvg's tables. Use --column-norm for a noise multiplier published
+    with a matrix whose column norm is not 1.
 
     Examples:
         dlm privacy account --mechanism tree --noise-multiplier 7 --rounds 930 \\
@@ -108,7 +108,7 @@ def account(
     if mechanism.value == "blt" and buffers is not None and made_for is None:
         raise ConfigError(
             f"--buffers is {buffers} without --made-for; the default BLT is one of BLT Table 4, "
-            "whose buffers are published. Give both options, or neither"
+            "with the buffers published there. Give both options, or neither"
         )
     gap = gap_of(gap, min_sep)
     only_of_some(mechanism.value, rounds, made_for=made_for, buffers=buffers, bands=bands)

@@ -1,4 +1,4 @@
-"""`dlm privacy audit`: a lower bound of what noise lets through."""
+"""`dlm privacy audit`: a lower bound on what gets through the noise."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def audit(
 ) -> None:
     """Audit a run's noise with canary users.
 
-    Prints a lower bound of mu beside the upper bound of accounting. Canaries send directions of
-    their own through the path of users' updates, in the worst pattern of participation, and are
-    searched for in everything that a run releases. The number of rounds is that of the settings; no
-    text is read, and nothing is kept. Exits with 1 if the lower bound exceeds the upper one: the
-    noise is then smaller than accounted for.
+    Prints a lower bound on mu beside the upper bound from accounting. Each canary sends its own
+    direction through the code that handles users' updates, in the worst participation pattern; the
+    audit searches everything that a run releases for it. The number of rounds is that of the
+    settings. No text is read, and nothing is kept. Exits with 1 if the lower bound exceeds the
+    upper one, since the noise is then smaller than accounted for.
 
     Examples:
         dlm privacy audit run.toml

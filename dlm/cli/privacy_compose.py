@@ -31,11 +31,11 @@ def compose(
 ) -> None:
     """Compose the guarantees of several runs, for every user.
 
-    Each user counts as being in all runs. Of runs that share no user (--disjoint), the worst
-    counts, not the sum. --disjoint refers to the users whose text the runs themselves read: what a
-    run inherits, such as the counts of its vocabulary, counts for every user, unless the report of
-    those counts is given too. Runs that share a ledger are not disjoint. If one run has no
-    guarantee, the whole has none, and the command exits with 1.
+    Each user counts as being in all runs. Among runs that share no user (--disjoint), the worst one
+    counts, not the sum. --disjoint covers only the users whose text the runs themselves read.
+    Whatever a run inherits, such as the counts behind its vocabulary, counts for every user, unless
+    the report of those counts is given too. Runs that share a ledger are not disjoint. If any run
+    has no guarantee, the composition has none, and the command exits with 1.
 
     Examples:
         dlm privacy compose first/privacy.json second/privacy.json

@@ -1,4 +1,4 @@
-"""`dlm privacy exposure`: planted secrets, ranked in the network."""
+"""`dlm privacy exposure`: planted secrets, ranked by the network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def exposure(
     ] = "1,4,16",
     secrets: Annotated[int, typer.Option(help="Secrets per group.")] = 5,
     repeats: Annotated[int, typer.Option(help="Times that each holder says the secret.")] = 4,
-    references: Annotated[int, typer.Option(help="Random phrases to rank it among.")] = 1000,
+    references: Annotated[
+        int, typer.Option(help="Random phrases to rank each secret among.")
+    ] = 1000,
     seed: Annotated[int, typer.Option(help="Seed of both runs and of the secrets.")] = 0,
     user_column: UserColumn = "user_id",
     text_column: UserTextColumn = "utterance",
@@ -29,9 +31,9 @@ def exposure(
 ) -> None:
     """Measure how much a network exposes planted secrets.
 
-    Trains twice with the settings of dlm federate, with noise and without; both are simulations
-    that are not kept. A secret is three random words after two known ones. Its exposure is log2 of
-    the number of phrases it is ranked among, divided by its rank.
+    Trains twice with the settings of dlm federate, with noise and without; both runs are simulated,
+    and neither is kept. A secret is three random words after two known ones. Its exposure is log2
+    of the number of phrases it is ranked among, divided by its rank.
 
     Examples:
         dlm privacy exposure users.parquet --config run.toml --holders 1,16

@@ -48,7 +48,7 @@ def mechanism(
 ) -> None:
     """Compute the losses of a mechanism at equal privacy.
 
-    A loss is the error of prefix sums. A mechanism that is optimised is optimised for this
+    A loss is the error of prefix sums. Mechanisms that need optimising are optimised for this
     participation, or for that of --made-for, and cached.
 
     Examples:

@@ -35,14 +35,14 @@ Gap = Annotated[
     int | None,
     typer.Option(
         "--gap",
-        help="Minimum difference between the rounds of two participations of a user; 1 allows "
+        help="Minimum number of rounds from one participation of a user to the next; 1 allows "
         "every round.",
     ),
 ]
 MinSep = Annotated[
     int | None,
     typer.Option(
-        "--min-sep", help="Instead of --gap: the rounds in between (MinS of the papers), gap - 1."
+        "--min-sep", help="Instead of --gap: the rounds in between (MinS in the papers), gap - 1."
     ),
 ]
 MaxPart = Annotated[int, typer.Option("--max-part", help="Maximum participations per user.")]
@@ -66,7 +66,7 @@ Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Figure to write, .png, .svg or .pdf.")
 ]
 
-# What an epsilon is of.
+# Which noise an epsilon refers to.
 AS_REPORTED = "as a run reports it (discrete noise)"
 AS_SIMULATED = "for exact Gaussian noise, as simulations report it (noise in floats)"
 
@@ -112,7 +112,7 @@ def only_of_some(
                 )
     elif buffers is not None and not 1 <= buffers <= MOST_BUFFERS:
         raise ConfigError(
-            f"--buffers is {buffers}; expected 1 to {MOST_BUFFERS}, of which 2 to 4 suffice"
+            f"--buffers is {buffers}; expected 1 to {MOST_BUFFERS}; 2 to 4 are enough"
         )
     if bands is not None:
         if name not in BANDED:

@@ -49,7 +49,7 @@ def plan(
 
     The method is GDP section 2.5. A mechanism is compared with itself: a tree, independent noise,
     or the BLT of BLT Table 4 that was made for a gap of 400. Banded mechanisms are excluded, since
-    their bands, and with them the noise they bear, change with the gap. If no report goal meets the
+    their bands, and so the noise they tolerate, change with the gap. If no report goal meets the
     target, the command says so first and exits with 1.
 
     Examples:
@@ -96,7 +96,7 @@ def plan(
     chosen = made.chosen
     if not made.keeps_utility:
         print("NOT MET: no report goal up to the largest meets the target with the simulation's "
-              "noise; this plan has more, and no simulation shows that it learns")  # fmt: skip
+              "noise. This plan has more; no simulation shows that it learns")  # fmt: skip
     print(f"target        zCDP rho {target_rho:.4g}, {mechanism.value}, {counted(rounds, 'round')}")
     print(f"report goal   {counted(chosen.report_goal, 'user')} per round")
     print(f"noise         multiplier {chosen.noise_multiplier:.4g}")

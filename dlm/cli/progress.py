@@ -10,14 +10,16 @@ from collections.abc import Callable
 from dlm.progress import compiling_notice
 
 COUNT_S = 5.0  # between two lines that count compiled kernels
-SILENT_S = 1.0  # after which a command on a terminal says that it works
+SILENT_S = 1.0  # after which a command on a terminal reports that it is working
 
 _waiting: list[threading.Timer] = []
 
 
 def begin_waiting(silent_s: float = SILENT_S) -> None:
-    """Has the command say that it works, unless it tells a stage sooner or `stop_waiting` is
-    called. Only on a terminal: in a pipe nobody watches."""
+    """Reports after `silent_s` that the command is working, unless it reports a stage first.
+
+    `stop_waiting` prevents it. Only on a terminal: nobody watches a pipe.
+    """
     if not sys.stderr.isatty():
         return
     timer = threading.Timer(silent_s, lambda: print("working ...", file=sys.stderr, flush=True))
@@ -27,13 +29,13 @@ def begin_waiting(silent_s: float = SILENT_S) -> None:
 
 
 def stop_waiting() -> None:
-    """Somebody else says something from here on."""
+    """Cancels `begin_waiting`: something else is printed from here on."""
     while _waiting:
         _waiting.pop().cancel()
 
 
 def stage_printer(*, quiet: bool = False, timed: bool = True) -> Callable[[str], None]:
-    """A printer of progress lines, with the seconds since this call if `timed`; mute if `quiet`.
+    """A printer of progress lines, with the seconds since this call if `timed`; silent if `quiet`.
 
     From here on it also reports when the command waits for kernels to compile.
     """

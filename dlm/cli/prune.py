@@ -56,12 +56,11 @@ def prune(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="ARPA file, not Kneser-Ney, that gives the probabilities of histories.  "
-            "[default: MODEL]",
+            help="ARPA file, not Kneser-Ney, for the probabilities of histories.  [default: MODEL]",
         ),
     ] = None,
     keep_suffixes: Annotated[
-        bool, typer.Option("--keep-suffixes", help="Also keep the suffixes of n-grams that stay.")
+        bool, typer.Option("--keep-suffixes", help="Also keep the suffixes of kept n-grams.")
     ] = False,
     text: Annotated[
         Path | None,
@@ -79,10 +78,10 @@ def prune(
 ) -> None:
     """Prune an ARPA model by relative entropy.
 
-    Give one of --threshold, --ngrams and --bytes. Words are kept, and so is every n-gram that
-    begins a longer one that is kept; backoff weights are recomputed. The score of an n-gram is
-    e^D - 1, where D is the relative entropy, in nats per word, of the model without that n-gram
-    alone. With --text, the perplexity of the text before and after is printed.
+    Give one of --threshold, --ngrams and --bytes. Words are kept, and so is every n-gram that is a
+    prefix of a kept one; backoff weights are recomputed. The score of an n-gram is e^D - 1, where D
+    is the relative entropy, in nats per word, of the model with only that n-gram
+    removed. With --text, the perplexity of the text before and after is printed.
 
     Examples:
         dlm prune model.arpa.zst --threshold 1e-8 --output small.arpa.zst

@@ -37,7 +37,7 @@ def sign(
 ) -> None:
     """Sign a file together with its privacy record.
 
-    For a shard set, the manifest and each of its files are signed. Prints first what is signed: the
+    For a shard set, the manifest and each of its files are signed. First prints what is signed: the
     SHA-256 of the file, and the statement of its record. The signature is written beside the file
     (.signature.json). To create a key, run `openssl genpkey -algorithm ed25519 -out key.pem`; to
     extract its public half, run `openssl pkey -in key.pem -pubout -out key.pub`.
@@ -78,7 +78,7 @@ def verify(
     """Check the signature of a file and its privacy record.
 
     Prints verified, unverified or wrong, the reason, and the statement of the record; then whether
-    its epsilon follows from its noise, which is accounted for again.
+    its epsilon follows from its noise, by accounting for the noise again.
 
     Exits with 0 if the trusted key signed it. Exits with 3 if it is unverified: it is not signed,
     or not by a trusted key. Exits with 1 if it is wrong: the file, its record or its signature was
@@ -119,7 +119,7 @@ def verify(
 
 
 def _meant(file: Path) -> Path:
-    """The file that a name means: of a folder, its checkpoint, manifest or pipeline's model."""
+    """The file that a path stands for: of a folder, its checkpoint, manifest or model."""
     from dlm.cli.paths import check_reads
     from dlm.federated.run_folder import CHECKPOINT
 

@@ -21,7 +21,7 @@ def reduce(
 ) -> None:
     """Drop the highest orders of an ARPA model.
 
-    What is left keeps its values and backs off as before, so every context still sums to 1.
+    The remaining n-grams keep their values and back off as before, so contexts still sum to 1.
 
     Examples:
         dlm reduce model.arpa.zst --order 2 --output bigrams.arpa.zst

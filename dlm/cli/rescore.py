@@ -94,12 +94,14 @@ def rescore(
         typer.Option(metavar="N", help="Hypotheses to keep per position.  [default: no limit]"),
     ] = None,
     jobs: Annotated[int, typer.Option(help="Utterances to rescore at the same time.")] = 8,
-    deadline: Annotated[float, typer.Option(help="Seconds that a position may take.")] = DEADLINE_S,
+    deadline: Annotated[
+        float, typer.Option(help="Time limit per position, in seconds.")
+    ] = DEADLINE_S,
     skip: Annotated[
         bool, typer.Option("--skip", help="Skip and report malformed utterances.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Skip what the folder --output already has.")
+        bool, typer.Option("--resume", help="Skip lattices that the folder --output already has.")
     ] = False,
     as_json: Annotated[
         bool,
@@ -110,8 +112,8 @@ def rescore(
     """Rescore lattices and n-best lists with a model.
 
     Prints one row per utterance, without its words. When servers fail, scores come from shorter
-    n-grams or from a small model, and the row counts them (partial, small). A file --output appears
-    once all is done; in a folder, each lattice appears once it is done.
+    n-grams or from a small model, and the row counts them (partial, small). An output file
+    appears once all is done; in an output folder, each lattice appears once it is done.
 
     Examples:
         dlm rescore lattices/ --lm cluster.toml --lm-scale 12 --output rescored/

@@ -72,7 +72,7 @@ def score(
     skip: Skip = False,
     column: TextColumn = "text",
     threads: Annotated[int, typer.Option(metavar="N", help="Number of threads with --local.")] = 2,
-    deadline: Annotated[float, typer.Option(help="Seconds that a batch may take.")] = 30.0,
+    deadline: Annotated[float, typer.Option(help="Time limit per batch, in seconds.")] = 30.0,
     ca: Ca = "",
     cert: Cert = "",
     key: Key = "",
@@ -83,9 +83,9 @@ def score(
 ) -> None:
     """Score text: log10 probability, tokens and OOVs per sentence.
 
-    The perplexities of all of it come last. Each line is scored as it arrives, also from a pipe. A
-    line that --skip leaves out has a row of its own: nan and 0 tokens, or null and "skipped" with
-    --json. With --local, an ARPA file is first sharded into a temporary folder. The options for TLS
+    Perplexities of all lines come last. Each line is scored as it arrives, also from a pipe. A line
+    that --skip leaves out still has a row: nan and 0 tokens, or null and "skipped" with --json.
+    With --local, an ARPA file is first sharded into a temporary folder. The options for TLS
     and tokens override cluster.toml.
 
     Examples:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def open_text(
     sources: Iterable[Path], skip: bool, column: str, block_bytes: int = BLOCK_BYTES
 ) -> Reader:
-    """Opens texts to score as all commands read text; standard input if there is none."""
+    """Opens texts to score as all commands do; standard input if none is given."""
     from dlm.estimate.text import Reader
 
     names = [str(source) for source in sources] or ["-"]
@@ -31,8 +31,8 @@ def open_text(
 def quick_start() -> Iterator[None]:
     """Opens a model in two thirds of the time, in commands that score and then exit.
 
-    Otherwise the garbage collector would scan imports and words over and over, none of which is
-    ever freed, and numba would import scipy for matrix products that no kernel here has.
+    Otherwise the garbage collector would scan imports and words over and over, though none is ever
+    freed, and numba would import scipy for matrix products that no kernel here uses.
     """
     sys.modules.setdefault("scipy.linalg.cython_blas", None)  # type: ignore[arg-type]
     collects = gc.isenabled()
@@ -68,7 +68,7 @@ def open_here(
         from dlm.index.search.text.score import KERNELS as SCORING
         from dlm.ngram.arpa import ArpaReader, is_parts_folder
 
-        # What is wrong with the model is reported before anything compiles.
+        # Report a damaged model before anything compiles.
         if not place.exists() or (place.is_dir() and not is_parts_folder(place)):
             read_manifest(place)
             if memory is not None or tmp is not None:

@@ -110,7 +110,7 @@ def serve(
 ) -> None:
     """Serve one shard until SIGTERM, then finish requests in flight.
 
-    Several folders are several models on one port: a request names its model, or gets the first.
+    Several folders mean several models on one port; a request names its model, or gets the first.
     Logs are JSON, one object per line, on standard error.
 
     Examples:

@@ -26,7 +26,7 @@ def shard(
     bits: Annotated[
         int | None,
         typer.Option(
-            help="Bits per value with compact: 3 to 16, or 32 to keep values; 6 if unset."
+            help="Bits per value with compact: 3 to 16, or 32 to keep exact values.  [default: 6]"
         ),
     ] = None,
     repair: Annotated[
@@ -41,7 +41,7 @@ def shard(
     threads: Threads = 2,
     estimate: Annotated[
         bool,
-        typer.Option("--estimate", help="Print the sizes to expect, and build nothing."),
+        typer.Option("--estimate", help="Print the expected sizes, and build nothing."),
     ] = False,
     as_json: Json = False,
     quiet: Silent = False,

@@ -50,7 +50,7 @@ DROPPED = (
     *("model", "uptime", "memory", "messages/s", "refused", "delay", "failing", "in flight"),
 )
 WAIT_LOOK_S = 0.5
-SHARDS_SHOWN = 4  # of those that lack a ready server, on the line of the summary
+SHARDS_SHOWN = 4  # shards that lack ready servers, named on the summary line
 _COLOURS = {"ready": "green", "warming": "yellow", "draining": "yellow"}
 
 
@@ -67,8 +67,8 @@ def status(
     wait: Annotated[
         float,
         typer.Option(
-            help="Seconds to wait for the cluster file, and until every listed server is ready; 0 "
-            "does not wait."
+            help="Seconds to wait for cluster.toml to exist and for every listed server to be "
+            "ready; 0 does not wait."
         ),
     ] = 0.0,
     ca: Ca = "",
@@ -123,7 +123,7 @@ def status(
         connect = partial(GrpcConnection, security=security)
         return ClusterStatus(endpoints, connect, timeout, model=read_cluster_model(cluster))
 
-    pause = threading.Event()  # never set: waiting for it ends at once where a signal comes
+    pause = threading.Event()  # never set; a signal ends the wait at once
     end = time.monotonic() + wait
     while not cluster.exists() and time.monotonic() < end:
         pause.wait(min(interval, WAIT_LOOK_S))
@@ -133,9 +133,7 @@ def status(
         snapshot = servers.poll()
         while wait and not snapshot.whole and time.monotonic() < end:
             pause.wait(min(interval, WAIT_LOOK_S))
-            if (
-                signature(cluster) != stamp and cluster.exists()
-            ):  # that one was of an earlier cluster
+            if signature(cluster) != stamp and cluster.exists():  # it was an earlier cluster's
                 stamp = signature(cluster)
                 servers.close()
                 servers = listed()
@@ -194,7 +192,7 @@ def render(snapshot: ClusterSnapshot, width: int | None = None, height: int | No
     """Problems, how many servers are ready, the mode of the cascade, and the table below them.
 
     Args
-        width   columns of the terminal; if not all of `COLUMNS` fit, the first of `DROPPED` go
+        width   columns of the terminal; if not all `COLUMNS` fit, the first of `DROPPED` are cut
         height  its lines; if not all rows fit, there is one per server, else one per shard, else
                 only the first of these
     """
@@ -273,9 +271,9 @@ def problems(snapshot: ClusterSnapshot) -> list[str]:
 
 
 def ready(snapshot: ClusterSnapshot) -> tuple[str, str]:
-    """How many servers are ready, of all and of the shards that lack some; and the line's colour.
+    """How many servers are ready, in all and in the shards that lack some; and the line's colour.
 
-    A server is ready where each of its workers is, for each model that it holds.
+    A server is ready if each of its workers is, for each of its models.
     """
     is_ready: dict[str, bool] = {}
     shard_of: dict[str, int | None] = {}
@@ -300,12 +298,12 @@ def cascade(snapshot: ClusterSnapshot) -> tuple[str, str]:
     if snapshot.mode is Mode.FULL:
         return "mode: full", "green"
     if snapshot.mode is None:
-        return "mode: not known", "yellow"
+        return "mode: unknown", "yellow"
     return "mode: small if clients have a small model, otherwise partial or errors", "red"
 
 
 def fitting_columns(widths: dict[str, int], width: int | None) -> list[str]:
-    """The names of `COLUMNS` that fit beside each other; what is not in `DROPPED` always stays."""
+    """The names of `COLUMNS` that fit side by side; those not in `DROPPED` always stay."""
     dropped: set[str] = set()
     for name in ("", *DROPPED):
         dropped.add(name)

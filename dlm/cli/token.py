@@ -23,11 +23,11 @@ def token(
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The client's file, to create; it must not exist."),
+        typer.Option(metavar="FILE", help="The client's file, to create; it must not exist yet."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Create a token: hashed for the servers, whole for the client.
+    """Create a token: hashed for servers, in plain text for a client.
 
     Without --tokens, the line for the servers' file is printed; without --token-file, the secret.
 
@@ -42,7 +42,7 @@ def token(
 
     if not is_name(name):
         raise ConfigError(
-            f"NAME is {name!r}; expected 1 to 64 characters of A-Z a-z 0-9 . _ -, the first a "
+            f"NAME is {name}; expected 1 to 64 characters of A-Z a-z 0-9 . _ -, starting with a "
             "letter or a digit"
         )
     if token_file is not None and token_file.exists():
@@ -57,7 +57,7 @@ def token(
         present = read_secret(tokens)
     new = new_token()
     line = f"{name}:{digest(new.encode()).hex()}\n"
-    # The client's file first: a token that nobody holds would stay in the servers' file.
+    # The client's file first: if it cannot be written, the servers' file gains no unusable token.
     if token_file is not None:
         _write(token_file, f"{new}\n".encode())
     if tokens is not None:

@@ -41,13 +41,13 @@ def transcribe(
     ] = None,
     model: ServedModel = None,
     lm_weight: Annotated[
-        float, typer.Option(help="Weight of the model's log10 P beside the acoustic ln P.")
+        float, typer.Option(help="Weight of the model's log10 P relative to the acoustic ln P.")
     ] = 2.0,
     word_score: Annotated[
         float, typer.Option(help="Score added per word; above 0 favours short words.")
     ] = 0.0,
     hypotheses: Annotated[
-        int, typer.Option(metavar="N", help="Hypotheses to keep at a time (the beam).")
+        int, typer.Option(metavar="N", help="Beam width: hypotheses to keep at a time.")
     ] = 100,
     max_words: Annotated[
         int,
@@ -58,7 +58,9 @@ def transcribe(
     nbest: Annotated[
         int, typer.Option(metavar="N", help="Sentences per segment, with --json.")
     ] = 1,
-    deadline: Annotated[float, typer.Option(help="Seconds that a call to servers may take.")] = 2.0,
+    deadline: Annotated[
+        float, typer.Option(help="Time limit per call to servers, in seconds.")
+    ] = 2.0,
     partial: Annotated[
         bool,
         typer.Option(
@@ -105,12 +107,12 @@ def transcribe(
     config = ClientConfig(partial=partial, deadline_s=deadline)
     if nbest > 1 and not as_json:
         raise ConfigError(
-            f"--nbest is {nbest}, but only --json prints more than the best; add --json"
+            f"--nbest is {nbest}, but only --json prints more than the best sentence; add --json"
         )
     if Path("-") in audio:
         raise ConfigError(
-            "AUDIO is -, but audio cannot be read from standard input; write it to a file, and "
-            "name that"
+            "AUDIO is -, but audio cannot be read from standard input; save it to a file and name "
+            "that"
         )
     check_reads("AUDIO", *audio)
     tell = stage_printer(quiet=quiet)

@@ -33,7 +33,7 @@ def unigrams(
         typer.Option(
             "--lambda",
             metavar="LAMBDA",
-            help="Maximum that a user adds to a round; inf counts exactly.",
+            help="Maximum that a user contributes to a round; inf counts exactly.",
         ),
     ],
     rounds: Annotated[int, typer.Option(help="Number of rounds.")],
@@ -45,7 +45,9 @@ def unigrams(
     ] = None,
     noise_multiplier: Annotated[
         float | None,
-        typer.Option(help="Noise per round over lambda; without noise there is no guarantee."),
+        typer.Option(
+            help="Noise per round, as a multiple of lambda; without noise there is no guarantee."
+        ),
     ] = None,
     delta: Annotated[
         float | None, typer.Option(help="Delta of the guarantee; required with noise.")
@@ -66,7 +68,7 @@ def unigrams(
         int | None, typer.Option(metavar="N", help="Use only the first N words of each user.")
     ] = None,
     tokenizer: Annotated[
-        str, typer.Option(help="words, lower-case letters and apostrophes; or whitespace.")
+        str, typer.Option(help="words (lower-case letters and apostrophes), or whitespace.")
     ] = "words",
     public: Annotated[
         str,
@@ -95,12 +97,12 @@ def unigrams(
 ) -> None:
     """Count how often users use the words of a list.
 
-    Beside the counts, the command writes who took part (.ledger.json), the privacy report
+    Next to the counts, the command writes who took part (.ledger.json), the privacy report
     (.report.md, .report.json), the record that everything built from the counts inherits
     (.provenance.json) and the journal of the rounds (.metrics.jsonl). If the run is interrupted,
     the same command resumes it; until it is done, the folder .work holds users' text. With noise,
-    the list of words needs a record of its own, or --public NAME must vouch for it. With
-    --public-key, a list that this key has not signed (dlm privacy sign) is refused.
+    the word list needs its own privacy record, or --public NAME must vouch for it. With
+    --public-key, that key must have signed the list (dlm privacy sign).
 
     Examples:
         dlm unigrams users.parquet --whitelist words.txt --public "ACME research" \\

@@ -21,15 +21,16 @@ def wer(
         Path,
         typer.Argument(
             metavar="REF",
-            help="What was said: a table with a header (tab-separated; text, file or id, maybe "
-            "speaker), lines of name, tab and text, Kaldi's lines of name and text, or text alone.",
+            help="Reference transcripts: a tab-separated table with a header (text, file or id, "
+            "optionally speaker), lines of name, tab and text, Kaldi's lines of name and "
+            "text, or text only.",
         ),
     ],
     hypothesis: Annotated[
         Path,
         typer.Argument(
             metavar="HYP",
-            help="What was recognised: in the same forms, or the output of dlm transcribe.",
+            help="Recognised text: in the same forms, or the output of dlm transcribe.",
         ),
     ],
     against: Annotated[
@@ -54,8 +55,8 @@ def wer(
     """Compute word error rates, with intervals.
 
     The 95 % interval is a bootstrap over speakers, or over utterances if the reference names no
-    speakers. With --against, the difference is that of HYP from the other recogniser on paired
-    samples: below zero HYP is better, and significantly so if the interval excludes zero.
+    speakers. With --against, the difference is HYP minus the other recogniser, on paired samples:
+    if it is below zero, HYP is better, and significantly so if the interval excludes zero.
 
     Examples:
         dlm wer transcripts.tsv hypotheses.tsv --by-speaker

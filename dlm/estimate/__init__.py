@@ -1,1 +1,1 @@
-"""Text becomes an ARPA model; ARPA models become smaller, mixed or those of a vocabulary."""
+"""Estimates ARPA models from text; prunes, merges and filters them."""

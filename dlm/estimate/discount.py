@@ -1,4 +1,4 @@
-"""How much of a count is kept for n-grams not seen: the discounts of modified Kneser-Ney."""
+"""The discounts of modified Kneser-Ney: how much of a count is kept for unseen n-grams."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from dlm.errors import ConfigError, EstimationError
 
-# What is taken from adjusted counts of 1, 2, and 3 or more where nothing else is asked for, and the
-# closed form fails.
+# Default discounts of adjusted counts 1, 2, and 3 or more, for where the closed form fails.
 DEFAULT_FALLBACK = (0.5, 1.0, 1.5)
 
 Fallback: TypeAlias = tuple[float, float, float]
@@ -69,7 +68,8 @@ def checked_fallback(values: Sequence[float]) -> Fallback:
     """
     if not 1 <= len(values) <= 3:
         raise ConfigError(
-            f"{len(values)} fallback discounts; give one to three, for counts 1, 2 and 3 or more"
+            f"{len(values)} fallback discounts; expected one to three, for counts 1, 2 and 3 or "
+            "more"
         )
     padded = [*values, *[values[-1]] * (3 - len(values))]
     for j, value in enumerate(padded, 1):

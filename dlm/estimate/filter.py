@@ -1,9 +1,9 @@
-"""A model reduced to a vocabulary: the n-grams whose words are all in it.
+"""Restricts a model to a vocabulary: keeps the n-grams whose words are all in it.
 
-As KenLM's `filter single`: probabilities and backoff weights stay as they are, so that text of
-these words alone scores the same to the last bit. The probability of the words that are gone is not
-given to any other, and a context then sums to less than 1 by that much. `renormalise` divides by
-what is left instead: the model then says P(word | context, the word is in the vocabulary), exactly.
+As in KenLM's `filter single`, probabilities and backoff weights do not change, so text of only
+these words scores the same to the last bit. The probability of dropped words goes to no other word,
+so a context sums to less than 1 by that much. `renormalise` divides by what is left instead: the
+model then gives P(word | context, the word is in the vocabulary), exactly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dlm.units import counted
 
 U32, F32, F64 = np.uint32, np.float32, np.float64
 
-# Told of the model before it is written: its comments, what it had, what it has.
+# Called before the model is written, with its comments, and counts before and after.
 Comment = Callable[[list[str], tuple[int, ...], tuple[int, ...]], list[str]]
 
 _RENORMALISE_BYTES = 60  # an n-gram of the two largest orders next to each other, beside the model
@@ -37,7 +37,7 @@ _RENORMALISE_BYTES = 60  # an n-gram of the two largest orders next to each othe
 
 @dataclass(frozen=True)
 class FilterResult:
-    """What became of a model.
+    """The result of filtering.
 
     counts_before, counts   n-grams by order
     words_missing           words of the vocabulary that the model lacks
@@ -68,7 +68,7 @@ def filter_arpa(
     Args
         words     the vocabulary; words in angle brackets (<s>, </s>, <unk> and tags) are always in
         contexts  the last word of an n-gram need not be in it, so that every word is kept
-        tmp       folder for what is kept, 4 * (order + 2) bytes an n-gram, until the counts are
+        tmp       folder for what is kept, 4 * (order + 2) bytes per n-gram, until the counts are
                   known; beside the output if not given
         comment   lines to put before the model; its own if not given
     Raises
@@ -76,7 +76,7 @@ def filter_arpa(
         ArpaError, OSError
     Guarantees
         The n-grams of KenLM's `filter single`, or `context` with it, in their order, with their
-        values to the bit. The output is there whole, or as it was before.
+        values to the bit. The output is written whole, or stays as it was.
     Cost
         memory: the words, and 64 MiB
     """
@@ -84,7 +84,7 @@ def filter_arpa(
     place = Path(output)
     folder = Path(tmp) if tmp is not None else place.absolute().parent
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder; make it, or give another with --tmp")
+        raise ConfigError(f"{folder} is not a folder; create it, or name another with --tmp")
     say(f"reading {os.fspath(model)}")
     with (
         scratch_folder(folder, "dlm-filter") as scratch,
@@ -179,15 +179,15 @@ def kept_words(
     of_words = int((keep & ~np.array(tags, np.bool_)).sum())
     if not of_words:
         raise ConfigError(
-            f"{path} has no word of the vocabulary, which holds {len(wanted):,}; give words "
-            "between white space, in the spelling, case and encoding of the model"
+            f"{path} contains none of the {len(wanted):,} words of the vocabulary; list words "
+            "separated by white space, in the spelling, case and encoding of the model"
         )
     keep |= np.array(tags, np.bool_)
     return keep, len(wanted) - sum(found)
 
 
 def renormalised_bytes(counts: Iterable[int]) -> int:
-    """Memory that `renormalised` takes with the model it is given, about."""
+    """About how much memory `renormalised` takes, with the model it is given."""
     sizes = list(counts)
     pairs = [sum(sizes[k : k + 2]) for k in range(len(sizes))]
     return memory_bytes(sizes) + _RENORMALISE_BYTES * max(pairs)

@@ -1,10 +1,10 @@
-"""Text to an ARPA model: the stages, and how memory is divided among them.
+"""Estimates an ARPA model from text: the stages, and how they share memory.
 
     counts -> adjust -> discount -> interpolate -> arpa
 
 Ids of the text are gathered until memory is full; their n-grams are sorted and counted, and written
-to disk as a run unless the text ends there. What comes sorted out of memory, or out of the merged
-runs, becomes the suffix trie of all orders with its adjusted counts. Then every order gets its
+to disk as a run unless the text ends there. The sorted n-grams, from memory or from merged runs,
+become the suffix trie of all orders with its adjusted counts. Then every order gets its
 probabilities from the order below, and is written.
 """
 
@@ -43,7 +43,7 @@ from dlm.units import counted
 
 MIB = 1 << 20
 
-# Under this much beside the interpreter and the compiled code nothing can be done.
+# The least memory beside the interpreter and the compiled code.
 MIN_WORKSPACE_BYTES = 24 * MIB
 
 # Of a model's .xz file: a tenth smaller than the fastest, in two to eight times as long.
@@ -63,25 +63,25 @@ def estimate(
     tmp: Path | None = None,
     progress: ProgressReporter | None = None,
 ) -> EstimationSummary:
-    """Makes an ARPA model of text by interpolated modified Kneser-Ney.
+    """Estimates an ARPA model from text by interpolated modified Kneser-Ney.
 
     Args
-        sources    text, a sentence a line: plain, .gz, .zst, .xz, .bz2 or parquet files; `-` for
-                   standard input
+        sources    text, one sentence per line: plain, .gz, .zst, .xz, .bz2 or parquet files;
+                   `-` for standard input
         output     ARPA file, compressed by its suffix; `-` for standard output
-        tmp        folder for what memory does not hold; by default that of the output
+        tmp        folder for data beyond the memory limit; by default that of the output
     Raises
-        ConfigError      settings that cannot be
-        EstimationError  text with a fault, or too little of it; no room on the disk
+        ConfigError      invalid settings
+        EstimationError  text with a fault, or too little of it; no space on the disk
         OSError
     Guarantees
         The same n-grams as KenLM's lmplz, and its values within rounding; see README.md.
-        The output is there whole and synced, or as it was before. Temporary files have no name.
+        The output is written whole and synced, or stays as it was. Temporary files have no name.
     """
     place = Path(output)
     folder = tmp or (temporary_folder() if str(place) == "-" else place.parent)
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder; make it, or give another with --tmp")
+        raise ConfigError(f"{folder} is not a folder; create it, or name another with --tmp")
     progress = progress or ProgressReporter(lambda _: None)
     try:
         with ThreadPoolExecutor(settings.threads, thread_name_prefix="dlm-estimate") as pool:
@@ -90,7 +90,7 @@ def estimate(
         if exc.errno in NO_ROOM:
             what = exc.filename or f"{folder} or {place.parent}"
             raise EstimationError(
-                f"no room left for {what} ({exc.strerror}); free some, or give another folder with "
+                f"no space left for {what} ({exc.strerror}); free some, or name another with "
                 "--tmp or --output. The model was not written, and nothing partial is left"
             ) from exc
         raise
@@ -201,7 +201,7 @@ class _Estimation:
                 )  # fmt: skip
                 self._table.settle(np.append(state[:2], -1))
                 if at == before:
-                    # Lines are taken whole: it may be one of more new words than there is room for.
+                    # Lines are taken whole: one may have more new words than there is room for.
                     end = text.find(b"\n", at, size)
                     line_bytes = (size if end < 0 else end) - at
                     if new_words <= line_bytes // 2:
@@ -278,8 +278,8 @@ class _Estimation:
 
     def _too_little(self, what: str) -> None:
         raise EstimationError(
-            f"{what} does not fit in the memory allowed ({self._workspace // MIB:,} MiB are left "
-            "for it); raise --memory"
+            f"{what} does not fit in the memory limit, which leaves {self._workspace // MIB:,} MiB "
+            "for it; raise --memory"
         )
 
     def _run(self, tokens: NDArray[np.uint32]) -> Column:
@@ -385,14 +385,14 @@ def _workspace(settings: EstimationSettings) -> int:
         given = settings.memory_bytes
         unit = f" (no unit means bytes; did you mean {given}G?)" if given < 1024 else ""
         raise ConfigError(
-            f"--memory of {given:,} bytes is too little{unit}: at least {-(-least >> 20)}M are "
-            f"needed, of which the interpreter and the compiled code take {resident >> 20}M"
+            f"--memory is {given:,} bytes{unit}; expected at least {-(-least >> 20)}M, of which "
+            f"the interpreter and the compiled code take {resident >> 20}M"
         )
     return workspace
 
 
 def _load_code(threads: int) -> None:
-    """Has all compiled code in memory before it is measured how much is left."""
+    """Loads all compiled code before the memory that is left is measured."""
     with scratch_folder(None, "dlm-first-run") as folder:
         text = folder / "text"
         text.write_bytes(b"a b\n" * 30 + b"b a c\n" * 30)
@@ -407,7 +407,7 @@ def _load_code(threads: int) -> None:
 def _give_memory_back() -> None:
     """Has the C library return large arrays to the system as soon as they are freed.
 
-    It would otherwise keep arrays of up to 32 MiB once it has seen such, which no limit foresees.
+    It would otherwise keep arrays of up to 32 MiB once it has seen one, which no limit includes.
     """
     with contextlib.suppress(OSError, AttributeError):  # a library without it
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 4 * MIB)

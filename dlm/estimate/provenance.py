@@ -1,4 +1,4 @@
-"""What a model says of where it is from: a comment of its ARPA file, which shard sets keep."""
+"""A model's provenance: a comment of its ARPA file, which shard sets keep."""
 
 from __future__ import annotations
 

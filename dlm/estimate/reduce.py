@@ -1,12 +1,12 @@
 """A model without its highest orders: what a cascade falls back to.
 
-A back-off model of order N holds those of all lower orders: an n-gram's probability is complete in
-itself, and the weight of a context says what is left for the words it does not list. So the n-grams
-up to order K, with their weights, are a model of order K, and each context that is left sums to 1
-if it did before. Only the weights of order K go: nothing backs off from there any more.
+A back-off model of order N contains models of all lower orders: an n-gram's probability is complete
+in itself, and the weight of a context gives what is left for words it does not list. So the n-grams
+up to order K, with their weights, are a model of order K, and each remaining context sums to 1 if
+it did before. Only the weights of order K are dropped, since nothing backs off from there.
 
-It is the model's own idea of shorter contexts, not what would be estimated of order K from the same
-text: Kneser-Ney's lower orders say in how many contexts a word occurs.
+It is not the model that would be estimated with order K from the same text: Kneser-Ney's lower
+orders say in how many contexts a word occurs.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class ReduceResult:
 
 
 def needed_bytes(counts: Iterable[int]) -> int:
-    """Memory that reducing to the orders with these counts takes at most."""
+    """The most memory that reducing to the orders with these counts takes."""
     counts = tuple(counts)
     rows = sum((4 * k + 8) * count for k, count in enumerate(counts, 1))
-    # Batches of one order are put together, and stand twice for that moment.
+    # Batches of one order are joined, and are in memory twice at that moment.
     twice = max((4 * k + 8) * count for k, count in enumerate(counts, 1))
     return rows + twice + _WORD_BYTES * counts[0] + _PARSER_BYTES
 
@@ -49,7 +49,7 @@ def reduce_arpa(
     memory_bytes: int | None = None,
     comment: str | None = None,
 ) -> ReduceResult:
-    """Writes the n-grams of an ARPA file up to `order` as one of that order.
+    """Writes the n-grams of an ARPA file up to `order` as a model of that order.
 
     Args
         output   compressed by its suffix
@@ -58,7 +58,7 @@ def reduce_arpa(
         ConfigError  an order that the model lacks, or too low a limit of memory
         ArpaError    malformed, in what is read
     Guarantees
-        the same n-grams and values in the same order, but for the weights of the highest; `output`
+        the same n-grams and values in the same order, except the weights of the highest; `output`
         has its old content or all of the new
     Edge cases
         the order of the model   copied
@@ -66,18 +66,20 @@ def reduce_arpa(
     """
     with ArpaReader(path) as reader:
         if not 1 <= order <= reader.order:
-            raise ConfigError(f"--order {order}, and {reader.path} has orders 1 to {reader.order}")
+            raise ConfigError(
+                f"--order is {order}, but {reader.path} has orders 1 to {reader.order}"
+            )
         counts = tuple(reader.counts[:order])
         needed = needed_bytes(counts)
         if memory_bytes is not None and needed > memory_bytes:
             raise ConfigError(
-                f"{sum(counts):,} n-grams take {needed:,} bytes, and the limit is "
+                f"{sum(counts):,} n-grams need {needed:,} bytes of memory, but the limit is "
                 f"{memory_bytes:,}; raise --memory"
             )
         sections: list[SectionColumns] = []
         parts: list[NgramBatch] = []
         remaining = sum(counts)
-        # What comes after them is not looked at.
+        # What comes after them is not read.
         batches = reader.batches()
         for batch in batches:
             while batch.order > len(sections) + 1:

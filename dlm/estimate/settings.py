@@ -1,4 +1,4 @@
-"""What model is asked for, and what was made."""
+"""Settings of an estimation, and its summary."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MAX_ORDER = 8
 
 @dataclass(frozen=True)
 class EstimationSettings:
-    """What model is made, and with what.
+    """What model to estimate, and with what resources.
 
     order            1 to 8 words; suggested 5 for a full model
     prune            n-grams that occur at most this often are left out, by order; the last number
-                     holds for the orders above; none: all are kept
+                     applies to the orders above; none: all are kept
     vocabulary       n-grams with other words are left out; None: all words stay
-    fallback         discounts for orders whose own cannot be had; None: that is an error
+    fallback         discounts for orders whose own cannot be computed; None: that is an error
     skip             leave faulty and empty lines out, and count them
     column           of parquet files
     memory_bytes     limit of the process; suggested: half of what is free
@@ -41,20 +41,21 @@ class EstimationSettings:
 
     def __post_init__(self) -> None:
         if not 1 <= self.order <= MAX_ORDER:
-            raise ConfigError(f"order {self.order}; expected 1 to {MAX_ORDER}")
+            raise ConfigError(f"--order is {self.order}; expected 1 to {MAX_ORDER}")
         if len(self.prune) > self.order:
             raise ConfigError(
-                f"{len(self.prune)} pruning thresholds for a model of order {self.order}"
+                f"{len(self.prune)} pruning thresholds for a model of order {self.order}; give at "
+                "most one per order"
             )
         if any(t < 0 for t in self.prune):
             raise ConfigError("a pruning threshold is negative; 0 keeps every n-gram of its order")
         if any(a > b for a, b in zip(self.prune, self.prune[1:], strict=False)):
             raise ConfigError(
                 f"pruning thresholds must not decrease: {','.join(map(str, self.prune))}; an "
-                "n-gram cannot be kept without the shorter one that it begins with"
+                "n-gram cannot be kept without its prefix"
             )
         if self.threads < 1:
-            raise ConfigError(f"{self.threads} threads; give 1 or more")
+            raise ConfigError(f"--threads is {self.threads}; expected 1 or more")
 
     @property
     def thresholds(self) -> list[int]:
@@ -65,7 +66,7 @@ class EstimationSettings:
 
 @dataclass
 class EstimationSummary:
-    """What was made of what."""
+    """What was made, and from what text."""
 
     totals: Totals
     counts: list[int] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Text in files, compressed files, parquet files or a pipe, as clean blocks of whole lines.
 
-Every command that takes text reads it here. A line is a sentence. What can be no sentence (see
-`LineFault`) is an error that says where it is, or it is left out and counted. Nothing else is.
+Every command that takes text reads it here. A line is a sentence. A line that cannot be a sentence
+(see `LineFault`) is an error that names its place, or it is left out and counted. Nothing else is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dlm.units import counted
 
 BLOCK_BYTES = 4 << 20
 MAX_LINE_BYTES = 1 << 20
-# Eight of them stand in a row of ARPA, which has at most 1 MiB.
+# A row of ARPA has eight of them, and at most 1 MiB.
 MAX_WORD_BYTES = 100_000
 
 PARQUET_MAGIC = b"PAR1"
@@ -36,7 +36,7 @@ DELIMITERS[list(SPACES + b"\n")] = 1
 
 
 class LineFault(StrEnum):
-    """What makes a line one that cannot be counted."""
+    """Why a line cannot be counted."""
 
     NOT_UTF8 = "not UTF-8"
     NUL = "NUL"
@@ -46,15 +46,15 @@ class LineFault(StrEnum):
     NULL_ROW = "null row"
 
 
-# Faults of text that is counted, and none of text that is scored: a word is its bytes then, as in
+# Faults in text that is counted, but not in text that is scored: there a word is its bytes, as in
 # KenLM, `<unk>` is the unknown word, and nothing is written that must be read again.
 SCORED_ANYWAY = frozenset({LineFault.NOT_UTF8, LineFault.RESERVED, LineFault.LONG_WORD})
 
 _ADVICE = {
     LineFault.NOT_UTF8: "convert the file (iconv -t UTF-8)",
-    LineFault.NUL: "check that the file is text, remove it (tr -d '\\000')",
-    LineFault.RESERVED: "the sentence marks and the unknown word are added here: remove them",
-    LineFault.LONG_LINE: "is the text one sentence a line? Split it",
+    LineFault.NUL: "check that the file is text, or remove it (tr -d '\\000')",
+    LineFault.RESERVED: "the sentence marks and the unknown word are added by dlm: remove them",
+    LineFault.LONG_LINE: "is the text one sentence per line? Split it",
     LineFault.LONG_WORD: "is the text split at spaces? Split it",
     LineFault.NULL_ROW: "filter such rows out",
 }
@@ -105,7 +105,7 @@ class Block(NamedTuple):
         text      whole lines without a fault, then PADDING
         size      bytes of the lines
         left_out  faulty lines: after how many of the lines above each stood, and what was wrong
-        waits     whether the next block may have to wait for whoever writes the text
+        waits     whether the next block may have to wait for the writer of the text
     """
 
     text: bytes
@@ -131,7 +131,7 @@ class Reader:
                  end where it would have to be waited for
     Raises
         ConfigError  a parquet file without the column, or in a pipe
-        TextError    a faulty line, what is no text, or a compressed file that is damaged
+        TextError    a faulty line, not text, or a damaged compressed file
         OSError
     """
 
@@ -163,7 +163,7 @@ class Reader:
         self._left_out: list[tuple[int, LineFault]] = []
 
     def progress(self) -> tuple[int, int]:
-        """Bytes read of the files as they are, and of all of them; the second 0 if not known."""
+        """Bytes read of the files, as stored, and their total; 0 if that is not known."""
         total = sum(status.st_size for status in self._files)
         if len(self._files) < len(self.sources):
             total = 0
@@ -257,7 +257,7 @@ class Reader:
     def _chunks(self, source: str, place: _Place) -> Iterator[tuple[bytes, bool]]:
         """The bytes of a source, decompressed, and whether the next ones may have to be waited for.
 
-        Raises  TextError  it is no text, or damaged
+        Raises  TextError  it is not text, or damaged
         """
         opened = self._open = TextSource(source, TEXT_COMPRESSIONS)
         try:
@@ -309,7 +309,7 @@ class Reader:
                 names = file.schema_arrow.names
                 if self._column not in names:
                     raise ConfigError(
-                        f"{source} has no column {self._column!r}; it has {', '.join(names)}: "
+                        f"{source} has no column {self._column!r}; it has {', '.join(names)}; "
                         "name one with --text-column"
                     )
                 kind = file.schema_arrow.field(self._column).type
@@ -336,18 +336,18 @@ class Reader:
             if isinstance(exc, OSError) and exc.errno is not None:
                 raise
             raise TextError(
-                f"{source} begins as a parquet file and cannot be read as one: {exc}. Copy the "
+                f"{source} begins like a parquet file but cannot be read as one: {exc}. Copy the "
                 "file again from where it was made"
             ) from exc
 
 
 def _refuse_packed(head: bytes, place: _Place, compression: str) -> None:
-    """Raises `TextError` where text begins as a compressed file does."""
+    """Raises `TextError` if text begins like a compressed file."""
     inner = compression_of(head)
     if inner != "plain":
         what = f"compressed twice, with {compression} over {inner}"
         if compression == "plain":
-            what = f"compressed with {inner}, which is not read here"
+            what = f"compressed with {inner}, which dlm does not read"
         raise TextError(f"{place.name} is {what}: decompress it (`{inner} -dc`) and give the text")
 
 
@@ -361,7 +361,7 @@ class _Place:
 
     @property
     def name(self) -> str:
-        """As messages have it."""
+        """The name for messages."""
         return "standard input" if self.source == "-" else self.source
 
 
@@ -385,12 +385,12 @@ def may_have_fault(
     max_line_bytes: int = MAX_LINE_BYTES,
     accepted: Collection[LineFault] = frozenset(),
 ) -> bool:
-    """Whether whole lines must be looked at one by one; where not, none has a fault.
+    """Whether whole lines must be checked one by one; if not, none has a fault.
 
     Args  accepted  faults that are none here
     """
     if {LineFault.RESERVED, LineFault.LONG_WORD} <= set(accepted):
-        # What is left is found without looking at each byte here.
+        # The rest is found without checking each byte here.
         return (
             b"\0" in block
             or _has_long_line(block, max_line_bytes)
@@ -430,7 +430,7 @@ def fault_of(
     max_line_bytes: int = MAX_LINE_BYTES,
     accepted: Collection[LineFault] = frozenset(),
 ) -> LineFault | None:
-    """What is wrong with a line, if anything; faults of `accepted` are none."""
+    """What is wrong with a line, if anything; faults in `accepted` do not count."""
     if len(line) > max_line_bytes:
         return LineFault.LONG_LINE
     if b"\0" in line:

@@ -1,4 +1,4 @@
-"""How values are kept: as they are, or quantised.
+"""How values are stored: as they are, or quantised.
 
 Quantised, each order has a codebook for its probabilities and one for its weights, chosen to make
 the sum of squared errors in log10 small: Lloyd's iteration from the quantiles (Lloyd 1982; KenLM
@@ -41,16 +41,19 @@ EXACT = Coding("exact", None, 0, 1 << 16)
 
 
 def coding_of(encoding: str, bits: int | None) -> Coding:
-    """The coding that `--encoding` and `--bits` ask for; raises `ConfigError` for what is none."""
+    """The coding for `--encoding` and `--bits`; raises `ConfigError` if there is none."""
     if encoding == "exact":
         if bits not in (None, LOSSLESS_BITS):
-            raise ConfigError(f"--bits {bits} quantises values; say --encoding compact too")
+            raise ConfigError(
+                f"--bits is {bits}, but --encoding exact does not quantise values; "
+                "add --encoding compact"
+            )
         return EXACT
     if encoding != "compact":
-        raise ConfigError(f"encoding {encoding!r} is none of exact, compact")
+        raise ConfigError(f"--encoding is {encoding}; expected exact or compact")
     bits = DEFAULT_BITS if bits is None else bits
     if not (3 <= bits <= 16 or bits == LOSSLESS_BITS):
-        raise ConfigError(f"--bits {bits}: 3 to 16, or 32 to keep values as they are")
+        raise ConfigError(f"--bits is {bits}; expected 3 to 16, or 32 to keep values as they are")
     return Coding("compact", None if bits == LOSSLESS_BITS else bits, ANY, ANY)
 
 
@@ -60,10 +63,10 @@ def coding_of_set(encoding: str) -> Coding:
 
 
 def weight_bits(bits: int) -> int:
-    """Bits of a quantised weight where probabilities have `bits`: three fewer, 2 at least.
+    """Bits of a quantised weight where probabilities have `bits`: three fewer, at least 2.
 
     A weight is shared by all words after its context, and a handful tell contexts apart: on an
-    unpruned and a pruned model, 8 and 32 weights an order gave the same perplexity to 0.01 %.
+    unpruned and a pruned model, 8 and 32 weights per order gave the same perplexity to 0.01 %.
     """
     return max(bits - 3, 2)
 

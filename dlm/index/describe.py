@@ -1,4 +1,4 @@
-"""What a shard set is and the memory that it takes, from its manifest alone."""
+"""A shard set's contents and memory, from its manifest alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from dlm.index.layout import Manifest
 
 MIB = 1 << 20
-# Of a server process beside the mapped files: 206 MiB resident once warm, kernels and libraries
-# among it, and room for the messages in flight.
+# Memory of a server process beside the mapped files: 206 MiB resident once warm, with kernels and
+# libraries, and room for messages in flight.
 PROCESS_MIB = 256
 
 
@@ -42,11 +42,10 @@ def describe(manifest: Manifest) -> dict[str, Any]:
 
 
 def server_mib(manifest: Manifest, workers: int) -> int:
-    """Memory of the server of the heaviest shard, in MiB; pages that are mapped count, locked or
-    not.
+    """Memory of the server of the heaviest shard, in MiB; mapped pages count, locked or not.
 
-    The shard, the low orders and the vocabulary are mapped once for all workers; beside them stand
-    PROCESS_MIB for each process: the workers, and one above them where there are several.
+    The shard, the low orders and the vocabulary are mapped once for all workers. Each process takes
+    PROCESS_MIB more: the workers, and their parent if there are several.
     """
     heaviest = max(f.bytes for f in manifest.files if f.kind == "shard")
     common = sum(f.bytes for f in manifest.files if f.kind != "shard")

@@ -77,7 +77,7 @@ COLUMNS = {
 
 
 def offset_dtype(largest: int) -> np.dtype[Any]:
-    """The narrower of the two dtypes an offset column may have that holds `largest`."""
+    """The narrower of the two dtypes of an offset column that can hold `largest`."""
     return U32 if largest <= 0xFFFFFFFF else U64
 
 
@@ -135,7 +135,7 @@ class Manifest:
         return self.counts[0] + (0 if self.unk_in_model else 1)
 
     def file(self, kind: str, index: int | None = None) -> FileEntry:
-        """The entry of one file; `ShardFormatError` where the set has none such."""
+        """The entry of one file; `ShardFormatError` if the set has no such file."""
         for entry in self.files:
             if entry.kind == kind and entry.index == index:
                 return entry
@@ -146,7 +146,7 @@ class Manifest:
 
 
 def canonical_text(content: Mapping[str, Any]) -> bytes:
-    """The one way to write `content`: a key a line, sorted, no spaces, UTF-8 in ASCII escapes.
+    """The one way to write `content`: one key per line, sorted, no spaces, UTF-8 in ASCII escapes.
 
     Raises  ValueError where a number is not finite: JSON has no text for it
     """
@@ -158,8 +158,8 @@ def canonical_text(content: Mapping[str, Any]) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode("ascii")
 
 
-# Fields that the shard-set id leaves out: one model, sharded alike, is one set, whatever its file
-# was called and whoever built it.
+# Fields that the shard-set id leaves out: the same model, sharded the same way, is the same set,
+# whatever its file was called and whoever built it.
 _ABOUT = frozenset({"shard_set", "check", "provenance"})
 
 
@@ -196,7 +196,7 @@ def parse_manifest(text: bytes, where: str = MANIFEST) -> Manifest:
         check = manifest_check(content)
     except (ValueError, RecursionError) as exc:
         raise ShardFormatError(
-            f"{where} is no manifest: {exc}. Build the shards again, or fetch a whole copy"
+            f"{where} is not a manifest: {exc}. Build the shards again, or fetch a whole copy"
         ) from exc
     version = content.get("format_version")
     if type(version) is not int or version != FORMAT_VERSION:
@@ -235,7 +235,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 def _number(value: Any, what: str, largest: int = (1 << 63) - 1) -> int:
-    """`value`, which must be a whole number that JSON wrote as one (true and 1.0 are none)."""
+    """`value`, which must be an integer in JSON (true and 1.0 are not)."""
     if type(value) is not int or not 0 <= value <= largest:
         raise ValueError(f"{what} is {value!r:.80}, not a whole number from 0 to {largest}")
     return value
@@ -262,7 +262,9 @@ def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
     if not 1 <= order <= MAX_ORDER:
         raise ValueError(f"order {order} is not in 1..{MAX_ORDER}")
     if content["encoding"] not in sorted(ENCODINGS):
-        raise ValueError(f"encoding {content['encoding']!r:.80} is none of {sorted(ENCODINGS)}")
+        raise ValueError(
+            f"encoding is {content['encoding']!r}; expected one of {sorted(ENCODINGS)}"
+        )
     if type(content["unk_in_model"]) is not bool:
         raise ValueError(f"unk_in_model is {content['unk_in_model']!r:.80}, not true or false")
     if not isinstance(content["provenance"], dict):
@@ -291,10 +293,10 @@ def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
         )
     shards = len(files) - 2
     if not 1 <= shards <= MAX_SHARDS:
-        raise ValueError(f"{shards} shards; there are 1 to {MAX_SHARDS}")
+        raise ValueError(f"{shards} shards; expected 1 to {MAX_SHARDS}")
     slots = [_number(slot, "a slot", shards - 1) for slot in _list(content["slots"], "slots")]
     if len(slots) != SLOTS:
-        raise ValueError(f"{len(slots)} slots; there are {SLOTS}")
+        raise ValueError(f"{len(slots)} slots; expected {SLOTS}")
     manifest = Manifest(
         text=text,
         shard_set=_digest(content["shard_set"], "shard_set"),
@@ -312,18 +314,18 @@ def _manifest(content: Mapping[str, Any], text: bytes) -> Manifest:
     return manifest
 
 
-# What the low orders take at most ("Files" in FORMAT.md): headers, padding and spare words of any
-# file; of a word both records, its list's directory and two places in tables; of a 2-gram its key,
-# its value and two places in tables.
+# The most that the low orders take ("Files" in FORMAT.md): headers, padding and spare words of any
+# file; per word, both records, its list's directory and two entries of tables; per 2-gram, its key,
+# its value and two entries of tables.
 _LAYOUT_BYTES = 1 << 16
 _WORD_BYTES = 4 + 16 + 8 + 8
 _PAIR_BYTES = 4 + 9 + 2 + 8
 
 
 def _check(m: Manifest) -> None:
-    """What must hold between the numbers of a manifest; ValueError where it does not."""
+    """Raises ValueError if the numbers of a manifest do not agree."""
     if not len(m.counts) == len(m.blanks) == m.order:
-        raise ValueError("counts and blanks must have one number an order")
+        raise ValueError("counts and blanks must have one number per order")
     if m.vocabulary_size >= 1 << 32:
         raise ValueError(f"{m.vocabulary_size} words; ids have 32 bits")
     sizes = [count + blanks for count, blanks in zip(m.counts, m.blanks, strict=True)]
@@ -373,13 +375,16 @@ def read_manifest(directory: Path) -> Manifest:
         with _open_regular(path) as file:
             text = file.read(MAX_MANIFEST_BYTES + 1)
         if len(text) > MAX_MANIFEST_BYTES:
-            raise ShardFormatError(f"{path} is too large; no manifest has {len(text)} bytes")
+            raise ShardFormatError(
+                f"{path} has more than {MAX_MANIFEST_BYTES:,} bytes, too many "
+                "for a manifest. Fetch it again, or build the shards again"
+            )
     except (FileNotFoundError, NotADirectoryError) as exc:
         if not directory.is_dir():
             found = "is a file" if directory.exists() else "does not exist"
             raise ShardFormatError(
-                f"{directory} {found}; the folder of a shard set is expected, with {MANIFEST} in "
-                "it. Make one with: dlm shard MODEL.arpa --shards N --output DIR"
+                f"{directory} {found}; expected the folder of a shard set, with {MANIFEST} in it. "
+                "Make one with: dlm shard MODEL.arpa --shards N --output DIR"
             ) from exc
         raise ShardFormatError(
             f"{directory} is not a shard set: it has no {MANIFEST}. "
@@ -394,7 +399,7 @@ def _open_regular(path: Path) -> IO[bytes]:
 
     Raises
         FileNotFoundError, NotADirectoryError  it is not there
-        ShardFormatError  it is no regular file (opening a pipe must not wait for a writer), or it
+        ShardFormatError  it is not a regular file (opening a pipe must not wait for a writer) or
                           cannot be opened
     """
     try:
@@ -406,7 +411,7 @@ def _open_regular(path: Path) -> IO[bytes]:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise ShardFormatError(
-            f"{path} is no regular file. Fetch it again, or build the shards again"
+            f"{path} is not a regular file. Fetch it again, or build the shards again"
         )
     return os.fdopen(fd, "rb")
 
@@ -443,8 +448,8 @@ def check_file(path: Path, entry: FileEntry, tick: Callable[[], None] = lambda: 
         raise _missing(path, entry) from exc
     except OSError as exc:
         raise ShardFormatError(
-            f"{path} cannot be read: {exc.strerror}. Its disk may fail (dmesg): fetch the file "
-            "again to another one"
+            f"{path} cannot be read: {exc.strerror}. Its disk may be failing (see dmesg); fetch "
+            "the file again, to another disk"
         ) from exc
     if digest.hexdigest() != entry.xxh3_128:
         raise _other_checksum(path, digest.hexdigest(), entry)
@@ -501,16 +506,16 @@ def map_columns(
         return _columns(pa.py_buffer(mapped), entry.kind)
     except (pa.ArrowException, ValueError, OSError, KeyError, TypeError, IndexError) as exc:
         raise ShardFormatError(
-            f"{path} is no {entry.kind} file of a shard set: {exc}. "
+            f"{path} is not a {entry.kind} file of a shard set: {exc}. "
             "Fetch it again, or build the shards again"
         ) from exc
 
 
 def _columns(buffer: pa.Buffer, kind: str) -> Arrays:
-    """The values of each column where they lie in `buffer`; any fault as one of many exceptions.
+    """The values of each column, in place in `buffer`; a fault raises one of many exceptions.
 
-    The types are looked at before the row is read, and every array must lie in the buffer: a file
-    that Arrow would have to decompress or convert is refused.
+    Types are checked before the row is read, and every array must be in the buffer: a file that
+    Arrow would have to decompress or convert is rejected.
     """
     reader = pa.ipc.open_file(buffer)
     schema = reader.schema
@@ -537,7 +542,7 @@ def _columns(buffer: pa.Buffer, kind: str) -> Arrays:
         if column.null_count or values.null_count:
             raise ValueError(f"column {name} has nulls")
         if column.offsets.to_pylist() != [0, len(values)]:
-            raise ValueError(f"the list of column {name} is not all of its values")
+            raise ValueError(f"the list of column {name} does not cover all of its values")
         array = values.to_numpy(zero_copy_only=True)
         first = array.ctypes.data
         if array.nbytes and not (

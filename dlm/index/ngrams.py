@@ -39,7 +39,7 @@ class OrderTable:
     Shapes
         rows     (n, order) uint32  word ids, oldest first
         log10_prob, log10_backoff (n,) float32; 0 for blanks and where the model has none
-        blank    (n,)  bool    put in to close the set under suffixes; no n-gram of the model
+        blank    (n,)  bool    added to close the set under suffixes; not in the model
         prefix   (n,)  int64   rank of the prefix one order down (0 for 1-grams)
     """
 
@@ -74,7 +74,7 @@ class NgramTables:
         return tuple(int(t.blank.sum()) for t in self.tables)
 
     def sort_keys(self, prefix: NDArray[np.int64], word: NDArray[np.uint32]) -> NDArray[np.uint64]:
-        """What the n-grams of an order above 1 are sorted by: see `pack_keys`."""
+        """The sort keys of the n-grams of an order above 1: see `pack_keys`."""
         return pack_keys(prefix, keys_of(word, key_bits_of(len(self.vocabulary))))
 
     def ranks(self, rows: NDArray[np.uint32]) -> NDArray[np.int64]:
@@ -97,8 +97,8 @@ class NgramTables:
     def model_id(self) -> str:
         """XXH3-128, in hex, of the words and of every n-gram of the model with its values.
 
-        The same for the same model, however its file was written or sharded: the n-grams of an
-        order are hashed each for itself and the hashes added (`packed.kernels.hash_ngrams`).
+        The same for the same model, however its file was written or sharded: each n-gram of an
+        order is hashed and the hashes are added (`packed.kernels.hash_ngrams`).
         """
         digest = xxhash.xxh3_128()
         for word in self.vocabulary.words:
@@ -140,7 +140,7 @@ def begins_of(parent: NDArray[np.int64], parents: int) -> NDArray[np.int64]:
 
 
 def read_raw(reader: ArpaReader) -> Raw:
-    """The n-grams of each order as they stand in the file: ids, log10_prob, log10_backoff."""
+    """The n-grams of each order as in the file: ids, log10_prob, log10_backoff."""
     parts: list[Raw] = [[] for _ in range(reader.order)]
     for batch in reader.batches():
         parts[batch.order - 1].append((batch.ids, batch.log10_prob, batch.log10_backoff))
@@ -162,7 +162,7 @@ def sorted_tables(
     """Sorts the n-grams of each order.
 
     Raises
-        ArpaError  an n-gram that stands twice, or one whose prefix is missing
+        ArpaError  an n-gram is repeated, or its prefix is missing
     Cost
         memory: some 90 bytes per n-gram at its peak
     """
@@ -181,7 +181,7 @@ def sorted_tables(
     tables = NgramTables(vocabulary, [unigrams])
     for k, (ids, prob, backoff) in enumerate(raw[1:], 2):
         if len(ids) > _MOST_NGRAMS:
-            raise ArpaError(f"{len(ids)} n-grams; an order holds {_MOST_NGRAMS} at most", order=k)
+            raise ArpaError(f"{len(ids)} n-grams; an order holds at most {_MOST_NGRAMS}", order=k)
         prefix = tables.ranks(ids[:, :-1])
         missing = np.flatnonzero(prefix < 0)
         if k == 2 and not vocabulary.unk_in_model:
@@ -204,7 +204,7 @@ def sorted_tables(
             row = int(place[twice + 1].min())
             raise _fault(
                 reader,
-                f"the {k}-gram {_spell(vocabulary, ids[row])} stands twice ({len(twice)} such)",
+                f"the {k}-gram {_spell(vocabulary, ids[row])} is listed twice ({len(twice)} such)",
                 k,
                 row,
                 "Remove one of the two lines",
@@ -221,7 +221,7 @@ def with_prefixes(vocabulary: Vocabulary, raw: Raw) -> Raw:
     """`raw` with the prefixes that are missing, after the n-grams of their order.
 
     A prefix gets the probability that back-off gives it and no back-off weight. The score of an
-    n-gram stays the same bit for bit where the prefix's context is asked alone; a longer context
+    n-gram stays the same bit for bit if the prefix's context is queried alone; a longer context
     may differ in the last bit, since its back-off weights are now added to a sum that was rounded
     once before. Plain code: models that need it are rare.
 

@@ -1,11 +1,11 @@
 """Where the bytes of a file are while a kernel reads them: on disk until touched, or in memory.
 
-A page that is first touched by a query costs it a fault: some microseconds from the page cache,
-milliseconds from a disk. A server would rather pay that before it says that it is ready.
+A query that is the first to touch a page pays for a page fault: some microseconds from the page
+cache, milliseconds from a disk. A server prefers to pay that before it reports that it is ready.
 
-A search of a large model reads from pages all over it, and with pages of 4 KiB much
-of its time goes to translating their addresses: a token of new text took 321 ns with 77 million
-n-grams, 236 in huge pages. So a map of a file that fits in memory asks for them. A file system with
+A search of a large model reads pages all over it, and with pages of 4 KiB much of its time goes to
+translating their addresses: a token of new text took 321 ns with 77 million n-grams, and 236 with
+huge pages. So a map of a file that fits in memory asks for huge pages. A file system with
 large folios (ext4 since Linux 6.16, XFS) grants them to what it reads from disk from then on.
 """
 
@@ -29,13 +29,13 @@ _POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14; Python has no name for it
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """How a file is held.
+    """How a file is kept in memory.
 
     preload     every page is mapped before the file counts as open
     lock        and stays in memory (mlock): neither swapped nor dropped; implies preload
-    huge_pages  the file is read into memory of the process's own, in huge pages where the system
-                grants them (transparent_hugepage: madvise or always). Some per cent faster, since
-                fewer addresses must be translated; but each process then has its own copy
+    huge_pages  the file is read into the process's own memory, in huge pages if the system grants
+                them (transparent_hugepage: madvise or always). Some per cent faster, since fewer
+                addresses must be translated; but each process then has its own copy
     """
 
     preload: bool = False
@@ -50,7 +50,7 @@ def hold(file: IO[bytes], size: int, residence: Residence = MAPPED) -> mmap.mmap
     """The `size` bytes of `file`, to be read only.
 
     Raises
-        ConfigError  memory cannot be locked, with the limit that stands against it
+        ConfigError  memory cannot be locked; the message names the limit
         OSError      the file cannot be mapped, or ends before `size`
     """
     if residence.huge_pages:
@@ -66,8 +66,8 @@ def hold(file: IO[bytes], size: int, residence: Residence = MAPPED) -> mmap.mmap
                 at += got
     else:
         held = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        # Before the first page is read. A file larger than the memory is read in small pieces: of a
-        # huge page that must go again most was read for nothing.
+        # Before the first page is read. A file larger than memory is read in small pages: most of a
+        # huge page that is dropped again was read for nothing.
         if size <= available_bytes() // 2:
             _ask_for_huge_pages(held)
         if residence.preload or residence.lock:

@@ -1,7 +1,7 @@
-"""How many bytes a shard set of a model will have, before it is built.
+"""Estimates the bytes of a model's shard set, before it is built.
 
-One pass over the ARPA file counts what the packed form depends on; lists longer than those after
-one word are not known without sorting, so their ranks are estimated from means.
+One pass over the ARPA file counts what the packed form depends on. Lists after more than one word
+are not known without sorting, so their ranks are estimated from means.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dlm.ngram.arpa import ArpaReader
 
 MANIFEST_BYTES = 12_000
 FILE_BYTES = 2_500  # of Arrow's headers, a file
-SAMPLE = 1 << 20  # values of an order that are looked at
+SAMPLE = 1 << 20  # sampled values per order
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStatistics:
-    """What the estimate rests on.
+    """What the estimate is based on.
 
     counts       by order: n-grams
     contexts     by order: n-grams with a back-off weight, about the contexts that are nodes
@@ -92,7 +92,7 @@ WORD_BYTES = 110
 
 @dataclass(frozen=True, slots=True)
 class ShardSetSizes:
-    """Bytes of a shard set on disk, about, and of those that use it in memory.
+    """Approximate bytes of a shard set on disk, and in memory of servers and clients.
 
     vocabulary, low_orders  their files, which every server and every client has
     shard                   the file of one shard, where all are as large as each other
@@ -113,7 +113,7 @@ class ShardSetSizes:
 
     @property
     def server(self) -> int:
-        """What a server maps, once for all its workers; each process has its own beside it."""
+        """What a server maps, once for all its workers; each process takes more of its own."""
         return self.vocabulary + self.low_orders + self.shard
 
     @property

@@ -1,4 +1,4 @@
-"""The plain back-off recursion over a dictionary: the oracle of everything faster.
+"""The plain back-off recursion over a dictionary: the oracle for all faster code.
 
 Kernel, server, client and gateway must return the bits that this file returns. Nothing in it is
 clever, and nothing on a hot path uses it.
@@ -81,7 +81,7 @@ class DictModel:
 
     @classmethod
     def from_arpa(cls, path: str | os.PathLike[str]) -> DictModel:
-        """Reads an ARPA file whole; raises `ArpaError` where it is malformed."""
+        """Reads a whole ARPA file; raises `ArpaError` if it is malformed."""
         from dlm.ngram.arpa import ArpaReader
 
         ngrams: dict[Ngram, tuple[np.float32, np.float32]] = {}
@@ -96,7 +96,7 @@ class DictModel:
                 for row, (ngram, log10_prob, log10_backoff) in enumerate(rows, batch.first_row):
                     if ngram in ngrams:
                         raise reader.error_at(
-                            f"the {batch.order}-gram stands twice", order=batch.order, row=row
+                            f"the {batch.order}-gram is listed twice", order=batch.order, row=row
                         )
                     if batch.order > 1 and ngram[:-1] not in ngrams:
                         raise reader.error_at(
@@ -113,7 +113,7 @@ class DictModel:
         return " ".join(repr(self.vocabulary.words[i].decode("utf-8", "replace")) for i in ngram)
 
     def score(self, context: Sequence[int], word: int) -> Score:
-        """What `word` scores after `context`.
+        """Scores `word` after `context`.
 
         Args
             context  word ids, most recent last; words beyond the model's order are ignored

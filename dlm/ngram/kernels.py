@@ -2,12 +2,12 @@
 
 Words are found in a hash table with open addressing. A *slot* is two numbers: the *entry*, with a
 tag of the hash, the length and the id of a word, and the first eight bytes of the word, so that a
-word of up to eight bytes is compared without a look elsewhere. Id 0, the unknown word, is in no
+word of up to eight bytes is compared without another access. Id 0, the unknown word, is in no
 slot, so that an entry of 0 is a free slot; its two spellings are recognised where a search fails.
 
-Eight bytes are read at a time, wherever they begin, so every array of bytes must go on for
-`PAD_BYTES` beyond what is asked of it. Nothing here checks that; numba reads out of range without a
-word. The callers named under `Trusts` see to it.
+Eight bytes are read at a time, wherever they begin, so every array of bytes must extend `PAD_BYTES`
+beyond the range that is read. Nothing here checks that, and numba reads out of range silently. The
+callers named under `Trusts` ensure it.
 """
 
 # mypy: disable-error-code="assignment"
@@ -23,13 +23,13 @@ from numba.extending import intrinsic, overload
 
 from dlm.jit import inlined, kernel
 
-# Bytes of an array of text or words after its last, which are read and mean nothing.
+# Bytes after the last one of text or words, which are read but ignored.
 PAD_BYTES = 8
 
 # A state of `read_words`: words so far with id 0, their bytes, row of the unknown word or -1.
 WORDS, WORD_BYTES, UNK_ROW = 0, 1, 2
 
-# Rows, or words, whose slots are asked for before the first is looked up.
+# Rows, or words, whose slots are prefetched before the first is looked up.
 _AT_ONCE = 16
 
 TAB, NEWLINE, RETURN, SPACE = 9, 10, 13, 32
@@ -58,8 +58,8 @@ U0, U1, U2, U3, U8, U32 = (np.uint64(n) for n in (0, 1, 2, 3, 8, 32))
 def raw(array: Any) -> Any:
     """`array` as a place in memory, without its length and its owner.
 
-    Functions that are given arrays count their owners up and down, which costs more than what most
-    functions here do. Only for arguments and constants: nothing keeps the array alive.
+    Functions with array arguments count references, which costs more than most functions here do.
+    Only for arguments and constants: nothing keeps the array alive.
     """
     return array
 
@@ -86,7 +86,7 @@ def bits_of(a: Any) -> Any:
 
 
 def prefetch(slots: Any, at: Any) -> None:
-    """Has place `at` of raw `slots` brought near; changes nothing."""
+    """Prefetches place `at` of raw `slots`; changes nothing."""
 
 
 @intrinsic
@@ -375,7 +375,7 @@ def find_text(slots, word_begin, word_bytes, text, end, delimiters, ids, sentenc
     slots, mask = raw(slots), np.uint64(len(slots) - 2)
     word_begin, word_bytes, text = raw(word_begin), raw(word_bytes), raw(text)
     delimiters = raw(delimiters)
-    # Words whose slots are asked for before the first of them is looked up.
+    # Words whose slots are prefetched before the first of them is looked up.
     begins = np.empty(_AT_ONCE, np.int64)
     lengths = np.empty(_AT_ONCE, np.int64)
     firsts = np.empty(_AT_ONCE, np.uint64)

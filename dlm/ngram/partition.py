@@ -68,8 +68,8 @@ def check_shards(shards: int) -> None:
     """Raises `ConfigError` unless 1 <= `shards` <= 4,096."""
     if not 1 <= shards <= MAX_SHARDS:
         raise ConfigError(
-            f"{shards} shards asked for; a model can have 1 to {MAX_SHARDS:,}, the number of hash "
-            "values that are shared out among them"
+            f"{shards} shards were requested; expected 1 to {MAX_SHARDS:,}, the number of hash "
+            "values that shards divide among them"
         )
 
 
@@ -84,7 +84,7 @@ def balanced_slot_table(load: NDArray[np.int64], shards: int) -> NDArray[np.uint
     """
     check_shards(shards)
     if len(load) != SLOTS:
-        raise ConfigError(f"a load of {len(load)} slots was given, {SLOTS} expected")
+        raise ConfigError(f"the load has {len(load)} slots; expected {SLOTS}")
     table = np.zeros(SLOTS, np.uint16)
     # (load, slots, shard): empty slots spread evenly, and ties fall to the lower shard.
     heap = [(0, 0, shard) for shard in range(shards)]

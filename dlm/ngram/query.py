@@ -25,7 +25,7 @@ class QueryGroups:
     words: NDArray[np.uint32]
 
 
-# Whose answer it is: values of `source`. DO NOT CHANGE: callers store them.
+# Where an answer comes from: values of `source`. DO NOT CHANGE: callers store them.
 FULL, PARTIAL, SMALL = 0, 1, 2
 
 
@@ -39,7 +39,7 @@ class Answers:
         ngram_length   (Q,)  uint8  the same, counting blanks
         state_length   (Q,)  uint8  words of (context, word) that matter to the right
         source         (Q,)  uint8  FULL, or PARTIAL where no shard answered; None: all are FULL.
-                             All SMALL, where the local small model stands in for the servers
+                             All SMALL, where the local small model replaces the servers
     """
 
     log10_prob: NDArray[np.float32]
@@ -68,7 +68,7 @@ class StoredWords:
 
     Shapes
         totals          (C,) uint32   words stored after the last two words of each context
-        counts          (C,) uint32   of these, how many stand here
+        counts          (C,) uint32   of these, how many are here
         log10_backoffs  (sum(context_lengths - 2),) float32  of each context, the weights of its
                         last three words, four, ..., all
         words           (sum(counts),) uint32  rising in each context

@@ -1,6 +1,6 @@
 """The words of a model and their ids.
 
-Words are bytes: an ARPA file may hold any, and they are kept as they stand. Id 0 is the unknown
+Words are bytes: an ARPA file may contain any, and they are kept unchanged. Id 0 is the unknown
 word, whether the model has an n-gram for it or not; the rest follow in the order of the file.
 """
 
@@ -35,8 +35,8 @@ def is_mark(word: bytes) -> bool:
 def as_bytes(word: str | bytes) -> bytes:
     """The bytes of `word`; a str is UTF-8, with surrogate escapes for bytes that are not.
 
-    Other lone surrogates, which broken JSON can hold, stand for no byte: they are encoded as if
-    they were characters, which no well-formed text holds, so such a word is an unknown word.
+    Other lone surrogates, which broken JSON can contain, represent no byte: they are encoded as if
+    they were characters. No well-formed text has them, so such a word is an unknown word.
     """
     if isinstance(word, bytes):
         return word
@@ -52,7 +52,7 @@ def as_text(word: bytes) -> str:
 
 
 class _Table(Protocol):
-    """What of `wordtable.WordTable` is used here."""
+    """The part of `wordtable.WordTable` that is used here."""
 
     def __len__(self) -> int:
         """How many words."""
@@ -81,7 +81,7 @@ class Vocabulary:
             raise ValueError("word 0 of a vocabulary must be <unk> or <UNK>")
         self._ids: dict[bytes, int] | None = dict(zip(words, range(self._size), strict=True))
         if len(self._ids) != self._size:
-            raise ValueError("a word stands twice in the vocabulary")
+            raise ValueError("a word occurs twice in the vocabulary")
         for spelling in UNK_SPELLINGS:
             if self._ids.setdefault(spelling, UNK_ID) != UNK_ID:
                 raise ValueError("both spellings of the unknown word are in the vocabulary")
@@ -93,10 +93,10 @@ class Vocabulary:
     def of_table(
         cls, table: _Table, *, begin_id: int, end_id: int, unk_in_model: bool
     ) -> Vocabulary:
-        """One of words that stand in a table, which has checked them: see `WordTable.vocabulary`.
+        """A vocabulary of the words in a table, which has checked them: see `WordTable.vocabulary`.
 
-        The list and the dictionary, an object for each word, are made when first asked for: they
-        take a third of the time in which a model is opened, and scoring text needs neither.
+        The list and the dictionary, an object for each word, are made when first used: they take a
+        third of the time in which a model is opened, and scoring text needs neither.
         """
         made = cls.__new__(cls)
         made._words = made._ids = None

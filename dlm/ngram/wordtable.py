@@ -26,7 +26,7 @@ from dlm.ngram.vocab import (
 
 _Number = TypeVar("_Number", np.int64, np.uint8)
 
-# Text may go on for this long after what is asked of it: see kernels.py.
+# Text extends this far beyond the range that is read: see kernels.py.
 PADDING = bytes(kernels.PAD_BYTES)
 
 # The fewest slots, a power of two; there are at least 3 for every 2 words.
@@ -43,13 +43,13 @@ class WordTable:
         word_begin     (n + 1,)      int64   where each begins; the last is their end
         slots          (2**k,)       uint64  see kernels.py
     Raises
-        ValueError     word 0 is not the unknown word, or a word stands twice
+        ValueError     word 0 is not the unknown word, or a word occurs twice
     Guarantees
-        ids are exact: words are told apart by all their bytes, whatever their hashes
+        ids are exact: words are compared by all their bytes, whatever their hashes
     Edge cases
         both spellings of the unknown word, and every word not listed, have id 0
     Cost
-        about 30 bytes a word besides its own; finding a word of up to eight bytes reads 16 bytes
+        about 30 bytes per word besides its own; finding a word of up to eight bytes reads 16 bytes
         in one place, a longer one reads two places more
     """
 
@@ -64,7 +64,7 @@ class WordTable:
     def from_vocabulary(cls, vocabulary: Vocabulary) -> WordTable:
         """The table of all words of `vocabulary`, with their ids.
 
-        Where the vocabulary was made of a table, that one: to be read, not added to.
+        If the vocabulary was made from a table, that one: to be read, not added to.
         """
         return vocabulary.table if isinstance(vocabulary.table, cls) else cls(vocabulary.words)
 
@@ -72,7 +72,7 @@ class WordTable:
     def from_arrays(
         cls, word_bytes: NDArray[np.uint8], word_begin: NDArray[np.integer]
     ) -> WordTable:
-        """The table of words that stand in arrays, which are copied.
+        """The table of words in arrays, which are copied.
 
         Shapes
             word_bytes  (bytes,)  uint8
@@ -102,14 +102,14 @@ class WordTable:
         self._enter(count)
 
     def _enter(self, words: int) -> None:
-        """Enters all words into slots that are enough for `words`."""
+        """Enters all words, with enough slots for `words`."""
         size = _MIN_SLOTS
         while size * 2 < words * 3:
             size *= 2
         self.slots = np.zeros(2 * size, np.uint64)
         twice = kernels.enter_words(self.slots, self.word_begin, self.word_bytes, 1, self._count)
         if twice != self._count:
-            raise ValueError(f"word {twice} stands twice in the vocabulary: {self.word(twice)!r}")
+            raise ValueError(f"word {twice} occurs twice in the vocabulary: {self.word(twice)!r}")
 
     def __len__(self) -> int:
         return self._count
@@ -243,7 +243,7 @@ class WordTable:
         self.word_bytes[: len(spelling)] = np.frombuffer(spelling, np.uint8)
 
     def reserve(self, words: int, size_bytes: int) -> None:
-        """Makes room for more words, and for their bytes, at a cost in proportion to what comes."""
+        """Makes room for more words and their bytes, at a cost proportional to what is added."""
         if self._count + words + 1 > len(self.word_begin):
             self.word_begin = _grown(self.word_begin, self._count + words + 1)
         if self._bytes_used + size_bytes + kernels.PAD_BYTES > len(self.word_bytes):
@@ -253,7 +253,7 @@ class WordTable:
             self._enter(self._count + words)
 
     def state(self, unk_row: int | None) -> NDArray[np.int64]:
-        """Where `kernels.read_words` may go on; `settle` takes back what it made of it."""
+        """The place where `kernels.read_words` may continue; `settle` takes its results back."""
         return np.array(
             [self._count, self._bytes_used, -1 if unk_row is None else unk_row], np.int64
         )

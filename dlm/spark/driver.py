@@ -1,4 +1,4 @@
-"""What the driver makes of what the partitions tell it: words and their counts, which it holds."""
+"""The driver's work on the partitions' results: words and their counts, which it keeps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def take_facts(totals: Totals, rows: pa.Table, skip: bool) -> None:
     """Adds up what was read.
 
     Shapes  rows             facts, path, start: of `tasks.words_of_text`, in the order of the text
-    Raises  EstimationError  a line has a fault, and none may
+    Raises  EstimationError  a line has a fault, and `skip` is off
     """
     for facts, path, start in zip(
         *(rows.column(name).to_pylist() for name in ("facts", "path", "start")), strict=True
@@ -36,7 +36,7 @@ def take_facts(totals: Totals, rows: pa.Table, skip: bool) -> None:
             fault, line = own["fault"]
             where = f"{path}, line {line:,}"
             if start:
-                where += f" of what begins at byte {start:,}"
+                where += f" of the part that begins at byte {start:,}"
             raise EstimationError(complaint(LineFault(fault), where))
         totals.bytes += own["bytes"]
         totals.lines += own["lines"] - (own["empty"] if skip else 0)
@@ -49,11 +49,11 @@ def take_facts(totals: Totals, rows: pa.Table, skip: bool) -> None:
 def table_of(words: pa.ChunkedArray) -> WordTable:
     """The words of a text by id.
 
-    Args    words            different ones, in the order in which they first come
-    Raises  EstimationError  there are too many
+    Args    words            distinct, in the order in which they first occur
+    Raises  EstimationError  too many words
     """
     if len(words) + 3 > MAX_WORDS:
-        raise EstimationError(f"{len(words):,} different words; at most {MAX_WORDS:,} can be")
+        raise EstimationError(f"{len(words):,} different words; expected at most {MAX_WORDS:,}")
     lengths = pc.binary_length(words).to_numpy()
     begin = np.concatenate(([0, 5, 8, 12], 12 + np.cumsum(lengths, dtype=np.int64)))
     text = b"".join([b"<unk><s></s>", *map(_bytes_of, words.chunks)])
@@ -81,7 +81,7 @@ def statistics_of(
     """Counts of counts of all orders, and the adjusted counts of words with PRUNED.
 
     Args
-        abouts  what `tasks.adjusted` tells of its partitions
+        abouts  what `tasks.adjusted` reports of its partitions
         sums    w0, left, actual: of words, how many come before each and how often it occurs
     Returns
         as `statistics` and `counts[0]` of a Trie

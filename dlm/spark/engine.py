@@ -1,11 +1,11 @@
-"""Text to an ARPA model in parts, as Spark jobs.
+"""Estimates an ARPA model in parts from text, as Spark jobs.
 
     words -> counted -> adjusted -> discounts -> weighed -> interpolated -> parts
 
-Words get their ids first, in the order in which they come in the text, so that what follows is the
-local engine's to the byte. Then n-grams are shuffled three times: by their last two words, where
-sorted keys become adjusted counts of all orders; by context, where what follows each is added up;
-and by their last two words again, where each order is interpolated with the one below and written.
+Words first get their ids, in their order in the text, so that the rest equals the local engine's to
+the byte. Then n-grams are shuffled three times: by their last two words, where sorted keys become
+adjusted counts of all orders; by context, where what follows each is added up; and by their last
+two words again, where each order is interpolated with the one below and written.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from dlm.spark.folder import ModelFolder
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Packed text that Spark takes for text, or for Hadoop's own format of that name: it may then find
-# nothing in it, and say nothing.
+# Compressed text that Spark takes for plain text, or for Hadoop's own format of that name: it may
+# then silently find nothing in it.
 _UNREADABLE = {".lz4", ".snappy", ".xz"}
 
 
@@ -52,21 +52,21 @@ def estimate(
     group_rows: int = tasks.GROUP_ROWS,
     block_tokens: int = tasks.BLOCK_TOKENS,
 ) -> EstimationSummary:
-    """Makes an ARPA model in parts of text, by interpolated modified Kneser-Ney.
+    """Estimates an ARPA model in parts from text, by interpolated modified Kneser-Ney.
 
     Args
         sources     files, folders or patterns that Spark reads: text, compressed as Hadoop reads
                     it, or parquet. Files of one source follow one another by their paths
         output      folder, on any file system that Spark writes to
-        settings    as of the local engine; what they say of memory and threads does not apply
-        group_rows, block_tokens  what is done at once in a task; for tests
+        settings    as of the local engine; memory and threads do not apply
+        group_rows, block_tokens  how much a task does at once; for tests
     Raises
-        ConfigError      sources, output or settings that cannot be
+        ConfigError      invalid sources, output or settings
         EstimationError  text with a fault, or too little of it; a job that failed
     Guarantees
         the text of the model is that of the local engine, to the byte, however it is partitioned
-        (but for byte order marks at the head of files, which Spark passes over). The output is
-        there whole, or as it was before
+        (except byte order marks at the start of files, which Spark skips). The output is written
+        whole, or stays as it was
     """
     with _explained():
         job = _Estimation(
@@ -158,7 +158,7 @@ class _Estimation:
     # ------------------------------------------------------------------------------ stages
 
     def _words(self) -> WordTable:
-        """The words of the text by id, in the order in which they first come."""
+        """The words of the text by id, in the order in which they first occur."""
         from pyspark.sql import functions as F
 
         skip = self._settings.skip
@@ -187,7 +187,7 @@ class _Estimation:
         return table_of(words)
 
     def _adjusted(self, shared: Any, words: int, known: NDArray[np.uint8] | None) -> DataFrame:
-        """Of `tasks.adjusted`, kept."""
+        """The result of `tasks.adjusted`, kept."""
         settings, block_tokens, group_rows = self._settings, self._block_tokens, self._group_rows
         order, skip, thresholds = settings.order, settings.skip, settings.thresholds
         known_words = self._share(known)
@@ -225,7 +225,7 @@ class _Estimation:
         return statistics_of(self._settings, abouts, sums, words, known)
 
     def _weighed(self, adjusted: DataFrame, discounts: list[NDArray[np.float32]]) -> DataFrame:
-        """Of `tasks.weighed`, kept."""
+        """The result of `tasks.weighed`, kept."""
         order, group_rows = self._settings.order, self._group_rows
         keys = tasks.names(order)
         context = ["order", *keys[1:]]
@@ -302,7 +302,7 @@ class _Estimation:
         )
 
     def _keep(self, frame: DataFrame) -> DataFrame:
-        """Has it made once, and kept on the disks of the executors."""
+        """Computes it once and keeps it on the executors' disks."""
         from pyspark import StorageLevel
 
         self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
@@ -319,20 +319,20 @@ def _lines(spark: SparkSession, source: str, column: str) -> DataFrame:
     from pyspark.sql import functions as F
 
     if source == "-":
-        raise ConfigError("Spark reads no standard input; give a path, or use --engine local")
-    # What the session says of damaged files is not heeded: nothing is left out in silence.
+        raise ConfigError("Spark does not read standard input; give a path, or use --engine local")
+    # The session's settings for damaged files are ignored: nothing is skipped silently.
     read = spark.read.options(ignoreCorruptFiles=False, ignoreMissingFiles=False)
     frame = read.option("lineSep", "\n").text(source)
     files = frame.inputFiles()
     if not files:
         raise ConfigError(
-            f"{source} names no file that Spark reads; it passes over names that begin with _ or ."
+            f"{source} matches no file that Spark reads; Spark skips names that begin with _ or ."
         )
     suffixes = {PurePosixPath(file).suffix for file in files}
     for suffix in sorted(suffixes & _UNREADABLE):
         raise ConfigError(
-            f"{source}: Spark does not read {suffix[1:]} as other programs write it; pack the text "
-            "with bzip2, gzip or zstd"
+            f"{source}: Spark does not read {suffix[1:]} as other programs write it; compress "
+            "the text with bzip2, gzip or zstd"
         )
     name = "value"
     if ".parquet" in suffixes:
@@ -340,7 +340,7 @@ def _lines(spark: SparkSession, source: str, column: str) -> DataFrame:
         kinds = dict(frame.dtypes)
         if column not in kinds:
             raise ConfigError(
-                f"{source} has no column {column!r}; it has {', '.join(kinds)}: name one with "
+                f"{source} has no column {column!r}; it has {', '.join(kinds)}; name one with "
                 "--text-column"
             )
         if kinds[column] not in ("string", "binary"):
@@ -360,7 +360,7 @@ def _arrow(frame: DataFrame) -> pa.Table:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Errors of Spark as those of dlm."""
+    """Turns Spark's errors into dlm's."""
     from py4j.protocol import Py4JError
     from pyspark.errors import AnalysisException, PySparkException
 
@@ -374,12 +374,12 @@ def _explained() -> Iterator[None]:
         if mark:
             raise EstimationError(ours.split("\n")[0]) from exc
         raise EstimationError(
-            f"a Spark job failed: {_reason(exc)}; its log has more. The model was not written"
+            f"a Spark job failed: {_reason(exc)}; see its log. The model was not written"
         ) from exc
 
 
 def _reason(exc: BaseException) -> str:
-    """What the error is, without where Python met it and Java's stack."""
+    """The error's message, without Python's traceback and Java's stack."""
     lines = str(exc).strip().split("\n")
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     if causes:

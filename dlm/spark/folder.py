@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 _RUN = "run-"
 
-# Of file systems where a file is there whole or not at all once it is closed: object stores, whose
-# renaming is copying. Others rename at once.
+# Schemes of object stores, where a closed file is there whole or not at all, and renaming copies.
+# Other file systems rename at once.
 _APPEARS_WHOLE = "fs.capability.outputstream.abortable"
 
 
 class ModelFolder:
-    """Where one run puts its parts, beside those of the run before until an index names its own.
+    """Where one run writes its parts, beside the previous run's until an index names its own.
 
     Args
         path         a path of Spark: hdfs://, s3a://, file:// or the default file system's
     Raises
-        ConfigError  there is something else
+        ConfigError  the path holds something else
     Guarantees
-        what stands at the path is the model before, or after `commit` this one; what a killed run
-        left is removed by the next commit
+        the path has the previous model until `commit`, and this one after it; the next commit
+        removes what a killed run left
     Trusts
         one run at a time writes to it
     """
@@ -35,7 +35,8 @@ class ModelFolder:
     def __init__(self, spark: SparkSession, path: str) -> None:
         if path == "-":
             raise ConfigError(
-                "Spark writes no standard output; give a folder as --output, or use --engine local"
+                "Spark cannot write to standard output; give a folder as --output, or use "
+                "--engine local"
             )
         jvm: Any = spark._jvm
         self._gateway: Any = spark.sparkContext._gateway
@@ -51,7 +52,7 @@ class ModelFolder:
             return
         if self._files.getFileStatus(self._root).isFile():
             raise ConfigError(
-                f"{path} is a file; Spark writes a folder of parts: remove it, or give another "
+                f"{path} is a file; Spark writes a folder of parts: remove it, or name another "
                 "--output"
             )
         others = [
@@ -61,8 +62,8 @@ class ModelFolder:
         ]
         if others:
             raise ConfigError(
-                f"{path} is a folder with other things ({', '.join(sorted(others)[:3])}); give as "
-                "--output a folder that is not there, is empty or has a model in parts"
+                f"{path} contains other files ({', '.join(sorted(others)[:3])}); expected as "
+                "--output a folder that does not exist, is empty or has a model in parts"
             )
 
     @property

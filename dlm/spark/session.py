@@ -55,7 +55,7 @@ def session() -> Iterator[SparkSession]:
     try:
         spark = SparkSession.builder.appName("dlm estimate").getOrCreate()
     except (PySparkException, RuntimeError) as exc:
-        raise ConfigError(f"Spark does not start: {exc}; see what it wrote above") from exc
+        raise ConfigError(f"Spark did not start: {exc}; see its output above") from exc
     try:
         yield spark
     finally:

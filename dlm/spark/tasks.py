@@ -1,6 +1,6 @@
-"""What is done with one partition: Arrow batches in, Arrow batches out, by the local engine's code.
+"""The work on one partition: Arrow batches in, Arrow batches out, by the local engine's code.
 
-Nothing here knows of Spark; what a stage makes is a function of its sorted rows, however they are
+Nothing here depends on Spark; a stage's output is a function of its sorted rows, however they are
 cut into partitions. N-grams are in columns w0, w1, ...: word ids, the most recent first, and NONE
 beyond the beginning of a shorter one, so that an n-gram stands before those that it ends.
 """
@@ -34,7 +34,7 @@ NONE = -1
 # Ids that are counted at once: with their places and the sorted keys, about 30 bytes each.
 BLOCK_TOKENS = 1 << 21
 
-# Rows that are looked at at once, if they are not all of one group: about 100 bytes each.
+# Rows processed at once, if they are not all of one group: about 100 bytes each.
 GROUP_ROWS = 1 << 20
 
 # Rows of text that are one value of the output.
@@ -81,7 +81,7 @@ def clean(column: Any) -> tuple[bytes, bytes, dict[LineFault, int], tuple[LineFa
 
 
 class _Encoder:
-    """Text to ids, by a table that is to know all words or to learn them."""
+    """Text to ids, by a table that knows all words or learns them."""
 
     def __init__(self, table: WordTable, skip: bool, capacity: int) -> None:
         self.table = table
@@ -92,7 +92,7 @@ class _Encoder:
         self._skip = skip
 
     def encode(self, text: bytes, learn: bool) -> Iterator[None]:
-        """Adds the ids of whole lines; gives way where there is no room, to who sets used to 0."""
+        """Adds the ids of whole lines; yields when full, to a caller that sets used to 0."""
         chars, at = np.frombuffer(text + PADDING, np.uint8), 0
         while at < len(text):
             # More than the longest word: a word is seen to be new where there is room for it.
@@ -105,7 +105,7 @@ class _Encoder:
             if learn:
                 self.table.settle(np.append(self.state[:2], -1))
             elif int(self.state[kernels.WORDS]) != words:
-                raise EstimationError("the text has changed while it was read; estimate again")
+                raise EstimationError("the text changed while it was read; estimate again")
             if self.used:
                 if at < len(text):
                     yield
@@ -118,7 +118,7 @@ WORDS_SCHEMA = "word binary, facts binary, path string, start bigint, place bigi
 
 
 def words_of_text(batches: Iterable[pa.RecordBatch], skip: bool) -> Iterator[pa.RecordBatch]:
-    """Of each part of a file that is read at once: its words, as they come first, and its facts.
+    """The words of each part of a file, in the order in which they first occur, and its facts.
 
     Shapes
         batches  value binary, path string, start bigint: a line, its file, and where the part of it
@@ -186,7 +186,7 @@ def _fresh_table() -> WordTable:
 
 
 def _end_of_part(batch: pa.RecordBatch, at: int, here: tuple[str, int]) -> int:
-    """Where the rows end that are of the same part as that `at`."""
+    """The end of the rows that are of the same part as that `at`."""
     end: int = batch.num_rows
     if (batch.column("path")[end - 1].as_py(), batch.column("start")[end - 1].as_py()) == here:
         return end
@@ -489,8 +489,8 @@ def interpolated(
                     or not np.array_equal(words[shorter[parent], : n - 1], words[at, : n - 1])
                 ):
                     raise EstimationError(
-                        f"a {n}-gram stays in the model whose end does not: the rows of a "
-                        "partition are not whole. This is a fault of the program: report it"
+                        f"a {n}-gram is kept in the model, but its suffix is not: the rows of a "
+                        "partition are incomplete. This is a bug in dlm; report it"
                     )
             children = np.searchsorted(parent, np.arange(len(below) + 1)).astype(U32)
             probs = np.zeros(len(at), F32)

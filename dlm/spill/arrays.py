@@ -20,7 +20,7 @@ HUGE_BYTES = 4 << 20  # of an array that is given large pages: rows are read in 
 
 
 def anonymous(size_bytes: int) -> mmap.mmap:
-    """Memory that goes back to the system with its last array, and is not there until written to.
+    """Memory that goes back to the system with its last array, not resident until written to.
 
     malloc keeps what threads free for later, which a limit of memory cannot afford.
     """
@@ -50,8 +50,8 @@ class Storage:
     Guarantees
         a file has no name, so that it goes with its last array, or with a process that is killed
     Edge cases
-        a full disk  the system ends the process (SIGBUS) when it can write a page nowhere; room is
-                     asked for when the array is made, so that it fails there, with OSError
+        a full disk  the system ends the process (SIGBUS) if it cannot write a page; so space is
+                     reserved when the array is made, which then fails with OSError
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:

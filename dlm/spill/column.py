@@ -1,7 +1,7 @@
 """Columns: numbers, or rows of them, appended and read by their place, in memory or in a file.
 
-A file has no name, so that nothing is left of a process that is killed; or it has one, and then
-it is synced and has a checksum, so that another process can go on with it.
+A file without a name leaves nothing behind if the process is killed. A file with a name is synced
+and has a checksum, so that another process can continue with it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Memory:
 
     Args
         limit_bytes  of all columns together
-        folder       where the files of the others are
+        folder       for the files of the other columns
     """
 
     def __init__(self, limit_bytes: int, folder: Path) -> None:
@@ -128,7 +128,7 @@ class Column:
         self._put(begin, rows)
 
     def extend(self, count: int) -> None:
-        """Makes room for so many rows at the end, which are to be set by `edit` and `store`."""
+        """Makes room for so many rows at the end, to be set by `edit` and `store`."""
         self._lengthen(count)
         if self._held is None:
             os.ftruncate(self._descriptor, self._length * self.row_bytes)
@@ -208,7 +208,7 @@ class Column:
 
     @classmethod
     def open(cls, folder: Path, manifest: Mapping[str, Any]) -> Column:
-        """A finished column of another process; raises `SpillError` where it is not as it was."""
+        """A finished column of another process; raises `SpillError` if it has changed."""
         path = folder / str(manifest["name"])
         column = cls(manifest["dtype"], manifest["width"])
         column._held, column.path, column._digest = None, path, xxhash.xxh3_128()
@@ -222,7 +222,7 @@ class Column:
         column._length = manifest["rows"]
         if size != column._length * column.row_bytes or column.manifest() != manifest:
             raise SpillError(
-                f"{path} is not what was written: {size:,} bytes with another checksum"
+                f"{path} has changed since it was written: {size:,} bytes with another checksum"
             )
         return column
 
@@ -247,7 +247,7 @@ class Column:
     def _use(self, descriptor: int) -> None:
         """Keeps rows in this file."""
         self._descriptor = descriptor
-        # Whoever fails lets go of it unclosed.
+        # After an error, it may be dropped without being closed.
         self._closing = weakref.finalize(self, os.close, descriptor)
 
     def _let_go(self) -> None:

@@ -251,12 +251,12 @@ def merge(rows, place, end, key, head, tree, out, filled):  # type: ignore[no-un
 
 @kernel("out uint32[:, :]")
 def add_up(rows):  # type: ignore[no-untyped-def]
-    """Makes one row of neighbours that differ in their last numbers alone, which are added up.
+    """Combines neighbours that differ only in their last numbers, which are added up.
 
     Shapes
         rows  (n, W)  uint32  changed; n >= 1
     Returns           how many rows are left, at the beginning
-    Guarantees        a sum that has no room in 32 bits is two rows
+    Guarantees        a sum that exceeds 32 bits is two rows
     """
     last = rows.shape[1] - 1
     found = np.int64(0)

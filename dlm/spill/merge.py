@@ -38,7 +38,7 @@ class BlockReader(Protocol):
         """Reads as many of the next rows as fit; returns how many, 0 at the end."""
 
     def close(self) -> None:
-        """Lets go of what is read."""
+        """Releases the source."""
 
 
 class ColumnReader:
@@ -164,7 +164,7 @@ def merged(
 def smallest_neighbours(sizes: Sequence[int], fan_in: int) -> slice:
     """The runs to merge into one next, as many as are needed and can be read at once.
 
-    Only neighbours may be: the order of the runs is that of adding.
+    Only neighbours may be merged: the order of the runs is that of adding.
 
     Args
         sizes   of the runs, more than `fan_in`
@@ -183,8 +183,8 @@ def merged_sums(columns: Sequence[Column], memory_bytes: int) -> Chunks:
         columns       (n, width) uint32, all numbers of a row but the last being its key
         memory_bytes  for pieces of the columns, and for what is merged of them
     Returns
-        as `merged`; the first key of a chunk may be the last of that before, and a sum that has no
-        room in 32 bits is two rows
+        as `merged`; the first key of a chunk may be the last of that before, and a sum that
+        exceeds 32 bits is two rows
     """
     columns = [column for column in columns if len(column)]
     if not columns:
@@ -199,7 +199,7 @@ def merged_sums(columns: Sequence[Column], memory_bytes: int) -> Chunks:
 
 
 def merge_to_fan_in(columns: list[Column], memory_bytes: int, memory: Memory) -> list[Column]:
-    """The same rows, but for what is added up, in so few columns that all can be merged at once."""
+    """The same rows, except those added up, in so few columns that all can be merged at once."""
     columns = list(columns)
     most = memory_bytes // (4 * columns[0].width) // (4 * MIN_PIECE) if columns else 2
     most = min(max(most, 2), MAX_COLUMNS)

@@ -1,7 +1,7 @@
 """Sorted runs as files.
 
-A run is a header, then blocks of rows, each followed by its checksum. Numbers are in the order of
-bytes of the machine: a run is read where it was written, and is no file to exchange.
+A run is a header, then blocks of rows, each followed by its checksum. Numbers are in the
+machine's byte order: a run is read where it was written, and is not for exchange.
 
     header    0  magic, 8 bytes
               8  version, width, key, rows of a block (the last may have fewer): 4 bytes each
@@ -97,20 +97,20 @@ def _no_room(exc: OSError, folder: Path, needed: int) -> OSError:
     free = shutil.disk_usage(folder).free
     return OSError(
         exc.errno,
-        f"{exc.strerror}: a sorted run in {folder} needs {needed:,} bytes, and {free:,} are free. "
-        "Free room there, or sort in another folder",
+        f"{exc.strerror}: a sorted run in {folder} needs {needed:,} bytes, but {free:,} are free. "
+        "Free space there, or sort in another folder",
     )
 
 
 def publish(written: Replacement) -> None:
-    """Gives a run its name once it is on the disk, and makes the name survive a power cut."""
+    """Gives a run its name once it is on disk, and makes the name survive a power cut."""
     needed = written.file.tell()
     try:
         written.commit()
     except OSError as exc:
         in_place = written.path.exists()
         written.discard()
-        if exc.errno in NO_ROOM and not in_place:  # some file systems look for room only now
+        if exc.errno in NO_ROOM and not in_place:  # some file systems check for space only now
             raise _no_room(exc, written.path.parent, needed) from exc
         raise
 
@@ -123,7 +123,7 @@ class RunReader:
 
         Args
             most_block_rows   that the buffers to fill have room for
-        Raises                SpillError where the file is no whole run of so many such rows
+        Raises                SpillError if the file is not a whole run of so many such rows
         """
         path = folder / run.name
         self._path = path
@@ -133,7 +133,7 @@ class RunReader:
         try:
             self._fd = os.open(path, os.O_RDONLY)
         except FileNotFoundError as exc:
-            raise SpillError(f"{path}, a run of a sort, is missing. {ADVICE}") from exc
+            raise SpillError(f"{path}, a sorted run, is missing. {ADVICE}") from exc
         try:
             self.rows, self._block_rows = self._read_header(key, run.rows, most_block_rows)
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
@@ -163,7 +163,7 @@ class RunReader:
         return rows, block_rows
 
     def _error(self, found: str) -> SpillError:
-        return SpillError(f"{self._path}, a run of a sort, {found}. {ADVICE}")
+        return SpillError(f"{self._path}, a sorted run, {found}. {ADVICE}")
 
     def _place(self, block: int) -> tuple[int, int]:
         """Where a block begins in the file, and its rows."""
@@ -173,7 +173,7 @@ class RunReader:
     def fill(self, buffer: Rows) -> int:
         """Reads as many of the next blocks as fit; returns their rows, 0 at the end.
 
-        Raises   SpillError where a block is not what was written
+        Raises   SpillError if a block has changed since it was written
         """
         filled = 0
         check = bytearray(_CHECK.size)
@@ -220,7 +220,7 @@ def discard(directory: str | os.PathLike[str], name: str = "rows") -> None:
 
 
 def parse_manifest(folder: Path, manifest: Mapping[str, Any]) -> tuple[int, int, list[Run]]:
-    """Width, key and runs of a manifest; raises `SpillError` where it is none."""
+    """Width, key and runs of a manifest; raises `SpillError` if it is not valid."""
     try:
         found = (manifest["format"], manifest["format_version"])
         if found != (FORMAT_NAME, FORMAT_VERSION):
@@ -234,11 +234,11 @@ def parse_manifest(folder: Path, manifest: Mapping[str, Any]) -> tuple[int, int,
         for run in runs:
             # The name comes from a file and is opened: nothing outside of the folder is.
             if not isinstance(run.name, str) or not RUN_NAME.fullmatch(run.name):
-                raise ValueError(f"{run.name!r:.80} is no name of a run")
+                raise ValueError(f"{run.name!r:.80} is not the name of a run")
         if sum(run.rows for run in runs) != manifest["rows"]:
             raise ValueError(f"its runs do not add up to {manifest['rows']:,} rows")
     except (KeyError, TypeError, ValueError) as exc:
         raise SpillError(
-            f"the manifest of the runs in {folder} is no good: {exc}. {ADVICE}"
+            f"the manifest of the runs in {folder} is not valid: {exc}. {ADVICE}"
         ) from exc
     return manifest["width"], manifest["key"], runs

@@ -32,7 +32,7 @@ def sort_order(rows: Rows, key: int, packed: Packed, threads: int) -> int:
         packed  (n,)    uint64  filled: its low bits are the places of the rows in order
     Returns     how many low bits
     Guarantees  stable
-    Cost        one 64-bit number a row is sorted; again for rows that are equal so far, for each
+    Cost        one 64-bit number per row is sorted; again for rows that are equal so far, for each
                 64 - log2 n bits of key
     """
     total = len(rows)

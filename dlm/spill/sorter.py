@@ -12,7 +12,7 @@ unsigned numbers, are what it is sorted by. Other values travel as the bits of a
 
 In memory, rows stay where they are: the leading bits of each key are packed into one number above
 the row's place, numpy sorts the numbers, and groups that these bits do not tell apart are sorted by
-the bits after (`kernels.refine`). That needs 8 bytes a row beside the rows and moves each once.
+the bits after (`kernels.refine`). That needs 8 bytes per row beside the rows and moves each once.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ SLACK_BYTES = 512 << 10  # for what is not arrays: threads, paths, file objects
 
 @dataclass(frozen=True)
 class Plan:
-    """How many rows of everything fit in the memory given.
+    """How many rows fit in the memory given.
 
     capacity_rows  sorted at once: what a run has before merging
     block_rows     under one checksum
@@ -74,11 +74,11 @@ class Plan:
 
     @classmethod
     def of(cls, memory_bytes: int, width: int, threads: int) -> Plan:
-        """The plan for a limit; raises `ConfigError` where that is too low."""
+        """The plan for a limit; raises `ConfigError` if that is too low."""
         if memory_bytes < MIN_MEMORY_BYTES:
             raise ConfigError(
-                f"sorting was given {memory_bytes:,} bytes of memory and needs at least "
-                f"{MIN_MEMORY_BYTES:,}"
+                f"sorting needs at least {MIN_MEMORY_BYTES:,} bytes of memory, but the limit is "
+                f"{memory_bytes:,}"
             )
         row_bytes = 4 * width
         block_rows = BLOCK_BYTES // row_bytes
@@ -103,17 +103,17 @@ def _check_shape(width: int, key: int, threads: int) -> None:
             f"rows of width {width} with a key of {key}; expected 1 <= key <= width <= {MAX_WIDTH}"
         )
     if threads < 1:
-        raise ConfigError(f"{threads} threads to sort with; give 1 or more")
+        raise ConfigError(f"threads is {threads}; expected 1 or more")
 
 
 class Sorter:
     """Takes rows in any order and gives them back sorted, within a limit of memory.
 
     Args
-        directory     where runs are written if the rows do not fit; made if missing. One sorter of
-                      one `name` at a time may write there
+        directory     where runs are written if the rows do not fit; created if missing. Only one
+                      sorter of a `name` may write there at a time
         width, key    columns of a row, and how many of them, from the first, are its key
-        memory_bytes  limit, at least 8 MiB; suggested: a quarter of what is free. Counted: the rows
+        memory_bytes  limit, at least 8 MiB; suggested: a quarter of free memory. Counted: the rows
                       held, the order they are sorted into, every buffer of writing, reading and
                       merging. Not counted: the interpreter, the code, the arrays of the caller, the
                       page cache of the system
@@ -122,8 +122,8 @@ class Sorter:
     Raises            ConfigError (also where the folder has runs of this name already), OSError
     Guarantees
         Rows with equal keys keep the order in which they were added.
-        A file under the name of a run is whole and synced; a killed process leaves nothing else
-        than whole runs and files named `.*.partial`, which the next sorter of the name removes.
+        A file under the name of a run is whole and synced; a killed process leaves only
+        whole runs and files named `.*.partial`, which the next sorter of the name removes.
     Edge cases
         leaving `with` by an error, or before finish   the runs are removed
         after finish                                   the runs belong to the SortedRuns
@@ -142,7 +142,7 @@ class Sorter:
     ) -> None:
         _check_shape(width, key, threads)
         if not RUN_NAME.fullmatch(f"{name}-000000.run"):
-            raise ConfigError(f"{name!r} names no runs; give letters, digits, '_' and '.'")
+            raise ConfigError(f"{name!r} is not a name for runs; use letters, digits, '_' and '.'")
         self.directory = Path(directory)
         self.width = width
         self.key = key
@@ -180,7 +180,7 @@ class Sorter:
     def add(self, rows: Rows) -> None:
         """Copies rows, (n, width) uint32; writes a sorted run whenever the memory is full.
 
-        Raises   OSError, whose text says how much room is needed where a disk is full
+        Raises   OSError, whose text says how much space is needed if a disk is full
         Cost     a copy; for a full memory, its sort and its writing
         """
         if self._finished:
@@ -337,15 +337,15 @@ class SortedRuns:
         plan = Plan.of(memory_bytes, width, threads)
         if len(runs) > plan.fan_in:
             raise ConfigError(
-                f"{memory_bytes:,} bytes of memory are enough to merge {plan.fan_in} runs, and "
-                f"{folder} has {len(runs)}; give what they were written with"
+                f"{memory_bytes:,} bytes of memory are enough to merge {plan.fan_in} runs, but "
+                f"{folder} has {len(runs)}; use the memory limit they were written with"
             )
         for run in runs:
             reader = RunReader(folder, run, width, key, plan.block_rows)
             with contextlib.closing(reader):
                 if (found := reader.digest()) != run.xxh3_64:
                     raise SpillError(
-                        f"{folder / run.name}, a run of a sort, has checksum {found}, expected "
+                        f"{folder / run.name}, a sorted run, has checksum {found}, expected "
                         f"{run.xxh3_64}: it is another run. {ADVICE}"
                     )
         return cls(folder, width, key, runs, plan, threads)
@@ -353,7 +353,7 @@ class SortedRuns:
     def manifest(self) -> dict[str, Any]:
         """What `open` needs to find and check the runs; JSON can hold it.
 
-        Raises   ValueError where the rows are in memory: finish(durable=True) writes them
+        Raises   ValueError if the rows are in memory: finish(durable=True) writes them
         """
         if self._memory is not None:
             raise ValueError("rows in memory have no manifest; finish(durable=True) writes them")

@@ -198,7 +198,7 @@ def test_a_full_disk_is_told_with_its_file_and_what_to_do(run: Run, folder: Path
         (["cluster", "shards", "absent"], b"absent"),
         (["score", "--local", "shards", "--model", "abcdef"], b"--model applies to servers"),
         (["score", "--model", "abc"], b"6 to 32 hex digits"),
-        (["cluster", "shards", "--port", "65535"], b"1 to 65535"),
+        (["cluster", "shards", "--port", "65535"], b"expected 1 to 65534"),
         (["score", "--local", "shards", "absent.txt"], b"absent.txt"),
         (["score", "--cluster", "absent.toml"], b"dlm cluster DIR"),
         (["score", "--cluster", "x", "--local", "shards"], b"give one of them"),

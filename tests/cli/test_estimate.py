@@ -134,7 +134,7 @@ def test_options_of_lmplz_are_named_as_ours(text: Path, given: tuple[str, ...], 
     """They are refused with the name to use."""
     told = CliRunner().invoke(all_commands, ["estimate", str(text), "-o", "m.arpa", *given])
     assert told.exit_code == 2
-    assert f"{given[0]} of lmplz is {ours} here" in told.output
+    assert f"lmplz's {given[0]} is called {ours}" in told.output
 
 
 def test_no_text_is_refused_with_what_stands_for_a_pipe(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def test_models_are_compared_on_users_text(home: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "give --users"),
-        (["--text", "text.txt", "--users", "users.tsv"], "give --users"),
+        ([], "give exactly one of --users"),
+        (["--text", "text.txt", "--users", "users.tsv"], "give exactly one of --users"),
         (["--text", "none.txt"], "none.txt"),
         (["--text", "text.txt", "--tokenizer", "none"], "--tokenizer is none; expected one of"),
         (["--text", "text.txt", "--draws", "-1"], "--draws is -1; expected 0 or more"),

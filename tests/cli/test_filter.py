@@ -49,7 +49,7 @@ def test_options_that_do_not_go_together_are_refused(model: Path) -> None:
     words, output = model.with_name("words.txt"), model.with_name("out.arpa")
     for options, message in (
         ({"contexts": True, "renormalise": True}, "Give one of the two"),
-        ({"memory": "1G"}, "--memory applies with --renormalise"),
+        ({"memory": "1G"}, "--memory applies only with --renormalise"),
         ({"memory": "1K", "renormalise": True}, "the limit is 1,024; raise --memory"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -159,7 +159,7 @@ def test_what_cannot_be_merged_is_refused_and_leaves_nothing(home: Path) -> None
         ({}, ConfigError, "give --weights, one per model, or --tune"),
         ({"weights": "1,0", "tune": home / "text"}, ConfigError, "were both given"),
         ({"weights": "0.5;0.5"}, ConfigError, "expected numbers separated by commas"),
-        ({"weights": "1.5,-0.5"}, ConfigError, "is not a share"),
+        ({"weights": "1.5,-0.5"}, ConfigError, "is not valid; expected numbers"),
         ({"weights": "1,0", "memory": "1K"}, ConfigError, "the limit is 1,024; raise --memory"),
         ({"weights": "1,0", "threads": 0}, ConfigError, "--threads is 0; expected 1 or more"),
         ({"tune": home / "empty"}, EstimationError, "the held-out text is empty"),

@@ -112,7 +112,7 @@ def test_the_loss_is_measured_on_text(
 def test_a_text_without_lines_measures_nothing(model: Path, tmp_path: Path) -> None:
     """The model is there; the error says what is missing."""
     (tmp_path / "empty").write_bytes(b"")
-    with pytest.raises(DlmError, match="the text to measure with is empty"):
+    with pytest.raises(DlmError, match="the text to measure the loss on is empty"):
         run(
             "prune", model, "--threshold", 1e-3, "-o", tmp_path / "p.arpa",
             "--text", tmp_path / "empty",
@@ -158,7 +158,7 @@ def test_histories_of_another_model_change_what_stays(model: Path, tmp_path: Pat
         (["--ngrams", "1,2"], "for 2 orders"),
         (["--threshold", "-1"], "not 0 or more"),
         (["--threshold", "1e-8", "--memory", "1M"], "raise --memory"),
-        (["--threshold", "1e-8", "--threads", "0"], "give 1 or more"),
+        (["--threshold", "1e-8", "--threads", "0"], "--threads is 0; expected 1 or more"),
     ],
 )
 def test_wrong_settings_are_refused_and_nothing_is_written(

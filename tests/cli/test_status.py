@@ -68,7 +68,7 @@ def test_a_model_that_no_server_holds_is_told(run, cluster, tmp_path) -> None:
     out = done.stdout.decode()
     assert done.returncode == 1, done.stderr
     assert f"names model {'0' * 32}" in out and f"they hold {held}." in out
-    assert "mode: not known" in out
+    assert "mode: unknown" in out
     slip.write_text(f'model = "{held}"\n{cluster.read_text()}')
     done = run("status", "--cluster", slip, "--interval", 0.05)
     assert (done.returncode, b"mode: full" in done.stdout) == (0, True)

@@ -145,10 +145,10 @@ def test_an_ngram_that_stands_twice_is_refused_with_its_place(tmp_path: Path) ->
     lines.insert(end, "-0.5\ta b")
     path = tmp_path / "m.arpa"
     path.write_text("\n".join([*lines, ""]))
-    with pytest.raises(ArpaError, match="the 2-gram 'a b' stands twice") as caught:
+    with pytest.raises(ArpaError, match="the 2-gram 'a b' is listed twice") as caught:
         ModelColumns.read(path)
     assert caught.value.line == end + 1
-    with pytest.raises(ArpaError, match="stands twice"):
+    with pytest.raises(ArpaError, match="listed twice"):
         model = ModelColumns.read(HAND_MADE["weight_without_continuation"].write(path))
         two = model.orders[1]
         twice = [np.concatenate([c, c]) for c in (two.ids, two.log10_prob, two.log10_backoff)]

@@ -149,7 +149,7 @@ def test_a_damaged_model_leaves_the_old_output(tmp_path: Path) -> None:
         filter_arpa(tmp_path / "cut.arpa", tmp_path / "out.arpa", KEPT)
     assert (tmp_path / "out.arpa").read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 2
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         filter_arpa(tmp_path / "cut.arpa", tmp_path / "out.arpa", KEPT, tmp=tmp_path / "no")
 
 

@@ -127,5 +127,5 @@ def test_text_that_says_nothing_is_refused(tmp_path: Path) -> None:
     for blocks in ([], [b""], [b"\n\n"]):
         with pytest.raises(EstimationError, match="the held-out text is empty; give text"):
             read_heldout(union, blocks)
-    with pytest.raises(EstimationError, match="holds no word that a model knows"):
+    with pytest.raises(EstimationError, match="has no word that a model knows"):
         tune(read_heldout(union, [b"never seen\nnever"]))

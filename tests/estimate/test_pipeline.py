@@ -222,7 +222,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(
             patch.setattr(pipeline._Estimation, "_divide", all_on_disk)
             complaint = made(tmp_path, one, workspace=2 * MIB, block=1500)
         assert isinstance(complaint, str)
-        assert f"no room left for {tmp_path}/" in complaint
+        assert f"no space left for {tmp_path}/" in complaint
         assert [p.name for p in tmp_path.iterdir()] == ["text"]
     monkeypatch.setattr(
         OutputFile,
@@ -231,7 +231,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(
     )
     complaint = made(tmp_path, one)
     assert isinstance(complaint, str)
-    assert "no room left" in complaint
+    assert "no space left" in complaint
     assert [p.name for p in tmp_path.iterdir()] == ["text"]
 
 

@@ -234,7 +234,7 @@ def test_a_size_asked_for_is_not_passed(share: float, tmp_path: Path) -> None:
     result.model.write(tmp_path / "p.arpa")
     size = (tmp_path / "p.arpa").stat().st_size
     assert asked - max(asked // 1000, 60) <= size <= asked
-    with pytest.raises(ConfigError, match="the words alone"):
+    with pytest.raises(ConfigError, match="the words take"):
         prune(model, Goal(text_bytes=low - 1))
 
 

@@ -246,7 +246,7 @@ def test_a_file_that_may_not_grow_says_what_it_needs(tmp_path: Path, threads: st
     message, files = done.stdout.splitlines()
     assert message.startswith(f"{errno.EFBIG} ")
     assert f"a sorted run in {tmp_path} needs " in message
-    assert "are free. Free room there" in message
+    assert "are free. Free space there" in message
     assert files == "[]"
     assert list(tmp_path.iterdir()) == []
 

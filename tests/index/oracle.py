@@ -144,7 +144,7 @@ def read_tables(
     with ArpaReader(path) as reader:
         if reader.order > MAX_ORDER:
             raise ArpaError(
-                f"the model has order {reader.order}, {MAX_ORDER} is the largest that shards hold",
+                f"the model has order {reader.order}; shards hold at most order {MAX_ORDER}",
                 path=reader.path,
             )
         raw = read_raw(reader)

@@ -157,7 +157,7 @@ def test_a_part_of_another_model_is_too_many_rows(folder: Path) -> None:
         ({"version": 2}, "version 2"),
         ({"counts": ["5"]}, "lists `comments` and `counts`"),
         ({"comments": None}, "lists `comments` and `counts`"),
-        ({"parts": [[]]}, "a list for each of `counts`"),
+        ({"parts": [[]]}, "one list for each of `counts`"),
         ({"parts": [[{"name": "../x", "bytes": 1}], [], []]}, "below the folder"),
         ({"parts": [[{"name": "/x", "bytes": 1}], [], []]}, "below the folder"),
         ({"parts": [[{"name": "x"}], [], []]}, "below the folder"),
@@ -175,7 +175,7 @@ def test_an_index_that_is_none_is_refused(
 
 
 def test_an_index_that_is_cut_short_is_refused(tmp_path: Path) -> None:
-    """It is no JSON then."""
+    """It is not JSON then."""
     (tmp_path / PARTS_INDEX).write_bytes(parts_index(COMMENTS, COUNTS, [[], [], []])[:-20])
-    with pytest.raises(ArpaError, match="no JSON"):
+    with pytest.raises(ArpaError, match="not JSON"):
         ArpaReader(tmp_path)

@@ -332,11 +332,11 @@ def test_what_cannot_be_is_refused(spark: Any, text: Path, tmp_path: Path) -> No
     out = ("--output", tmp_path / "m")
     with pytest.raises(ConfigError, match=r"is a file.*another --output"):
         run(text, "--output", tmp_path / "file")
-    with pytest.raises(ConfigError, match="other things"):
+    with pytest.raises(ConfigError, match="other files"):
         run(text, "--output", tmp_path / "folder")
-    with pytest.raises(ConfigError, match="no standard output"):
+    with pytest.raises(ConfigError, match="cannot write to standard output"):
         run(text, "--output", "-")
-    with pytest.raises(ConfigError, match="no standard input"):
+    with pytest.raises(ConfigError, match="does not read standard input"):
         run("-", *out)
     with pytest.raises(ConfigError, match=r"(?i)path does not exist|path_not_found"):
         run(tmp_path / "nothing", *out)

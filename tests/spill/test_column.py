@@ -110,7 +110,7 @@ def test_a_finished_column_survives_its_process(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for damaged in (whole[:-1], whole + b"1", b"1" + whole[1:]):
         path.write_bytes(damaged)
-        with pytest.raises(SpillError, match="is not what was written"):
+        with pytest.raises(SpillError, match="has changed since it was written"):
             Column.open(tmp_path, manifest)
     path.unlink()
     with pytest.raises(SpillError, match="is missing"):

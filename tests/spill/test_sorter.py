@@ -257,10 +257,10 @@ def test_wrong_settings_are_refused(tmp_path: Path) -> None:
     for width, key in ((0, 0), (2, 0), (2, 3), (1025, 1)):
         with pytest.raises(ConfigError, match="expected 1 <= key <= width <= 1024"):
             Sorter(tmp_path / "new", width, key, MEMORY)
-    with pytest.raises(ConfigError, match="give 1 or more"):
+    with pytest.raises(ConfigError, match="threads is 0; expected 1 or more"):
         Sorter(tmp_path / "new", 2, 1, MEMORY, threads=0)
     for name in ("", "a/b", "*", "a-b"):
-        with pytest.raises(ConfigError, match="names no runs"):
+        with pytest.raises(ConfigError, match="is not a name for runs"):
             Sorter(tmp_path / "new", 2, 1, MEMORY, name=name)
     assert not (tmp_path / "new").exists()
 

@@ -1,1 +1,1 @@
-"""N-grams and how often they occur to adjusted counts of every order."""
+"""Adjusted counts of every order, from counted n-grams."""

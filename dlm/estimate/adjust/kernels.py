@@ -1,8 +1,8 @@
 """Sorted n-grams to adjusted counts: arrays in, arrays out, no Python object, no GIL.
 
 N-grams of all orders are a *suffix trie*: the children of an n-gram are those one word longer to
-the left. The nodes of an order stand in the order of their reversed words, so that the children
-of a node follow one another, and an n-gram is told by its place, its *rank*.
+the left. The nodes of an order are sorted by their reversed words, so the children of a node are
+adjacent, and an n-gram is identified by its place, its *rank*.
 """
 
 # mypy: disable-error-code="assignment"
@@ -20,7 +20,7 @@ COUNT_BITS = PRUNED - 1
 _PRUNED_BIT = np.uint32(PRUNED)
 
 # Statistics of an order: n-grams with adjusted counts 1 to 4, all n-grams, those that are kept, and
-# those whose count is too large to be told.
+# those whose count overflows.
 ALL, KEPT, TOO_LARGE, STATISTICS = 4, 5, 6, 7
 
 
@@ -70,8 +70,8 @@ def grow(  # type: ignore[no-untyped-def]
     """Adds sorted keys to the trie, as far as there is room.
 
     Shapes
-        rows        (m, N + 1)     uint32  keys and their counts, sorted, and after all that came
-                                           before; a key may be that before it once more
+        rows        (m, N + 1)     uint32  keys and their counts, sorted, and after all earlier
+                                           ones; a key may repeat the one before it
         begin       int            the first of them to add
         depth       int            how many nodes are open: those of the last key
         path        (N,)           uint32  the words of the open nodes
@@ -83,7 +83,7 @@ def grow(  # type: ignore[no-untyped-def]
         actual      (N,)           int64   how often the open nodes occur
         outside     (N,)           uint8   whether the open nodes have a word outside `known`
         known       (words,)       uint8   or empty: all are
-        thresholds  (N,)           int64   n-grams that occur so often or less are left out
+        thresholds  (N,)           int64   n-grams that occur at most this often are left out
         statistics  (N, STATISTICS) int64  added to
     Returns
         (the first key that was not added, how many nodes are open)

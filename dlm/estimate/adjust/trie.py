@@ -42,7 +42,7 @@ class Trie:
 
     @property
     def order(self) -> int:
-        """Words of the longest n-grams."""
+        """The order of the longest n-grams."""
         return len(self.words)
 
     @property
@@ -51,7 +51,7 @@ class Trie:
         return [int(n) for n in self.statistics[:, kernels.KEPT]]
 
     def close(self) -> None:
-        """Frees what it holds."""
+        """Frees its columns."""
         for column in [*self.words, *self.counts, *self.children]:
             column.remove()
 
@@ -63,7 +63,7 @@ class TrieBuilder:
         order       words of a key
         most        how many keys there may be
         words       how many words there are; every one above 2 must end some key
-        thresholds  n-grams that occur so often or less are left out, by order
+        thresholds  n-grams that occur at most this often are left out, by order
         known       by word, whether n-grams with it may stay; None: all
     """
 

@@ -1,8 +1,8 @@
 """Sorting n-grams and finding their prefixes and suffixes: arrays in, arrays out, no GIL.
 
 Rows of an order are in *prefix order*: by the oldest word, then the next, and so on. The n-grams of
-one context then lie together, in the order of their contexts one order down, and so every link
-below is found by walking two sorted arrays side by side.
+one context are then adjacent, in the order of their contexts one order down, so every link below is
+found by walking two sorted arrays side by side.
 """
 
 # mypy: disable-error-code="assignment"
@@ -165,7 +165,7 @@ def link_suffixes(  # type: ignore[no-untyped-def]
         suffix          (n,)        uint32  filled; NO_ROW where it is missing
         begin, end      int64       rows of order k - 1
     Guarantees
-        the suffix of an n-gram extends the suffix of its context, so it is looked for there alone
+        the suffix of an n-gram extends the suffix of its context, so only that is searched
     """
     last = ids.shape[1] - 1
     for context in range(begin, end):

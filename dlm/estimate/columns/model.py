@@ -35,9 +35,9 @@ SORT_BYTES = 128 << 20
 
 @dataclass(frozen=True, eq=False)
 class ModelColumns:
-    """A whole model; `orders[k - 1]` holds order k, `comments` what stood before it in its file.
+    """A whole model; `orders[k - 1]` is order k, `comments` the lines before it in its file.
 
-    `storage` is where its arrays are, and those that are made of it.
+    `storage` is where its arrays are, and arrays derived from it.
     """
 
     vocabulary: Vocabulary
@@ -52,7 +52,7 @@ class ModelColumns:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """N-grams by order, as a header tells them: without word 0 where the model lacks it."""
+        """N-grams by order, as in a header: without word 0 if the model lacks it."""
         first = len(self.orders[0]) - (not self.vocabulary.unk_in_model)
         return (first, *(len(columns) for columns in self.orders[1:]))
 
@@ -68,26 +68,26 @@ class ModelColumns:
         """The model in an ARPA file, compressed or not.
 
         Args
-            memory_bytes  limit; what `needs` says of the header's counts must fit
-            needs         bytes for counts, of all that is to be done; `memory_bytes`, for reading
-                          alone, if not given
+            memory_bytes  limit; `needs` of the header's counts must fit in it
+            needs         bytes for counts, for all the work to be done; if not given,
+                          `memory_bytes`, for reading only
             storage       with a folder, n-grams are sorted on disk and their arrays are maps of
-                          files there; what is in memory then is the system's to decide
+                          files there; the system then decides what is in memory
         Raises
             ConfigError  the limit is too low; nothing was read but the header
-            ArpaError    malformed; an n-gram that stands twice, or whose prefix is missing
+            ArpaError    malformed; an n-gram that is repeated, or whose prefix is missing
             OSError      the file cannot be read
         Cost
             time: n-grams of one order are sorted while those of the next are read
-            memory: 4k + 20 bytes for an n-gram of order k, and while it is read 4k + 16 more for
-            each of the largest order, 300 for a word and 64 MiB: `memory_bytes` has the sum
+            memory: 4k + 20 bytes per n-gram of order k; during reading, 4k + 16 more for each of
+            the largest order, 300 per word and 64 MiB: `memory_bytes` has the sum
         """
         with ArpaReader(path) as reader:
             needed = (needs or orders.memory_bytes)(reader.counts)
             if memory_bytes is not None and needed > memory_bytes:
                 raise ConfigError(
-                    f"{reader.path} holds {sum(reader.counts):,} n-grams, which take {needed:,} "
-                    f"bytes, and the limit is {memory_bytes:,}; raise --memory"
+                    f"{reader.path} has {sum(reader.counts):,} n-grams, which need {needed:,} "
+                    f"bytes of memory, but the limit is {memory_bytes:,}; raise --memory"
                 )
             try:
                 if storage.folder is None:
@@ -107,12 +107,14 @@ class ModelColumns:
         Args
             sections  (ids, log10_prob, log10_backoff) of order 1, 2, ...; not changed
         Raises
-            ArpaError   an n-gram stands twice, or its prefix is missing
-            ValueError  an id that is no word of the vocabulary
+            ArpaError   an n-gram is repeated, or its prefix is missing
+            ValueError  an id that is not in the vocabulary
         """
         for ids, _, _ in sections:
             if len(ids) and int(ids.max()) >= len(vocabulary):
-                raise ValueError(f"id {int(ids.max())} is none of {len(vocabulary)} words")
+                raise ValueError(
+                    f"id {int(ids.max())} is out of range; there are {len(vocabulary)} words"
+                )
         with Builder() as builder:
             for order, (ids, prob, backoff) in enumerate(sections, 1):
                 builder.add(order, [NgramBatch(order, 0, ids, prob, backoff)], len(vocabulary))
@@ -278,7 +280,7 @@ def _located(reader: ArpaReader, fault: InvalidNgram) -> ArpaError:
     advice = (
         "Remove one of the two lines"
         if "twice" in fault.what
-        else "A model must hold the prefix of each of its n-grams; estimate it again"
+        else "A model must contain the prefix of each of its n-grams; estimate it again"
     )
     if fault.row < 0:
         text = f"{_spelled(reader.vocabulary, fault.ngram)} {fault.what}"

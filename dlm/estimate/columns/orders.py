@@ -24,7 +24,7 @@ U32, I64, F32 = np.uint32, np.int64, np.float32
 
 # The row of a suffix that the model lacks.
 MISSING = kernels.NO_ROW
-# Of one order: a row is a uint32, and one value is `MISSING`.
+# Per order: a row is a uint32, and one value is `MISSING`.
 MOST_NGRAMS = (1 << 32) - 2
 
 WORD_BYTES = 300  # a word in the vocabulary, as an object and in its dictionary
@@ -65,7 +65,7 @@ class OrderColumns:
 
 
 def memory_bytes(counts: Sequence[int]) -> int:
-    """Bytes that a model with these counts takes at most while it is read, its words included."""
+    """The most bytes that a model with these counts takes while it is read, words included."""
     rest = sum((4 * k + 8 + _LINK_BYTES) * count for k, count in enumerate(counts, 1))
     sorting = max((4 * k + 16) * count for k, count in enumerate(counts, 1))
     return rest + sorting + WORD_BYTES * counts[0] + PARSER_BYTES
@@ -82,7 +82,7 @@ class InvalidNgram(Exception):
 
 
 class Builder:
-    """Sorts and links orders one after the other, in a thread of its own."""
+    """Sorts and links orders one after another, in its own thread."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "columns")
@@ -113,7 +113,7 @@ class Builder:
         backoff = _joined([p.log10_backoff for p in parts], np.zeros(0, F32))
         parts.clear()
         if len(ids) > MOST_NGRAMS:
-            raise ConfigError(f"{len(ids)} {order}-grams; {MOST_NGRAMS} is the most")
+            raise ConfigError(f"{len(ids)} {order}-grams; expected at most {MOST_NGRAMS}")
         if order == 1:
             self._orders.append(_unigrams(ids, prob, backoff, words))
             return
@@ -212,7 +212,7 @@ def _finished(
     else:
         runs = sorter.finish()
         if runs.rows > MOST_NGRAMS:
-            raise ConfigError(f"{runs.rows} {k}-grams; {MOST_NGRAMS} is the most")
+            raise ConfigError(f"{runs.rows} {k}-grams; expected at most {MOST_NGRAMS}")
         columns = new_order(runs.rows, k, storage)
         at = 0
         with runs:
@@ -225,13 +225,13 @@ def _finished(
         runs.remove()
     row, twice = kernels.first_unsorted(columns.ids)
     if twice:
-        raise InvalidNgram(columns.ids[row], -1, "stands twice")
+        raise InvalidNgram(columns.ids[row], -1, "is listed twice")
     link(orders, columns)
     return columns
 
 
 def new_order(rows: int, order: int, storage: Storage) -> OrderColumns:
-    """Room for so many n-grams; only first_child is filled in, as if none were longer."""
+    """Arrays for so many n-grams; only first_child is filled in, as if none were longer."""
     first_child = storage.empty(rows + 1, U32)
     first_child[:] = 0
     return OrderColumns(
@@ -276,7 +276,7 @@ def _sorted(
     """The n-grams in prefix order, without links, and the places where they were before.
 
     Raises
-        InvalidNgram  an n-gram stands twice
+        InvalidNgram  an n-gram is repeated
     """
     n, order = ids.shape
     row, twice = kernels.first_unsorted(ids)
@@ -288,7 +288,7 @@ def _sorted(
         for column in range(order - 1, -1, -1):
             rising = kernels.count_words(ids, column, begin)
             if rising and column == order - 1:
-                continue  # files that are sorted by their last words first are usual
+                continue  # files are usually sorted by their last words first
             kernels.scatter(ids, column, begin, place, other)
             place, other = other, place
         del other
@@ -297,6 +297,6 @@ def _sorted(
         ids, prob, backoff = moved
         row, twice = kernels.first_unsorted(ids)
     if twice:
-        raise InvalidNgram(ids[row], int(row if place is None else place[row]), "stands twice")
+        raise InvalidNgram(ids[row], int(row if place is None else place[row]), "is listed twice")
     links = np.zeros(n, U32), np.zeros(n, U32), np.zeros(n + 1, U32)
     return OrderColumns(ids, prob, backoff, *links), place

@@ -1,4 +1,4 @@
-"""What a model in columns gives to the tokens of sentences."""
+"""Scores of sentences by a model in columns."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Text to n-grams and how often they occur."""
+"""Counts the n-grams of text."""

@@ -1,4 +1,4 @@
-"""Ids to counted n-grams: what one block of text says, sorted."""
+"""Ids to counted n-grams: one block of text, counted and sorted."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def bytes_per_token() -> int:
 
 
 def bytes_of_sorting(bucket: int, order: int, threads: int, words: int) -> int:
-    """Memory that counting takes whatever the block is."""
+    """Memory that counting takes whatever the size of the block."""
     parts = -(-order // (64 // id_bits(words)))
     one = bucket * (8 * parts + 24) + (8 * 6 << kernels.RADIX_BITS)
-    # Results that wait for their turn, and one that is looked at.
+    # Results that wait for their turn, and one in use.
     return threads * one + (2 * threads + 1) * bucket * 4 * (order + 1) + 24 * words
 
 
@@ -51,7 +51,7 @@ def counted_keys(
         arrays of shape (n, order + 1) uint32, one after the other: the words of an n-gram, the
         most recent first and `<s>` beyond the beginning of its sentence, and how often it occurs
     Guarantees
-        a pure function of the block: the parts of a text can be counted anywhere, and merged
+        a pure function of the block: parts of a text can be counted anywhere and merged
     """
     workplaces = local()
     bits = id_bits(words)

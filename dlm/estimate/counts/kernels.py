@@ -1,8 +1,8 @@
 """Text to ids and ids to sorted, counted n-grams: arrays in, arrays out, no Python object, no GIL.
 
 A *key* is an n-gram of the highest order with its most recent word first; n-grams that begin before
-their sentence are filled up with `<s>`, as lmplz does. So keys in their order are n-grams in the
-order of their suffixes.
+their sentence are padded with `<s>`, as in lmplz. Sorted keys are thus n-grams sorted by their
+suffixes.
 """
 
 # mypy: disable-error-code="assignment"
@@ -40,7 +40,7 @@ _U1 = np.uint64(1)
 
 @kernel
 def inspect(text, end, delimiters, facts):  # type: ignore[no-untyped-def]
-    """Whether text[:end] can be taken as it is, or must be looked at line by line.
+    """Whether text[:end] can be taken as it is, or must be checked line by line.
 
     Shapes
         text        (T,)      uint8  whole lines
@@ -180,7 +180,7 @@ def word_at(tokens, end, depth):  # type: ignore[no-untyped-def]
 
 @kernel
 def histogram(tokens, ends, depth, counts):  # type: ignore[no-untyped-def]
-    """How often each word stands `depth` before an end.
+    """How often each word occurs `depth` before an end.
 
     Shapes  ends (n,) uint32, or empty: all tokens but `<s>`; counts (words,) int64, filled
     """

@@ -1,1 +1,1 @@
-"""Adjusted counts to probabilities and backoff weights."""
+"""Probabilities and backoff weights, from adjusted counts."""

@@ -20,7 +20,7 @@ from dlm.estimate.adjust.trie import MAX_RANK, Trie
 from dlm.estimate.interpolate import kernels
 from dlm.spill.column import Column, Memory
 
-# N-grams that are looked at at once.
+# N-grams processed at once.
 CHUNK = 1 << 18
 
 # Bytes of a context: its sums and its leftmost word.
@@ -69,7 +69,7 @@ def unigrams(
 
 
 class Interpolation:
-    """Goes from order to order: `step` makes the probabilities of the next one.
+    """Goes from order to order: `step` computes the probabilities of the next one.
 
     Args
         trie       adjusted counts
@@ -107,7 +107,7 @@ class Interpolation:
         self.ranges = 0
 
     def step(self) -> Column:
-        """Makes the probabilities of the next order; returns those of this one."""
+        """Computes the probabilities of the next order; returns those of this one."""
         trie, n = self._trie, self.order + 1
         discounts = self._discounts[n - 1].astype(np.float64)
         shorter, longer = len(trie.words[n - 2]), len(trie.words[n - 1])
@@ -136,7 +136,7 @@ class Interpolation:
         return before
 
     def close(self) -> None:
-        """Frees what it holds."""
+        """Frees its columns."""
         if self._links is not None and self.order > 2:
             self._links.remove()
         self._links = None
@@ -144,7 +144,7 @@ class Interpolation:
     # ------------------------------------------------------------------------ one order
 
     def _forget(self, links: Column) -> None:
-        """Says of all contexts that they are not known yet."""
+        """Marks all contexts as not known yet."""
         for begin in range(0, len(links), self._chunk):
             end = min(begin + self._chunk, len(links))
             some = links.edit(begin, end)

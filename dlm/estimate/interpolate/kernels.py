@@ -1,6 +1,6 @@
 """Adjusted counts to probabilities: arrays in, arrays out, no Python object, no GIL.
 
-An n-gram is told by its rank in its order: see adjust/kernels.py. Its *parent* is the n-gram
+An n-gram is identified by its rank in its order: see adjust/kernels.py. Its *parent* is the n-gram
 without its leftmost word, its *context* that without its rightmost one; both are one order below.
 The context of a child is a child of the context of its parent, with the same leftmost word: that is
 how contexts are found, by one search in a sorted list.
@@ -20,7 +20,7 @@ _PRUNED = np.uint32(1 << 31)
 _COUNT_BITS = np.uint32((1 << 31) - 1)
 _AHEAD = 16
 
-# What stands for the logarithm of 0 in ARPA files.
+# The logarithm of 0 in ARPA files.
 LOG10_ZERO = -99.0
 
 
@@ -36,7 +36,7 @@ def add_up(  # type: ignore[no-untyped-def]
         children        (m + 1,)  uint32   their children, which are of order n
         first_child     int       rank of the first that is in the following two
         words, counts   (c,)      uint32   of the children: leftmost word, count and PRUNED
-        low, high       int       children of n-grams with a context low <= q < high are looked at
+        low, high       int       only children of n-grams with a context low <= q < high count
         searched        (h,)      uint32   the children of contexts, from the one of rank
         first_searched  int                on
         first_context   int       rank of the first n-gram of order n - 1 in searched_words, sums

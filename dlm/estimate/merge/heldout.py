@@ -1,4 +1,4 @@
-"""What each model of a union gives to the words of a text."""
+"""How each model of a union scores the words of a text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ U32, F64 = np.uint32, np.float64
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """How a model predicts a text, as `dlm perplexity` tells it."""
+    """How a model predicts a text, in the figures of `dlm perplexity`."""
 
     oovs: int
     perplexity: float
@@ -29,7 +29,7 @@ class Fit:
 
 @dataclass(frozen=True, eq=False)
 class Heldout:
-    """The tokens of a text, sentence ends included, and what each model gives to each.
+    """The tokens of a text, sentence ends included, and their probability in each model.
 
     Shapes, m models, t tokens
         prob      (m, t)  float64  by a model's own backoff; a word that it lacks has the
@@ -63,11 +63,11 @@ def read_heldout(union: Union, blocks: Iterable[bytes]) -> Heldout:
     """Scores text by every model of a union.
 
     Args
-        blocks  lines of text, a sentence each, joined by line feeds; none ends in one
+        blocks  lines of text, one sentence each, joined by line feeds; none ends in one
     Raises
-        EstimationError  there is no word
+        EstimationError  the text has no word
     Cost
-        memory: 17 bytes a token and model, and 8 more a token and order
+        memory: 17 bytes per token and model, and 8 more per token and order
     """
     table = WordTable.from_vocabulary(union.vocabulary)
     parts = []
@@ -79,8 +79,8 @@ def read_heldout(union: Union, blocks: Iterable[bytes]) -> Heldout:
         parts.append(_score(union, ids, begin))
     if not words:
         raise EstimationError(
-            "the held-out text is empty; give text of the kind that the mixture is for, a sentence "
-            "a line"
+            "the held-out text is empty; give text of the kind that the mixture is for, one "
+            "sentence per line"
         )
     prob, as_unk, known, in_any = (np.concatenate(p, axis=-1) for p in zip(*parts, strict=True))
     return Heldout(sentences, prob, as_unk, known, in_any)

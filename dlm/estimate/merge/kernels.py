@@ -5,8 +5,8 @@ first_child of an order of every model, `words` the last words of the order abov
 say where each model's begin. A *node* is an n-gram of the union, or a *blank*: a suffix of one that
 the union lacks. Nodes of an order are in prefix order, as the rows of `columns` are.
 
-The row of a node in a model is found with words that the model does not know taken for <unk>, as a
-query of that model would have it; `own` says that no word was.
+The row of a node in a model is found with unknown words replaced by <unk>, as in a query of that
+model; `own` says that none was replaced.
 """
 
 # mypy: disable-error-code="assignment"
@@ -135,7 +135,7 @@ def _power(log10_value):  # type: ignore[no-untyped-def]
 
 @kernel
 def mix_words(weights, row, known, log10_prob, prob_base, begin_id, prob, mixed):  # type: ignore[no-untyped-def]
-    """Order 1: what each word has in each model, and in the mixture.
+    """Order 1: the probability of each word in each model, and in the mixture.
 
     Shapes, m models
         row, known  (m, v)    uint32, uint8

@@ -35,8 +35,8 @@ class MergedModel:
                   of the highest order are None
     word_sum      what the words of the mixture summed to before they were scaled to 1; they are
                   scaled only if this is not 1 within 2e-7
-    lacking       contexts whose models' own weights did not make them sum to 1: these weights are
-                  taken from what their n-grams lack
+    lacking       contexts whose models' own weights did not make them sum to 1: the weights are
+                  computed from what their n-grams lack
     scaled        contexts whose n-grams summed to more than 1, or to less with no word left to
                   back off: these n-grams were scaled
     """
@@ -49,7 +49,7 @@ class MergedModel:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """N-grams by order, as a header tells them."""
+        """N-grams by order, as in a header."""
         first = len(self.sections[0][0]) - (not self.vocabulary.unk_in_model)
         return (first, *(len(ids) for ids, _, _ in self.sections[1:]))
 
@@ -69,7 +69,7 @@ class MergedModel:
 
 
 def needed_bytes(counts: Sequence[Sequence[int]]) -> int:
-    """Memory that merging models with these counts takes beside the models, about, at most."""
+    """About the most memory that merging models with these counts takes beside the models."""
     models = len(counts) + 1
     order = max(map(len, counts))
     by_order = [sum(c[k] for c in counts if len(c) > k) for k in range(order)]
@@ -96,7 +96,7 @@ def merge_models(
         threads   1 or more
         progress  called with a line for each order
     Raises
-        ConfigError  weights that are none
+        ConfigError  invalid weights
     Guarantees
         The n-grams are those that some model lists, whatever its weight.
         Every context sums to 1 within 1e-6, <s> left out, whether the models' do or not.
@@ -107,7 +107,7 @@ def merge_models(
         <unk> in no model                 none in the mixture; in some: their share of it
         <s>                               mixed like a word, left out of all sums
         models of different orders        the shorter backs off with weight 1
-        a suffix that no model lists      backs off for itself and is not written
+        a suffix that no model lists      backs off by itself and is not written
         a probability of 0                -99 in the file
         ================================  ==========================================================
     Cost
@@ -120,7 +120,7 @@ def merge_models(
     """
     shares = check_weights(weights, len(union.models))
     if threads < 1:
-        raise ConfigError(f"{threads} threads to merge with; give 1 or more")
+        raise ConfigError(f"--threads is {threads}; expected 1 or more")
     say = progress or (lambda line: None)
     with ThreadPoolExecutor(threads, thread_name_prefix="merge") as pool:
         return _Mixing(union, shares, pool, threads).run(say)

@@ -1,4 +1,4 @@
-"""The n-grams of several models in one numbering of words, order by order, with their links."""
+"""The n-grams of several models with one numbering of words, order by order, with their links."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def unite(models: Sequence[ModelColumns]) -> Union:
     Raises
         ConfigError  no model was given
     Cost
-        a model whose words get other ids is sorted again: the memory of two for that time
+        a model whose words get other ids is sorted again, and takes twice its memory meanwhile
     """
     if not models:
-        raise ConfigError("no model was given; merging takes one or more")
+        raise ConfigError("no model was given; expected one or more")
     first = models[0].vocabulary
     words = list(first.words)
     ids = dict(first.ids)
@@ -192,7 +192,9 @@ class Walk:
             )  # fmt: skip
             total = int(count.sum())
             if total > int(MISSING) - 1:
-                raise ConfigError(f"{total:,} n-grams of order {k}; {int(MISSING) - 1:,} at most")
+                raise ConfigError(
+                    f"{total:,} n-grams of order {k}; expected at most {int(MISSING) - 1:,}"
+                )
             np.cumsum(count, out=below.first_child[1:], dtype=U32)
             del count
             nodes = Nodes(

@@ -36,7 +36,7 @@ def check_weights(weights: Sequence[float], models: int) -> NDArray[np.float64]:
     """The weights as an array whose sum is 1 to the last digit.
 
     Raises
-        ConfigError  not one for each model, one that is negative or no number, or a sum that is not
+        ConfigError  not one per model, one that is negative or not a number, or a sum that is not
                      1 within 1e-5
     """
     if len(weights) != models:
@@ -46,13 +46,13 @@ def check_weights(weights: Sequence[float], models: int) -> NDArray[np.float64]:
     for weight in weights:
         if not math.isfinite(weight) or weight < 0:
             raise ConfigError(
-                f"the weight {weight:g} is not a share; weights are at least 0 and sum to 1"
+                f"the weight {weight:g} is not valid; expected numbers of 0 or more that sum to 1"
             )
     total = math.fsum(weights)
     if abs(total - 1) > SUM_TOLERANCE:
         shares = ",".join(f"{w / total:.6g}" for w in weights) if total > 0 else "0.5,0.5"
         raise ConfigError(
-            f"the weights sum to {total:g}, not to 1; in the same proportions: {shares}"
+            f"the weights sum to {total:g}; expected 1. In the same proportions: {shares}"
         )
     return np.array(weights, np.float64) / total
 
@@ -62,13 +62,13 @@ def tune(
 ) -> TunedWeights:
     """The weights under which the held-out text is most probable, word by word.
 
-    Words that no model knows are left out: what they score says nothing of a mixture.
+    Words that no model knows are left out: their scores say nothing about a mixture.
 
     Args
-        gap             in natural logarithms a token; how far from the maximum to stop
+        gap             in natural logarithms per token; how far from the maximum to stop
         max_iterations  after which to stop regardless
     Raises
-        EstimationError  the text holds no word that a model knows
+        EstimationError  the text has no word that a model knows
     Guarantees
         `gap` bounds the distance to the maximum. The mean of p_i / p over the tokens is the slope
         towards model i alone; the logarithm is concave, so nothing rises above the largest of
@@ -78,10 +78,10 @@ def tune(
     """
     prob = np.ascontiguousarray(heldout.prob[:, heldout.in_any])
     models, tokens = prob.shape
-    if tokens <= heldout.sentences:  # sentence ends alone
+    if tokens <= heldout.sentences:  # only sentence ends
         raise EstimationError(
-            "the held-out text holds no word that a model knows; give text of the kind that the "
-            "mixture is for, a sentence a line, words written as in the models"
+            "the held-out text has no word that a model knows; give text of the kind that the "
+            "mixture is for, one sentence per line, with words spelled as in the models"
         )
     weights = np.full(models, 1 / models)
     share = np.empty(models)

@@ -1,4 +1,4 @@
-"""A model becomes smaller by what it knows least of: relative-entropy pruning."""
+"""Relative-entropy pruning: a model without the n-grams that matter least."""
 
 from dlm.estimate.prune.criterion import ln_histories, own_scores, raised_scores
 from dlm.estimate.prune.files import PrunedFile, prune_file, read_goal

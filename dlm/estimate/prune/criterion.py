@@ -6,8 +6,8 @@ of h sum to 1 again. The relative entropy between the two models grows by
     D = -P(h) (  P(w | h) [ln P(w | h') + ln alpha'(h) - ln P(w | h)]
                + (1 - sum of P(v | h) over the listed v) [ln alpha'(h) - ln alpha(h)] )
 
-which is exact for this n-gram alone, and e**D - 1 is the relative growth of perplexity then. What
-many n-grams lose together is not the sum of their D, since one may back off to another. P(h) is the
+which is exact for this n-gram only, and e**D - 1 is the relative growth of perplexity then. The
+loss of many n-grams together is not the sum of their D: one may back off to another. P(h) is the
 product of the probabilities of its words, each after those before it; that of `<s>`, which is never
 predicted, is the probability of `</s>`.
 """
@@ -39,9 +39,9 @@ def ln_histories(
     """ln P of every n-gram as a history, by order from 1 to N - 1.
 
     Args
-        history  the model that says how probable histories are, if not the model itself; its words
-                 may be others, and its order lower. Kneser-Ney's lower orders, which count contexts
-                 and not occurrences, are made to be interpolated and not to say this
+        history  the model for the probabilities of histories, if not the model itself; its words
+                 may differ, and its order may be lower. Kneser-Ney's lower orders count contexts,
+                 not occurrences: they are made for interpolation, not for this
     Paper        Stolcke 1998, section 3; Chelba et al. 2010 for the second model
     """
     shorter = np.zeros(0, F64)
@@ -84,7 +84,7 @@ def own_scores(
     ln_history: NDArray[np.float64],
     threads: int = 2,
 ) -> NDArray[np.float32]:
-    """D of each n-gram of one order, were it the only one to go.
+    """D of each n-gram of one order, if only that one were pruned.
 
     Shapes
         ln_history  (m,)  float64  of order - 1
@@ -120,7 +120,7 @@ def raised_scores(
     *,
     keep_suffixes: bool = False,
 ) -> list[NDArray[np.float32]]:
-    """Scores such that whatever is kept by them, what it needs is kept too.
+    """Scores under which an n-gram is kept only with those it needs.
 
     An n-gram gets the highest score among itself and those it is a prefix of (with `keep_suffixes`,
     or a suffix of), since it stays as long as one of them does. A threshold on these scores keeps
@@ -162,7 +162,7 @@ def rows_without_suffix(columns: OrderColumns) -> NDArray[np.int64]:
 
 
 def never_predicted(model: ModelColumns) -> int:
-    """The id of `<s>`: it is no event, and no share of any sum."""
+    """The id of `<s>`, which is not an event and has no share of any sum."""
     return model.vocabulary.ids.get(BEGIN_SENTENCE, -1)
 
 

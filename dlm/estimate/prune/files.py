@@ -1,4 +1,4 @@
-"""A model pruned, from file to file: what `dlm prune` does."""
+"""Prunes a model, from file to file: what `dlm prune` does."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dlm.spill.arrays import IN_MEMORY, Storage
 
 
 def read_goal(threshold: float | None, ngrams: str | None, size: str | None) -> Goal:
-    """What `--threshold`, `--ngrams` and `--bytes` ask for; exactly one is given.
+    """The goal that `--threshold`, `--ngrams` or `--bytes` gives; exactly one is given.
 
-    Raises  ConfigError  none or several, or what is not a number or a size
+    Raises  ConfigError  none or several, or not a number or a size
     """
     by_order = _numbers(ngrams)
     return Goal(
@@ -31,7 +31,7 @@ def read_goal(threshold: float | None, ngrams: str | None, size: str | None) -> 
 
 @dataclass(frozen=True)
 class PrunedFile:
-    """What `prune_file` did.
+    """The result of `prune_file`.
 
     result    of pruning
     measured  perplexities of the text before and after; None where no text was given
@@ -59,15 +59,15 @@ def prune_file(
     Args
         model, history, keep_suffixes  as `run.prune`, from ARPA files
         text          blocks of lines, as `measure.measure` takes them; None measures nothing
-        memory_bytes  limit; what is free if None. Arrays beyond it stand in files
+        memory_bytes  limit; None means the free memory. Arrays beyond it are in files
         tmp           folder for those; that of the output if None
     Raises
-        ConfigError   more memory is needed than there is, or than room on the disk; a pipe
+        ConfigError   too little memory, or disk space; a pipe
     Guarantees
         the output carries the comments of `model`, its privacy record among them
     """
     if threads < 1:
-        raise ConfigError(f"--threads {threads}; give 1 or more")
+        raise ConfigError(f"--threads is {threads}; expected 1 or more")
     limit = available_bytes() if memory_bytes is None else memory_bytes
     counts = _counts(model)
     heard = () if history is None else _counts(history)
@@ -76,12 +76,15 @@ def prune_file(
         least, room = least_bytes(counts, heard), file_bytes(counts, heard)
         if least > limit:
             raise ConfigError(
-                f"pruning {sum(counts):,} n-grams of {counts[0]:,} words takes {least:,} bytes at "
-                f"least, and the limit is {limit:,}; raise --memory"
+                f"pruning {sum(counts):,} n-grams of {counts[0]:,} words needs at least "
+                f"{least:,} bytes of memory, but the limit is {limit:,}; raise --memory"
             )
         folder = output.parent if tmp is None else tmp
         check_disk(folder, room, f"pruning with {limit:,} bytes of memory")
-        progress(f"arrays in files in {folder}: in memory they would take {needed_bytes(counts):,}")
+        progress(
+            f"keeping arrays in files in {folder}: in memory they would take "
+            f"{needed_bytes(counts):,} bytes"
+        )
         storage = Storage(folder)
     other = None
     if history is not None:
@@ -116,18 +119,20 @@ def prune_file(
 def _counts(path: Path) -> tuple[int, ...]:
     """N-grams of an ARPA file by order, from its header; it is opened again for the rest."""
     if path.exists() and not path.is_dir() and not is_reopenable(path):
-        raise ConfigError(f"{path} is no file, and a model is opened twice; write it to one first")
+        raise ConfigError(
+            f"{path} is not a regular file, but a model is opened twice; write it to a file first"
+        )
     with ArpaReader(path) as reader:
         return tuple(reader.counts)
 
 
 def _numbers(text: str | None) -> tuple[int | None, ...] | None:
-    """What `--ngrams` says, None for `-`."""
+    """The numbers of `--ngrams`, None for `-`."""
     if text is None:
         return None
     try:
         return tuple(None if n.strip() == "-" else int(n) for n in text.split(","))
     except ValueError as exc:
         raise ConfigError(
-            f"--ngrams {text!r} is no number, nor numbers and - separated by commas"
+            f"--ngrams is {text!r}; expected a number, or numbers and - separated by commas"
         ) from exc

@@ -1,6 +1,6 @@
 """The passes of relative-entropy pruning: arrays in, arrays out, no Python object, no GIL.
 
-Values in files are log10 and float32; here everything is computed in natural logarithms and
+Values in files are log10 and float32; these kernels compute in natural logarithms and
 float64. A *context* is a row of order k - 1, and its n-grams are the rows of order k that extend
 it. `criterion.py` has the formulas in words; the rows are linked by `estimate.columns`, which the
 kernels trust.
@@ -17,7 +17,7 @@ from dlm.jit import kernel
 from dlm.units import LN_10
 
 NO_ROW = np.uint32(0xFFFFFFFF)
-# What is written for a weight of no mass at all: ARPA has no log10 of 0.
+# Written for a weight without mass: ARPA has no log10 of 0.
 LEAST_LOG10 = np.float32(-99.0)
 
 

@@ -1,4 +1,4 @@
-"""What pruning costs: text scored by the model before and after."""
+"""The loss from pruning: text scored by the model before and after."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def measure(before: ModelColumns, after: ModelColumns, blocks: Iterable[bytes]) 
     """Scores text by both models, as `dlm perplexity` does.
 
     Args
-        blocks  lines of text, each a sentence, joined by line feeds; none ends in one
+        blocks  lines of text, one sentence each, joined by line feeds; none ends in one
     Raises
         EstimationError  there is no line
     Trusts
@@ -50,7 +50,9 @@ def measure(before: ModelColumns, after: ModelColumns, blocks: Iterable[bytes]) 
             found = log10_probs(model, laid_out, first)[~first]
             totals[i] += found.sum(), found[known].sum()
     if not tokens:
-        raise EstimationError("the text to measure with is empty; give text of the model's kind")
+        raise EstimationError(
+            "the text to measure the loss on is empty; give text of the model's kind"
+        )
     with_oovs, without_oovs = (
         (perplexity(float(old), count), perplexity(float(new), count))
         for (old, new), count in zip(totals.T, (tokens, tokens - oovs), strict=True)

@@ -1,4 +1,4 @@
-"""The back-off weights of a model that has lost n-grams."""
+"""New back-off weights for a pruned model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def new_weights(
          how many contexts have no probability left for words that they do not list)
     Guarantees
         every context sums to 1 over the words without `<s>`, as far as float32 can say it;
-        a weight stays to the bit where its context lost nothing and backs off to what it did before
+        a weight stays to the bit if its context lost nothing and backs off to the same as before
     """
     weights: list[NDArray[np.float32]] = []
     without = 0

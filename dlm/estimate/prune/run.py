@@ -22,7 +22,7 @@ from dlm.estimate.prune.criterion import ln_histories, own_scores, raised_scores
 from dlm.estimate.prune.renormalise import new_weights
 from dlm.ngram.arpa import arpa_bytes
 
-# A text of at most so many bytes is met within this share, from below.
+# A limit on text bytes is met within this share, from below.
 BYTES_TOLERANCE = 0.001
 _MOST_TRIES = 24
 # The interpreter, its libraries and compiled kernels.
@@ -31,7 +31,7 @@ _PROGRAM_BYTES = 192 << 20
 
 @dataclass(frozen=True)
 class Goal:
-    """How much goes; exactly one is given.
+    """How much to prune; exactly one is given.
 
     threshold   relative growth of perplexity for which an n-gram stays, at least 0; for instance
                 1e-8, which takes a quarter of a 3-gram model of some million words
@@ -53,10 +53,10 @@ class Goal:
                 "ngrams, bytes)"
             )
         if self.threshold is not None and not 0 <= self.threshold < math.inf:
-            raise ConfigError(f"a threshold of {self.threshold} is not 0 or more")
+            raise ConfigError(f"threshold is {self.threshold}; expected 0 or more")
         for number in (self.ngrams, self.text_bytes, *(self.by_order or ())):
             if number is not None and number < 0:
-                raise ConfigError(f"{number} is less than nothing")
+                raise ConfigError(f"{number} is negative; expected 0 or more")
 
     def facts(self) -> dict[str, float | int | tuple[int | None, ...]]:
         """What is given, by name, for a model's provenance."""
@@ -65,13 +65,13 @@ class Goal:
 
 @dataclass(frozen=True)
 class PruneResult:
-    """What pruning did.
+    """The result of pruning.
 
-    model             the smaller model; its highest orders are gone if they have no n-gram left
+    model             the smaller model; highest orders without n-grams are dropped
     counts_before     by order
-    ln_divergence     sum of the scores of those pruned, in nats per word. Each is exact for its
-                      n-gram alone; of all that go together the relative entropy is another, and may
-                      be several times as much: `measure` has what a text loses
+    ln_divergence     sum of the scores of the pruned n-grams, in nats per word. Each is exact for
+                      its n-gram only; the relative entropy of all of them together differs, and may
+                      be several times as much: `measure` shows what a text loses
     without_mass      contexts with no probability left for words they do not list; nearly always 0
     """
 
@@ -82,13 +82,13 @@ class PruneResult:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """N-grams left, by order of the model before."""
+        """N-grams kept, by order of the model before."""
         gone = len(self.counts_before) - self.model.order
         return self.model.counts + (0,) * gone
 
 
 def needed_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
-    """Memory that pruning takes at most, reading included, for models with these counts."""
+    """The most memory that pruning takes, reading included, for models with these counts."""
     own = memory_bytes(counts) + (memory_bytes(history) if history else 0)
     working = sum(13 * n for n in counts[1:]) + 8 * sum(counts[:-1])
     chosen = sum((4 * k + 20) * n for k, n in enumerate(counts, 1))
@@ -96,18 +96,18 @@ def needed_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
 
 
 def least_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
-    """Memory that pruning takes at most with its arrays in files (`Storage`).
+    """The most memory that pruning takes with its arrays in files (`Storage`).
 
-    The pages of those files are the system's: it holds what it has room for, and writes out the
-    rest. Links to suffixes lead everywhere in the order below, so that it goes fast as long as 12
-    bytes an n-gram of the largest order, or so, find room.
+    The system keeps pages of those files in memory while there is room, and writes out the rest.
+    Links to suffixes lead everywhere in the order below, so pruning is fast as long as about 12
+    bytes per n-gram of the largest order fit.
     """
     words = counts[0] + (history[0] if history else 0)
     return (WORD_BYTES + 64) * words + PARSER_BYTES + SORT_BYTES + _PROGRAM_BYTES
 
 
 def file_bytes(counts: Sequence[int], history: Sequence[int] = ()) -> int:
-    """Bytes on disk that pruning takes at most with its arrays in files."""
+    """The most bytes on disk that pruning takes with its arrays in files."""
     largest = max(((4 * k + 8) * n for k, n in enumerate(counts, 1)), default=0)
     return needed_bytes(counts, history) + largest
 
@@ -124,14 +124,14 @@ def prune(
     """Drops the n-grams of order 2 and above that the model can do best without.
 
     Args
-        history        the model that says how probable histories are, if not the model itself
-        keep_suffixes  keep also the suffix of each n-gram that stays, as toolkits do whose models
-                       are automata; else only prefixes, which the format needs
+        history        the model for the probabilities of histories, if not the model itself
+        keep_suffixes  also keep the suffix of each kept n-gram, as toolkits whose models are
+                       automata do; else only prefixes, which the format needs
     Raises
-        ConfigError  fewer n-grams or bytes asked for than the words alone make
+        ConfigError  fewer n-grams or bytes requested than the words take
     Guarantees
-        words and prefixes of what stays, stay; probabilities stay to the bit, weights too where
-        nothing changed; every context sums to 1; the same n-grams whatever the number of threads
+        words, and prefixes of kept n-grams, are kept; probabilities stay to the bit, as do weights
+        where nothing changed; every context sums to 1; threads do not change the n-grams
     Paper        Stolcke 1998
     """
     tell = progress or (lambda _: None)
@@ -162,8 +162,8 @@ def _chosen(model: ModelColumns, scores: Sequence[NDArray[np.float32]], goal: Go
     assert goal.by_order is not None
     if len(goal.by_order) != model.order:
         raise ConfigError(
-            f"numbers for {len(goal.by_order)} orders, and the model has {model.order}: give one "
-            "for each from order 1 up, - where all may stay"
+            f"--ngrams has numbers for {len(goal.by_order)} orders, but the model has "
+            f"{model.order}: give one per order from 1 up, - for no limit"
         )
     prefixes = [columns.prefix for columns in model.orders[1:]]
     return [words, *target.best_of_each(scores, prefixes, goal.by_order[1:])]
@@ -173,7 +173,7 @@ def _beyond_words(model: ModelColumns, asked: int, what: str) -> int:
     left = asked - model.counts[0]
     if left < 0:
         raise ConfigError(
-            f"{asked:,} {what} are fewer than the {model.counts[0]:,} words, which always stay"
+            f"{asked:,} {what} are fewer than the {model.counts[0]:,} words, which are always kept"
         )
     return left
 
@@ -181,9 +181,9 @@ def _beyond_words(model: ModelColumns, asked: int, what: str) -> int:
 def _within_bytes(
     model: ModelColumns, scores: Sequence[NDArray[np.float32]], most: int, threads: int
 ) -> tuple[target.Keep, list[NDArray[np.float32]], int]:
-    """The largest number of n-grams, about, whose text has at most `most` bytes.
+    """About the largest number of n-grams whose text has at most `most` bytes.
 
-    New weights have digits of their own, so that a number of n-grams must be tried to know.
+    New weights have other digits, so each number of n-grams must be tried.
     """
     words = np.ones(len(model.orders[0]), np.bool_)
     total = sum(map(len, scores))
@@ -196,7 +196,7 @@ def _within_bytes(
     low, high = tried(0), tried(total)
     if low[0] > most:
         raise ConfigError(
-            f"the words alone take {low[0]:,} bytes of ARPA text, more than the {most:,} asked for"
+            f"the words take {low[0]:,} bytes of ARPA text, more than the {most:,} requested"
         )
     if high[0] <= most:
         return high[1:]
@@ -226,9 +226,9 @@ def _text_bytes(
 def _smaller(
     model: ModelColumns, keep: target.Keep, weights: Sequence[NDArray[np.float32]]
 ) -> ModelColumns:
-    """The model of what is kept; orders at the top that lost all they had are left out.
+    """The model of what is kept; top orders that lost all n-grams are left out.
 
-    But for one below which a weight is left, as a model may have where nothing backs off.
+    Except one below which a weight is left, as a model may have where nothing backs off.
     """
     order = model.order
     while (

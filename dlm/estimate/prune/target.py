@@ -1,8 +1,8 @@
-"""Which n-grams stay: those above a threshold, or as many as asked for.
+"""Which n-grams to keep: those above a threshold, or a given number.
 
-All take raised scores (`criterion.raised_scores`), and so what they keep is closed under prefixes.
-Equal scores are told apart by order, the shorter first, and then by place, so that a number asked
-for is met exactly and a second run gives the same model.
+All take raised scores (`criterion.raised_scores`), so what they keep is closed under prefixes.
+Equal scores are ordered by order, the shorter first, and then by place, so that a given number is
+met exactly and a second run gives the same model.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Budget:
     """How a limit of memory is divided.
 
     durable        spill to disk, and keep a journal; else everything stays in memory
-    sort_bytes     of a sorter; read_bytes  of runs that are read; of each at least 8 MiB
+    sort_bytes     per sorter; read_bytes  for runs being read; each at least 8 MiB
     block_rows     rows that a kernel gets or gives at once
     capacity_rows  sorted at once, if not what sort_bytes allows; for tests
     threads        1 or more
@@ -41,13 +41,12 @@ class Budget:
 
     @classmethod
     def of(cls, memory_bytes: int, counts: Sequence[int], threads: int) -> Budget:
-        """The budget of a model with these counts under a limit; `ConfigError` where too small."""
+        """The budget of a model with these counts under a limit; `ConfigError` if it is too low."""
         fixed = WORD_BYTES * counts[0]
         least = least_bytes(counts)
         if memory_bytes < least:
             raise ConfigError(
-                f"--memory of {memory_bytes:,} bytes is too little: {counts[0]:,} words need "
-                f"{least:,} at least"
+                f"--memory is {memory_bytes:,} bytes; {counts[0]:,} words need at least {least:,}"
             )
         if PARSER_BYTES + fixed + in_memory_bytes(counts) <= memory_bytes:
             return cls.in_memory(threads)
@@ -80,7 +79,7 @@ class Budget:
 
 
 def credible_counts(reader: ArpaReader) -> list[int]:
-    """The counts of the header, but no more than the bytes of the file can hold."""
+    """The counts of the header, but at most what the bytes of the file can hold."""
     counts = list(reader.counts)
     place = Path(reader.path)
     if reader.compression == "plain" and place.is_file():
@@ -95,21 +94,21 @@ def least_bytes(counts: Sequence[int]) -> int:
 
 
 def in_memory_bytes(counts: Sequence[int]) -> int:
-    """Bytes that the n-grams of a model take if nothing is spilled, about."""
+    """About how many bytes the n-grams of a model take if nothing is spilled."""
     return sum(count * (4 * (k + 2) + 8 + 44) for k, count in enumerate(counts, 1) if k > 1)
 
 
 def spill_bytes(counts: Sequence[int]) -> int:
-    """Bytes on disk that the n-grams of a model take at most while it is sharded, about.
+    """About the most bytes on disk that the n-grams of a model take while it is sharded.
 
-    While they are sorted, those of one order stand twice; later, at most 60 bytes stand for each
-    n-gram above order 2: the n-gram and its node, before and after they are put in shards. Blanks
-    are not known beforehand.
+    During sorting, those of one order are stored twice; later, each n-gram above order 2 takes at
+    most 60 bytes: the n-gram and its node, before and after they are assigned to shards. Blanks are
+    not known beforehand.
     """
     once = [count * 4 * (k + 2) for k, count in enumerate(counts, 1) if k > 1]
     return max(int(1.2 * (sum(once) + max(once, default=0))), 60 * sum(counts[2:]))
 
 
 def output_bytes(counts: Sequence[int]) -> int:
-    """Bytes of a shard set, about."""
+    """About how many bytes a shard set takes."""
     return 12 * sum(counts) + 16 * counts[0]

@@ -1,4 +1,4 @@
-"""The streaming builder: its stages in order, and the files they end in."""
+"""The streaming builder: its stages in order, and the files they produce."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def build(
     slot_load: NDArray[np.int64] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Writes the files of a shard set, all but the manifest; returns the content for that.
+    """Writes the files of a shard set except the manifest; returns the manifest's content.
 
     Args
         reader   of a model that `stages.check_header` passed, not begun
         folder   where the files are written, and the journal
-        spill    where everything else is, an empty folder or what a killed build left
-        key      `journal.build_key`, of a build that can go on; None keeps no journal
+        spill    for everything else; an empty folder, or what a killed build left
+        key      `journal.build_key`, of a build that can resume; None keeps no journal
     """
     journal = Journal(folder, key if budget.durable else None)
     work = Work(spill if budget.durable else None)
@@ -83,7 +83,7 @@ def build(
         if problem is not None:
             journal.forget(work)
     if problem is not None:
-        say(f"what an earlier build left cannot be used: {problem}; beginning anew")
+        say(f"cannot resume the earlier build: {problem}; starting over")
     if not journal.done:
         for path in [*spill.iterdir(), *folder.iterdir()]:
             if path.is_dir() and path != spill:
@@ -91,7 +91,7 @@ def build(
             elif path != spill:
                 path.unlink()
     else:
-        say(f"going on after {journal.done[-1]}, where an earlier build was stopped")
+        say(f"resuming an earlier build after {journal.done[-1]}")
     c = Context(work, budget, coding, ProgressReporter(say), spill)
     try:
         if "read" not in journal.done:
@@ -129,11 +129,11 @@ def build(
 def rebuild(
     source: stages.NgramSource, slots: NDArray[np.uint16], shards: int, coding: Coding
 ) -> Iterator[tuple[str, Columns]]:
-    """The columns of every file that a model gives with these slots, in the manifest's order.
+    """The columns of every file of a model with these slots, in the manifest's order.
 
-    Nothing is written: the columns of one file are in memory until the next are asked for.
+    Nothing is written: the columns of one file are in memory until the next are requested.
 
-    Trusts  no n-gram of `source` stands twice or lacks its prefix
+    Trusts  no n-gram of `source` is repeated or lacks its prefix
     """
     with scratch_folder(None, "dlm-rebuild") as folder:  # for sorters; stays empty
         silent = ProgressReporter(lambda line: None)
@@ -151,7 +151,7 @@ def rebuild(
 
 
 def source_of(reader: ArpaReader) -> dict[str, Any]:
-    """What the manifest says of the text of a model, once it is read."""
+    """The manifest's fields about a model's source file, known once it is read."""
     return {
         "text_bytes": reader.text_bytes,
         "text_xxh3_128": reader.text_xxh3,
@@ -160,11 +160,11 @@ def source_of(reader: ArpaReader) -> dict[str, Any]:
 
 
 def _files_problem(folder: Path, work: Work) -> str | None:
-    """Why the files that an earlier build wrote cannot be used; None: they can."""
+    """Why the files that an earlier build wrote cannot be used; None if they can."""
     for entry in work.info.get("files", []):
         path = folder / Path(entry["name"]).name
         if not path.is_file() or layout.file_checksum(path) != entry["xxh3_128"]:
-            return f"{path} is not what was written"
+            return f"{path} has changed since it was written"
     return None
 
 
@@ -254,7 +254,7 @@ def finish_words(c: Context) -> None:
 
 
 def _words_digest(c: Context) -> Any:
-    """The hash of every word, its length as eight bytes before it: how a model id begins."""
+    """Hashes every word, each after its length as eight bytes: the start of a model id."""
     begin = c.work.array("word-begin").astype(I64)
     data = c.work.columns["word-bytes"]
     digest = xxhash.xxh3_128()
@@ -378,7 +378,7 @@ def _pair_flags(
 
 
 class ShardLevels:
-    """The levels of one shard after the other."""
+    """The levels of the shards, one shard after another."""
 
     def __init__(self, c: Context, shards: int, counts: list[NDArray[np.int64]]) -> None:
         self._c = c
@@ -404,7 +404,7 @@ class ShardLevels:
         self._stack.close()
 
     def skip(self, index: int) -> None:
-        """Passes over a shard."""
+        """Skips a shard."""
         for level, takers in enumerate(self._takers):
             for i, taker in enumerate(takers):
                 for _ in taker.take(int(self._counts[level][index, i])):

@@ -1,7 +1,7 @@
-"""Files of a shard set from columns that are not in memory as a whole.
+"""Writes files of a shard set from columns that do not fit in memory.
 
-Arrow writes the file, with columns of the right length that nobody ever looks at; where it hands
-one of them on to be written, the bytes of the true column are written instead.
+Arrow writes the file with placeholder columns of the right length. Where it passes one of them on
+to be written, the bytes of the real column are written instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STEP_BYTES = 4 << 20
 
 
 class _Sink:
-    """A file that knows its checksum, and puts true columns in place of empty ones."""
+    """A file that computes its checksum, and writes real columns in place of placeholders."""
 
     def __init__(self, path: Path, columns: dict[int, Iterator[memoryview]]) -> None:
         self._file = path.open("wb", _STEP_BYTES)
@@ -76,7 +76,7 @@ def pieces(parts: Sequence[Part]) -> Iterator[memoryview]:
 def write_parts(path: Path, kind: str, columns: Columns) -> tuple[int, str]:
     """Writes one file of a shard set and syncs it: its size in bytes and its XXH3-128.
 
-    Guarantees  the bytes are those that Arrow writes for columns that are whole
+    Guarantees  the bytes are those that Arrow writes for columns in memory
     """
     if list(columns) != list(COLUMNS[kind]):
         raise ValueError(f"{kind} needs columns {list(COLUMNS[kind])}, got {list(columns)}")

@@ -1,7 +1,7 @@
-"""What a build has finished, on disk, so that one that was killed goes on from there.
+"""Records the finished stages of a build on disk, so that a killed build can resume.
 
-`journal.json` in the folder of the build says what is built from what, and names everything that
-the finished stages left, with checksums. It is replaced in one step, after what it names is synced.
+`journal.json` in the build's folder records the input and the arguments, and lists everything that
+the finished stages left, with checksums. It is replaced atomically, after what it lists is synced.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from dlm.spill.column import Column
 from dlm.spill.sorter import SortedRuns
 
 JOURNAL = "journal.json"
-VERSION = 3  # grows when a stage leaves other things than before
+VERSION = 3  # increases when a stage leaves other things than before
 _SAMPLE_BYTES = 1 << 20
 
 
 def describe_input(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """What tells an input from another: size, time, XXH3 of its ends; None of a pipe."""
+    """What identifies an input: size, time, XXH3 of its ends; None for a pipe."""
     place = Path(path)
     if is_parts_folder(place):
         place /= PARTS_INDEX  # it names the parts and their sizes
@@ -50,7 +50,7 @@ def describe_input(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def build_key(source: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same for a build to go on."""
+    """What must be the same for a build to resume."""
     return {
         "journal_version": VERSION,
         "format_version": FORMAT_VERSION,
@@ -74,7 +74,7 @@ class Journal:
         self.done: list[str] = []
 
     def save(self, stage: str, work: Work) -> None:
-        """A stage is finished; then removes what the stages to come do not need."""
+        """Records that a stage is finished; then removes what later stages do not need."""
         self.done.append(stage)
         if self._key is not None:
             content = {
@@ -90,15 +90,15 @@ class Journal:
         work.sweep()
 
     def forget(self, work: Work) -> None:
-        """As if nothing were done."""
+        """Starts from an empty journal."""
         work.columns.clear()
         work.runs.clear()
         work.info.clear()
         self.done = []
 
     def load(self, work: Work, budget: Budget) -> str | None:
-        """Takes up what a journal names; why not, if it cannot; None where there is none, or all
-        is well (`done` tells).
+        """Restores what the journal lists. Returns why it cannot; None if it can, or if there is no
+        journal (`done` tells which).
         """
         try:
             text = self._path.read_text()
@@ -107,12 +107,12 @@ class Journal:
         try:
             content = json.loads(text)
             if content["key"] != self._key:
-                return "it is of another input, other arguments or another version"
+                return "it is for another input, other arguments or another version"
             assert work.folder is not None
             # The names come from a file: nothing outside of the folder is opened.
             for name, manifest in content["columns"].items():
                 if Path(manifest["name"]).name != manifest["name"]:
-                    raise ValueError(f"{manifest['name']!r:.80} is no name")
+                    raise ValueError(f"{manifest['name']!r:.80} is not a file name")
                 work.columns[name] = Column.open(work.folder, manifest)
             for name, manifest in content["runs"].items():
                 work.runs[name] = SortedRuns.open(

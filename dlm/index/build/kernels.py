@@ -1,7 +1,7 @@
 """The kernels of the streaming builder: blocks of rows in, blocks of rows out, state in an array.
 
-A kernel that runs out of a block, or of room, returns which one, and is called again with the next:
-what it was doing stands in `at` and in the arrays that it was given for that.
+A kernel that runs out of a block, or of room, returns which one, and is called again with the next.
+Its progress is kept in `at` and in the arrays given for that.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -102,7 +102,7 @@ def join(  # type: ignore[no-untyped-def]
                        (k = 2: id of the second word), nodes below, n-grams following, slot
         out_suffixes   (n, k) as `suffixes`, one order down
         load           (4096,) int64
-        twice, missing (m, k) n-grams that stand twice; contexts that are no n-grams of the file
+        twice, missing (m, k) repeated n-grams; contexts that are not n-grams of the file
     Returns      FULL, or the number of the stream whose block is used up, or DONE
     A value is the bits of the probability without its sign, above a bit that says extended; those
     of a blank are BLANK_CODE.
@@ -290,7 +290,7 @@ def _put_suffix(at, held, out_suffixes, k):  # type: ignore[no-untyped-def]
 
 @inlined
 def _note_missing(at, entries, missing, k):  # type: ignore[no-untyped-def]
-    """Keeps the context of an entry that has none; a blank's is no fault of the file."""
+    """Records an entry's context that is missing; a blank's is not a fault of the file."""
     x = at[X]
     if np.int64(entries[x, entries.shape[1] - 1]) >> np.int64(1) == BLANK_CODE:
         return

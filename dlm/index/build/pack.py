@@ -27,7 +27,7 @@ Rows = NDArray[np.uint32]
 
 
 class BitStream:
-    """A packed column that is written from its beginning on."""
+    """A packed column that is written from front to back."""
 
     def __init__(self, column: Column) -> None:
         self.column = column
@@ -42,7 +42,7 @@ class BitStream:
         return words, begin
 
     def put(self, words: NDArray[np.uint64], bits: int) -> None:
-        """Takes words that were filled."""
+        """Appends words that were filled."""
         whole = (self._bits % 64 + bits) // 64
         self.column.append(words[:whole])
         self._last = words[whole]
@@ -56,7 +56,7 @@ class BitStream:
         self.put(words, bits)
 
     def close(self) -> Column:
-        """The column, its spare word added."""
+        """The column, with its spare word."""
         end = [self._last, 0] if self._bits % 64 else [0]
         self.column.append(np.array(end, np.uint64))
         return self.column.finish(sync=False)
@@ -139,14 +139,14 @@ def stream_offsets(
 
 
 def prob_bits_of(values: Rows) -> NDArray[np.uint32]:
-    """Bits of the probability of each value that `kernels.join` makes; 0 of a blank."""
+    """Bits of the probability of each value that `kernels.join` makes; 0 for a blank."""
     code = values >> np.uint32(1)
     code[code == BLANK_CODE] = 0
     return code
 
 
 def signed(code: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """The bits of a float32 of 0 or less without its sign, with it."""
+    """The bits of a float32 of 0 or less, with the sign that `code` leaves out."""
     return np.where(code != 0, code | np.uint32(1 << 31), np.uint32(0)).astype(np.uint32)
 
 
@@ -287,7 +287,7 @@ class LevelPacker:
         self, lists: BitStream, nodes: Rows, at: int, prob_table: NDArray[np.uint32] | None,
         flag_bits: int, value_bits: int,
     ) -> int:  # fmt: skip
-        """Packs the lists of some nodes, whose entries begin at `at`; where they end."""
+        """Packs the lists of some nodes, whose entries begin at `at`; returns where they end."""
         ends = np.cumsum(nodes[:, 4], dtype=I64)
         first = 0
         while first < len(nodes):

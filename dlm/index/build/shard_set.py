@@ -1,7 +1,7 @@
-"""From an ARPA file to the files of a shard set: the whole folder or nothing.
+"""Builds a shard set from an ARPA file: the whole folder or nothing.
 
-`builder` makes the files, in bounded memory; here is what surrounds it: the folder and its lock,
-the limit of memory, room on the disk, repair, and the manifest, which is written last.
+`builder` makes the files in bounded memory. This module handles the folder and its lock, the memory
+limit, disk space, repair, and the manifest, which is written last.
 
 Paper: DLM Algorithms 2 and 3.
 """
@@ -90,24 +90,24 @@ def build_shard_set(
         output     folder to make; it must not exist, or be empty
         shards     how many, 1 to 4,096
         encoding   "exact", or "compact": smaller, and its values quantised
-        bits       of a quantised value, or 32 to keep values as they are; of the compact encoding
-                   only; see `coding.coding_of`
+        bits       per quantised value, or 32 to keep values as they are; compact only; see
+                   `coding.coding_of`
         slot_load  queries recorded for each slot, to balance those instead of the bytes stored
-        repair     add prefixes that are missing (`ngrams.with_prefixes`); the model is first
-                   rewritten with them, for which it is taken into memory as a whole
-        memory_bytes  limit; None takes half of what is available, but no less than is needed. What
-                   the interpreter takes is not counted, some 300 MB
-        spill      folder for what does not fit in it; None: beside the output
+        repair     add missing prefixes (`ngrams.with_prefixes`); the model is first rewritten with
+                   them, which needs it in memory as a whole
+        memory_bytes  limit; None takes half of the available memory, or what is needed if that is
+                   more. Some 300 MB for the interpreter are not counted
+        spill      folder for data that exceeds the limit; None: beside the output
         threads    1 or more
         progress   called with a line for each stage, and every few seconds
     Returns        the manifest
     Raises
         ArpaError, ConfigError, OSError
     Guarantees
-        The folder appears whole or not at all: it is written beside, synced, and renamed.
+        The folder appears whole or not at all: it is written next to `output`, synced and renamed.
         The same model and arguments give the same bytes, whatever the memory.
-        A build of a file that spills, if it is killed or interrupted, goes on from its last
-        finished stage when it is begun again with the same arguments.
+        If a build from a file spills and is killed or interrupted, running it again with the same
+        arguments resumes from its last finished stage.
     Cost
         memory: a limit that spares the words, 300 bytes each; with `repair`, before that, some
         400 bytes per n-gram
@@ -116,9 +116,9 @@ def build_shard_set(
     coding = coding_of(encoding, bits)
     say = progress or (lambda line: None)
     if threads < 1:
-        raise ConfigError(f"--threads {threads}: give 1 or more")
+        raise ConfigError(f"--threads is {threads}; expected 1 or more")
     if slot_load is not None and len(slot_load) != SLOTS:
-        raise ConfigError(f"a load of {len(slot_load)} slots was given, {SLOTS} expected")
+        raise ConfigError(f"slot_load has {len(slot_load)} slots; expected {SLOTS}")
     destination = Path(output)
     check_destination(destination)
     with _building(destination, spill) as place, _explained(place), ExitStack() as stack:
@@ -159,7 +159,7 @@ def _streamed(
     """Writes the files of a set in bounded memory; returns the content of its manifest.
 
     Args
-        original  what `_repair` says of the source of `arpa`, where that is a repaired model
+        original  the source that `_repair` returned, if `arpa` is a repaired model
     """
     with ArpaReader(arpa) as reader:
         if original is None:  # else `_repair` did
@@ -169,7 +169,7 @@ def _streamed(
             memory_bytes = max(available_bytes() // 2, least_bytes(counts))
         budget = Budget.of(memory_bytes, counts, threads)
         key = None
-        # A repaired model is written anew each time: there is nothing to go on with.
+        # A repaired model is rewritten each time, so there is nothing to resume from.
         source = describe_input(arpa) if budget.durable and original is None else None
         if source is not None:
             load = None if slot_load is None else xxhash.xxh3_128_hexdigest(slot_load.tobytes())
@@ -186,8 +186,8 @@ def _streamed(
         _check_room(place, counts, budget)
         if budget.durable:
             say(
-                f"{sum(counts):,} n-grams are more than {memory_bytes:,} bytes of memory hold; "
-                f"spilling to {place.spill}"
+                f"{sum(counts):,} n-grams do not fit in {memory_bytes:,} bytes of memory; spilling "
+                f"to {place.spill}"
             )
         found = build(
             reader,
@@ -209,7 +209,7 @@ def _streamed(
 
 
 def _repair(arpa: str | os.PathLike[str], path: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Writes the model in `arpa` to `path` with the prefixes that it lacks; what its source is.
+    """Writes the model in `arpa` to `path` with the prefixes that it lacks; returns its source.
 
     Raises  ArpaError, which names places in `arpa`: nothing is left for the builder to refuse
     """
@@ -225,7 +225,7 @@ def _repair(arpa: str | os.PathLike[str], path: Path, say: Callable[[str], None]
 
 
 def _check_room(place: _Place, counts: Sequence[int], budget: Budget) -> None:
-    """Raises `ConfigError` where a disk has too little room for what is still to be written."""
+    """Raises `ConfigError` if a disk has too little space for what is still to be written."""
     held = place.held_bytes()
     output = output_bytes(counts)
     spilled = spill_bytes(counts) if budget.durable else 0
@@ -280,7 +280,7 @@ class _Place:
         self.folder.mkdir(exist_ok=True)
 
     def clear_all_but_set(self) -> None:
-        """Removes what is no part of a finished set."""
+        """Removes what is not part of a finished set."""
         shutil.rmtree(self.spill, ignore_errors=True)
         (self.folder / JOURNAL).unlink(missing_ok=True)
         self.keeps = False
@@ -301,7 +301,7 @@ def _building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterat
     """Folders to write in, the set's beside `destination`, locked against a second builder.
 
     The lock tells a killed build from a running one. An error removes everything; a signal leaves
-    what a later build can go on with.
+    what a later build can resume from.
     """
     whole = destination.absolute()
     whole.parent.mkdir(parents=True, exist_ok=True)
@@ -331,11 +331,11 @@ def _building(destination: Path, spill: str | os.PathLike[str] | None) -> Iterat
 
 @contextmanager
 def _explained(place: _Place) -> Iterator[None]:
-    """Says of a full disk where it is."""
+    """Adds to the error of a full disk where it is."""
     try:
         yield
     except OSError as exc:
-        if exc.errno not in NO_ROOM or "Free room" in str(exc):
+        if exc.errno not in NO_ROOM or "Free space" in str(exc):
             raise
         what = "" if exc.filename is None else f" for {exc.filename}"
         free = [
@@ -345,8 +345,8 @@ def _explained(place: _Place) -> Iterator[None]:
         ]
         raise OSError(
             exc.errno,
-            f"{exc.strerror}{what}: the build is given up and removed; free were "
-            f"{' and '.join(free)}. Free room, or give another place with --output or --tmp",
+            f"{exc.strerror}{what}: the build was stopped and removed; free bytes were "
+            f"{' and '.join(free)}. Free space, or name another disk with --output or --tmp",
         ) from exc
 
 

@@ -1,4 +1,4 @@
-"""The stages of a streaming build, each from what the ones before left in a `Work`.
+"""The stages of a streaming build, each using what earlier ones left in a `Work`.
 
 `read` sorts the n-grams of each order; `join_order` closes an order and finds its nodes, from the
 highest down; `route_level` gives each node and n-gram its shard. Names in the work: `suffix-K` and
@@ -44,7 +44,7 @@ F32 = np.float32
 NODE_BYTES = 6
 GRAM_BYTES = 6
 MOST_NGRAMS = (1 << 32) - 1  # of one order: places have 32 bits
-FAULTS_KEPT = 1 << 16  # contexts that are missing, and n-grams that stand twice, of an order
+FAULTS_KEPT = 1 << 16  # missing contexts, and repeated n-grams, of an order
 
 Rows = NDArray[np.uint32]
 
@@ -92,12 +92,12 @@ def check_header(reader: ArpaReader) -> None:
     """Raises `ArpaError` for a model that no shard set can hold."""
     if reader.order > MAX_ORDER:
         raise ArpaError(
-            f"the model has order {reader.order}, {MAX_ORDER} is the largest that shards hold",
+            f"the model has order {reader.order}; shards hold at most order {MAX_ORDER}",
             path=reader.path,
         )
     for k, count in enumerate(reader.counts, 1):
         if k > 1 and count > MOST_NGRAMS:
-            raise ArpaError(f"{count} n-grams; an order holds {MOST_NGRAMS} at most", order=k)
+            raise ArpaError(f"{count} n-grams; an order holds at most {MOST_NGRAMS}", order=k)
 
 
 class NgramSource(Protocol):
@@ -113,7 +113,7 @@ class NgramSource(Protocol):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words, once the 1-grams were read."""
+        """The words, once the 1-grams are read."""
 
     def batches(self) -> Iterable[NgramBatch]:
         """The n-grams, order by order from 1."""
@@ -138,7 +138,7 @@ def read(source: NgramSource, expected: Sequence[int], c: Context) -> None:
         at = 1
 
         def settle(until: int) -> Sorter | None:
-            """Ends the orders before `until`; the sorter of that one."""
+            """Finishes the orders below `until`; returns the sorter of that one."""
             nonlocal at, sorter
             while at < until:
                 if at == 1:
@@ -404,7 +404,7 @@ def _ids_of_rows(c: Context, rows: Rows) -> Rows:
 
 
 def _listed(c: Context, k: int, stack: ExitStack) -> Iterator[Rows]:
-    """Order k in list order; its columns are kept on the way."""
+    """Order k in list order; its columns are kept along the way."""
     column = c.work.column(f"entries-{k}", U32, 3 if k == 3 else 2)
     blocks = stack.enter_context(closing(c.work.runs[f"list-{k}"].blocks(c.budget.block_rows)))
     for rows in blocks:
@@ -457,7 +457,9 @@ def raise_faults(c: Context, path: str) -> None:
                         "its last bit"
                     )
                 else:
-                    message = f"the {order}-gram {_spell(words, ids)} stands twice ({count} such)"
+                    message = (
+                        f"the {order}-gram {_spell(words, ids)} is listed twice ({count} such)"
+                    )
                     advice = "Remove one of the two lines"
                 raise reader.error_at(message, order=order, row=batch.first_row + i, advice=advice)
     raise ArpaError(_fault_message(order, kind, count), path=path, order=order)
@@ -469,7 +471,7 @@ def _spell(words: list[bytes], ids: list[int]) -> str:
 
 def _fault_message(order: int, kind: str, count: int) -> str:
     what = f"have a prefix that is not among the {order - 1}-grams"
-    return f"{count} {order}-grams " + (what if kind == "missing" else "stand twice")
+    return f"{count} {order}-grams " + (what if kind == "missing" else "are listed twice")
 
 
 def route(c: Context, slots: NDArray[np.uint16], shards: int, journal: Journal) -> None:
@@ -481,7 +483,7 @@ def route(c: Context, slots: NDArray[np.uint16], shards: int, journal: Journal) 
         work.drop(f"entries-{k + 1}")
 
     if not c.budget.durable:
-        # Levels need nothing of each other, and nothing is given up early to save room on a disk.
+        # Levels are independent, and nothing is dropped early to save space on disk.
         with ThreadPoolExecutor(c.budget.threads) as pool:
             for coming in [
                 pool.submit(route_level, c, k, owners, shards) for k in range(2, c.order)

@@ -1,4 +1,4 @@
-"""The values of a model without holding them: how often each occurs, and which there are."""
+"""Statistics of a model's values without storing them: how often each occurs, and which occur."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Bits = NDArray[np.uint32]
 
 
 class ValueHistogram:
-    """How often each float32 occurs. Memory: 12 bytes a distinct value, several times."""
+    """How often each float32 occurs. Memory: 12 bytes per distinct value, several times."""
 
     def __init__(self) -> None:
         self.values = np.zeros(0, np.float32)
@@ -43,16 +43,13 @@ class ValueHistogram:
 
 
 class Quantiser:
-    """What each value is replaced by: `coding.quantise` from a histogram.
-
-    Guarantees  the same values as `coding.quantise` of all that was counted
-    """
+    """The replacement of each value: `coding.quantise` from a histogram."""
 
     def __init__(self, values: NDArray[np.float32], counts: NDArray[np.int64], bits: int) -> None:
         own = ~((values == 0) | ~np.isfinite(values))
         distinct = values[own]
         room = (1 << bits) - int((~own).sum())
-        # A code stands for values that lie together: where each code's begin is enough.
+        # A code stands for adjacent values: knowing where each code's begin is enough.
         self._begin = np.zeros(0, np.float32)
         self._book = np.zeros(0, np.float32)
         if len(distinct) > room:
@@ -84,7 +81,7 @@ class DistinctValues:
         self._too_many = most == 0
 
     def add(self, bits: Bits) -> None:
-        """Takes note of values."""
+        """Records values."""
         self._count += len(bits)
         if self._too_many or not len(bits):
             return

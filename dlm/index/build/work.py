@@ -32,7 +32,7 @@ class Work:
         return self.columns[name]
 
     def file(self, name: str) -> Path | None:
-        """Where a column goes that is no part of what the build has made yet; None: in memory."""
+        """The file for a column that is not yet part of the build; None: in memory."""
         return None if self.folder is None else self.folder / name
 
     def keep(self, name: str, array: Array) -> None:
@@ -47,7 +47,7 @@ class Work:
         return column.read(0, len(column))
 
     def drop(self, name: str) -> None:
-        """Forgets a column or runs; its files go with the next `sweep`."""
+        """Forgets a column or runs; the next `sweep` removes their files."""
         for old in (self.columns.pop(name, None), self.runs.pop(name, None)):
             if old is not None:
                 self._old.append(old)
@@ -61,13 +61,13 @@ class Work:
         self._old = []
 
     def close_runs(self) -> None:
-        """Ends reading of the runs; their files stay."""
+        """Stops reading the runs; their files stay."""
         for runs in self.runs.values():
             runs.close()
 
 
 class BlockStream:
-    """Blocks of rows, one at hand: what a kernel takes as a stream."""
+    """Blocks of rows, one at a time: what a kernel takes as a stream."""
 
     def __init__(self, blocks: Iterator[NDArray[np.uint32]], width: int) -> None:
         self._blocks = blocks

@@ -1,7 +1,7 @@
 """From shards back to n-grams: what `build` wrote, as sorted arrays or as an ARPA file.
 
 The inverse of `build`: an n-gram of three words or more comes from the shard of the last two words
-of its context, its back-off weight from the node of the n-gram itself, which may lie in another.
+of its context, its back-off weight from the node of the n-gram itself, which may be in another.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ I64 = np.int64
 F32 = np.float32
 U32 = np.uint32
 
-# What is told of a fault: the rule it breaks, the file, and how.
+# Reports a fault: the rule it breaks, the file, and how.
 FaultCallback = Callable[[str, str, str], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """Everything that a shard set holds, by n-gram.
+    """The contents of a shard set, by n-gram.
 
     Shapes
-        extended  by order: (n,) bool  what is said of each row of `model.tables[order - 1]`
+        extended  by order: (n,) bool  the flag of each row of `model.tables[order - 1]`
         stored    (2-grams,) bool
         nodes  by context length from 2: (m,) int64  ranks of the contexts that are nodes, ascending
     """
@@ -65,7 +65,7 @@ def decode(directory: str | os.PathLike[str], *, verify: bool = True) -> Decoded
     """The n-grams of the shard set in `directory`.
 
     Raises
-        ShardFormatError  the set is damaged, or its files do not fit each other
+        ShardFormatError  the set is damaged, or its files contradict each other
     Guarantees
         the values are those of the ARPA file that was sharded, bit for bit
     Cost
@@ -109,11 +109,11 @@ def export_arpa(
 
 
 def decode_tables(opened: ShardSet, fault: FaultCallback | None = None) -> Tables:
-    """Every n-gram and blank, what is said of each, and the contexts that are nodes.
+    """Every n-gram and blank, the flags of each, and the contexts that are nodes.
 
     Args
-        fault  called where the files do not fit each other; what cannot be placed is then left out.
-               Without it the first fault raises
+        fault  called where the files contradict each other; what cannot be placed is left out.
+               Without it, the first fault raises
     Raises
         ShardFormatError  without `fault`
     """
@@ -129,7 +129,7 @@ def decode_tables(opened: ShardSet, fault: FaultCallback | None = None) -> Table
     for k in range(3, opened.manifest.order + 1):
         found = [tree.level(k - 3, model, tell) for tree in trees]
         nodes.append(np.sort(np.concatenate([f.node_rank[f.node_rank >= 0] for f in found])))
-        if k > 3:  # weights of contexts of two words stand with their pairs
+        if k > 3:  # weights of contexts of two words are stored with their pairs
             for level in found:
                 placed = level.node_rank >= 0
                 model.tables[k - 2].log10_backoff[level.node_rank[placed]] = level.backoff[placed]
@@ -174,7 +174,7 @@ def _pairs(opened: ShardSet, low: LowPlain) -> OrderTable:
 class _Level:
     """One level of one shard: its nodes, and the n-grams that follow them.
 
-    `node_rank` is -1 for a context that the model has not; `file` is for messages.
+    `node_rank` is -1 for a context that the model lacks; `file` is for messages.
     """
 
     file: str
@@ -221,8 +221,8 @@ class _Tree:
                 tell(
                     "node",
                     self.file,
-                    f"the context {spell(model.vocabulary, self.rows[lost[0]])} is a node but no "
-                    f"{depth + 2}-gram or blank ({len(lost)} such)",
+                    f"the context {spell(model.vocabulary, self.rows[lost[0]])} is a node but "
+                    f"neither a {depth + 2}-gram nor a blank ({len(lost)} such)",
                 )
         sizes = np.diff(a.begin)
         word = self.words[np.repeat(parent_begin, sizes) + a.rank]
@@ -253,7 +253,7 @@ def _joined(
         tell(
             "twice",
             file,
-            f"n-gram or blank of {contexts.shape[1] + 1} words stands twice ({len(again)} such)",
+            f"n-gram or blank of {contexts.shape[1] + 1} words is stored twice ({len(again)} such)",
         )
         place = np.delete(place, again)
     prefix, word = prefix[place], word[place]

@@ -1,9 +1,9 @@
-"""Whether a shard set keeps every rule of shards/FORMAT.md, and whether it holds a given model.
+"""Checks that a shard set follows every rule of shards/FORMAT.md, and holds a given model.
 
 Opening a set checks what a kernel relies on; this checks that the answers can be right. Each file
-is read whole and decoded to n-grams; the rules are checked on those, and last the columns are
-compared with what the builder makes of the same n-grams. The rules share nothing with the builder,
-and neither does the comparison with an ARPA file: a fault of the builder shows there.
+is read whole and decoded into n-grams. The rules are checked on those; last, the columns are
+compared with what the builder makes of the same n-grams. The rules share no code with the builder,
+and neither does the comparison with an ARPA file, so they reveal the builder's faults.
 
 One file past 500 lines: the rules are read side by side.
 """
@@ -58,7 +58,7 @@ class VerifyReport:
 
     manifest    None where it cannot be read
     violations  the first of each rule and file
-    warnings    what is odd but breaks no rule
+    warnings    oddities that break no rule
     complete    False where a violation kept some rules from being checked
     """
 
@@ -95,7 +95,7 @@ def verify(
         ArpaError  the file given as `arpa` is malformed
         OSError    a file that is there cannot be read
     Cost
-        memory: some 100 bytes an n-gram
+        memory: some 100 bytes per n-gram
     """
     say = progress or (lambda line: None)
     report = VerifyReport(Path(directory))
@@ -128,15 +128,15 @@ def verify_files(
     *,
     progress: Callable[[str], None] | None = None,
 ) -> VerifyReport:
-    """Checks the files that a server of some shards reads, where the others need not be there.
+    """Checks the files that a server of some shards reads; the others may be absent.
 
     Each byte against the manifest's checksums, the manifest itself, and what a kernel relies on.
     The rules between n-grams need all shards: `verify`.
 
-    Returns       a report, whose `complete` says that each of these files was checked
+    Returns       a report; `complete` says whether each of these files was checked
     Raises
-        ConfigError  the set has no shard of that number
-        OSError      a file that is there cannot be read
+        ConfigError  the set has no shard with that number
+        OSError      an existing file cannot be read
     """
     report = VerifyReport(Path(directory))
     try:
@@ -147,7 +147,8 @@ def verify_files(
     for shard in sorted(shards):
         if not 0 <= shard < report.manifest.shards:
             raise ConfigError(
-                f"{report.directory} has shards 0 to {report.manifest.shards - 1}, and no {shard}"
+                f"{report.directory} has no shard {shard}; its shards are 0 to "
+                f"{report.manifest.shards - 1}"
             )
     _note_other_files(report, report.manifest)
     if progress is not None:
@@ -161,16 +162,16 @@ def _note_other_files(report: VerifyReport, manifest: Manifest) -> None:
     ours = {layout.MANIFEST, *(entry.name for entry in manifest.files)}
     for path in sorted(report.directory.iterdir()):
         if path.name not in ours:
-            report.warnings.append(f"{path} is no file of this shard set; dlm does not read it")
+            report.warnings.append(f"{path} is not a file of this shard set; dlm does not read it")
 
 
 def _open(
     report: VerifyReport, manifest: Manifest, only: Collection[int] | None = None
 ) -> ShardSet | None:
-    """The files, or None where one cannot be used; the others are looked at all the same.
+    """The files, or None if one cannot be used; the others are still checked.
 
     Args
-        only  shards that are looked at, and not all
+        only  shards to check; None checks all
     """
     directory = report.directory
     vocabulary = low = None
@@ -305,7 +306,9 @@ class _Rules:
         for k, table in enumerate(self.model.tables, 1):
             prob, backoff = table.log10_prob, table.log10_backoff
             self.bad("probability", k, ~(prob <= 0), "has a probability above 1 or none")
-            self.bad("backoff", k, ~np.isfinite(backoff), "has a back-off weight that is no number")
+            self.bad(
+                "backoff", k, ~np.isfinite(backoff), "has a back-off weight that is not a number"
+            )
             negative = _negative_zero(prob) | _negative_zero(backoff)
             self.bad("negative-zero", k, negative, "has a value of -0.0; zero is written 0.0")
             if k == self.order:
@@ -324,10 +327,10 @@ class _Rules:
                 self.bad("blank-word", k, wrong, "is a blank, or should be one")
             elif not unk:
                 holds = (table.rows == UNK_ID).any(axis=1)
-                self.bad("blank-word", k, holds, "holds the unknown word, which the model has not")
+                self.bad("blank-word", k, holds, "contains the unknown word, which the model lacks")
             if k > 1:
                 shorter = self.model.tables[k - 2].blank[table.prefix]
-                self.bad("prefix", k, shorter & ~table.blank, "has a blank for its prefix")
+                self.bad("prefix", k, shorter & ~table.blank, "has a blank as its prefix")
 
     def model_id(self) -> None:
         found = self.model.model_id()
@@ -355,7 +358,12 @@ class _Rules:
             needed = np.zeros(len(table), np.bool_)
             if k < self.order:
                 needed[self.suffix_ranks(k + 1)] = True
-            self.bad("blank-useless", k, table.blank & ~needed, "is a blank that closes nothing")
+            self.bad(
+                "blank-useless",
+                k,
+                table.blank & ~needed,
+                "is a blank but not the suffix of any n-gram or blank",
+            )
 
     def nodes(self) -> None:
         """A node has n-grams, a weight or a child. (One that is needed cannot be missing: what
@@ -371,8 +379,8 @@ class _Rules:
                 self.report.add(
                     "node-useless",
                     layout.file_name("shard", shard),
-                    f"the context {spell(self.opened.vocabulary, row)} is a node to which nothing "
-                    f"belongs ({len(at)} such)",
+                    f"the context {spell(self.opened.vocabulary, row)} is a node without n-grams, "
+                    f"weight or children ({len(at)} such)",
                 )
 
     def needed_nodes(self) -> list[Mask]:
@@ -400,7 +408,7 @@ class _Rules:
         self.bad("stored", 2, root & ~said, "says that nothing is stored under it; something is")
 
     def extended(self) -> None:
-        """What is said of each n-gram, that it matters to the right, follows from all of them.
+        """The flag `extended`, that an n-gram matters to the right, follows from all of them.
 
         It does if it is the beginning of a longer one, blanks included, or has a back-off weight;
         KenLM's states keep just these (Heafield 2011, section 4.1, "minimising states").
@@ -412,8 +420,12 @@ class _Rules:
                 wanted[self.model.tables[k].prefix] = True
                 if k == 1 and not self.manifest.unk_in_model:
                     wanted[UNK_ID] = True  # as KenLM does; see ngram.backoff.DictModel
-            self.bad("extended", k, said & ~wanted, "is said to matter to the right; it does not")
-            self.bad("extended", k, wanted & ~said, "is said not to matter to the right; it does")
+            self.bad(
+                "extended", k, said & ~wanted, "is marked as mattering to the right, but does not"
+            )
+            self.bad(
+                "extended", k, wanted & ~said, "is marked as not mattering to the right, but does"
+            )
         if self.order > 1:  # a pair that does not matter has the state of its second word
             matters, words = self.tables.extended[1], self.model.tables[1].rows[:, 1]
             length = np.where(matters, 2, self.tables.extended[0][words])
@@ -475,7 +487,7 @@ def _compare_with_rebuilt(report: VerifyReport, opened: ShardSet, model: NgramTa
                 said = f"{found[name].dtype}; {np.dtype(dtype)} is enough"
                 report.add("width", file, f"column {name} is {said}")
             elif not _is_made_of(found[name], pieces(parts)):
-                report.add("columns", file, f"column {name} is not what its n-grams give")
+                report.add("columns", file, f"column {name} does not match its n-grams")
 
 
 def _is_made_of(column: NDArray[Any], parts: Iterator[memoryview]) -> bool:

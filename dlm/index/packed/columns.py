@@ -49,8 +49,8 @@ class Offsets:
     """A sequence that never falls, in blocks of 16: a base and 15 distances from it.
 
     A block is the base, in `base_bits`, above one bit that is 0, then the distances of the other 15
-    from it, in `delta_bits` each. Where a distance needs more, the bit is 1, and in place of the
-    base stands the number of the block among those of `exceptions`, where 16 offsets stand whole.
+    from it, in `delta_bits` each. If a distance needs more, the bit is 1, and in place of
+    the base is the block's number in `exceptions`, which stores its 16 offsets in full.
     """
 
     words: Words

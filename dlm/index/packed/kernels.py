@@ -4,8 +4,8 @@ A packed column is an array of uint64; bit i is bit i % 64 of word i // 64, the 
 packed column ends with a spare word, so that eight bytes can be read from where any field begins.
 A field has at most 57 bits: with a shift of up to seven it still lies in one eight-byte load.
 
-One file past 500 lines: writing, reading and checking a list follow one layout, and are held side
-by side so that none changes alone.
+One file past 500 lines: writing, reading and checking a list follow one layout, and are kept side
+by side so that they change together.
 """
 
 # mypy: disable-error-code="assignment,misc"
@@ -152,8 +152,8 @@ def get_all(address, first_bit, stride, width, out):  # type: ignore[no-untyped-
 def offset_at(address, base_bits, delta_bits, exceptions, i):  # type: ignore[no-untyped-def]
     """Offset i of packed offsets; see `packed.offsets`.
 
-    Where a block stands whole elsewhere is hard to predict, so both ways are one load, of a place
-    that is chosen.
+    Whether a block is stored in full elsewhere is hard to predict, so both cases are one load, from
+    an address that is selected.
     """
     j = i & np.int64(OFFSET_BLOCK - 1)
     at = (i >> np.int64(4)) * (base_bits + np.int64(1) + np.int64(OFFSET_BLOCK - 1) * delta_bits)
@@ -270,9 +270,9 @@ def find_few(bit, width, count, target):  # type: ignore[no-untyped-def]
 def put_list(words, at, key_bits, value_bits, low_bits, keys, low, high, first, n):  # type: ignore[no-untyped-def]
     """Writes a list of n keys and their values, low | high << low_bits, from `first` on.
 
-    A list of more than DIRECT keys begins with a directory: of each bucket, by the leading bits of
-    a key, the entries before it. Then bucket after bucket: what is left of its keys, then their
-    values, so that one search reads neighbouring cache lines. A short list is one bucket.
+    A list of more than DIRECT keys begins with a directory: for each bucket, chosen by the leading
+    bits of a key, the number of entries before it. Then follows each bucket: the rest of its keys,
+    then their values, so that one search reads adjacent cache lines. A short list is one bucket.
     """
     leading = directory_bits(n)
     rest = key_bits - leading
@@ -493,7 +493,7 @@ def check_values(address, count, shift, stride, width, limit, is_prob):  # type:
 def check_list(  # type: ignore[no-untyped-def]
     at, n, key_bits, key_limit, value_bits, flag_bits, prob_bits, prob_limit, backoff_limit
 ):
-    """0 where the list of n keys at bit `at` keeps the rules; else the number of one it breaks."""
+    """0 if the list of n keys at bit `at` follows the rules; else the number of a broken one."""
     leading = directory_bits(n)
     rest = key_bits - leading
     size = bit_length(n)
@@ -680,7 +680,7 @@ def mix(state, number, multiplier):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:, :], uint32[:], uint32[:]")
 def hash_ngrams(rows, prob, backoff):  # type: ignore[no-untyped-def]
-    """Two sums modulo 2**64 of hashes of the n-grams: the same in whatever order they stand.
+    """Two sums modulo 2**64 of hashes of the n-grams: the same in whatever order they come.
 
     Shapes
         rows (n, k) uint32;  prob, backoff (n,) uint32, the bits of the values

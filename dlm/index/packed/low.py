@@ -64,15 +64,15 @@ def key_bits_of(words: int) -> int:
 
 
 def multiplier_of(key_bits: int) -> int:
-    """What ids are multiplied with to make keys: 2**key_bits over the golden ratio, made odd."""
+    """The factor that turns ids into keys: 2**key_bits over the golden ratio, made odd."""
     return (0x9E3779B97F4A7C15 >> (64 - key_bits)) | 1
 
 
 def keys_of(ids: NDArray[Any], key_bits: int) -> NDArray[np.uint32]:
     """Keys of word ids.
 
-    Multiplying by an odd number permutes the numbers below 2**key_bits, and this one spreads ids
-    that lie together evenly (Knuth, vol. 3, 6.4): frequent words have neighbouring ids, and would
+    Multiplying by an odd number permutes the numbers below 2**key_bits, and this one spreads
+    neighbouring ids evenly (Knuth, vol. 3, 6.4): frequent words have neighbouring ids, and would
     otherwise crowd the first buckets of every list.
     """
     product = np.asarray(ids).astype(np.uint64) * np.uint64(multiplier_of(key_bits))
@@ -100,7 +100,7 @@ def word_lists(a: Arrays, s: dict[str, int]) -> tuple[NDArray[np.int64], NDArray
 
 
 def sizes_after(a: Arrays, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Entries of the list of the second word of each of `pairs`, numbers of 2-grams that rise.
+    """Entries of the list of the second word of each of `pairs`, rising numbers of 2-grams.
 
     Trusts  `a` passed `check.check_low`; the pairs are there
     """

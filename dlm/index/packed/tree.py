@@ -52,8 +52,8 @@ class LevelPlain:
     """The contexts of k words that are nodes, and the n-grams that follow them, in plain arrays.
 
     Shapes, D nodes and G n-grams, blanks included
-        key            (D,)      uint32  of a root its pair's number, else its oldest word's key
-        log10_backoff  (D,)      float32 unused for roots, whose weight stands with the pair
+        key            (D,)      uint32  a root's pair number; else its oldest word's key
+        log10_backoff  (D,)      float32 unused for roots, whose weight is with the pair
         child          (D + 1,)  int64   children of each node, counted in the next level
         begin          (D + 1,)  int64   n-grams that follow each node
         parent_size    (D,)      int64   entries of the list of the context without its oldest word

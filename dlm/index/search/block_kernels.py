@@ -1,7 +1,7 @@
 """All that follows a context: the words of its list, and any word's answer from these and the low
 orders.
 
-Plain searches, one after the other: a block is read once where its words are asked many times.
+Plain searches, one after another: a block is read once, its words are queried many times.
 """
 
 # mypy: disable-error-code="assignment"

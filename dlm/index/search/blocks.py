@@ -1,7 +1,7 @@
-"""All that is stored after a context, so that whoever has the low orders can answer any word.
+"""All that is stored after a context, with which any client of the low orders can score any word.
 
-A *block* holds the words after the last two words of a context, which lie in one shard: their
-answers after the whole context, and the weights that every other word is scored with.
+A *block* holds the words after the last two words of a context, all from one shard: their answers
+after the whole context, and the weights for scoring every other word.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ContextBlock:
         log10_backoffs  (max(L - 2, 0),) float32
         words           (n,) uint32  rising
         answers         to these
-        source          FULL; PARTIAL where no shard told: the model reduced to order 2 answers
+        source          FULL; PARTIAL if no shard answered: the model reduced to order 2 does
     """
 
     low: LowOrders
@@ -66,7 +66,7 @@ class ContextBlock:
     def low_only(
         cls, low: LowOrders, context: NDArray[np.uint32], source: int = FULL
     ) -> ContextBlock:
-        """Of a context after which nothing is stored, or (PARTIAL) nothing is known to be."""
+        """For a context after which nothing is stored, or (PARTIAL) nothing known to be."""
         known = context[-1:] if source == PARTIAL else context
         more = np.zeros(max(len(known) - 2, 0), np.float32)
         none = np.zeros(0, np.uint32)
@@ -115,5 +115,5 @@ class ContextBlock:
 
     @property
     def _reach(self) -> int:
-        """The state length where what matters to the right is not known without the shard."""
+        """The state length if the shard, which knows what matters to the right, did not answer."""
         return min(len(self.context) + 1, self.low.manifest.order - 1)

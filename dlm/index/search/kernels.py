@@ -35,8 +35,8 @@ from dlm.jit import inlined, kernel
 
 CONTEXTS = 32  # of a block
 WORDS = 64
-# Columns of the tables that hold the state of a block. One row is one cache line: the same columns
-# as arrays of their own took twice the time, since their lines evict each other.
+# Columns of the tables that hold the state of a block. One row is one cache line: separate arrays
+# took twice the time, since their lines evict each other.
 L_BIT, L_SIZE, L_STEP, L_KEYS, L_REST = range(5)  # a list: its first bit and what `open_list` says
 W_DEEPEST, W_LOW, W_HIGH, W_PAIR = range(4)  # the walk down a context
 Q_AT, Q_RANK, Q_KEY, Q_LOW, Q_SIZE, Q_ROW, Q_MATCHED, Q_FOUND = range(8)  # a word asked

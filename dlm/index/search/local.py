@@ -1,7 +1,7 @@
 """A whole shard set in one process: the path of a query without a network.
 
-The low orders answer what they can; the rest goes to the shard that owns the context's last two
-words, as a client would send it. Tests, benchmarks and one-machine uses stand on this.
+The low orders answer what they can; other queries go to the shard that owns the context's last two
+words, as a client would send them. Tests, benchmarks and uses on one machine build on this.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dlm.ngram.wordtable import WordTable
 
 @dataclass(frozen=True, eq=False)
 class LocalModel(ShardSet):
-    """All shards of a set, mapped here; `LocalModel.open` is the way to make one."""
+    """All shards of a set, mapped in this process; make one with `LocalModel.open`."""
 
     @property
     def order(self) -> int:
@@ -38,7 +38,7 @@ class LocalModel(ShardSet):
         lengths: NDArray[np.uint8],
         words: NDArray[np.uint32],
     ) -> Answers:
-        """What each word scores after its context.
+        """Scores each word after its context.
 
         Shapes
             contexts  (Q, N - 1)  uint32  word ids, the most recent in the last column; columns
@@ -73,10 +73,10 @@ class LocalModel(ShardSet):
         return answers
 
     def score_groups(self, groups: QueryGroups) -> Answers:
-        """What each word scores after the context of its group; contexts are walked once.
+        """Scores each word after the context of its group; each context is walked once.
 
         Raises
-            QueryError  arrays that do not fit each other, a length or an id out of range
+            QueryError  arrays that do not match, a length or an id out of range
         Guarantees
             equals ngram.backoff.score bit for bit
         """
@@ -113,10 +113,10 @@ class LocalModel(ShardSet):
     def score_text(
         self, text: str | bytes, *, bos: bool = True, eos: bool = True
     ) -> NDArray[np.float64]:
-        """What each line of `text` scores, as KenLM's `Model.score` does for one.
+        """Scores each line of `text`, as KenLM's `Model.score` does for one.
 
         Args
-            text  sentences, one a line, words between spaces, tabs and CR; UTF-8 if it is a str
+            text  sentences, one per line, words between spaces, tabs and CR; UTF-8 if it is a str
             bos   begin each with `<s>`, which is not scored
             eos   score `</s>` after each
         Returns

@@ -1,7 +1,7 @@
 """A message for one shard, checked and searched in one call.
 
-A shard server is asked by whoever reaches it, so it may trust nothing that it is sent. Nearly all
-messages are in order. Of one that is not this says only that; `server.kernels` says what and where.
+Anyone who can reach a shard server may query it, so it trusts nothing that it is sent. Nearly all
+messages are valid. For one that is not, this says only so; `server.kernels` finds what and where.
 """
 
 # mypy: disable-error-code="assignment"
@@ -35,7 +35,7 @@ def score_owned(  # type: ignore[no-untyped-def]
     packed,
     by_order,
 ):
-    """`score_groups` of queries that may be anything, by lengths in place of begins.
+    """`score_groups` of untrusted queries, by lengths in place of begins.
 
     Shapes
         view, order, context_words, words  as in `score_groups`

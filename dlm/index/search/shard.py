@@ -102,7 +102,7 @@ class LowOrders:
         return cls(manifest, a, low_view(a), pairs)
 
     def plain(self) -> LowPlain:
-        """The low orders unpacked: 25 bytes a 2-gram, in memory of the process's own."""
+        """The low orders unpacked: 25 bytes per 2-gram, in the process's own memory."""
         return unpack_low(self.arrays)
 
     def sizes_after(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -132,12 +132,14 @@ def open_vocabulary(directory: Path, manifest: Manifest, *, verify: bool = True)
         table = WordTable.from_arrays(a["word_bytes"], begin)
         return table.vocabulary(unk_in_model=manifest.unk_in_model)
     except ValueError as exc:
-        raise ShardFormatError(f"{path} breaks the format: {exc}") from exc
+        raise ShardFormatError(
+            f"{path} breaks the format: {exc}. Fetch it again, or build the shards again"
+        ) from exc
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FoundBlocks:
-    """Contexts of a shard, and where what follows each stands.
+    """Contexts of a shard, and where the words after each are stored.
 
     Shapes
         context_lengths  (C,)     uint8   two or more each
@@ -162,7 +164,7 @@ class FoundBlocks:
 class Shard:
     """One shard of a shard set, with the low orders beside it.
 
-    `Shard.open` is the way to make one.
+    Make one with `Shard.open`.
     """
 
     def __init__(
@@ -247,11 +249,11 @@ class Shard:
         word_counts: NDArray[np.uint32],
         words: NDArray[np.uint32],
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
-        """Packed answers to queries that may be anything, and how many matched each order; None
-        where a query breaks a rule of `owned_kernels.score_owned`, or is another shard's.
+        """Packed answers to untrusted queries, and how many matched each order; None if a query
+        breaks a rule of `owned_kernels.score_owned`, or is another shard's.
 
         Shapes
-            as `QueryGroups`, which it is given apart, since making one takes as long as ten queries
+            as `QueryGroups`, whose arrays are passed, since making one takes as long as ten queries
         Returns
             (7 Q,) uint8, as they stand in a reply; (16,) int64
         """
@@ -390,7 +392,7 @@ def run_kernel(
 
 
 def _refusal(fault: int, order: int, size: int, groups: QueryGroups) -> str:
-    """What is wrong with `groups`, for a person."""
+    """What is wrong with `groups`, for an error message."""
     if fault == kernels.LENGTHS:
         return (
             f"{len(groups.context_lengths)} contexts, {len(groups.word_counts)} counts, "
@@ -399,8 +401,8 @@ def _refusal(fault: int, order: int, size: int, groups: QueryGroups) -> str:
         )
     if fault == kernels.CONTEXT_LENGTH:
         return (
-            f"a context of {int(groups.context_lengths.max())} words was asked of a model of order "
-            f"{order}, which takes {order - 1} at most; leave the oldest out"
+            f"a context of {int(groups.context_lengths.max())} words was sent to a model of order "
+            f"{order}, which takes at most {order - 1}; leave out the oldest words"
         )
     largest = max(int(a.max()) for a in (groups.context_words, groups.words) if len(a))
-    return f"word id {largest} was asked; ids are below {size}"
+    return f"word id {largest} is out of range; ids are below {size}"

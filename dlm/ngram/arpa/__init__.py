@@ -1,9 +1,9 @@
-"""ARPA files: a streaming reader that refuses what is not one, and a writer it agrees with.
+"""ARPA files: a strict streaming reader, and a writer of files that it accepts.
 
 An ARPA file is text in bytes. `\\data\\` opens it, with a line `ngram K=COUNT` for each order; a
 section `\\K-grams:` for each order follows, and `\\end\\` closes it. A row of a section holds a
 log10 probability, K words, and, below the highest order, a log10 backoff weight that may be left
-out. Space and tab separate the fields and nothing else does.
+out. Only space and tab separate the fields.
 """
 
 from dlm.ngram.arpa.lines import is_reopenable

@@ -1,4 +1,4 @@
-"""What comes before the sections of an ARPA file: comments, and a count for each order."""
+"""The text before the sections of an ARPA file: comments, and a count for each order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COUNT_LINE = re.compile(rb"ngram[ \t]+(-?\d+)[ \t]*=[ \t]*(-?\d+)\Z")
 
 
 class Header(NamedTuple):
-    """What was read.
+    """The header of a model.
 
     comments  lines that began with `#`, without it and one space
     counts    n-grams by order
@@ -37,7 +37,7 @@ class Header(NamedTuple):
 def read_header(text: LineReader) -> Header:
     """Reads the header of a text that was just opened.
 
-    Raises  ArpaError  it is none; what the file is instead, where that can be told
+    Raises  ArpaError  it is not a header; the error says what the file is instead, if known
     """
     head = text.head()
     if not head:
@@ -45,7 +45,7 @@ def read_header(text: LineReader) -> Header:
         raise ArpaError(
             "the file is empty",
             path=text.path,
-            advice="Whatever wrote it did not finish; make it again",
+            advice="The program that wrote it did not finish; make it again",
         )
     known = source.recognise(head, text.path, text.compression)
     if known is not None:
@@ -62,8 +62,8 @@ def read_header(text: LineReader) -> Header:
         elif line.text:
             what, advice = source.guess(head) or (
                 f"expected \\data\\ as the first line, found {shown(line.text)}",
-                "It is not an ARPA file: where a command takes a model and a text, the model comes "
-                "first; `dlm estimate` makes a model of text",
+                "This is not an ARPA file. Commands that take a model and a text expect the model "
+                "first; to make a model from text, use `dlm estimate`",
             )
             text.fail(what, line, None, advice)
     counts: list[int] = []
@@ -120,7 +120,7 @@ def _next_line(text: LineReader) -> Line | None:
 
 def comments_at_head(path: str, head: bytes) -> list[tuple[int, str]]:
     """(line number, text) of the comments before the counts, as `read_header` takes them, from the
-    first bytes of a file, which may be compressed; none of a file that is not ARPA.
+    first bytes of a file, which may be compressed; none for a file that is not ARPA.
 
     Args
         path  of the file, for errors

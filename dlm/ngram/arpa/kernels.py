@@ -1,7 +1,7 @@
 """Rows of ARPA sections, text to arrays and back: no Python object, no GIL.
 
-Reading stops at a row that is irregular, which `rows.py` then reads by itself. As in
-`dlm.ngram.kernels`, every array of bytes goes on for `PAD_BYTES` beyond what is asked of it.
+Reading stops at an irregular row, which `rows.py` then reads on its own. As in
+`dlm.ngram.kernels`, every array of bytes extends `PAD_BYTES` beyond the range that is read.
 """
 
 # mypy: disable-error-code="assignment"
@@ -78,13 +78,13 @@ def read_number(text, at):  # type: ignore[no-untyped-def]
     Returns
         (whether it is sure, the number as float32, the place after it)
     Guarantees
-        a number that is sure equals rows.float32_of of the same text; what is no number,
-        overflows, is below the normal range, or lies so near to the middle between two float32
-        that a double does not tell, is not sure
+        a number that is sure equals rows.float32_of of the same text; text that is not a number,
+        overflows, is below the normal range, or is too near the midpoint of two float32 for a
+        double to decide, is not sure
     Edge cases
         -inf, in any case of letters, is sure; other infinities are not
     Trusts
-        a byte that is part of no number after it, and PAD_BYTES after that
+        a byte after it that is not part of a number, and PAD_BYTES after that
     """
     unsure = (False, np.float32(0.0), at)
     negative = text[at] == 45

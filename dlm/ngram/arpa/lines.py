@@ -59,8 +59,8 @@ def _open(path: str) -> TextSource | PartsSource:
             path=path,
             advice=f"Run `dlm export {path} --output model.arpa` and give that file"
             if is_set
-            else "Give the ARPA file itself. If it is a folder of parts, what makes it has not "
-            "finished",
+            else "Give the ARPA file itself. If it is a folder of parts, the program that writes "
+            "it has not finished",
         ) from exc
 
 
@@ -122,9 +122,9 @@ class LineReader:
         self._pool = pool
 
     def take_block(self) -> RowBlock | None:
-        """The whole lines at hand, which are then no more at hand; `line` does not count them.
+        """Takes the whole lines at hand; `line` does not count them.
 
-        None at all means that the text ends before a line does, or that the line is too long.
+        None means that the text ends before a line does, or that the line is too long.
         """
         while True:
             here = self._here
@@ -139,7 +139,7 @@ class LineReader:
         return RowBlock(here.text, here.position, end, here.offset)
 
     def give_back(self, block: RowBlock, position: int, later: Sequence[RowBlock]) -> None:
-        """Has the text from `position` in `block` on at hand again.
+        """Puts back the text of `block` from `position` on.
 
         Args
             later  blocks that were taken after it, in order
@@ -225,7 +225,7 @@ class LineReader:
             self.fail_damaged(order)
 
     def fail_damaged(self, order: int | None) -> NoReturn:
-        """Raises what the damaged stream says."""
+        """Raises the error of the damaged stream."""
         assert self._damage is not None
         try:
             self.fail(

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dlm.files import Replacement, naming
 
-# Bytes that are written before the disk is asked to keep up: so much at most is left for the end.
+# Bytes written before the disk is made to keep up: at most this much is left for the end.
 SYNC_BYTES = 64 << 20
 # Higher presets take two to eight times as long for a tenth of the size.
 XZ_PRESET = 0
@@ -32,9 +32,9 @@ class OutputFile:
     Raises
         OSError    it cannot be written beside the path
     Guarantees
-        the same text gives the same bytes. `commit` puts all that was written in the place of the
-        path, synced; without it the path stays as it was. What a killed process left beside is
-        removed by the next one
+        the same text gives the same bytes. `commit` replaces the path with all that was written,
+        synced; without it, the path stays as it was. The next process removes what a killed one
+        left beside it
     """
 
     def __init__(self, target: Path | IO[bytes], *, xz_preset: int = XZ_PRESET) -> None:
@@ -98,7 +98,7 @@ class OutputFile:
     def _write(self, data: bytes | memoryview) -> None:
         """Adds bytes of the file as they are; nothing to a file that was discarded."""
         if self._closed:
-            return  # a compressor that is let go of writes its rest
+            return  # a compressor that is deleted writes its rest
         view = memoryview(data).cast("B")
         while len(view):
             with self._naming():
@@ -115,7 +115,7 @@ class OutputFile:
             self._syncing = self._sync.submit(os.fdatasync, self._file.fileno())
 
     def _wait_for_disk(self) -> None:
-        """Raises what the disk refused: the system says so once, so that a later sync would not."""
+        """Raises the disk's error: the system reports it once, so a later sync would not."""
         if self._sync is not None:
             self._sync.shutdown()
         self._check_sync()
@@ -142,7 +142,7 @@ class _Raw:
         return len(memoryview(data).cast("B"))
 
     def flush(self) -> None:
-        """Nothing is held here."""
+        """Nothing is buffered here."""
 
     def close(self) -> None:
         """The OutputFile closes the file."""

@@ -25,7 +25,7 @@ INDEX = "model.json"
 FORMAT = "dlm-arpa-parts"
 VERSION = 1
 
-_UNFINISHED = "What wrote it did not finish, or it was not copied whole: copy it or make it again"
+_UNFINISHED = "Writing or copying it did not finish: copy it or make it again"
 
 
 def is_parts_folder(path: str | os.PathLike[str]) -> bool:
@@ -51,10 +51,10 @@ def index_text(
 
 
 class PartsSource:
-    """The text of an ARPA file in parts, as TextSource gives that of a file.
+    """The text of an ARPA file in parts, as TextSource reads that of a file.
 
     Raises
-        ArpaError  the index is damaged, or a part is missing or of another size
+        ArpaError  the index is damaged, or a part is missing or has another size
         OSError    a part cannot be opened
     """
 
@@ -138,7 +138,7 @@ def _index(folder: Path) -> dict[str, Any]:
         about = json.loads(path.read_bytes())
     except ValueError as exc:
         raise ArpaError(
-            f"the index of an ARPA file in parts is no JSON: {exc}",
+            f"the index of an ARPA file in parts is not JSON: {exc}",
             path=str(path),
             advice=_UNFINISHED,
         ) from exc
@@ -149,12 +149,12 @@ def _index(folder: Path) -> dict[str, Any]:
     elif not _is_list(about.get("comments"), str) or not _is_list(about.get("counts"), int):
         fault = "expected lists `comments` and `counts`"
     elif not _is_list(about.get("parts"), list) or len(about["parts"]) != len(about["counts"]):
-        fault = "expected in `parts` a list for each of `counts`"
+        fault = "expected in `parts` one list for each of `counts`"
     elif not all(_is_part(part) for own in about["parts"] for part in own):
-        fault = "expected of each part its `name`, below the folder, and `bytes`"
+        fault = "expected for each part its `name`, below the folder, and `bytes`"
     if fault is not None:
         raise ArpaError(
-            f"the index of an ARPA file in parts is not one: {fault}",
+            f"the index of an ARPA file in parts is not valid: {fault}",
             path=str(path),
             advice="Was it written by another version, or changed?",
         )

@@ -1,4 +1,4 @@
-"""What a model says of where it is from: a comment of its ARPA file, which shard sets keep."""
+"""A model's provenance: a comment of its ARPA file, which shard sets keep."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def provenance_line(command: str, **facts: Any) -> str:
 
     Args
         command  as `prune`
-        facts    JSON values: the method, what was asked, and the name of the model it was made of
+        facts    JSON values: the method, its arguments, and the name of the source model
     """
     return f"provenance: {json.dumps({'made_by': f'dlm {__version__} {command}', **facts})}"

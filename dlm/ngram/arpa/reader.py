@@ -1,4 +1,4 @@
-"""The reader of ARPA files: streaming, and refusing what is not one, with line and advice.
+"""A strict streaming reader of ARPA files, whose errors give the line and advice.
 
 `lines.py` moves through the text and keeps the place; rows are taken apart by `rows.py` and, in
 bulk, by the kernels.
@@ -28,7 +28,7 @@ from dlm.ngram.arpa.rows import (
 from dlm.ngram.vocab import BEGIN_SENTENCE, END_SENTENCE, UNK_ID, Vocabulary, is_unk_spelling
 from dlm.ngram.wordtable import WordTable
 
-# So many words are made room for on the word of the header alone; memory untouched costs nothing.
+# Words that room is made for on the header's word; untouched memory costs nothing.
 _BELIEVED_WORDS = 1 << 20
 
 # Blocks of rows in hand at once: one is handed out, the others are parsed or wait.
@@ -57,13 +57,13 @@ class ArpaReader:
         ValueError  batch_ngrams is not positive
     Guarantees
         every number is the float32 nearest to its decimal text, ties to even, and never -0.0;
-        no n-gram of a section counts for more or fewer than the header promised;
+        each section has exactly as many n-grams as the header promises;
         an error is raised no later than the end of `batches`, which reads to the end of the file
     Edge cases
         =============================  ==========================================
         no `<unk>` or `<UNK>`          id 0 has no row; vocabulary.unk_in_model is False
         no `<s>` or `</s>`             refused
-        a section of no n-grams        its header may be there or not
+        a section of no n-grams        its header is optional
         no `\\end\\`                     ArpaWarning if all counts are met, else refused
         no line end after a row        refused: the row may be cut short
         backoff at the highest order   refused, except 0
@@ -330,13 +330,13 @@ class ArpaReader:
                 f"a blank line inside the {order}-gram section, after {found} of {promised} rows",
                 at,
                 order,
-                "Remove it; blank lines stand only between sections",
+                "Remove it; blank lines are allowed only between sections",
             )
         self._text.fail(
             f"too few n-grams: the header promises {promised} {order}-grams, found {found}",
             at,
             order,
-            "The file is incomplete, or its header is of another model; build it again",
+            "The file is incomplete, or its header is from another model; build it again",
         )
 
     def _section(self, order: int) -> Iterator[NgramBatch]:
@@ -372,7 +372,7 @@ class ArpaReader:
     def _next_block(self, order: int, most: int) -> RowBlock | None:
         """The next whole lines, parsed where that needs nothing of the lines before.
 
-        None at all means what it means in `LineReader.take_block`, after all blocks before it.
+        None means the same as in `LineReader.take_block`, after all blocks before it.
         """
         if self._closed:
             raise ValueError("the reader is closed")
@@ -423,7 +423,7 @@ class ArpaReader:
             self._read_on(block, order, done)
 
     def _one_by_one(self, block: RowBlock, order: int, done: int) -> None:
-        """The row of a block at which bulk reading stopped, by itself; raises where it is wrong."""
+        """Reads the row of a block at which bulk reading stopped; raises if it is wrong."""
         line = block.next_line()
         offset = block.offset + block.position
         number = self._text.line + block.filled
@@ -446,14 +446,14 @@ class ArpaReader:
         block.put(ids, prob, backoff, len(line) + 1)
 
     def _new_word(self, word: bytes, row: int) -> int:
-        """The id of a word of the 1-gram section, which must not have been there before."""
+        """The id of a word of the 1-gram section, which must be new there."""
         if is_unk_spelling(word):
             if self._unk_row is not None:
                 first, spelling = self._unk_row, self._table.word(UNK_ID)
                 both = "" if spelling == word else ", which is the unknown word too,"
                 raise RowFault(
-                    f"a duplicate word: {shown(word)}; {shown(spelling)}{both} stands on "
-                    f"line {self.section_first_line[1] + first}",
+                    f"a duplicate word: {shown(word)}; {shown(spelling)}{both} is already on line "
+                    f"{self.section_first_line[1] + first}",
                     "The unknown word is spelled <unk> or <UNK>; keep one of the two rows",
                 )
             self._unk_row = row
@@ -465,8 +465,8 @@ class ArpaReader:
             if self._unk_row is not None and first >= self._unk_row:
                 first += 1
             raise RowFault(
-                f"a duplicate word: {shown(word)} stands on line "
-                f"{self.section_first_line[1] + first} already",
+                f"a duplicate word: {shown(word)} is already on line "
+                f"{self.section_first_line[1] + first}",
                 "Keep one of the two rows and correct the count, or build the file again",
             )
         return self._table.add(word)

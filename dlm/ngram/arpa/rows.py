@@ -1,8 +1,7 @@
 """Rows of an ARPA file: text to numbers and words, in bulk and one at a time.
 
-Rows are read in bulk by the kernels beside it, which stop at a row that is irregular; that
-one is read by itself, to be understood or to be named as the fault. Both ways must agree; a test
-holds them to it.
+Kernels read rows in bulk and stop at an irregular row, which is then read on its own and either
+understood or reported as the fault. Both ways must agree; a test checks that.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class RowBlock:
         self.offset = offset
 
     def start(self, order: int, most: int) -> None:
-        """Makes room for the rows, at most `most`, and forgets what was read."""
+        """Makes room for at most `most` rows, and forgets what was read."""
         lines = int(count_newlines(self._chars(), self.begin, self.end))
         rows = min(lines, most)
         self.position = self.begin
@@ -190,7 +189,7 @@ class RowFault(Exception):
 
 
 def shown(text: bytes) -> str:
-    """`text` for an error message: short, on one line, and every byte told apart."""
+    """`text` for an error message: short, on one line, with every byte distinguishable."""
     cut = text if len(text) <= 60 else text[:57] + b"..."
     return '"' + cut.decode("utf-8", "backslashreplace").encode("unicode_escape").decode() + '"'
 
@@ -267,7 +266,7 @@ def split_row(line: bytes, order: int, top: bool) -> tuple[float, list[bytes], f
             f"an n-gram of another order in the {order}-gram section: expected {order} "
             f"{'word' if order == 1 else 'words'} and at most a backoff weight after the "
             f"probability, found {found} {'field' if found == 1 else 'fields'}",
-            "Words are separated by spaces and tabs; a word cannot hold one",
+            "Words are separated by spaces and tabs; a word cannot contain one",
         )
     backoff = 0.0
     if found == order + 1:

@@ -116,7 +116,7 @@ class _ZstdStream:
 
 
 class TextSource:
-    """The decompressed bytes of a file, whichever of the known ways it is compressed.
+    """The decompressed bytes of a file, in any of the known compressions.
 
     Args
         path   a file, anything that opens and reads as one (a pipe), or `-`: standard input
@@ -125,8 +125,8 @@ class TextSource:
     Raises
         OSError  the file cannot be opened
     Guarantees
-        the compression is told from the first bytes, never from the name, however few of them come
-        at once; `compression` names it, and `head` is what it was told from
+        the compression is detected from the first bytes, never from the name, however few arrive
+        at once; `compression` names it, and `head` is those bytes
     """
 
     def __init__(
@@ -186,9 +186,9 @@ class TextSource:
             raise DamagedStream(str(exc)) from exc
 
     def waits(self) -> bool:
-        """Whether the next read may have to wait for whoever writes; of a file it has not.
+        """Whether the next read may have to wait for the writer; never for a file.
 
-        Of a compressed pipe it is not known, so that the answer is yes.
+        For a compressed pipe this is not known, so the answer is yes.
         """
         try:
             number = self._file.fileno()
@@ -212,7 +212,7 @@ class TextSource:
 
 
 class _Headed(io.RawIOBase):
-    """A stream that cannot go back, with the bytes that were read of it before its rest."""
+    """A stream that cannot seek, with the bytes already read put before the rest."""
 
     def __init__(self, head: bytes, rest: Any) -> None:
         self._head = head
@@ -257,7 +257,7 @@ def damage_advice(path: str, compression: str) -> str:
 
 
 def recognise(head: bytes, path: str, compression: str) -> tuple[str, str] | None:
-    """What a text that starts with `head` is, where it is a known kind of not-ARPA.
+    """What a text that starts with `head` is, if it is a known format other than ARPA.
 
     Returns
         (what it looks like, what to do about it), or None for a text that may be ARPA
@@ -268,18 +268,18 @@ def recognise(head: bytes, path: str, compression: str) -> tuple[str, str] | Non
     if inner != "plain":
         unpack = f"`{text} | {_UNPACK_COMMAND[inner]} > OUT.arpa`"
         if compression == "plain":
-            return f"the file is compressed with {inner}, which is not read here", f"Run {unpack}"
+            return f"the file is compressed with {inner}, which dlm does not read", f"Run {unpack}"
         return f"the file is compressed twice, with {compression} over {inner}", f"Run {unpack}"
     if head.startswith((b"PK\x03\x04", b"7z\xbc\xaf\x27\x1c")):
         tool, kind = ("unzip -p", "zip") if head.startswith(b"PK") else ("7z x -so", "7z")
         return (
             f"the file is a {kind} archive, not an ARPA file",
-            f"Take the ARPA file out of it: `{tool} {quoted} > OUT.arpa`",
+            f"Extract the ARPA file: `{tool} {quoted} > OUT.arpa`",
         )
     if head[257:262] == b"ustar":
         return (
             "the file is a tar archive, not an ARPA file",
-            f"Take the ARPA file out of it: `{text} | tar -xO > OUT.arpa`",
+            f"Extract the ARPA file: `{text} | tar -xO > OUT.arpa`",
         )
     if head.startswith(b"mmap lm http://kheafield.com/code"):
         return (
@@ -296,11 +296,11 @@ def recognise(head: bytes, path: str, compression: str) -> tuple[str, str] | Non
         if head.startswith(magic):
             return (
                 f"the file is {kind}, not an ARPA file",
-                f"Run `compile-lm --text yes {quoted} OUT.arpa` of IRSTLM and give OUT.arpa",
+                f"Run IRSTLM's `compile-lm --text yes {quoted} OUT.arpa` and give OUT.arpa",
             )
     if head.startswith(b"\xef\xbb\xbf"):
         return (
-            "the file starts with a UTF-8 byte order mark, which is no part of ARPA",
+            "the file starts with a UTF-8 byte order mark, which is not part of ARPA",
             f"Remove its three bytes: `{text} | tail -c +4 > OUT.arpa`",
         )
     for width, marks in (
@@ -322,7 +322,7 @@ def recognise(head: bytes, path: str, compression: str) -> tuple[str, str] | Non
 
 
 def guess(head: bytes) -> tuple[str, str] | None:
-    """What a text without `\\data\\` probably is, from signs too weak to refuse a file on alone.
+    """What a text without `\\data\\` probably is, from signs too weak to reject a file by.
 
     Returns
         (what it looks like, what to do about it), or None without an idea

@@ -1,8 +1,8 @@
 """The writer of ARPA files: header, the rows of each order, and the end.
 
-All ARPA text that dlm makes is made here. A model in memory goes to `write_arpa`. What makes its
-n-grams as it goes gives an `ArpaWriter` one order after the other; and what writes parts of a
-model elsewhere makes their rows with `rows_text`.
+All of dlm's ARPA text is made here. `write_arpa` writes a model in memory. `ArpaWriter` takes one
+order after another, from code that makes its n-grams as it goes. `rows_text` makes the rows of a
+model's parts, which are written elsewhere.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NO_BACKOFF = np.empty(0, np.float32)
 
 
 def header(comments: Iterable[str], counts: Iterable[int]) -> bytes:
-    """What comes before the sections."""
+    """The text before the sections."""
     lines = [f"# {line}" for comment in comments for line in comment.split("\n")]
     lines.append("\\data\\")
     lines += [f"ngram {order}={count}" for order, count in enumerate(counts, 1)]
@@ -47,13 +47,13 @@ def header(comments: Iterable[str], counts: Iterable[int]) -> bytes:
 
 
 def section_head(order: int) -> bytes:
-    """What comes before the rows of an order."""
+    """The text before the rows of an order."""
     return b"\n\\%d-grams:\n" % order
 
 
 @dataclass(frozen=True, eq=False)
 class WordBytes:
-    """The words of the ids, one after the other.
+    """The words of the ids, one after another.
 
     Shapes
         begin    (V + 1,)  int64
@@ -133,7 +133,7 @@ def _check_lines(text: NDArray[np.uint8], order: int, longest_word: int) -> None
 
 
 class ArpaWriter:
-    """Writes a model as ARPA text, one order after the other.
+    """Writes a model as ARPA text, one order after another.
 
         with ArpaWriter(path, words, counts, comments=comments) as writer:
             for blocks in orders:
@@ -148,7 +148,7 @@ class ArpaWriter:
     Raises
         OSError    the disk failed
     Guarantees
-        what OutputFile guarantees; it is committed where the block ends, and discarded where it
+        what OutputFile guarantees; it is committed when the block ends, and discarded if it
         raises
     """
 
@@ -226,7 +226,7 @@ class ArpaWriter:
         return rows_text(self._words, block())
 
     def _write_next(self, texts: Future[list[memoryview]]) -> None:
-        """In a thread of its own, which compresses while the caller's makes blocks."""
+        """Runs in its own thread, which compresses while the caller's makes blocks."""
         if self._is_broken:
             return  # what comes before is not there
         try:
@@ -265,7 +265,7 @@ def write_arpa(
     Returns
         bytes of the text, as they are before they are compressed
     Raises
-        ArpaError   the model cannot be said in ARPA: a word with a space in it, a positive log
+        ArpaError   ARPA cannot express the model: a word with a space in it, a positive log
                     probability, a weight that is not finite, no `<s>`
         ValueError  arrays of the wrong shape or type
         OSError     the disk failed
@@ -274,9 +274,9 @@ def write_arpa(
         the fewest digits that do so. A path has either its old content or all of the new one,
         on disk: the text is written beside it, synced, and renamed
     Edge cases
-        the row of id 0 is left out of order 1 where the vocabulary has no unknown word
+        the row of id 0 is left out of order 1 if the vocabulary has no unknown word
     Trusts
-        no n-gram stands twice, and order 1 has every word once, in the order of the ids
+        no n-gram is repeated, and order 1 has every word once, in the order of the ids
     """
     columns = _writable(vocabulary, sections)
     target = path_or_file
@@ -292,7 +292,7 @@ def write_arpa(
 def arpa_bytes(
     vocabulary: Vocabulary, sections: Sequence[Section], *, comments: Iterable[str] = ()
 ) -> int:
-    """Bytes that `write_arpa` would write of a model to a plain file: it writes them nowhere."""
+    """Bytes that `write_arpa` would write for a model to a plain file; writes nothing."""
     return write_arpa(os.devnull, vocabulary, sections, comments=comments)
 
 
@@ -309,7 +309,7 @@ def _slice(vocabulary: Vocabulary, columns: SectionColumns, some: slice) -> RowC
     order = ids.shape[1]
     most = int(rows.ids.max())
     if most >= len(vocabulary) or (not vocabulary.unk_in_model and not rows.ids.all()):
-        raise _unwritable(f"an id that is no word of the vocabulary, among {most}", order)
+        raise _unwritable(f"an id that is not in the vocabulary; the largest is {most}", order)
     if not bool((rows.log10_prob <= 0).all()):  # also false for NaN
         raise _unwritable("a log10 probability that is positive or NaN", order)
     if rows.log10_backoff is not None and not bool(np.isfinite(rows.log10_backoff).all()):
@@ -318,7 +318,7 @@ def _slice(vocabulary: Vocabulary, columns: SectionColumns, some: slice) -> RowC
 
 
 def _writable(vocabulary: Vocabulary, sections: Sequence[Section]) -> list[SectionColumns]:
-    """The arrays of a model; raises where it cannot be said in ARPA, values not looked at."""
+    """The arrays of a model; raises if ARPA cannot express it. Does not check values."""
     columns = [_checked_section(section, i + 1) for i, section in enumerate(sections)]
     if not columns:
         raise ValueError("a model has at least the section of order 1")
@@ -335,7 +335,7 @@ def _writable(vocabulary: Vocabulary, sections: Sequence[Section]) -> list[Secti
             raise _unwritable(f"the vocabulary lacks {word.decode()}", 1)
     if b"" in vocabulary.ids or _SEPARATOR.search(b"\0".join(vocabulary.words)):
         bad = next(word for word in vocabulary.words if not word or _SEPARATOR.search(word))
-        raise _unwritable(f"the word {shown(bad)} is empty or holds a space or line end", 1)
+        raise _unwritable(f"the word {shown(bad)} is empty or contains a space or line end", 1)
     return columns
 
 
@@ -344,12 +344,14 @@ def _unwritable(message: str, order: int) -> ArpaError:
 
 
 def _checked_section(section: Section, order: int) -> SectionColumns:
-    """The three arrays of a section; ValueError where they do not fit each other."""
+    """The three arrays of a section; ValueError if they do not match."""
     backoffs: NDArray[np.float32] | None
     if isinstance(section, NgramBatch):
         ids, probs, backoffs = section.ids, section.log10_prob, section.log10_backoff
         if section.order != order:
-            raise ValueError(f"a batch of order {section.order} in the place of order {order}")
+            raise ValueError(
+                f"expected a batch of order {order}, found one of order {section.order}"
+            )
     else:
         ids, probs, backoffs = section
     if ids.dtype != np.uint32 or ids.ndim != 2 or ids.shape[1] != order:

@@ -1,6 +1,6 @@
 """Numbers to text: arrays in, bytes out, no Python object, no GIL.
 
-The way back of `read_number`. A float32 gets the fewest digits that read back as itself, and among
+The inverse of `read_number`. A float32 gets the fewest digits that read back as itself, and among
 those the ones nearest to it, written as JavaScript and JSON writers do.
 """
 
@@ -39,7 +39,7 @@ _HALF = np.uint64(1 << 63)
 # The two digits of each number below 100.
 _PAIRS = np.frombuffer("".join(f"{n:02}" for n in range(100)).encode(), np.uint8)
 
-# Powers of ten that are asked for: from the largest float32 to the smallest.
+# Powers of ten that are needed: from the largest float32 to the smallest.
 _LEAST_POWER, _MOST_POWER = -32, 46
 
 

@@ -55,7 +55,7 @@ _0, _1, _2, _3 = np.int64(0), np.int64(1), np.int64(2), np.int64(3)
 
 @inlined
 def keep_weight(view, level, n, place, weight, weight_at, address):  # type: ignore[no-untyped-def]
-    """Where the weight of node n stands, to be read when it is needed; see `score_tokens`."""
+    """Where the weight of node n is stored, to be read when it is needed; see `score_tokens`."""
     bits = view[level + at.N_BACKOFF_BITS]
     code = get(view[level + at.N_BACKOFF], n * bits, bits)
     table = view[level + at.N_BACKOFF_TABLE]

@@ -62,7 +62,7 @@ KERNELS = (
 
 @dataclass(frozen=True, eq=False)
 class TokenCounts:
-    """What the tokens of S sentences are.
+    """Counts of the tokens of S sentences.
 
     Shapes
         tokens      (S,)          int64    what is scored: words, and sentence ends
@@ -148,7 +148,7 @@ def score_lines(model: WholeModel, text: bytes, *, bos: bool = True, eos: bool =
 
 
 def _one_by_one(model: WholeModel, words: NDArray[np.uint32], reach: NDArray[np.uint8]) -> Answers:
-    """Each word with its context as a query of its own: contexts lie in different shards."""
+    """Scores each word with its context as a separate query: contexts are in different shards."""
     width = max(model.order - 1, 0)
     contexts = np.zeros((len(words), width), np.uint32)
     for back in range(1, width + 1):
