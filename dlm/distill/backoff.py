@@ -1,7 +1,7 @@
-"""A backoff model as the source: its expected counts without sampling, and what is made of them.
+"""A backoff model as the source: exact expected counts, without sampling.
 
-A large model on the n-grams of a small one keeps more of what it says than the small one does,
-whose weights were made for other reasons: `dlm distill big.arpa --topology pruned.arpa`.
+Distilling a large model onto the n-grams of a pruned one keeps more of the large model than pruning
+does, because the weights are fitted again: `dlm distill big.arpa --topology pruned.arpa`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ F64 = np.float64
 MOST_STEPS = 1_000
 _RESTARTS = 4
 _TOLERANCE = 1e-12
-SUM_TOLERANCE = 0.01  # of a file's contexts together; files have 4 digits at the least
+SUM_TOLERANCE = 0.01  # over all contexts of a file; files have at least 4 digits
 
 
 def distill_backoff(
@@ -36,11 +36,11 @@ def distill_backoff(
     threads: int = 2,
     progress: Callable[[str], None] | None = None,
 ) -> DistilledModel:
-    """The model with the n-grams of a topology that is nearest to a source, by relative entropy.
+    """The model on a topology's n-grams that is nearest to the source, by relative entropy.
 
     Args
-        topology  its words may be others: n-grams with words that the source does not know are left
-                  out, all words of the source are in, and so are suffixes that are missing
+        topology  may have other words: n-grams with words that the source does not know are
+                  dropped; all words of the source and missing suffixes are added
     Raises
         ConfigError  the topology has no n-gram in the source's words
         DlmError     the source's sentences do not end
@@ -73,7 +73,7 @@ class BackoffSource:
 
     Shapes, n_k n-grams of order k of the topology
         prob[k - 1]     (n_k,)  float64  P(w | h)
-        weight[k - 1]   (n_k,)  float64  backoff weight; of contexts that the model lacks 1
+        weight[k - 1]   (n_k,)  float64  backoff weight; 1 for contexts that the model lacks
     """
 
     topology: ModelColumns
@@ -82,10 +82,10 @@ class BackoffSource:
 
     @classmethod
     def of(cls, model: ModelColumns, topology: ModelColumns) -> BackoffSource:
-        """The model, on a closed topology that holds its n-grams and has its words.
+        """The model on a closed topology that contains its n-grams and words.
 
         Raises
-            SourceError  its contexts do not sum to 1: it was filtered, or its values are wrong
+            SourceError  its contexts do not sum to 1: it was filtered, or has wrong values
         """
         prob, weight = [], []
         for columns in topology.orders:
@@ -106,10 +106,10 @@ class BackoffSource:
 
 
 def _check_sums(source: BackoffSource) -> None:
-    """Passes where what follows a context has probability 1, taking all contexts together.
+    """Checks that the words after a context have probability 1, in the mean of all contexts.
 
     Raises
-        SourceError  it has another
+        SourceError  they do not
     """
     contexts = [np.ones(1), *(np.ones(len(columns)) for columns in source.topology.orders[:-1])]
     with np.errstate(all="ignore"):
@@ -117,23 +117,23 @@ def _check_sums(source: BackoffSource) -> None:
     mean = total / sum(map(len, contexts))
     if not abs(mean - 1) <= SUM_TOLERANCE:
         raise SourceError(
-            f"the probabilities that the model gives to words sum to {mean:.4g} in the mean of its "
-            "contexts; expected 1. Where it was filtered, dlm filter --renormalise makes it sum to "
-            "1; else estimate it again"
+            f"the model's word probabilities sum to {mean:.4g} on average over its contexts; "
+            "expected 1. If the model was filtered, run dlm filter --renormalise; otherwise "
+            "estimate it again"
         )
 
 
 def exact_counts(source: BackoffSource) -> NgramCounts:
-    """The expected counts of one sentence of a backoff model, without sampling.
+    """The expected counts of one sentence from a backoff model, without sampling.
 
     The expected visits of its states solve a sparse linear system, visits = start + step(visits)
-    (Suresh et al. 2021 compute them as a shortest distance). It is solved by BiCGSTAB (van der
-    Vorst 1992), some tens of steps where repeating the step takes as many as sentences are long.
+    (Suresh et al. 2021 compute them as a shortest distance). BiCGSTAB (van der Vorst 1992) solves
+    it in some tens of steps; plain iteration takes as many as the longest sentences have words.
 
     Returns
         counts for the n-grams of the source's topology
     Raises
-        DlmError  it does not converge: sentences of the model do not end
+        DlmError  it does not converge: the model's sentences do not end
     Cost
         linear in the n-grams for each step
     """
@@ -164,14 +164,14 @@ def exact_counts(source: BackoffSource) -> NgramCounts:
     visits = _solved(missing, start)
     if visits is None or not (visits > -_TOLERANCE * visits.sum()).all():
         raise DlmError(
-            "the source's sentences do not end: it hardly ever predicts </s>, so that n-grams have "
-            "no expected counts per sentence"
+            "the source's sentences do not end: it hardly ever predicts </s>, so n-grams have no "
+            "expected count per sentence"
         )
     return counts_of_visits(source, parts(np.maximum(visits, 0.0)))
 
 
 def counts_of_visits(source: BackoffSource, visits: Sequence[NDArray[np.float64]]) -> NgramCounts:
-    """What a source says at visits of its states.
+    """The n-gram counts that follow from visits of a source's states.
 
     Shapes, n_k n-grams of order k
         visits[k]  (n_k,)  float64  of contexts of length k, 0 to N - 1, where each is the longest
@@ -182,7 +182,7 @@ def counts_of_visits(source: BackoffSource, visits: Sequence[NDArray[np.float64]
 def _solved(
     apply: Callable[[NDArray[np.float64]], NDArray[np.float64]], wanted: NDArray[np.float64]
 ) -> NDArray[np.float64] | None:
-    """x with apply(x) = wanted, apply being linear; None where that is not found."""
+    """x with apply(x) = wanted for a linear `apply`; None if none is found."""
     x = wanted
     for _ in range(_RESTARTS):
         x, is_solved = _bicgstab(apply, wanted, x)
@@ -196,7 +196,7 @@ def _bicgstab(
     wanted: NDArray[np.float64],
     x: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], bool]:
-    """A better x, and whether it is good enough; it may break down, and be begun anew there."""
+    """A better x, and whether it is good enough. After a breakdown, call it again with that x."""
     residual = wanted - apply(x)
     shadow, direction = residual.copy(), residual.copy()
     rho = np.float64(shadow @ residual)
@@ -222,7 +222,7 @@ def _bicgstab(
 def _step(
     source: BackoffSource, visits: Sequence[NDArray[np.float64]]
 ) -> list[NDArray[np.float64]]:
-    """How often each n-gram is found at its own context, from visits of the states."""
+    """How often each n-gram is found at its own context, given the visits of the states."""
     topology = source.topology
     reached = [counts.copy() for counts in visits]
     passed: list[NDArray[np.float64]] = [np.zeros(0)] * len(visits)
@@ -244,7 +244,7 @@ def _summed(
     found: Sequence[NDArray[np.float64]],
     visits: Sequence[NDArray[np.float64]],
 ) -> NgramCounts:
-    """Counts with those of all longer n-grams and contexts that end in them."""
+    """Counts, plus those of all longer n-grams and contexts that end in them."""
     ngrams = [np.maximum(counts, 0.0) for counts in found]
     contexts = [counts.copy() for counts in visits]
     for k in range(topology.order, 1, -1):

@@ -1,10 +1,10 @@
-"""A source of uncased words, whose words are spelled as cased text has them (FNG 5).
+"""Gives the words of a lower-case source the spellings of cased text (FNG 5).
 
-Users type "new york"; a network learns it. A model of cased text, which is of no user, says how
-likely each spelling of a word is after what was said, and what the network gives to a word is split
-over its spellings by that. Histories are cased as well: a spelling is drawn for each word that the
-network says, as likely as its share. FNG takes the best spelling of a whole sentence there; drawn
-ones make a source of cased words, whose nearest model is then found as any source's is.
+Users type "new york", and the network learns it. A model of cased text, which contains no user
+data, says how likely each spelling of a word is after a history; the network's probability of the
+word is split over its spellings in that ratio. Histories are cased too: for each word that the
+network says, a spelling is drawn with probability equal to its share. FNG takes the best spelling
+of the whole sentence instead. Drawing makes a source of cased words, distilled like any other.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from dlm.ngram.vocab import UNK_ID, Vocabulary, as_text, is_mark
 if TYPE_CHECKING:
     from dlm.distill.network import NetworkSource
 
-_ROWS = 16  # histories whose words are looked at together: float64 for each of them
+_ROWS = 16  # histories per step: each takes a float64 for every word
 
 
 class Spellings:
-    """The cased spellings of a source's words, and how likely a model says that each is.
+    """The cased spellings of a source's words, and how likely a model says each one is.
 
-    A spelling is a word of the model that is the source's in lower case. A word without one is
-    spelled as it is.
+    A spelling is a word of the model whose lower case is the source's word. A word without
+    spellings stays as it is.
 
     Args
         uncased  words of the source, in lower case
         model    of cased text
     Fields
         vocabulary  all spellings
-        history     words that the model looks back
-        uncased_of  (v,) uint32: the source's word of each spelling
+        history     how many words the model looks back
+        uncased_of  (v,) uint32: the source's word for each spelling
     Raises
         ConfigError  a word of the source is not in lower case
     """
@@ -53,8 +53,8 @@ class Spellings:
         for i, word in enumerate(uncased.words):
             if not is_mark(word) and lower(word) != word:
                 raise ConfigError(
-                    f"the source has the word {as_text(word)!r}, which is not in lower case; "
-                    "spellings are for a source of words in lower case"
+                    f"the source has the word {as_text(word)!r}, which is not lower case; "
+                    "--capitalize needs a source of lower-case words"
                 )
             if is_mark(word):
                 found[i].append(word)
@@ -80,14 +80,14 @@ class Spellings:
         given: NDArray[np.float32],
         entropy: NDArray[np.float32],
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """What each spelling gets after some histories, and the entropy of that.
+        """The distribution over spellings after each history, and its entropy.
 
         Shapes, b histories, u words of the source, v spellings
-            histories  (b, m)  uint32   cased, `MISSING` where they are shorter
+            histories  (b, m)  uint32   cased; `MISSING` where shorter
             given      (b, u)  float32; entropy (b,) float32: of the source
             returns    (b, v)  float32; (b,) float32
         Guarantees
-            what the spellings of a word get is what the word got; to the bit where there is one
+            a word's spellings together get what the word got; a single spelling gets it to the bit
         """
         out = np.zeros((len(given), len(self.vocabulary)), np.float32)
         more = entropy.astype(np.float32)
@@ -103,7 +103,7 @@ class Spellings:
     def split_words(
         self, histories: NDArray[np.uint32], rows: NDArray[np.int64], words: NDArray[np.uint32]
     ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.float64]]:
-        """Some words' spellings: the place of each among the words, it, and its share.
+        """The spellings of some words: index of the word, the spelling, and its share.
 
         Shapes, e words
             rows  (e,)  int64  the history of each word; words (e,) uint32
@@ -113,7 +113,7 @@ class Spellings:
         offset = np.arange(len(places)) - np.repeat(np.cumsum(count) - count, count)
         spelled = self._spellings[self._begin[words][places] + offset]
         share = np.ones(len(places))
-        # Where there is a choice, as likely as the model says.
+        # With several spellings, the shares are the model's.
         among = count[places] > 1
         asked = np.column_stack([self._tail(histories)[rows[places[among]]], spelled[among]])
         share[among] = 10.0 ** self._model.log10_probs(asked.astype(np.uint32))
@@ -123,14 +123,14 @@ class Spellings:
         return places, spelled, share / total[places]
 
     def split_mass(self, given: WordMass) -> WordMass:
-        """What words get after cased histories, as what their spellings get."""
+        """The mass of words after cased histories, as mass of their spellings."""
         places, spelled, share = self.split_words(given.histories, given.rows, given.words)
         return replace(
             given, rows=given.rows[places], words=spelled, mass=given.mass[places] * share
         )
 
     def spread(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What words have, spread over their spellings as the model says where nothing came before.
+        """Values of words, spread over their spellings by the model's unigrams.
 
         Shapes  values (u,) float64; returns (v,) float64 with the same sum
         """
@@ -143,7 +143,7 @@ class Spellings:
     def draw(
         self, histories: NDArray[np.uint32], words: NDArray[np.uint32], random: np.random.Generator
     ) -> NDArray[np.uint32]:
-        """A spelling of each word after its history, as likely as its share."""
+        """Draws a spelling of each word after its history, with probability equal to its share."""
         at = random.random(len(words))
         places, spelled, share = self.split_words(histories, np.arange(len(words)), words)
         reached = np.cumsum(share)
@@ -151,7 +151,7 @@ class Spellings:
         start = np.zeros(len(words))
         first = np.searchsorted(places, np.arange(len(words)))
         start[:] = before[first]
-        # The last spelling that begins at or below the drawn place.
+        # The last spelling whose range begins at or below the drawn number.
         under = before - start[places] <= at[places]
         last: NDArray[np.int64] = first + np.bincount(places, under, len(words)).astype(int) - 1
         out: NDArray[np.uint32] = spelled[last]
@@ -162,20 +162,20 @@ class Spellings:
 
 
 class CasedVisits:
-    """Visits of uncased words, made visits of their spellings, a step for a step.
+    """Turns each visit of uncased words into a visit of their spellings.
 
     Args
-        seed  of the spellings that are drawn
+        seed  for drawing spellings
     """
 
     def __init__(self, spellings: Spellings, seed: int) -> None:
         self._spellings = spellings
         self._random = spelling_generator(seed)
-        # The last words of each place, cased.
+        # The last words at each place, cased.
         self._window = np.zeros((0, max(spellings.history, 1)), np.uint32)
 
     def read(self, visit: Visit) -> Visit:
-        """The visit, with the spellings that are drawn for its words."""
+        """The visit, with spellings drawn for its words."""
         begin = self._spellings.vocabulary.begin_id
         more = int(visit.places[-1]) + 1 - len(self._window)
         if more > 0:
@@ -190,21 +190,21 @@ class CasedVisits:
         return Visit(words, visit.places, given, entropy)
 
     def position(self) -> work.Position:
-        """As `visits.VisitReader` has it."""
+        """See `visits.VisitReader`."""
         return work.Position([self._window], {"random": self._random.bit_generator.state})
 
     def restore(self, at: work.Position) -> None:
-        """As `visits.VisitReader` has it."""
+        """See `visits.VisitReader`."""
         self._window = at.arrays[0].copy()
         self._random.bit_generator.state = at.facts["random"]
 
 
 class CasedSource:
-    """A source of uncased words as one of their spellings.
+    """A source of uncased words, as a source of their spellings.
 
     Args
-        source  its words are in lower case
-        model   of cased text, of no user
+        source  has lower-case words
+        model   of cased text, without user data
     Raises
         ConfigError  as `Spellings`
     """
@@ -216,18 +216,18 @@ class CasedSource:
         self.record = source.record
 
     def visits(self, samples: int, seed: int) -> ReadVisits:
-        """As `source.Source` has it."""
+        """See `source.Source`."""
         reader = CasedVisits(self.spellings, seed)
         return ReadVisits(self._source.visits(samples, seed), reader)
 
 
 def spelling_generator(seed: int) -> np.random.Generator:
-    """Where spellings are drawn from: not what sentences are drawn from."""
+    """The generator for spellings, separate from the one for sentences."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, 1))))
 
 
 def lower(word: bytes) -> bytes:
-    """The word in lower case; bytes that are not UTF-8 stay."""
+    """The word in lower case; unchanged if it is not UTF-8."""
     try:
         return word.decode().lower().encode()
     except UnicodeDecodeError:
@@ -235,7 +235,7 @@ def lower(word: bytes) -> bytes:
 
 
 def _in_words_of(vocabulary: Vocabulary, model: ModelColumns) -> ModelColumns:
-    """The n-grams of a model whose words all are of a vocabulary, in its ids, with their values."""
+    """The model's n-grams whose words are all in the vocabulary, by its ids, with their values."""
     known = np.fromiter((word in vocabulary.ids for word in model.vocabulary.words), np.bool_)
     ids = vocabulary.ids_of(model.vocabulary.words)
     sections = []

@@ -1,10 +1,10 @@
 """How often a source is expected to say each n-gram of a topology.
 
-Two sums are all that the KL step needs, and both add up over samples, workers and machines: for
-each n-gram (h, w) the probability that the source gives to w at each visited history that ends in
-h, and for each context h how many visited histories end in it. `local_counts` makes of them the
-counts of SampleApprox (Suresh et al. 2021, section 4.1): how often w is found at h and not at a
-longer context, and how often h backs off.
+The KL step needs only two sums, and both add up over samples, workers and machines. For each n-gram
+(h, w): the source's probability of w, summed over the visited histories that end in h. For each
+context h: how many visited histories end in it. `local_counts` turns them into the counts of
+SampleApprox (Suresh et al. 2021, section 4.1): how often w is found at h and not at a longer
+context, and how often h backs off.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dlm.units import LN_10
 
 @dataclass(frozen=True, eq=False)
 class Visit:
-    """Histories that samples visit, one for each sentence of a batch that is under way.
+    """The histories that samples visit: one per unfinished sentence of a batch.
 
     Shapes, b sentences, v words
-        words    (b,)    uint32   the word that was said last; `<s>` where a sentence begins
-        places   (b,)    int64    of the sentences in the batch, rising; a sentence keeps its own
-        given    (b, v)  float32  the distribution of the next word; of `<s>` it gives 0
-        entropy  (b,)    float32  of that, in nats
+        words    (b,)    uint32   the last word; `<s>` where a sentence begins
+        places   (b,)    int64    of the sentences in the batch, increasing; fixed per sentence
+        given    (b, v)  float32  distribution of the next word; 0 for `<s>`
+        entropy  (b,)    float32  of that distribution, in nats
     """
 
     words: NDArray[np.uint32]
@@ -40,14 +40,14 @@ class Visit:
 
 @dataclass(frozen=True, eq=False)
 class WordMass:
-    """What a source gives to some words, where its whole distribution is not known.
+    """A source's probabilities of some words, when its whole distribution is not known.
 
     Shapes, h histories, e words
         histories  (h, m)  uint32   the last m words of each, `MISSING` where there are fewer
-        rows       (e,)    int64    the history after which a word is given something
+        rows       (e,)    int64    the history that each word follows
         words      (e,)    uint32
-        mass       (e,)    float64  over 0
-        entropy    (1,)    float64  nan: nobody knows that of the words
+        mass       (e,)    float64  above 0
+        entropy    (1,)    float64  nan: not known for these words
     begun  sentences that are new
     """
 
@@ -65,7 +65,7 @@ class WordMass:
         parts: Sequence[tuple[NDArray[Any], NDArray[Any] | int, NDArray[np.float64]]],
         begun: int,
     ) -> WordMass:
-        """Of (rows, words or one word, mass); what has no mass is left out."""
+        """From (rows, words or one word, mass); entries without mass are left out."""
         rows = np.concatenate([part for part, _, _ in parts]).astype(np.int64)
         words = np.concatenate([np.broadcast_to(w, part.shape) for part, w, _ in parts])
         mass = np.concatenate([part for _, _, part in parts])
@@ -81,10 +81,10 @@ class NgramCounts:
     """Expected counts for the n-grams and the contexts of a topology.
 
     Shapes, n_k n-grams of order k
-        ngrams[k - 1]  (n_k,)  float64  of the n-grams of order k; `<s>`, never predicted, has 0
+        ngrams[k - 1]  (n_k,)  float64  of the n-grams of order k; 0 for `<s>`, never predicted
         contexts[k]    (n_k,)  float64  of the contexts of length k, 0 to N - 1; n_0 is 1
     Guarantees
-        counts of parts of the samples add up to those of the whole
+        counts of parts of the samples add up to the counts of all samples
     """
 
     ngrams: list[NDArray[np.float64]]
@@ -92,7 +92,7 @@ class NgramCounts:
 
     @property
     def words(self) -> float:
-        """Words expected, ends of sentences included."""
+        """Expected number of words, including ends of sentences."""
         return float(self.contexts[0][0])
 
     def __add__(self, other: NgramCounts) -> NgramCounts:
@@ -102,16 +102,16 @@ class NgramCounts:
         )
 
     def scaled(self, by: float) -> NgramCounts:
-        """All counts times a number, such as the weight of a source in a mixture."""
+        """All counts times a factor, such as a source's weight in a mixture."""
         return NgramCounts([a * by for a in self.ngrams], [a * by for a in self.contexts])
 
     def of(self, topology: ModelColumns, part: ModelColumns) -> NgramCounts:
-        """The counts for a topology that is part of the one these are of.
+        """The counts for `part`, a subset of `topology`, which these counts are for.
 
-        An n-gram's counts do not depend on which others a topology has.
+        An n-gram's counts do not depend on the other n-grams of its topology.
         """
         rows = [topology.rows_of(columns.ids) for columns in part.orders]
-        assert not any((row == MISSING).any() for row in rows), "not part of the topology"
+        assert not any((row == MISSING).any() for row in rows), "not a subset of the topology"
         return NgramCounts(
             [counts[row] for counts, row in zip(self.ngrams, rows, strict=False)],
             [
@@ -126,10 +126,10 @@ class LocalCounts:
     """Where n-grams are found on the way down to shorter contexts.
 
     Shapes, n_k n-grams of order k
-        found[k - 1]  (n_k,)  float64  C(w, h): w was found at h, and at no longer context
-        backed[k]     (n_k,)  float64  C(phi, h): h was on the way and did not list the word; h of
+        found[k - 1]  (n_k,)  float64  C(w, h): w was found at h, not at a longer context
+        backed[k]     (n_k,)  float64  C(phi, h): h was tried and did not list the word; h of
                                        length k, 0 to N - 1; 0 for the empty context
-        direct[k]     (n_k,)  float64  h was the longest context of the topology
+        direct[k]     (n_k,)  float64  h was the longest context in the topology
     """
 
     found: list[NDArray[np.float64]]
@@ -141,7 +141,7 @@ def local_counts(topology: ModelColumns, counts: NgramCounts) -> LocalCounts:
     """The counts by the context at which they are found.
 
     Guarantees
-        none is negative: what rounding takes below 0 is 0
+        none is negative: values that rounding takes below 0 are set to 0
     """
     found, backed, direct = [], [], []
     for k in range(1, topology.order + 1):
@@ -166,7 +166,7 @@ def ln_likelihood(
     counts: LocalCounts, log10_prob: Sequence[NDArray[np.float64]],
     log10_weight: Sequence[NDArray[np.float64]],
 ) -> float:  # fmt: skip
-    """What the counted text's log-probability is, in nats, under a model on the same topology.
+    """Log-probability of the counted text, in nats, under a model on the same topology.
 
     Args
         log10_prob    of the n-grams, by order from 1
@@ -192,9 +192,9 @@ def sampled_counts(
     """The counts of the histories that samples visit (Suresh et al. 2021, section 4.1).
 
     Args
-        topology  closed; its ids are those of the visits
-        progress  told of words and sentences that are new
-        counter   of this topology, to go on with
+        topology  closed; uses the ids of the visits
+        progress  gets the new words and sentences
+        counter   of this topology, to continue from
     Returns
         counts of all samples together
     """
@@ -207,13 +207,13 @@ def sampled_counts(
 
 
 class VisitCounter:
-    """Adds up what visits say, one after the other.
+    """Adds up visits, one at a time.
 
     Fields
         counts   so far
         entropy  (1,) float64: of all distributions together, in nats
-        begun    sentences
-        window   (places, order - 1) uint32: the last words of each sentence under way, `MISSING`
+        begun    number of sentences
+        window   (places, order - 1) uint32: the last words of each unfinished sentence, `MISSING`
                  where it has fewer
     """
 
@@ -229,7 +229,7 @@ class VisitCounter:
         self._last_words = [np.ascontiguousarray(columns.ids[:, -1]) for columns in topology.orders]
 
     def add(self, visit: Visit | WordMass) -> int:
-        """Counts the histories of a visit; returns how many sentences it begins."""
+        """Counts a visit's histories; returns how many sentences it begins."""
         topology, order = self._topology, self._topology.order
         ngrams, contexts = self.counts.ngrams, self.counts.contexts
         if isinstance(visit, WordMass):
@@ -275,7 +275,7 @@ def _add_mass(
     ngrams: Sequence[NDArray[np.float64]],
     contexts: Sequence[NDArray[np.float64]],
 ) -> None:
-    """Adds to the counts; a history is visited as often as words got something after it."""
+    """Adds to the counts; the mass after a history counts as visits of it."""
     contexts[0][0] += given.mass.sum()
     ngrams[0] += np.bincount(given.words, given.mass, len(ngrams[0]))
     length = given.histories.shape[1]

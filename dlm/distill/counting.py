@@ -1,8 +1,8 @@
-"""What is counted, of which source: each kind of source as work that can be left and taken up.
+"""Counting for each kind of source, as work that can be interrupted and resumed.
 
 A source of the protocol is asked for distributions, which are added up visit by visit. A backoff
-model is walked, and its distributions come in at the end. Both count sentences that are drawn, or
-the lines of a given text.
+model is walked, and its distributions are applied at the end. Both count drawn sentences, or the
+lines of a given text.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ DRAWN_AT_ONCE = 10_000
 
 @dataclass(frozen=True)
 class GivenText:
-    """Text whose histories are visited, in place of sampled ones.
+    """Text whose histories are visited instead of sampled ones.
 
     Fields
-        name    as it is told
+        name    for messages
         sha256  of its content
-        blocks  lines, a sentence each, joined by line feeds; the same again at each call
-        record  the line of its privacy record, which counts of it keep; "" without one
+        blocks  one sentence per line, joined by line feeds; every call returns the same
+        record  line of its privacy record, stored with its counts; "" without one
     """
 
     name: str
@@ -67,12 +67,12 @@ class Sampling:
     """Which sentences are counted.
 
     Fields
-        samples  sentences to draw, of all parts together; 0 with `text`
-        seed     the same seed, the same sentences
-        part     (i, n): the i-th of n parts, 1 to n, that workers count apart
-        text     in place of samples
+        samples  sentences to draw, over all parts; 0 with `text`
+        seed     the same seed gives the same sentences
+        part     (i, n): part i of n, from 1, each counted by one worker
+        text     instead of samples
     Raises
-        ConfigError  neither samples nor text, or both; a part that is none
+        ConfigError  neither samples nor text, or both; a part outside 1 to n
     """
 
     samples: int = 0
@@ -84,28 +84,28 @@ class Sampling:
         place, parts = self.part
         if not 1 <= place <= parts:
             most = max(parts, 1)
-            raise ConfigError(f"part {place} of {parts}; give one of 1/{most} to {most}/{most}")
+            raise ConfigError(f"part {place}/{parts}; expected 1/{most} to {most}/{most}")
         if self.text is not None:
             if self.samples:
-                raise ConfigError("both samples and a text were given; give one of them")
+                raise ConfigError("both samples and a text were given; give only one")
         elif self.own_samples < 1:
-            raise ConfigError(f"{self.samples} samples; take 1 or more for each part")
+            raise ConfigError(f"{self.samples} samples; expected at least 1 per part")
         if self.seed < 0:
-            raise ConfigError(f"seed {self.seed}; give 0 or more")
+            raise ConfigError(f"seed {self.seed}; expected 0 or more")
 
     @property
     def own_samples(self) -> int:
-        """Sentences of this part."""
+        """Number of sentences in this part."""
         place, parts = self.part
         return self.samples // parts + (place <= self.samples % parts)
 
     @property
     def seeds(self) -> tuple[int, int, int]:
-        """Of this part's random numbers."""
+        """The seeds of this part's random numbers."""
         return (self.seed, *self.part)
 
     def settings(self) -> dict[str, Any]:
-        """As `work` keeps them: what parts have in common, and their share."""
+        """As `work` stores them: what all parts share, and what is this part's own."""
         place, parts = self.part
         if self.text is not None:
             record = {"text_record": self.text.record} if self.text.record else {}
@@ -119,15 +119,15 @@ class NgramCounting(work.Counting, Protocol):
     """Counting that ends in counts for a topology."""
 
     def result(self) -> tuple[NgramCounts, float]:
-        """Counts for the topology, and the source's entropy at all visits together, in nats."""
+        """Counts for the topology, and the source's entropy summed over all visits, in nats."""
 
 
 def text_blocks(
     text: GivenText, vocabulary: Vocabulary, part: tuple[int, int] = (1, 1)
 ) -> Iterator[list[NDArray[np.uint32]]]:
-    """The sentences of a text as ids, `BLOCK` in each but the last; every n-th block for a part.
+    """The sentences of a text as ids, `BLOCK` per block except the last; a part takes every n-th.
 
-    Words that the vocabulary lacks are `<unk>`; `<s>` and `</s>` in a line are left out.
+    Words outside the vocabulary become `<unk>`; `<s>` and `</s>` in a line are left out.
     """
 
     def lines() -> Iterator[NDArray[np.uint32]]:
@@ -144,7 +144,7 @@ def text_blocks(
 
 
 class VisitCounting:
-    """Counts visits of a source of the protocol, for a topology of its words."""
+    """Counts the visits of a protocol source, for a topology of its words."""
 
     def __init__(
         self, reader: SourceReader, topology: ModelColumns, sampling: Sampling | None
@@ -155,7 +155,7 @@ class VisitCounting:
         self._topology = topology
 
     def step(self) -> int | None:
-        """As `Counting` has it."""
+        """See `Counting`."""
         visit = None if self._stream is None else next(self._stream, None)
         if visit is None:
             return None
@@ -167,38 +167,38 @@ class VisitCounting:
 
     @property
     def can_stop(self) -> bool:
-        """As `Counting` has it."""
+        """See `Counting`."""
         return self._stream is not None and self._stream.can_stop
 
     def sums(self) -> list[NDArray[Any]]:
-        """As `Counting` has it."""
+        """See `Counting`."""
         counts = self._counter.counts
         return [*counts.ngrams, *counts.contexts, self._counter.entropy]
 
     def position(self) -> work.Position:
-        """As `Counting` has it."""
+        """See `Counting`."""
         assert self._stream is not None
         at = self._stream.position()
         return work.Position([self._counter.window, *at.arrays], at.facts)
 
     def restore(self, sums: Sequence[NDArray[Any]], at: work.Position | None) -> None:
-        """As `Counting` has it."""
+        """See `Counting`."""
         _fill(self.sums(), sums)
         if at is not None and self._stream is not None:
             self._counter.window = at.arrays[0].copy()
             self._stream.restore(work.Position(at.arrays[1:], at.facts))
 
     def result(self) -> tuple[NgramCounts, float]:
-        """As `NgramCounting` has it."""
+        """See `NgramCounting`."""
         return self._counter.counts, float(self._counter.entropy[0])
 
 
 def stream_of(reader: SourceReader, sampling: Sampling) -> VisitStream:
-    """The visits of sentences that a source draws, or that are given."""
+    """The visits of sentences that a source draws, or of given ones."""
     vocabulary = reader.vocabulary
     if reader.makes_visits:
         if sampling.text is not None:
-            raise ConfigError(f"{reader.name} makes its own sentences; give samples and no text")
+            raise ConfigError(f"{reader.name} makes its own sentences; give samples, not a text")
         seed = int(np.random.SeedSequence(sampling.seeds).generate_state(1)[0])
         visits = reader.source.visits(sampling.own_samples, seed)  # type: ignore[attr-defined]
         return visits if isinstance(visits, VisitStream) else UnstoppableVisits(iter(visits))
@@ -221,17 +221,17 @@ def _without_unknown(
     for block in blocks:
         if any((line == UNK_ID).any() for line in block):
             raise ConfigError(
-                f"{text} has words that {source} does not know, and {source} has no <unk> to take "
-                "them for; leave such lines out, or replace the words"
+                f"{text} has words that {source} does not know, and {source} has no <unk> for "
+                "them; remove those lines, or replace the words"
             )
         yield block
 
 
 class WalkCounting:
-    """Counts the states of a backoff model that its sentences, or given ones, visit.
+    """Counts the states of a backoff model that its own or given sentences visit.
 
     Args
-        model     its words are those of the topology, with the same ids
+        model     has the topology's words, with the same ids
         topology  closed
     """
 
@@ -253,7 +253,7 @@ class WalkCounting:
             )
 
     def step(self) -> int | None:
-        """As `Counting` has it."""
+        """See `Counting`."""
         if self._blocks is not None:
             lines = next(self._blocks, None)
             if lines is None:
@@ -267,17 +267,17 @@ class WalkCounting:
         return drawn or None
 
     def sums(self) -> list[NDArray[Any]]:
-        """As `Counting` has it."""
+        """See `Counting`."""
         return [self._automaton.visits]
 
     def position(self) -> work.Position:
-        """As `Counting` has it."""
+        """See `Counting`."""
         if self._blocks is not None:
             return self._blocks.position()
         return work.Position([self._random], {"left": self._left})
 
     def restore(self, sums: Sequence[NDArray[Any]], at: work.Position | None) -> None:
-        """As `Counting` has it."""
+        """See `Counting`."""
         _fill(self.sums(), sums)
         if at is None:
             return
@@ -288,7 +288,7 @@ class WalkCounting:
         self._left = int(at.facts["left"])
 
     def result(self) -> tuple[NgramCounts, float]:
-        """As `NgramCounting` has it."""
+        """See `NgramCounting`."""
         whole, known = self._whole, self._known
         counts = self._automaton.counts()
         own = ln_likelihood(
@@ -300,18 +300,18 @@ class WalkCounting:
 
 
 def first_random(sampling: Sampling) -> NDArray[np.uint64]:
-    """Where the random numbers of a walk begin."""
+    """The initial state of a walk's random numbers."""
     return np.random.SeedSequence(sampling.seeds).generate_state(1, np.uint64).astype(np.uint64)
 
 
 def check_backoff_source(model: ModelColumns, name: str) -> None:
-    """Passes for a backoff model that says sentences.
+    """Checks that a backoff model can end its sentences.
 
     Raises
         ConfigError  it has no `</s>`
     """
     if END_SENTENCE not in model.vocabulary.ids:
-        raise ConfigError(f"{name} has no </s>: its sentences do not end. Estimate it again")
+        raise ConfigError(f"{name} has no </s>, so its sentences never end; estimate it again")
 
 
 def _fill(into: Sequence[NDArray[Any]], values: Sequence[NDArray[Any]]) -> None:

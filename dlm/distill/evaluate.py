@@ -1,7 +1,7 @@
-"""Models judged on the same text: n-gram models, and the networks they were made of (FNG 7).
+"""Evaluates models on the same text: n-gram models, and the networks they came from (FNG 7).
 
-The words that count as known are those that all judged models know, so that figures compare. Where
-the text is of users, intervals come from drawing users again.
+A word counts as known only if every model knows it, so that the figures are comparable. If the text
+comes from users, confidence intervals come from resampling users.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from dlm.federated.train import load_model
 from dlm.federated.words import WordList
 from dlm.units import LN_10
 
-SENTENCES = 2048  # judged together
-_HISTORIES = 16  # whose distributions are looked at together
+SENTENCES = 2048  # evaluated together
+_HISTORIES = 16  # per step: each takes a whole distribution
 
 Sentence = list[str]
 
 
 class Judge(Protocol):
-    """A model that text is judged by."""
+    """A model to evaluate on text."""
 
     name: str
-    predicts_words: bool  # whether it says which word it puts first
+    predicts_words: bool  # whether it can name the most likely next word
 
     def knows(self, word: str) -> bool:
-        """Whether the word is one of its own."""
+        """Whether the word is in its vocabulary."""
 
     def each(
         self, sentences: Sequence[Sentence], known: Sequence[NDArray[np.bool_]]
     ) -> list[Metrics]:
-        """Metrics of each sentence; `known` says of its words which count as known."""
+        """Metrics of each sentence; `known` marks the words that count as known."""
 
 
 class NgramJudge:
@@ -57,13 +57,13 @@ class NgramJudge:
         self._next = NextWords(model)
 
     def knows(self, word: str) -> bool:
-        """As `Judge` has it."""
+        """See `Judge`."""
         return word in self._model.vocabulary
 
     def each(
         self, sentences: Sequence[Sentence], known: Sequence[NDArray[np.bool_]]
     ) -> list[Metrics]:
-        """As `Judge` has it."""
+        """See `Judge`."""
         vocabulary, order = self._model.vocabulary, self._model.order
         before = [MISSING] * (order - 2) + [vocabulary.begin_id] if order > 1 else []
         tables = []
@@ -86,7 +86,7 @@ class NgramJudge:
         return found
 
     def _first(self, histories: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """What the model puts first after each history; asked once for each of its contexts."""
+        """The most likely word after each history; computed once per context."""
         length = histories.shape[1]
         states = histories.copy()
         found = np.zeros(len(states), np.bool_)
@@ -111,8 +111,8 @@ class NgramJudge:
 class NetworkJudge:
     """The network of a run of `dlm federate`.
 
-    Of wordpieces, its log-probability of a word is that of its pieces, and nobody asks which word
-    it puts first, which takes hundreds of steps (FNG 7.1).
+    With wordpieces, a word's log-probability is that of its pieces, and the most likely next word
+    is not computed, since that takes hundreds of steps (FNG 7.1).
 
     Raises
         ConfigError   a run without a vocabulary
@@ -123,7 +123,7 @@ class NetworkJudge:
         self.name = name
         model = load_model(run)
         if model.vocabulary is None:
-            raise ConfigError(f"{run} has no vocabulary: its ids cannot be made words")
+            raise ConfigError(f"{run} has no vocabulary to turn its ids into words")
         self._network, self._params = model.network, model.params
         words = model.vocabulary.words
         self._encode = model.vocabulary.encoder()
@@ -138,13 +138,13 @@ class NetworkJudge:
         self.predicts_words = self._pieces is None
 
     def knows(self, word: str) -> bool:
-        """As `Judge` has it."""
+        """See `Judge`."""
         return self._knows(word)
 
     def each(
         self, sentences: Sequence[Sentence], known: Sequence[NDArray[np.bool_]]
     ) -> list[Metrics]:
-        """As `Judge` has it."""
+        """See `Judge`."""
         ids = [np.asarray(self._encode(words), np.int32) for words in sentences]
         unknown = [~there for there in known]
         if self._pieces is not None:
@@ -170,7 +170,7 @@ class NetworkJudge:
         return out
 
 
-# What is told of a model.
+# The figures reported for a model.
 FIGURES: dict[str, Callable[[Metrics], float]] = {
     "perplexity": lambda found: found.perplexity,
     "perplexity_without_oovs": lambda found: found.perplexity_excluding_oov,
@@ -182,7 +182,7 @@ _FIELDS = [field.name for field in dataclasses.fields(Metrics)]
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a model, and between what it lies when users are drawn again; None without."""
+    """A model's figure, and its interval from resampled users; None without one."""
 
     value: float | None
     low: float | None = None
@@ -191,9 +191,9 @@ class Figure:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What models say of text.
+    """The models' metrics on a text.
 
-    Shapes, m models, u users (one where nothing is known of users)
+    Shapes, m models, u users (1 if users are not known)
         sums  (m, u, 7)  float64  the fields of `Metrics`
     """
 
@@ -201,17 +201,17 @@ class Evaluation:
     sums: NDArray[np.float64]
 
     def total(self, model: int) -> Metrics:
-        """Of all users together."""
+        """Metrics over all users."""
         return _metrics(self.sums[model].sum(axis=0))
 
     def figures(self, draws: int, seed: int = 0) -> list[dict[str, Figure]]:
-        """Of each model, by name: the figures, and those of all but the first less its own.
+        """Each model's figures by name, and for all but the first the difference from the first.
 
         Args
-            draws  of users, as many as there are, with replacement; 0 for no intervals
+            draws  resamples of all users, with replacement; 0 for no intervals
         Returns
-            "perplexity" and so on, and "perplexity_difference": the same users are drawn for all
-            models, so that a difference has an interval of its own
+            "perplexity" and so on, and "perplexity_difference". All models get the same resampled
+            users, so differences have intervals too
         Paper
             Efron and Tibshirani 1993, section 13.3: percentiles, 95 %
         """
@@ -256,10 +256,10 @@ class Evaluation:
 
 
 def evaluate(judges: Sequence[Judge], users: Iterable[Iterable[Sentence]]) -> Evaluation:
-    """Judges text by each model.
+    """Evaluates each model on text.
 
     Args
-        users  what each of them said; all of it as one where nothing is known of users
+        users  the sentences of each; one entry with all sentences if users are not known
     Raises
         ConfigError  there are no words
     """
@@ -281,12 +281,12 @@ def evaluate(judges: Sequence[Judge], users: Iterable[Iterable[Sentence]]) -> Ev
             for user, found in zip(owners, judge.each(sentences, there), strict=True):
                 rows[user][place] += dataclasses.astuple(found)
     if not rows:
-        raise ConfigError("the text has no words to judge models by")
+        raise ConfigError("the text has no words to evaluate models on")
     return Evaluation(judges, np.stack(rows, axis=1))
 
 
 def _blocks(users: Iterable[Iterable[Sentence]]) -> Iterator[list[tuple[int, Sentence]]]:
-    """Sentences that have words, with the place of their user; users without any are left out."""
+    """Sentences with words, and the index of their user; users without any are left out."""
     block: list[tuple[int, Sentence]] = []
     user = 0
     for sentences in users:

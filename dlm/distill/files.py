@@ -1,4 +1,4 @@
-"""A model approximated, from files to a file: what `dlm distill` does."""
+"""Distills a model from files to a file: what `dlm distill` does."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ Tell = Callable[[str], None]
 def distill_files(
     request: DistillRequest, *, progress: Tell = lambda line: None
 ) -> DistilledModel | None:
-    """Writes the nearest model to a source on a topology; or counts for it alone.
+    """Writes the model on a topology that is nearest to a source, or only counts for it.
 
     Args
-        progress      is called with what happens, a line at a time
+        progress      gets one line at a time about what happens
     Returns
-        what was written; None where only counts were wanted
+        what was written; None if only counts were requested
     Raises
-        ConfigError   models beyond the memory; words that do not match; counts of something else
-        SourceError   a Python object that gives no distributions
+        ConfigError   models too big for the memory; words that do not match; counts of other inputs
+        SourceError   a Python object that does not return distributions
         FormatError, PrivacyError  a file or a record that cannot be read
     Guarantees
-        the same files and choices give the same bytes; the output is whole or as it was, and its
-        header carries the composed records
+        the same files and options give the same bytes; the output is replaced whole or not at
+        all, and its header carries the composed records
     """
     limit = available_bytes() if request.memory_bytes is None else request.memory_bytes
     _check_memory(request, limit)
@@ -69,7 +69,7 @@ def distill_files(
         text = None if request.text is None else _given(request.text, request.public)
         parts = [work.settings_of(given) for given in request.counts]
         if missing := work.missing_parts(parts):
-            progress(f"note: counts of some parts alone; not given: {', '.join(missing)}")
+            progress(f"note: some parts are missing from --counts: {', '.join(missing)}")
         about = {"method": "relative entropy, samples", **_about(request, text, parts)}
         if "text" in about:
             what, line = "the text that was counted", ""
@@ -84,7 +84,7 @@ def distill_files(
         made = sampled
     if made.dropped:
         progress(
-            f"left out {counted(made.dropped, 'n-gram')} of the topology, with "
+            f"dropped {counted(made.dropped, 'n-gram')} of the topology, which contain "
             f"{counted(made.foreign_words, 'word')} that {request.source} does not know"
         )
     assert request.output is not None
@@ -109,7 +109,7 @@ def distill_files(
 
 @dataclass
 class _Inputs:
-    """What was read: the source, the topology, and what is said of all in the header."""
+    """What was read: the source, the topology, and what the header says about each."""
 
     source: Any = None
     topology: ModelColumns | None = None
@@ -120,21 +120,20 @@ class _Inputs:
 
 
 def _check_memory(request: DistillRequest, limit: int) -> None:
-    """Raises `ConfigError` where the models, their union and columns beside it do not fit."""
+    """Raises `ConfigError` if the models, their union and its extra columns do not fit."""
     paths = [Path(request.source)] if request.kind == "model" else []
     paths += [path for path in (request.external, request.capitalize) if path is not None]
     counts = []
     for path in paths:
         with ArpaReader(path) as reader:
             counts.append(tuple(reader.counts))
-    # Some float64 columns and the states of sampling beside each n-gram of the union.
+    # Each n-gram of the union also takes some float64 columns and sampling states.
     needed = sum(2 * model_bytes(count) + 130 * sum(count) for count in counts)
     if needed > limit:
         raise ConfigError(
-            f"{' and '.join(map(str, paths))}: {counted(sum(map(sum, counts)), 'n-gram')}, which "
-            "take "
-            f"about {needed:,} bytes to distill, and the limit is {limit:,}; raise --memory, or "
-            "prune them first"
+            f"{' and '.join(map(str, paths))}: {counted(sum(map(sum, counts)), 'n-gram')} need "
+            f"about {needed:,} bytes of memory to distill; the limit is {limit:,}. Raise --memory, "
+            "or prune the models first"
         )
 
 
@@ -182,7 +181,7 @@ def _read(request: DistillRequest, tell: Tell) -> _Inputs:
 
 
 def _read_unigrams(inputs: _Inputs, request: DistillRequest, path: Path) -> None:
-    """Counts of words, which are told of in the header."""
+    """Reads counts of words and records them in the header."""
     inputs.counted = read_unigrams(path, request.public)
     record = inputs.counted.record
     inputs.comments[f"the unigrams {path.name}"] = [] if record is None else [record.line]
@@ -190,7 +189,7 @@ def _read_unigrams(inputs: _Inputs, request: DistillRequest, path: Path) -> None
 
 
 def _model(inputs: _Inputs, role: str, path: Path) -> ModelColumns:
-    """An ARPA file, which is told of in the header."""
+    """Reads an ARPA file and records it in the header."""
     columns = ModelColumns.read(path)
     inputs.facts.append(
         {
@@ -205,16 +204,18 @@ def _model(inputs: _Inputs, role: str, path: Path) -> ModelColumns:
 
 
 def _record(what: str, record: Provenance | None, public: str) -> Provenance:
-    """The record of an input whose file does not carry one."""
+    """The record of an input whose file has none."""
     if record is not None:
         return record
     if public:
         return Provenance.public(public, what)
-    return Provenance.none(f"nothing says whose text {what} is of: it has no record")
+    return Provenance.none(f"{what} has no record of whose text it comes from")
 
 
 def _digest(request: DistillRequest) -> str | None:
-    """SHA-256 of a network's checkpoint, and of what cases it; others are told by what they say."""
+    """SHA-256 of a network's checkpoint and its casing model; None for sources identified by what
+    they say.
+    """
     path = Path(request.source)
     if request.kind != "network":
         return None
@@ -227,7 +228,7 @@ def _digest(request: DistillRequest) -> str | None:
 def _given(path: Path, public: str) -> GivenText:
     """A text whose contexts are counted.
 
-    Raises  PrivacyError  it is said to be public, and files beside it are of users
+    Raises  PrivacyError  it is declared public, and files beside it come from users
     """
 
     def blocks() -> Iterator[bytes]:
@@ -240,14 +241,14 @@ def _given(path: Path, public: str) -> GivenText:
     elif public:
         check_public(path, public, "--public")
     elif beside := traces_of_users(path):
-        record = Provenance.none(f"{beside[0].name} says that {what} is of users")
+        record = Provenance.none(f"{beside[0].name} says that {what} comes from users")
     return GivenText(path.name, sha256, blocks, "" if record is None else record.line)
 
 
 def _about(
     request: DistillRequest, text: GivenText | None, counted: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """What the header says of the sentences and of an inferred topology."""
+    """What the header says about the sentences and an inferred topology."""
     about: dict[str, Any] = {}
     if text is not None:
         about["text"] = {"name": text.name, "sha256": text.sha256}
@@ -275,7 +276,7 @@ def _sampled(
     limit: int,
     tell: Tell,
 ) -> DistilledModel | None:
-    """By samples or a text; None where counts alone were wanted."""
+    """Distills by samples or a text; None if only counts were requested."""
     topology, inputs.topology = inputs.topology, None
     sampling: Sampling | None = None
     if not request.counts:

@@ -1,11 +1,11 @@
-"""The n-gram model on a topology that loses least relative entropy to counts.
+"""Fits the n-gram model on a topology that is nearest to counts, by relative entropy.
 
     D(source || model) = const - sum over h of [ sum over w of C(w, h) ln P(w | h)
                                                  + C(phi, h) ln alpha(h) ]
 
-falls apart into one convex problem for each context (Suresh et al. 2021, section 4.2, where each is
-solved by a difference of convex functions; here by minorisation and maximisation, Hunter 2004,
-whose fixed points are the same and whose multiplier has a closed form).
+separates into one convex problem per context (Suresh et al. 2021, section 4.2). The paper solves
+each by a difference of convex functions. Here minorisation and maximisation (Hunter 2004) does: it
+has the same fixed points, and its multiplier has a closed form.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _PARTS = 16
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
-    """The fitted model, and how well it is fitted.
+    """The fitted model, and how good the fit is.
 
     Fields
         model          on the topology; every context sums to 1
-        ln_likelihood  expected, of the counts, in nats
-        steps          the most that a context took
-        residual       the largest of moment matching, as a share of a context's counts
-        unvisited      contexts without counts, which took over what they back off to
-        words          expected, ends of sentences included: what `ln_likelihood` is of
+        ln_likelihood  expected log-likelihood of the counts, in nats
+        steps          the most steps that a context took
+        residual       the largest moment-matching residual, as a share of a context's counts
+        unvisited      contexts without counts, which copy what they back off to
+        words          expected words under `ln_likelihood`, including ends of sentences
     """
 
     model: ModelColumns
@@ -56,22 +56,22 @@ class FitResult:
 
     @property
     def perplexity(self) -> float:
-        """Of text as the source says it, by the model."""
+        """The model's perplexity on the source's text."""
         return math.exp(-self.ln_likelihood / self.words)
 
 
 @dataclass(frozen=True, eq=False)
 class DistilledModel:
-    """A model on another's n-grams.
+    """A model distilled onto a topology.
 
     Fields
-        fit               the model, and how well it is fitted
-        entropy           of the source, in nats per word; nan of a source that spells its words,
-                          which nobody knows, and so is the relative entropy
-        relative_entropy  of the source against the model, in nats per word: e to this is how much
-                          the perplexity grows on text that is as the source says
+        fit               the model, and how good the fit is
+        entropy           of the source, in nats per word; nan (not known) for a source that spells
+                          its words, and then relative_entropy is nan too
+        relative_entropy  of the source against the model, in nats per word: perplexity on the
+                          source's text grows by e to this power
         foreign_words     words of the topology that the source does not know
-        dropped           n-grams of the topology that hold one
+        dropped           n-grams of the topology that contain one
     """
 
     fit: FitResult
@@ -90,21 +90,21 @@ def fit(
     threads: int = 2,
     progress: Callable[[str], None] | None = None,
 ) -> FitResult:
-    """Gives each n-gram of a topology its probability, and each context its backoff weight.
+    """Fits the probability of each n-gram of a topology and the backoff weight of each context.
 
     Args
         topology   closed under prefixes and suffixes (`topology.closed`)
         counts     for its n-grams
-        prior      visits that are added to each context which was visited; a number spreads them
-                   over its words as they were seen after it: words that only longer contexts saw
-                   keep some probability. 0 for exact counts; 1e-3 to 1 for samples
-        tolerance  where a context's steps end: the most by which expected and given counts
-                   differ, as a share of its counts
+        prior      visits to add to each visited context. A number is spread over the context's
+                   words as they were seen after it, so words that only longer contexts saw keep
+                   some probability. 0 for exact counts; 1e-3 to 1 for samples
+        tolerance  when to stop: the largest difference of expected and given counts, as a share
+                   of the context's counts
     Raises
-        ConfigError  no counts at all; a prior below 0
+        ConfigError  no counts; a prior below 0
     """
     if not counts.words > 0:
-        raise ConfigError("there are no counts: the source said nothing")
+        raise ConfigError("there are no counts: the source returned no sentences")
     if not isinstance(prior, Prior):
         check_visits(prior)
     tell = progress or (lambda _: None)
@@ -115,7 +115,7 @@ def fit(
     steps, residual, unvisited = 0, 0.0, 0
     with ThreadPoolExecutor(threads, "distill") as pool:
         for k in range(topology.order):
-            tell(f"fitting what follows {counted(k, 'word')}")
+            tell(f"fitting contexts of {counted(k, 'word')}")
             here, here_back, done, off = _fit_length(
                 topology, counts, local, k, added, tolerance, pool
             )
@@ -164,7 +164,7 @@ def fit(
 
 
 def evaluate_model(model: ModelColumns, counts: NgramCounts) -> FitResult:
-    """A model that was made otherwise, and how probable the counts are to it.
+    """The likelihood of the counts under a model that was not fitted here.
 
     Args
         model  closed under prefixes and suffixes
@@ -186,7 +186,7 @@ def _fit_length(
 ) -> tuple[
     NDArray[np.float64], NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]
 ]:  # fmt: skip
-    """Contexts of length k: P of their n-grams, what they leave, steps and residuals."""
+    """For contexts of length k: P of their n-grams, the mass left over, steps and residuals."""
     columns = topology.orders[k]
     first_child = _first_child(topology, k)
     contexts = len(first_child) - 1
@@ -228,7 +228,7 @@ def _fit_length(
 
 
 def _first_child(topology: ModelColumns, length: int) -> NDArray[np.uint32]:
-    """Of the contexts of some length, among the n-grams one longer."""
+    """For contexts of this length: index of the first n-gram one longer."""
     if length == 0:
         return np.array([0, len(topology.orders[0])], U32)
     return topology.orders[length - 1].first_child

@@ -1,9 +1,8 @@
-"""A topology from the source itself, or from it and another model together.
+"""Infers a topology from the source itself, or from it and another model.
 
-Self-inference (FNG section 7.2, A_i): sentences of the source are counted and estimated as any text
-is, by `dlm.estimate`, and pruned to a size by `dlm.estimate.prune`; of the result the n-grams are
-kept. Supplemented by an external model, two approximations are interpolated and pruned (A_m), and
-their n-grams are a topology again (A_r).
+Self-inference (FNG section 7.2, A_i): `dlm.estimate` estimates a model from the source's sentences,
+`dlm.estimate.prune` prunes it to a size, and its n-grams are the topology. With an external model,
+two approximations are interpolated and pruned (A_m), and the n-grams left are the topology (A_r).
 """
 
 from __future__ import annotations
@@ -43,29 +42,28 @@ def infer_topology(
     threads: int = 2,
     progress: Tell | None = None,
 ) -> ModelColumns:
-    """The n-grams that a model estimated from sampled sentences keeps.
+    """The n-grams of a model that is estimated from sampled sentences and pruned.
 
     Shapes
         said          (n,)  uint32  words by id, with `</s>` after each sentence
     Args
-        vocabulary    of the ids; all of its words are in the topology
+        vocabulary    of the ids; the topology has all its words
         order         1 to 5
-        ngrams        of all orders together, words included; None keeps all that were said
-        scratch       folder for text and model while they are made
-        memory_bytes  of estimation, beside what the process takes already; 256 MiB or more
+        ngrams        over all orders, including words; None keeps all that were sampled
+        scratch       folder for temporary text and model files
+        memory_bytes  for estimation, on top of what the process already uses; 256 MiB or more
     Returns
-        closed under prefixes and suffixes; `<unk>`, where the source says it, is a word like
-        others
+        closed under prefixes and suffixes; if the source says `<unk>`, it is an ordinary word
     Raises
-        ConfigError   an order that is none; fewer n-grams than words
+        ConfigError   an order outside 1 to 5; fewer n-grams than words
     """
     tell = progress or (lambda _: None)
     words = check_inferred(vocabulary, order, ngrams)
     with scratch_folder(scratch, "inferred") as folder:
         text, arpa = folder / "sentences", folder / "model.arpa"
-        # Words are written as their ids: any bytes may be in a word, and <unk> is one like others.
+        # Words are written as their ids: a word may have any bytes, and <unk> is an ordinary word.
         _write_ids(said, vocabulary.end_id, text)
-        tell(f"estimating a model of order {order} from what was said")
+        tell(f"estimating a model of order {order} from the sentences")
         settings = EstimationSettings(
             order=order,
             fallback=DEFAULT_FALLBACK,
@@ -94,24 +92,24 @@ def infer_topology(
 
 
 def check_inferred(vocabulary: Vocabulary, order: int, ngrams: int | None) -> int:
-    """Passes where a topology can be inferred so; returns the words that it will have.
+    """Checks that such a topology can be inferred; returns how many words it will have.
 
     Raises
         ConfigError  as `infer_topology`
     """
     if not 1 <= order <= MOST_ORDER:
-        raise ConfigError(f"order {order} of an inferred topology; give 1 to {MOST_ORDER}")
+        raise ConfigError(f"order {order} for an inferred topology; expected 1 to {MOST_ORDER}")
     words = len(vocabulary) - (not vocabulary.unk_in_model)
     if ngrams is not None and ngrams < words:
         raise ConfigError(
-            f"a topology of {ngrams:,} n-grams: the {words:,} words of the source alone are more; "
-            "give a larger number"
+            f"{ngrams:,} n-grams for an inferred topology, but the source alone has {words:,} "
+            "words; give at least that many"
         )
     return words
 
 
 def _topology(vocabulary: Vocabulary, sections: list[NDArray[np.uint32]]) -> ModelColumns:
-    """All words, and these longer n-grams."""
+    """All words, and the given longer n-grams."""
     words = np.arange(len(vocabulary), dtype=U32)[:, None]
     return ModelColumns.of(vocabulary, [without_values(ids) for ids in (words, *sections)])
 
@@ -130,12 +128,12 @@ def interpolate(
     threads: int = 2,
     progress: Tell | None = None,
 ) -> ModelColumns:
-    """Approximations of one source with equal weights, as one model (A_m), pruned to a size.
+    """Interpolates approximations of one source with equal weights (A_m), pruned to a size.
 
     Args
-        ngrams  of all orders together, words included; None keeps all
+        ngrams  over all orders, including words; None keeps all
     Returns
-        its n-grams are a topology: closed under prefixes and suffixes
+        a model whose n-grams are a topology: closed under prefixes and suffixes
     """
     merged = merge_models(
         unite(models), [1 / len(models)] * len(models), threads=threads, progress=progress

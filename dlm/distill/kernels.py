@@ -1,8 +1,8 @@
 """Counts along suffixes, and the KL step of a context: arrays in, arrays out, no GIL.
 
-A context's n-grams lie together (`OrderColumns`), and so do those of each of its children, the
-contexts one word longer that back off to it; the suffixes of a child's n-grams are n-grams of the
-context. So the problem of a context is read and written in a few ranges of the arrays.
+A context's n-grams are contiguous (`OrderColumns`), and so are those of each of its children, the
+contexts one word longer that back off to it. The suffixes of a child's n-grams are n-grams of the
+context. So one context's problem reads and writes only a few ranges of the arrays.
 """
 
 # mypy: disable-error-code="assignment"
@@ -12,7 +12,7 @@ import numpy as np
 
 from dlm.jit import kernel
 
-# Below this share of probability, what is left is added up and not subtracted.
+# Below this probability, the mass left over is summed instead of subtracted.
 _LITTLE = 1e-9
 
 
@@ -36,7 +36,7 @@ def subtract_at(values, place, total):  # type: ignore[no-untyped-def]
 
 @kernel("float64[:], uint32[:], uint32[:], out float64[:]")
 def subtract_from_prefix(values, prefix, suffix, total):  # type: ignore[no-untyped-def]
-    """total[suffix[i]] -= values[prefix[i]]: what a context passes on, but not for its own words.
+    """total[suffix[i]] -= values[prefix[i]]: a context passes nothing on for the words it lists.
 
     Shapes  (m,), (n,), (n,), (l,)
     """
@@ -46,7 +46,7 @@ def subtract_from_prefix(values, prefix, suffix, total):  # type: ignore[no-unty
 
 @kernel("float32[:, :], uint32[:], uint32[:], uint32[:], out float64[:], out float64[:]")
 def add_given(given, rows, first_child, words, ngrams, contexts):  # type: ignore[no-untyped-def]
-    """What a source gives after some histories, added to the counts of contexts that end them.
+    """Adds a source's distributions after histories to the counts of contexts that end them.
 
     Shapes, b histories, contexts of length k
         given        (b, v)    float32  a distribution after each history
@@ -67,12 +67,12 @@ def add_given(given, rows, first_child, words, ngrams, contexts):  # type: ignor
 
 @kernel("float32[:, :], float64[:], out uint32[:]")
 def draw(given, at, drawn):  # type: ignore[no-untyped-def]
-    """A word of each distribution: the first at which the sum of probabilities is above `at`.
+    """Draws from each distribution: the first word whose cumulative probability exceeds `at`.
 
     Shapes
         given  (b, v)  float32  rows sum to 1, or nearly
         at     (b,)    float64  0 <= at < 1
-        drawn  (b,)    uint32   filled; of probability above 0
+        drawn  (b,)    uint32   filled; always has probability above 0
     """
     for b in range(len(at)):
         left = at[b]
@@ -88,12 +88,12 @@ def draw(given, at, drawn):  # type: ignore[no-untyped-def]
 
 @kernel("uint32[:], out int64[:], out uint32[:]")
 def group_by(place, begin, rows):  # type: ignore[no-untyped-def]
-    """Rows by the place that each leads to: those of place p are rows[begin[p]:begin[p + 1]].
+    """Groups rows by place: those of place p are rows[begin[p]:begin[p + 1]].
 
     Shapes
         place  (n,)      uint32
         begin  (m + 1,)  int64   filled
-        rows   (n,)      uint32  filled, rising within a place
+        rows   (n,)      uint32  filled, increasing within a place
     """
     begin[:] = 0
     for i in range(len(place)):
@@ -111,12 +111,12 @@ def group_by(place, begin, rows):  # type: ignore[no-untyped-def]
 
 @kernel("float64[:], float64, uint32[:], int64, int64, int64")
 def left_over(prob, prob_back, suffix, begin, end, first):  # type: ignore[no-untyped-def]
-    """What a distribution gives to all that a child does not list.
+    """The probability of all words that a child does not list.
 
     Shapes
-        prob        (n,)  float64  of the listed words of a context; they and prob_back sum to 1
-        prob_back   of what it does not list
-        suffix      rows begin..end of it rise and name the words that the child lists; less `first`
+        prob        (n,)  float64  of a context's listed words; with prob_back they sum to 1
+        prob_back   of the words it does not list
+        suffix      entries begin..end increase; minus `first` they are the child's words
     """
     listed = 0.0
     for i in range(begin, end):
@@ -162,10 +162,10 @@ def fit_contexts(  # type: ignore[no-untyped-def]
     iterations,
     residual,
 ):
-    """The distributions of the contexts begin..end that lose least relative entropy.
+    """Fits the distributions of contexts begin..end by least relative entropy.
 
-    Each is found by minorisation and maximisation (Hunter 2004) of the likelihood that a word is
-    chosen from what is offered: all words, or those that a child does not list.
+    Each maximises, by minorisation and maximisation (Hunter 2004), the likelihood that a word is
+    chosen among the words on offer: all of them, or those that a child does not list.
 
     Shapes, contexts of length k, n-grams of order k + 1 and children of length k + 1
         first_child     (m + 1,)  uint32   of the contexts, among n-grams
@@ -176,13 +176,13 @@ def fit_contexts(  # type: ignore[no-untyped-def]
         found           (n,)      float64  C(w, h)
         backed, direct, visited  (m,) float64  C(phi, h), visits that begin here, all visits
         child_backed    (n,)      float64  C(phi, h) of the children
-        prior           (m,)      float64  visits that are added to a context that was visited
-        prior_prob      (n,)      float64  how each of these is spread over n-grams,
-        prior_back      (m,)      float64  and what of it goes to words not listed
+        prior           (m,)      float64  visits to add to a visited context
+        prior_prob      (n,)      float64  how each of them is spread over n-grams,
+        prior_back      (m,)      float64  and its share for words not listed
         tolerance       float64   of moment matching, as a share of the context's counts
-        most            int64     steps
+        most            int64     most steps
         prob            (n,)      float64  filled; nan in contexts that were never visited
-        prob_back       (m,)      float64  filled: what is given to words not listed
+        prob_back       (m,)      float64  filled: probability of words not listed
         iterations      (m,)      int64    filled
         residual        (m,)      float64  filled: of moment matching, at the end
     """
@@ -225,7 +225,7 @@ def fit_contexts(  # type: ignore[no-untyped-def]
                     i, j = np.int64(grandchild[child]), np.int64(grandchild[np.int64(child) + 1])
                     left = left_over(y, y_back, suffix, i, j, first)
                     if left <= 0.0:
-                        continue  # it lists all that is ever said: rounding alone backs off
+                        continue  # it lists every word: only rounding backs off
                     rate = child_backed[child] / left
                     weight += rate
                     for e in range(i, j):
@@ -266,9 +266,9 @@ def fit_contexts(  # type: ignore[no-untyped-def]
 def weigh(  # type: ignore[no-untyped-def]
     parent, parent_first, first_child, suffix, below, below_back, prob, prob_back, weight
 ):
-    """Backoff weights: what a context leaves over what its parent gives to the same words.
+    """Backoff weights: a context's leftover mass, divided by its parent's mass on the same words.
 
-    A context that was never visited is its parent: its words get what they get there.
+    A context that was never visited copies its parent's probabilities.
 
     Shapes, contexts of length k >= 1
         parent        (m,)      uint32   the context that each backs off to
@@ -276,9 +276,9 @@ def weigh(  # type: ignore[no-untyped-def]
         first_child   (m + 1,)  uint32   of the contexts, among the n-grams of order k + 1
         suffix        (n,)      uint32   of those n-grams
         below         (l,)      float64  P of the n-grams of order k
-        below_back    (p,)      float64  what the parents leave
+        below_back    (p,)      float64  leftover mass of the parents
         prob          (n,)      float64  P of the n-grams of order k + 1; nan is filled in
-        prob_back     (m,)      float64  what the contexts leave; nan is filled in
+        prob_back     (m,)      float64  leftover mass of the contexts; nan is filled in
         weight        (m,)      float64  filled; 0 where nothing is left
     """
     for q in range(len(weight)):

@@ -1,8 +1,8 @@
-"""Words as what pieces spell: the tree of their characters, and the pieces that lead through it.
+"""Words as spelled by pieces: a tree of their characters, with pieces as the arcs.
 
-A node is what has been spelled of a word; all ways to cut it into pieces meet there. With the end
-of a word as a symbol of its own, this is the transducer M of FNG 6: deterministic, and a word is
-said at one node by one symbol, its end.
+A node is the part of a word spelled so far; all segmentations of it lead there. With the end of a
+word as a symbol of its own, this is the transducer M of FNG 6: it is deterministic, and each word
+is said at one node by one symbol, its end.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from dlm.ngram.vocab import MARKS, Vocabulary, is_mark
 
 @dataclass(frozen=True, eq=False)
 class Lexicon:
-    """The words that wordpieces are to spell.
+    """The words that wordpieces spell.
 
     Shapes, v pieces, n nodes (node 0 is the root, before a word), a arcs
-        kind       (v,)      uint8  what a piece is to a word: `mass_kernels.GOES_ON` and so on
-        enters     (v,)      int64  the node after a piece that begins a word; OUTSIDE
+        kind       (v,)      uint8  what a piece does to a word: `mass_kernels.GOES_ON` and so on
+        enters     (v,)      int64  the node after a piece that begins a word, or OUTSIDE
         begin      (n + 1,)  int64  arcs of node i are begin[i]:begin[i + 1]
-        arc_piece  (a,)      int64  rising within a node
-        arc_node   (a,)      int64  where it leads
-        word_at    (n,)      int64  the word that ends at a node; 0, <unk>, where none does
-        base       (w,)      float64  of each word half an equal share, half what its pieces'
-                             own probabilities say (Kudo 2018, a unigram model, to which rare words
-                             are next to impossible); sums to 1 over words, marks have 0
+        arc_piece  (a,)      int64  increasing within a node
+        arc_node   (a,)      int64  the node after the arc
+        word_at    (n,)      int64  the word that ends at a node; 0 (<unk>) if none does
+        base       (w,)      float64  half a uniform share, half the unigram probability of the
+                             word's pieces (Kudo 2018), which makes rare words nearly impossible;
+                             sums to 1 over words, marks have 0
     """
 
     vocabulary: Vocabulary
@@ -46,10 +46,10 @@ class Lexicon:
 
     @classmethod
     def of(cls, inventory: Inventory, words: Iterable[bytes]) -> Lexicon:
-        """The words that an inventory can spell; those that it cannot are left out.
+        """The words that an inventory can spell; the others are left out.
 
         Raises
-            ConfigError  it can spell none
+            ConfigError  it can spell none of them
         """
         ln_piece = inventory.log_probabilities()
         spelled: list[str] = []
@@ -64,8 +64,8 @@ class Lexicon:
                 ln_words.append(float(ln_piece[cut].sum()))
         if not spelled:
             raise ConfigError(
-                "the wordpieces spell no word of the topology: give one of words in the language, "
-                "spelling and case that they were made of"
+                "the wordpieces spell no word of the topology; give a topology in the language, "
+                "spelling and case of the text that the wordpieces were made from"
             )
         vocabulary = Vocabulary([*MARKS, *(w.encode() for w in spelled)], unk_in_model=True)
         likely = np.exp(np.array(ln_words) - max(ln_words))
@@ -75,17 +75,17 @@ class Lexicon:
 
     @property
     def begins_word(self) -> NDArray[np.bool_]:
-        """(v,) bool: of the pieces, which begin a word."""
+        """(v,) bool: which pieces begin a word."""
         return np.isin(self.kind, (kernels.BEGINS, kernels.BEGINS_UNKNOWN))
 
     def walk(self, nodes: NDArray[np.int64], pieces: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The node after each piece, from the node before it; `OUTSIDE` for what is no word."""
+        """The node after each piece, from the node before it; `OUTSIDE` if it is not in a word."""
         arcs = self.begin, self.arc_piece, self.arc_node
         out: NDArray[np.int64] = kernels.walk(nodes, pieces, self.kind, self.enters, *arcs)
         return out
 
     def split(self, given: NDArray[np.floating], nodes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """What the next piece is to the word: see `mass_kernels.split_mass`."""
+        """What the next piece does to the word: see `mass_kernels.split_mass`."""
         out = np.empty((len(given), 4))
         exact = np.ascontiguousarray(given, np.float64)
         kernels.split_mass(exact, nodes, self.kind, self.begin, self.arc_piece, out)

@@ -1,4 +1,4 @@
-"""Counting what a source that spells its words gives to them: arrays in, arrays out, no GIL."""
+"""Counting for a source that spells its words: arrays in, arrays out, no GIL."""
 
 # mypy: disable-error-code="assignment"
 from __future__ import annotations
@@ -7,8 +7,8 @@ import numpy as np
 
 from dlm.jit import kernel
 
-# What a piece is to a word: it goes on with it, begins one that may be a word of the lexicon or
-# that cannot, ends the sentence, or is never said.
+# What a piece does to a word: it continues the word, begins one that may be in the lexicon, begins
+# one that cannot be, ends the sentence, or never occurs.
 GOES_ON, BEGINS, BEGINS_UNKNOWN, ENDS, NEVER = 0, 1, 2, 3, 4
 OUTSIDE = -1  # the node of a word that left the lexicon
 
@@ -18,14 +18,14 @@ OUTSIDE = -1  # the node of a word that left the lexicon
 def add_mass(  # type: ignore[no-untyped-def]
     contexts, rows, words, mass, first_child, last_words, ngram_counts, context_counts
 ):
-    """What a source gives to some words, added to the counts of contexts that end its histories.
+    """Adds a source's mass on some words to the counts of contexts that end its histories.
 
     Shapes, h histories, e words, contexts of length k
         contexts        (h,)      uint32   the context of this length; NO_ROW without one
         rows            (e,)      int64    the history of each word
         words, mass     (e,)      uint32, float64
         first_child     (m + 1,)  uint32   of the contexts, among the n-grams of order k + 1
-        last_words      (n,)      uint32   of those; rising within a context
+        last_words      (n,)      uint32   of those; increasing within a context
         ngram_counts    (n,)      float64  added to
         context_counts  (m,)      float64  added to
     Trusts              rows < h
@@ -56,7 +56,7 @@ def walk(nodes, pieces, kind, enters, begin, arc_piece, arc_node):  # type: igno
         kind       (v,)      uint8
         enters     (v,)      int64  the node after a piece that begins a word
         begin      (n + 1,)  int64  arcs of node i are begin[i]:begin[i + 1]
-        arc_piece  (a,)      int64  rising within a node
+        arc_piece  (a,)      int64  increasing within a node
         arc_node   (a,)      int64
         returns    (b,)      int64
     """
@@ -82,14 +82,13 @@ def walk(nodes, pieces, kind, enters, begin, arc_piece, arc_node):  # type: igno
 
 @kernel("float64[:, :], int64[:], uint8[:], int64[:], int64[:], out float64[:, :]")
 def split_mass(given, nodes, kind, begin, arc_piece, out):  # type: ignore[no-untyped-def]
-    """What the next piece is to the word that is being spelled.
+    """The probability that the next piece does each of four things to the word being spelled.
 
     Shapes, b words, v pieces
         given   (b, v)  float64
-        nodes   (b,)    int64    as `walk` has them
-        out     (b, 4)  float64  filled: it begins a word that may be of the lexicon, or one that is
-                                 not; it ends the sentence; it leads out of the lexicon inside of
-                                 a word
+        nodes   (b,)    int64    as in `walk`
+        out     (b, 4)  float64  filled: it begins a word that may be in the lexicon; begins one
+                                 that cannot be; ends the sentence; leaves the lexicon within a word
     """
     out[:] = 0.0
     for i in range(len(given)):

@@ -1,9 +1,9 @@
-"""Several models as one by their counts: the nearest model to a mixture of whole sentences.
+"""Merges models by their counts: the nearest model to a mixture of whole sentences.
 
-A sentence of the mixture is one of model k with probability weight k. What is expected of such
-sentences is linear in the models, so their counts are added with their weights, and one KL step
-makes the model (instead of a mixture of probabilities in each context, as `dlm.estimate.merge` and
-the merging of Hsu 2007 or OpenGrm have it). It knows which contexts each model says often.
+A sentence of the mixture comes from model k with probability weight k. Expected counts are linear
+in the models, so they are added with their weights, and one KL step makes the model. Unlike mixing
+probabilities in each context (`dlm.estimate.merge`, Hsu 2007, OpenGrm), this takes into account
+which contexts each model visits often.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def mixed_counts(
     Args
         counts     of each source, on one topology
         weights    of the sources: at least 0, of sum 1
-        sentences  that each of `counts` is of, as many as were sampled; 1 each if not given, as
-                   `backoff.exact_counts` has it
+        sentences  how many each of `counts` covers (sampled sentences); 1 each by default, as from
+                   `backoff.exact_counts`
     Raises
-        ConfigError  weights that are none; no sentences
+        ConfigError  invalid weights; no sentences
     """
     shares = check_weights(weights, len(counts)).tolist()
     said = list(sentences) or [1.0] * len(counts)
     if len(said) != len(counts) or not all(number > 0 for number in said):
         raise ConfigError(
-            f"counts of {said} sentences; give a number over 0 for each of {len(counts)} sources"
+            f"sentences {said}; expected a number above 0 for each of the {len(counts)} sources"
         )
     first, *rest = (
         each.scaled(share / number)
@@ -56,10 +56,10 @@ def merge_by_counts(
     """The nearest model to a mixture of backoff models, on their n-grams or fewer.
 
     Args
-        weights   of the models, of whole sentences: at least 0, of sum 1
-        topology  whose n-grams it has; all n-grams of all models if not given
+        weights   of the models, for whole sentences: at least 0, summing to 1
+        topology  the n-grams of the result; by default all n-grams of all models
     Raises
-        ConfigError  weights that are none; as `topology.restricted`
+        ConfigError  invalid weights; as `topology.restricted`
         DlmError     the sentences of a model do not end
     Guarantees
         no model with these n-grams is nearer to the mixture, by relative entropy

@@ -1,6 +1,6 @@
-"""The network of a run of `dlm federate` as a source: it follows sentences a word at a time.
+"""The network of a run of `dlm federate` as a source: it follows sentences one word at a time.
 
-The state of its layers is kept, so that a history costs one step, whatever its length.
+It keeps the state of its layers, so a history costs one step, however long it is.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class NetworkSource:
     """The released network of a run of `dlm federate`.
 
     Fields
-        vocabulary  of its words, or of its wordpieces
-        inventory   of wordpieces; None of a network of words. `pieces_to_words.PieceSource` makes
-                    words of what it says
+        vocabulary  of its words or wordpieces
+        inventory   of wordpieces; None for a network of words. `pieces_to_words.PieceSource` turns
+                    pieces into words
     Raises
         ConfigError   a run without a vocabulary
         FormatError, PrivacyError  as `federated.train.load_model`
@@ -40,7 +40,7 @@ class NetworkSource:
     def __init__(self, run: Path, *, batch: int = BATCH) -> None:
         model = load_model(run)
         if model.vocabulary is None:
-            raise ConfigError(f"{run} has no vocabulary: its ids cannot be made words")
+            raise ConfigError(f"{run} has no vocabulary to turn its ids into words")
         words = model.vocabulary.words
         self.inventory = None if isinstance(words, WordList) else words
         names = words.words if isinstance(words, WordList) else words.pieces()[FIRST_WORD_ID:]
@@ -58,7 +58,7 @@ class NetworkSource:
         """ln P of each word after each prefix, which begins with `<s>`.
 
         Shapes
-            prefixes  (b, t)  int32  what is behind `lengths` does not count
+            prefixes  (b, t)  int32  entries beyond `lengths` are ignored
             lengths   (b,)    int32  1 to t
             returns   (b, v)  float32
         """
@@ -67,11 +67,11 @@ class NetworkSource:
         return np.asarray(jax.nn.log_softmax(_without_begin(last), axis=-1))
 
     def histories(self, places: int) -> NetworkHistories:
-        """Sentences under way, a step of the network for each word."""
+        """Unfinished sentences, at one step of the network per word."""
         return NetworkHistories(self._network, self._params, places)
 
     def visits(self, samples: int, seed: int) -> SampledVisits:
-        """The histories of sampled sentences; the same for the same arguments."""
+        """The histories of sampled sentences; the same arguments give the same ones."""
         batch = min(self._batch, samples)
         return SampledVisits(self.histories(batch), self.vocabulary, samples, (seed,), batch)
 
@@ -88,7 +88,7 @@ class NetworkHistories:
     def advance(
         self, words: NDArray[np.uint32], places: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """As `Histories` has it; the other places are begun anew."""
+        """See `Histories`; the other places start again."""
         self._words[:] = BOS_ID
         self._words[places] = words
         begins = self._words == BOS_ID
@@ -96,11 +96,11 @@ class NetworkHistories:
         return np.asarray(given)[places], np.asarray(entropy)[places]
 
     def arrays(self) -> list[NDArray[Any]]:
-        """As `Histories` has it."""
+        """See `Histories`."""
         return [np.asarray(leaf) for leaf in jax.tree.leaves(self._state)]
 
     def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """As `Histories` has it."""
+        """See `Histories`."""
         shape = jax.tree.structure(self._state)
         self._state = jax.tree.unflatten(shape, [jnp.asarray(array) for array in arrays])
 
@@ -108,7 +108,7 @@ class NetworkHistories:
 def _step(
     params: rnn.Params, state: rnn.State, words: Any, begins: Any, *, config: rnn.RnnConfig
 ) -> tuple[Any, Any, rnn.State]:
-    """The distributions after a word of each sentence, their entropies, and the state."""
+    """The distributions after one word per sentence, their entropies, and the state."""
     state = [tuple(jnp.where(begins[:, None], 0.0, part) for part in layer) for layer in state]
     logits, state = rnn.run(params, config, state, words[:, None])
     ln_given = jax.nn.log_softmax(_without_begin(logits[:, 0]), axis=-1)
@@ -118,5 +118,5 @@ def _step(
 
 
 def _without_begin(logits: Any) -> Any:
-    """`<s>` begins sentences and is never said."""
+    """`<s>` begins sentences and is never predicted."""
     return logits.at[..., BOS_ID].set(-jnp.inf)

@@ -1,4 +1,4 @@
-"""What a backoff model gives to every word after a history: whole distributions."""
+"""A backoff model's whole next-word distributions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlm.estimate.columns import ModelColumns
 class NextWords:
     """Distributions of a model's next word.
 
-    Cost   all words for each order and history, 8 bytes each: ask for some histories at a time
+    Cost   8 bytes per word, order and history: pass a few histories at a time
     """
 
     def __init__(self, model: ModelColumns) -> None:
@@ -25,7 +25,7 @@ class NextWords:
         """P of each word after each history.
 
         Shapes
-            histories  (b, m)  uint32   most recent last, `MISSING` where they are shorter
+            histories  (b, m)  uint32   most recent last, `MISSING` where shorter
             returns    (b, v)  float64
         """
         out = np.repeat(self._prob[0][None, :], len(histories), axis=0)

@@ -1,12 +1,12 @@
 """A network of wordpieces as a source of words (FNG 6).
 
-FNG builds a topology of pieces, counts on it, and moves the counts to the topology of words. Here
-no such topology is built: wherever a sample stands inside a word, what the network gives to the end
-of that word counts for it, after the history at which the word began. Both give the same counts.
+FNG builds a topology of pieces, counts on it, and moves the counts to the topology of words. No
+piece topology is built here: wherever a sample is inside a word, the network's probability that the
+word ends there counts for that word, after the history before the word. The counts are the same.
 
-A piece that begins with U+2581 begins a word, so that a word has ended only when the next piece
-does, or the sentence ends. Its end is taken as a symbol of its own, whose probability is theirs
-together: no word is then the beginning of another.
+A piece that starts with U+2581 begins a word, so a word has ended only when the next piece begins
+another or the sentence ends. The end of a word is treated as a symbol whose probability is the sum
+of theirs; then no word is a prefix of another.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from dlm.federated.tokens import BOS_ID
 from dlm.ngram.vocab import UNK_ID, Vocabulary
 from dlm.units import counted
 
-_ROOT = 0  # the node of a sentence of which nothing has been said
+_ROOT = 0  # the node at the beginning of a sentence
 
 
 class PieceSource:
-    """What a network of wordpieces says, in words.
+    """A network of wordpieces as a source of words.
 
     Args
         network   of wordpieces
         words     of the topology; those that the pieces cannot spell are left out
-        history   words that a context of the topology has at most
-        cased     a model of cased text: the words are spelled as it has them (`capitalize`), and
-                  what pieces spell is their lower case
+        history   most words in a context of the topology
+        cased     a model of cased text: words get its spellings (`capitalize`), and the pieces
+                  spell their lower case
     Fields
         vocabulary  marks, and the words that pieces can spell
-        base        (v,) float64: what words that no sample spells are taken to be worth
+        base        (v,) float64: the prior of words, for those that no sample spells
     Raises
         ConfigError  the pieces spell none of the words
     """
@@ -70,7 +70,7 @@ class PieceSource:
         self._network, self._history = network, history
 
     def visits(self, samples: int, seed: int) -> ReadVisits:
-        """As `source.Source` has it: `WordMass`."""
+        """See `source.Source`: `WordMass`."""
         reader = PieceReader(self.lexicon, self._history, self._spellings, seed)
         return ReadVisits(self._network.visits(samples, seed), reader)
 
@@ -81,18 +81,18 @@ def in_words(
     cased: ModelColumns | None,
     progress: Callable[[str], None],
 ) -> NetworkSource | CasedSource | PieceSource:
-    """The network as a source of words: of the topology's, if it says wordpieces.
+    """The network as a source of words: the topology's words, if the network says wordpieces.
 
     Args
-        cased  a model of cased text, if the words are to be spelled as it has them
+        cased  a model of cased text whose spellings the words get, if any
     Raises
-        ConfigError  as `PieceSource`, `capitalize.Spellings`; no topology for wordpieces
+        ConfigError  as `PieceSource`, `capitalize.Spellings`; wordpieces without a topology
     """
     if network.inventory is None:
         return network if cased is None else CasedSource(network, cased)
     if topology is None:
         raise ConfigError(
-            "a network of wordpieces does not say which words it knows: give a topology of words"
+            "a network of wordpieces does not say which words it knows; give a topology of words"
         )
     words = topology.vocabulary.words
     progress(
@@ -102,20 +102,20 @@ def in_words(
 
 
 class PieceReader:
-    """Reads words from visits of pieces, a step for a step.
+    """Turns each visit of pieces into a visit of words.
 
-    At a place inside a word, spelled as far as a node: the word that ends there gets what the next
-    piece gives to its end; `<unk>` gets that where none does, and what leads out of the lexicon.
-    `</s>`, and words that begin outside of the lexicon, are said after the word has ended: they get
-    what the piece gives to them, after the history that the word would end.
+    Inside a word, spelled as far as a node: the word that ends at the node gets the probability
+    that it ends there. `<unk>` gets it if no word does, and also the probability of leaving the
+    lexicon. `</s>`, and words outside the lexicon, come after the word has ended: they get their
+    probability, after the history that the word would end.
 
     Args
-        history    words of a history that are kept
-        spellings  of the words, if they are to be cased; what a word gets is then split over them,
-                   and histories have those that are drawn from `seed`
+        history    words of history to keep
+        spellings  of the words, if they are cased: a word's mass is split over them, and histories
+                   have spellings drawn from `seed`
     Guarantees
-        what words are expected to get is what the network gives to them, added up over all ways to
-        spell them; and a history is visited as often as words get something after it
+        a word's expected mass is the network's probability of it, summed over all its
+        segmentations; a history's visits are the mass of all words after it
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class PieceReader:
         self._lexicon, self._length = lexicon, max(history, 1)
         self._spellings = spellings
         self._random = spelling_generator(seed)
-        # Of each place: the node of the word that is being spelled, what was said before it, and
-        # the word that has ended if the next piece begins one.
+        # For each place: the node of the word being spelled, the words before it, and the word
+        # that has ended if the next piece begins one.
         self._node = np.zeros(0, np.int64)
         self._window = np.zeros((0, self._length), np.uint32)
         self._ending = np.zeros(0, np.uint32)
 
     def read(self, visit: Visit) -> WordMass:
-        """What words get where samples stand now."""
+        """The mass of words at the samples' current places."""
         lexicon, vocabulary, places = self._lexicon, self._lexicon.vocabulary, visit.places
         self._make_room(int(places[-1]) + 1)
         pieces = visit.words.astype(np.int64)
@@ -159,7 +159,7 @@ class PieceReader:
                 (rows, said, np.where(at > _ROOT, entering + unknown + ends, 0.0)),
                 (rows, UNK_ID, np.where(inside, out, 0.0)),
                 (rows + len(at), vocabulary.end_id, ends),
-                # A sentence begins with a piece that begins a word, or with what is none.
+                # A sentence begins with a piece that begins a word, or with one outside words.
                 (rows + len(at), UNK_ID, unknown + np.where(inside, 0.0, out)),
             ],
             int(begins.sum()),
@@ -167,12 +167,12 @@ class PieceReader:
         return given if self._spellings is None else self._spellings.split_mass(given)
 
     def position(self) -> work.Position:
-        """As `visits.VisitReader` has it."""
+        """See `visits.VisitReader`."""
         drawn = {"random": self._random.bit_generator.state}
         return work.Position([self._node, self._window, self._ending], drawn)
 
     def restore(self, at: work.Position) -> None:
-        """As `visits.VisitReader` has it."""
+        """See `visits.VisitReader`."""
         self._node, self._window, self._ending = (array.copy() for array in at.arrays)
         self._random.bit_generator.state = at.facts["random"]
 
@@ -186,5 +186,5 @@ class PieceReader:
 
 
 def pushed(histories: NDArray[np.uint32], words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Each history with a word more; the oldest falls out."""
+    """Each history with one more word; the oldest is dropped."""
     return np.concatenate([histories[:, 1:], words[:, None]], axis=1)

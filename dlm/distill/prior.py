@@ -1,7 +1,7 @@
-"""What is added to the counts of contexts, so that no word of a sample is lost or overrated.
+"""Priors added to the counts of contexts, so that no word of a sample is lost or overrated.
 
-A prior is some visits to each context that was visited, and how they are spread over its words. It
-is added to a context's own problem alone: what longer contexts back off to it stays.
+A prior adds some visits to each visited context and spreads them over its words. It changes only
+that context's own problem, not what longer contexts pass to it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dlm.estimate.columns import ModelColumns
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """Visits that are added to contexts.
+    """Visits to add to contexts.
 
     Shapes, n_k n-grams of order k, k from 0 to N - 1
         visits[k]    (n_k,)      float64  to each context of length k
-        prob[k]      (n_{k+1},)  float64  what one of them gives to an n-gram of order k + 1
-        unlisted[k]  (n_k,)      float64  what one of them gives to words that are not listed
+        prob[k]      (n_{k+1},)  float64  share of a visit for an n-gram of order k + 1
+        unlisted[k]  (n_k,)      float64  share of a visit for words that are not listed
     """
 
     visits: list[NDArray[np.float64]]
@@ -35,7 +35,7 @@ class Prior:
 def as_seen(
     topology: ModelColumns, counts: NgramCounts, local: LocalCounts, visits: float
 ) -> Prior:
-    """The same visits to each context, spread as the words were seen after it."""
+    """The same number of visits to each context, spread as the words were seen after it."""
     found = Prior([], [], [])
     for k, columns in enumerate(topology.orders):
         visited = np.maximum(counts.contexts[k], np.finfo(float).tiny)
@@ -51,21 +51,22 @@ def as_backed_off(
     base: NDArray[np.float64],
     visits: float | None = None,
 ) -> Prior:
-    """Visits that are spread as the context one shorter says, for counts that lack words.
+    """Visits spread by the distribution of the next shorter context, for counts that lack words.
 
-    A source that spells its words gives nothing to those that no sample spelled, and their n-grams
-    would have probability 0. As many visits are added as different words were seen, 1 at the least.
+    A source that spells its words gives nothing to words that no sample spelled, so their n-grams
+    would have probability 0. By default each context gets as many visits as it saw distinct words,
+    and at least 1.
 
     Args
-        base    (v,) float64, sums to 1: what the visits to the empty context are spread as
-        visits  to each context; None for as many as words were seen
+        base    (v,) float64, sums to 1: spreads the visits to the empty context
+        visits  to each context; None for its number of distinct words
     Guarantees
-        where base is over 0, so is every probability
+        every probability is above 0 where base is
     Raises
-        ConfigError  below 0 visits
+        ConfigError  visits below 0
     Paper
-        Witten and Bell 1991, method C, in fractional counts: a word that has a count
-        below 1 is seen that much
+        Witten and Bell 1991, method C, with fractional counts: a word with a count below 1 adds
+        that count to the number of distinct words
     """
     if visits is not None:
         check_visits(visits)
@@ -73,7 +74,7 @@ def as_backed_off(
     smoothed = np.zeros(0)
     for k, columns in enumerate(topology.orders):
         seen, visited = counts.ngrams[k], counts.contexts[k]
-        # Row 0 of the empty context is all there is of it.
+        # The empty context has only row 0.
         prefix = columns.prefix if k else np.zeros(len(columns), np.intp)
         below = smoothed[columns.suffix] if k else base
         if visits is None:
@@ -92,6 +93,6 @@ def as_backed_off(
 
 
 def check_visits(visits: float) -> None:
-    """Raises `ConfigError` for numbers below 0, and for what is not a number."""
+    """Raises `ConfigError` for numbers below 0, and for NaN."""
     if not 0 <= visits < math.inf:
-        raise ConfigError(f"a prior of {visits}; give 0 or more visits")
+        raise ConfigError(f"prior of {visits} visits; expected 0 or more")

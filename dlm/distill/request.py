@@ -1,4 +1,4 @@
-"""What is to be distilled, how, and which choices go together."""
+"""What to distill and how, and which options go together."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ MOST_SAMPLES = 1e15
 
 @dataclass(frozen=True)
 class DistillRequest:
-    """What `files.distill_files` is asked for.
+    """A request to `files.distill_files`.
 
     Fields
         source        an ARPA file; the folder of a run of `dlm federate`; `module:factory`, a
-                      Python object of the protocol `source.Source`
-        topology      an ARPA file, whose values do not matter; `self` for n-grams that the source
+                      Python object that implements `source.Source`
+        topology      an ARPA file, whose values are ignored; `self` for n-grams that the source
                       says; `self+FILE` for both
-        output        ARPA file, compressed by its suffix; None to count into `work` alone
+        output        ARPA file, compressed according to its suffix; None to only count into `work`
         samples       sentences to sample; None for the exact counts of an ARPA file
-        text          file whose contexts count in place of samples, a sentence a line
+        text          file whose contexts are counted instead of samples, one sentence per line
         order, ngrams, interpolated  of `self`, as `sampled.Inference`
         seed, part    as `counting.Sampling`
-        work          folder for counts, which the same request goes on with
-        counts        folders of `work` of all parts: they are added up, and nothing is counted
+        work          folder for counts; the same request resumes from it
+        counts        the `work` folders of all parts: they are added up, nothing is counted
         prior         as `sampled.distill_samples`
         capitalize    ARPA file of cased text, for a network of words in lower case
-        unigrams      counts of words, which replace the model's unigrams or, with a weight below 1,
+        unigrams      counts of words that replace the model's unigrams or, with a weight below 1,
                       are mixed with them
-        public        who says that what has no privacy record is of no user's text
-        memory_bytes  limit; what is free if None
+        public        who vouches that inputs without a privacy record contain no user's text
+        memory_bytes  limit; None for the free memory
     Raises
-        ConfigError   choices that do not go together
+        ConfigError   options that do not go together
     """
 
     source: str
@@ -64,7 +64,7 @@ class DistillRequest:
 
     @property
     def kind(self) -> str:
-        """What the source is: network, object or model."""
+        """Kind of source: network, object or model."""
         path = Path(self.source)
         if path.name == CHECKPOINT or (path / CHECKPOINT).exists():
             return "network"
@@ -72,25 +72,25 @@ class DistillRequest:
 
     @property
     def infers(self) -> bool:
-        """Whether the topology is the source's own, or has it."""
+        """Whether the topology is, or includes, n-grams inferred from the source."""
         return self.topology == SELF or self.topology.startswith(f"{SELF}+")
 
     @property
     def external(self) -> Path | None:
-        """The file of n-grams, if there is one."""
+        """The topology's file of n-grams, if there is one."""
         name = self.topology.removeprefix(SELF).removeprefix("+") if self.infers else self.topology
         return Path(name) if name else None
 
     @property
     def is_exact(self) -> bool:
-        """Whether expected counts are computed, and nothing is sampled."""
+        """Whether expected counts are computed exactly, without sampling."""
         return self.kind == "model" and self.samples is None and not (self.text or self.counts)
 
     def __post_init__(self) -> None:
         if self.threads < 1:
-            raise ConfigError(f"--threads {self.threads}; give 1 or more")
+            raise ConfigError(f"--threads {self.threads}; expected 1 or more")
         if self.capitalize is not None and self.kind != "network":
-            raise ConfigError("--capitalize is for a network; an ARPA file has its spellings")
+            raise ConfigError("--capitalize needs a network; an ARPA file already has spellings")
         if not self.source:
             raise ConfigError(
                 "SOURCE is empty; give an ARPA file, a run of dlm federate, or module:factory"
@@ -99,56 +99,58 @@ class DistillRequest:
         if self.prior is not None:
             check_visits(self.prior)
         if self.seed < 0:
-            raise ConfigError(f"--seed {self.seed}; give 0 or more")
+            raise ConfigError(f"--seed {self.seed}; expected 0 or more")
         self._check_sentences()
         self._check_topology()
         self._check_output()
 
     def _check_sentences(self) -> None:
         if sum((self.samples is not None, self.text is not None, bool(self.counts))) > 1:
-            raise ConfigError("give one of --samples, --text and --counts")
+            raise ConfigError("give only one of --samples, --text and --counts")
         if self.samples is not None and not 1 <= self.samples <= MOST_SAMPLES:
             raise ConfigError(
-                f"--samples {self.samples:g}; give a number of sentences, 1 to {MOST_SAMPLES:g}"
+                f"--samples {self.samples:g}; expected a number of sentences, 1 to {MOST_SAMPLES:g}"
             )
         if self.kind != "model" and self.samples is None and not (self.text or self.counts):
             what = "a network" if self.kind == "network" else "a Python object"
             raise ConfigError(
-                f"{self.source} is {what}, which is sampled: give --samples, such as 1e5"
+                f"{self.source} is {what}, which must be sampled; give --samples, such as 1e5"
             )
 
     def _check_topology(self) -> None:
         if not self.topology or self.topology == f"{SELF}+":
             raise ConfigError(
-                f"--topology {self.topology or 'is empty'}: no file is named; give an ARPA file, "
+                f"--topology {self.topology or 'is empty'}: it names no file; give an ARPA file, "
                 f"{SELF}, or {SELF}+FILE"
             )
         if self.infers and not 1 <= self.order <= MOST_ORDER:
-            raise ConfigError(f"--order {self.order} of --topology self; give 1 to {MOST_ORDER}")
+            raise ConfigError(
+                f"--order {self.order} with --topology self; expected 1 to {MOST_ORDER}"
+            )
         if not self.infers and (self.ngrams is not None or self.interpolated):
             raise ConfigError(
-                "--ngrams and --interpolated go with --topology self; dlm prune makes a given "
-                "topology smaller"
+                "--ngrams and --interpolated need --topology self; to make a given topology "
+                "smaller, use dlm prune"
             )
         if self.interpolated and self.external is None:
             raise ConfigError("--interpolated needs two topologies: --topology self+FILE")
         if self.infers and self.samples is None:
             raise ConfigError(
-                f"--topology {self.topology} is inferred from samples: give --samples, such as 1e5"
+                f"--topology {self.topology} is inferred from samples; give --samples, such as 1e5"
             )
         if self.infers and self.part != (1, 1):
             raise ConfigError(
-                "parts count on one topology, and --topology self would infer one for each; "
-                "distill once with self, and give that model as the topology of the parts"
+                "all parts need the same topology, but --topology self would infer one for each; "
+                "distill once with self, then give that model as the topology of the parts"
             )
 
     def _check_output(self) -> None:
         if self.is_exact and self.work is not None:
-            raise ConfigError("--work keeps counts of --samples or --text; leave it out")
+            raise ConfigError("--work stores counts of --samples or --text; leave it out")
         if self.part != (1, 1) and (self.output is not None or self.is_exact or self.counts):
             raise ConfigError(
-                "a part of the samples or text makes counts and no model: give --work without "
-                "--output, and then all parts' folders with --counts"
+                "--part makes counts, not a model: give --work without --output, then pass all "
+                "parts' folders to --counts"
             )
         if self.output is None and (self.work is None or self.counts or self.infers):
-            raise ConfigError("give --output; or --work with --samples or --text, to count alone")
+            raise ConfigError("give --output; or, to only count, --work with --samples or --text")

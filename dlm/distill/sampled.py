@@ -1,4 +1,4 @@
-"""A source that is sampled, or followed along a text, and the nearest models to it."""
+"""Samples a source, or follows it along a text, and fits the nearest models."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ WHOLE_PRIOR = 0.01  # visits, for sources with whole distributions
 
 
 class SampledSource:
-    """A source of the protocol or a backoff model, as what can be counted.
+    """A protocol source or a backoff model, ready to be counted.
 
     Args
         source  of the protocol, or a backoff model
         name    for errors
-        sha256  of the file it was read from; else it is told by what it says itself
+        sha256  of the file it was read from; without one, it is identified by what it says
     Raises
         ConfigError, SourceError  as `source.SourceReader`; a backoff model without `</s>`
     """
@@ -62,7 +62,7 @@ class SampledSource:
         self._sha256 = sha256
 
     def identity(self) -> dict[str, object]:
-        """What a run that goes on must find again."""
+        """What must be the same when a run resumes."""
         if self._sha256 is not None:
             return {"sha256": self._sha256}
         if self._reader is not None:
@@ -73,21 +73,21 @@ class SampledSource:
     def prior(
         self, topology: ModelColumns, counts: NgramCounts, visits: float | None
     ) -> float | Prior:
-        """What is added to its counts: `visits`, or what is usual for the source."""
+        """The prior for its counts: `visits`, or the default for the source."""
         base = None if self._reader is None else getattr(self._reader.source, "base", None)
         if base is not None:
             return as_backed_off(topology, counts, base, visits)
         return WHOLE_PRIOR if visits is None else visits
 
     def counting(self, topology: ModelColumns, sampling: Sampling | None) -> NgramCounting:
-        """Counting for a closed topology of its words; without `sampling`, of nothing yet."""
+        """Counting for a closed topology of its words; empty without `sampling`."""
         if self._reader is not None:
             return VisitCounting(self._reader, topology, sampling)
         assert self._model is not None
         return WalkCounting(self._model, topology, sampling)
 
     def collection(self, sampling: Sampling) -> SentenceCollection:
-        """SentenceCollection of what it says."""
+        """Collects the sentences it says."""
         if self._reader is not None:
             return collect_from(self._reader, sampling)
         assert self._model is not None
@@ -96,13 +96,13 @@ class SampledSource:
 
 @dataclass(frozen=True)
 class Inference:
-    """How a topology is inferred.
+    """How to infer a topology.
 
     Fields
         order         of its n-grams, 1 to 5
-        ngrams        of all orders together, words included; None keeps all that is said
-        interpolated  with an external topology: give the interpolation (A_m) itself, not the model
-                      made anew on its n-grams (A_r)
+        ngrams        over all orders, including words; None keeps all that were sampled
+        interpolated  with an external topology: return the interpolation (A_m) itself, not the
+                      model fitted again on its n-grams (A_r)
     """
 
     order: int = 3
@@ -119,12 +119,12 @@ def count_source(
     added: Sequence[Path] = (),
     progress: Tell | None = None,
 ) -> tuple[NgramCounts, float]:
-    """Counts for a closed topology, and the source's entropy at all visits together, in nats.
+    """Counts for a closed topology, and the source's entropy summed over all visits, in nats.
 
     Args
         sampling  None with `added`
-        folder  of `--work`: counting is kept there, and gone on with
-        added   counts of several workers, which are added up; nothing is counted here then
+        folder  of `--work`: counting is saved there, and resumed
+        added   counts of several workers to add up; nothing is counted then
     Raises
         ConfigError, FormatError  as `work.count_all` and `work.add_parts`
     """
@@ -153,7 +153,7 @@ def collect_sentences(
     folder: Path | None = None,
     progress: Tell | None = None,
 ) -> NDArray[np.uint32]:
-    """What a source says: words by id, with `</s>` after each sentence; kept as counts are."""
+    """A source's sentences: words by id, `</s>` after each sentence; saved as counts are."""
     collection = source.collection(sampling)
     settings: Mapping[str, Any] = {"source": source.identity(), **sampling.settings()}
     work.count_all(
@@ -200,19 +200,18 @@ def distill_samples(
     added: Sequence[Path] = (),
     progress: Tell | None = None,
 ) -> DistilledModel:
-    """The model with the n-grams of a topology that is nearest to a source, by its samples.
+    """The model on a topology's n-grams that is nearest to a source, by its samples.
 
     Args
         topology       as for `backoff.distill_backoff`
         samples, seed  sentences to draw; the same seed gives the same model
-        sampling       in place of both: a part of the samples, or a text
-        prior          visits that are added to each context which was visited; None for 0.01, and
-                       for a source that spells its words for as many as words were seen
-                       (`prior.as_backed_off`)
+        sampling       instead of both: a part of the samples, or a text
+        prior          visits to add to each visited context; None for 0.01, or, for a source that
+                       spells its words, its number of distinct words (`prior.as_backed_off`)
         folder, added  as for `count_source`
     Raises
         ConfigError  the topology has no n-gram in the source's words; no samples
-        SourceError  the source gives no distribution
+        SourceError  the source does not return distributions
     Paper         Suresh et al. 2021, section 4; FNG section 4
     """
     if not isinstance(source, SampledSource):
@@ -253,15 +252,15 @@ def distill_inferred(
     memory_bytes: int = 1 << 30,
     progress: Tell | None = None,
 ) -> DistilledModel:
-    """The nearest model to a source on n-grams that the source itself says often.
+    """The nearest model to a source, on n-grams that the source itself says often.
 
-    The source is sampled twice, with the same seed: for its n-grams, and for their counts.
+    The source is sampled twice, with the same seed: for its n-grams, then for their counts.
 
     Args
         external      a model whose n-grams supplement them. Both sets of n-grams are counted at
-                      once; a model is made on each (A_e, A_i), they are interpolated with equal
-                      weights and pruned to `inference.ngrams` (A_m), and the nearest model is made
-                      on the n-grams that are left (A_r), of the same counts
+                      once and a model is fitted on each (A_e, A_i). They are interpolated with
+                      equal weights and pruned to `inference.ngrams` (A_m), and the same counts give
+                      the nearest model on the remaining n-grams (A_r)
         scratch, memory_bytes  for estimation, as `infer.infer_topology`
     Raises
         ConfigError   a part of samples, or a text; and as `infer.infer_topology`, `distill_samples`
@@ -271,10 +270,10 @@ def distill_inferred(
         source = SampledSource(source)
     if sampling.text is not None or sampling.part != (1, 1):
         raise ConfigError(
-            "a topology is inferred from all samples in one place: distill once without parts or "
-            "text, and give the n-grams of that model as the topology of what follows"
+            "a topology can only be inferred from all samples in one process; distill once without "
+            "parts or text, then give that model as the topology"
         )
-    # What is wrong is found before anything is sampled.
+    # Checked before anything is sampled.
     check_inferred(source.vocabulary, inference.order, inference.ngrams)
     part = None if external is None else restricted(external, source.vocabulary)
     said = collect_sentences(source, sampling, folder=folder, progress=progress)

@@ -1,4 +1,4 @@
-"""Sentences of a source, collected: text from which a topology is inferred."""
+"""Collects a source's sentences: the text from which a topology is inferred."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ U32 = np.uint32
 
 
 class SentenceStream(Protocol):
-    """Sentences, some at a time, that can be left and taken up."""
+    """Sentences, some at a time, that can be interrupted and resumed."""
 
     def next_sentences(self) -> tuple[int, NDArray[np.uint32]] | None:
-        """How many sentences were begun, and words with `</s>` after each sentence; None at the
+        """Number of sentences begun, and words with `</s>` after each sentence; None at the
         end."""
 
     def position(self) -> work.Position:
-        """As `work.Counting` has it."""
+        """See `work.Counting`."""
 
     def restore(self, at: work.Position) -> None:
-        """Goes on from `position`."""
+        """Resumes from `position`."""
 
 
 class SentenceCollection:
-    """`work.Counting` that keeps sentences: its one sum is all that was said."""
+    """`work.Counting` that keeps sentences: its single sum is all words said."""
 
     can_stop = True
 
@@ -46,7 +46,7 @@ class SentenceCollection:
         self._said: list[NDArray[np.uint32]] = []
 
     def step(self) -> int | None:
-        """As `Counting` has it."""
+        """See `Counting`."""
         more = self._stream.next_sentences()
         if more is None:
             return None
@@ -54,29 +54,29 @@ class SentenceCollection:
         return more[0]
 
     def sums(self) -> list[NDArray[Any]]:
-        """As `Counting` has it; one array of words, with `</s>` after each sentence."""
+        """See `Counting`; one array of words, with `</s>` after each sentence."""
         self._said = [np.concatenate([np.zeros(0, U32), *self._said])]
         return list(self._said)
 
     def position(self) -> work.Position:
-        """As `Counting` has it."""
+        """See `Counting`."""
         return self._stream.position()
 
     def restore(self, sums: Sequence[NDArray[Any]], at: work.Position | None) -> None:
-        """As `Counting` has it."""
+        """See `Counting`."""
         self._said = [sums[0]]
         if at is not None:
             self._stream.restore(at)
 
 
 def collect_from(reader: SourceReader, sampling: Sampling) -> SentenceCollection:
-    """Of a source of the protocol.
+    """From a source of the protocol.
 
     Raises
-        ConfigError  a source that makes visits, whose ends are not told
+        ConfigError  a source that makes visits, which do not show where sentences end
     """
     if reader.makes_visits:
-        raise ConfigError(f"{reader.name} makes visits, and no sentences: give a topology")
+        raise ConfigError(f"{reader.name} makes visits, not sentences; give a topology")
     if hasattr(reader.source, "sample"):
         blocks = source_sentences(reader, sampling.own_samples, sampling.seeds)
         return SentenceCollection(_OwnSentences(blocks, reader.vocabulary.end_id))
@@ -88,7 +88,7 @@ def collect_from(reader: SourceReader, sampling: Sampling) -> SentenceCollection
 
 
 def collect_from_backoff(model: ModelColumns, sampling: Sampling) -> SentenceCollection:
-    """Of a backoff model."""
+    """From a backoff model."""
     return SentenceCollection(_WalkedSentences(model, sampling))
 
 
@@ -111,7 +111,7 @@ class _OwnSentences:
 
 
 class _SampledSentences:
-    """Sentences from their visits: a word belongs to the sentence under way in its place."""
+    """Sentences from their visits: a word belongs to the unfinished sentence at its place."""
 
     def __init__(
         self, stream: SampledVisits, vocabulary: Vocabulary, name: str, places: int

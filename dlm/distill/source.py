@@ -1,4 +1,4 @@
-"""What can be distilled: a model over words that says how probable each next word is.
+"""The protocol of a source: a model over words that gives the probability of each next word.
 
     class MyModel:
         vocabulary = ["</s>", "<unk>", "the", ...]     # a word for each column of log_probs
@@ -7,7 +7,7 @@
         def log_probs(self, prefixes, lengths):        # (b, t) int32, (b,) int32 -> (b, v)
             ...
 
-`SourceReader` numbers its words as models do, checks what it says, and follows sentences.
+`SourceReader` maps its ids to those of a model, checks its output, and follows sentences.
 """
 
 from __future__ import annotations
@@ -33,77 +33,77 @@ from dlm.ngram.vocab import (
     is_unk_spelling,
 )
 
-MOST_WORDS = 200  # of a sentence, which is cut there
+MOST_WORDS = 200  # in a sentence; longer ones are cut
 BATCH = 256
 SUM_TOLERANCE = 1e-3
 _SPACES = b" \t\r\n"
 
 
 class Source(Protocol):
-    """What a user's own model must have to be distilled.
+    """What your own model needs in order to be distilled.
 
-    Optional, each found by its name:
-        begin_id, end_id    ids that begin and end a sentence; else those of `<s>` and `</s>`. They
-                            may be one id
-        record              `Provenance`: what protects the people whose text it learned from.
-                            Without it there is no guarantee, unless somebody vouches
-        digest              str: names the model; a run that goes on refuses another. Else the words
-                            and what begins a sentence are compared
-        sample(seed, n)     n sentences, each a list of ids without begin and end; else words are
-                            drawn from `log_probs`
-        histories(places)   `Histories`: the same distributions word by word, in less time
-        visits(samples, seed)  the visits themselves (`count.Visit`), of a source that makes them
-                            of another. Counting goes on after a kill if they are a
-                            `visits.VisitStream`; of any other iterator it begins anew
+    Optional attributes:
+        begin_id, end_id    ids that begin and end a sentence; default: those of `<s>` and `</s>`.
+                            They may be the same id
+        record              `Provenance`: the protection of the people whose text it learned from.
+                            Without one there is no guarantee, unless somebody vouches
+        digest              str: identifies the model; a resumed run rejects another. By default the
+                            words and the first distribution are compared
+        sample(seed, n)     n sentences, each a list of ids without begin and end; default: words
+                            are drawn from `log_probs`
+        histories(places)   `Histories`: the same distributions word by word, faster
+        visits(samples, seed)  the visits themselves (`count.Visit`), for a source that derives
+                            them from another. After a kill, counting resumes if they are a
+                            `visits.VisitStream`, and starts again for any other iterator
     """
 
     @property
     def vocabulary(self) -> Vocabulary | Sequence[bytes | str]:
-        """The word of each id, that is, of each column of `log_probs`."""
+        """The word of each id, which is a column of `log_probs`."""
 
     def log_probs(self, prefixes: NDArray[np.int32], lengths: NDArray[np.int32]) -> Any:
         """ln P of each word after each prefix.
 
         Shapes
-            prefixes  (b, t)  int32  ids, from the one that begins a sentence; what is behind
-                                     `lengths` does not count
+            prefixes  (b, t)  int32  ids, starting with the one that begins a sentence; entries
+                                     beyond `lengths` are ignored
             lengths   (b,)    int32  1 to t
             returns   (b, v)  natural logarithms, whose exponentials sum to 1 within 1e-3; -inf is
-                              allowed. What the begin of a sentence gets is left out, and the rest
-                              scaled
+                              allowed. The probability of `begin_id` is removed and the rest
+                              rescaled
         """
 
 
 class Histories(Protocol):
-    """Sentences under way, in places of a batch, and what comes next in each."""
+    """The unfinished sentences of a batch, one per place, and the next word of each."""
 
     def advance(
         self, words: NDArray[np.uint32], places: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Takes a word for each of some places; `<s>` begins a new sentence there.
+        """Takes one word for each given place; `<s>` begins a new sentence there.
 
         Shapes, n places
             words    (n,)    uint32
-            places   (n,)    int64    rising
+            places   (n,)    int64    increasing
             returns  (n, v)  float32  the distribution of the next word; (n,) float32 its entropy
         """
 
     def arrays(self) -> list[NDArray[Any]]:
-        """All that `restore` needs to go on from here."""
+        """All that `restore` needs to resume from here."""
 
     def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """Goes on from `arrays`."""
+        """Resumes from `arrays`."""
 
 
 class SourceReader:
-    """A source whose words are numbered as those of models, and whose answers are checked.
+    """A source with the ids of a dlm model, whose answers are checked.
 
     Args
-        source  its ids are its own; `ids` and `own_ids` map
+        source  has its own ids; `ids` and `own_ids` map between them
         name    for errors
     Raises
-        ConfigError  words that are none, or stand twice, or have no order; no begin, no end
-        SourceError  what it says of the begin of a sentence is no distribution of these words
+        ConfigError  invalid, repeated or unordered words; no id that begins or ends a sentence
+        SourceError  its first answer is not a distribution over these words
     """
 
     def __init__(self, source: Source, name: str) -> None:
@@ -130,7 +130,7 @@ class SourceReader:
             )
         except ValueError as exc:
             raise ConfigError(f"the vocabulary of {name}: {exc}") from exc
-        # Of each of our ids the source's, -1 where it has none; and whether it predicts it.
+        # The source's id for each of ours, or -1; and whether it predicts it.
         self.own_ids = np.array([unk[0] if unk else -1, *rest, *(begin for _ in missing)], np.int32)
         self._predicted = np.ones(len(self.vocabulary), np.bool_)
         self._predicted[self.vocabulary.begin_id] = False
@@ -147,32 +147,32 @@ class SourceReader:
         return getattr(self.source, "record", None)
 
     def identity(self) -> dict[str, object]:
-        """What a run that goes on must find again."""
+        """What must be the same when a run resumes."""
         words = hashlib.sha256(b"\n".join(self.vocabulary.words)).hexdigest()
         named = getattr(self.source, "digest", None)
         if named is not None:
             return {"words": words, "digest": str(named)}
-        # Rounded: another machine's last bits are no other model.
+        # Rounded: the last bits differ between machines.
         entropy = -float((self.first * np.log(np.maximum(self.first, 1e-30))).sum(dtype=float))
         return {"words": words, "first_word_entropy_nats": float(f"{entropy:.3g}")}
 
     def histories(self, places: int) -> Histories:
-        """The source's own, or those that ask `log_probs` for each history anew."""
+        """The source's own, or ones that call `log_probs` for each history."""
         own = getattr(self.source, "histories", None)
         return PrefixHistories(self, places) if own is None else OwnHistories(self, own(places))
 
     def distributions(
         self, prefixes: NDArray[np.uint32], lengths: NDArray[np.int32]
     ) -> NDArray[np.float32]:
-        """What comes next, by our ids, which the prefixes have too.
+        """Next-word distributions; they and the prefixes use our ids.
 
-        Raises  SourceError  it is no distribution
+        Raises  SourceError  not a distribution
         """
         given = np.asarray(self.source.log_probs(self.own_ids[prefixes], lengths))
         if given.shape != (len(prefixes), self._size):
             raise SourceError(
                 f"log_probs of {self.name} returned shape {given.shape} for {len(prefixes)} "
-                f"prefixes; expected {(len(prefixes), self._size)}, a column for each word of its "
+                f"prefixes; expected {(len(prefixes), self._size)}, one column per word of its "
                 "vocabulary"
             )
         if given.dtype.kind not in "fiu":
@@ -180,7 +180,7 @@ class SourceReader:
                 f"log_probs of {self.name} returned {given.dtype}; expected natural logarithms in "
                 "float32"
             )
-        with np.errstate(over="ignore"):  # +inf, which is refused below
+        with np.errstate(over="ignore"):  # +inf is rejected below
             probs = np.exp(given.astype(np.float32, copy=False))
         check_distributions(probs, self.name)
         found: NDArray[np.float32] = probs[:, self._columns] * self._predicted
@@ -188,18 +188,18 @@ class SourceReader:
         if not (total > 0).all():
             raise SourceError(
                 f"{self.name} gives all probability to the word that begins a sentence, which "
-                "never follows anything"
+                "never follows another word"
             )
         scaled: NDArray[np.float32] = (found / total[:, None]).astype(np.float32)
         return scaled
 
     @property
     def makes_visits(self) -> bool:
-        """Whether the source makes visits, and is not asked about histories."""
+        """Whether the source makes its own visits and is not asked about histories."""
         return hasattr(self.source, "visits") and not hasattr(self.source, "histories")
 
     def _first(self) -> NDArray[np.float32]:
-        """What begins a sentence; so that a wrong source is known before hours of work."""
+        """The first distribution, so that a wrong source fails before hours of work."""
         if self.makes_visits:
             return np.zeros(0, np.float32)
         begin = np.array([self.vocabulary.begin_id], np.uint32)
@@ -212,10 +212,10 @@ class SourceReader:
 
 
 class OwnHistories:
-    """Those that a source makes itself, whose answers are checked.
+    """Histories that a source makes itself, with its answers checked.
 
     Raises
-        SourceError  other shapes or types; something is given to `<s>`
+        SourceError  wrong shapes or types; a probability for `<s>`
     """
 
     def __init__(self, reader: SourceReader, own: Histories) -> None:
@@ -225,33 +225,33 @@ class OwnHistories:
     def advance(
         self, words: NDArray[np.uint32], places: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """As `Histories` has it."""
+        """See `Histories`."""
         given, entropy = self._own.advance(words, places)
         found = f"{given.dtype} {given.shape} and {entropy.dtype} {entropy.shape}"
         wanted = f"float32 {(len(places), self._words)} and float32 {(len(places),)}"
         if found != wanted:
             raise SourceError(
-                f"histories of {self._name} gave {found}; expected {wanted}: of each place what "
-                "every word gets, by the ids of a model (SourceReader.vocabulary), and its entropy"
+                f"histories of {self._name} returned {found}; expected {wanted}: for each place "
+                "the distribution by model ids (SourceReader.vocabulary), and its entropy"
             )
         if given[:, self._begin].any():
             raise SourceError(
                 f"histories of {self._name} give a probability to <s>, which never follows "
-                "anything; expected 0"
+                "another word; expected 0"
             )
         return given, entropy
 
     def arrays(self) -> list[NDArray[Any]]:
-        """As `Histories` has it."""
+        """See `Histories`."""
         return self._own.arrays()
 
     def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """As `Histories` has it."""
+        """See `Histories`."""
         self._own.restore(arrays)
 
 
 class PrefixHistories:
-    """Histories of a source that is asked for each of them anew: whole prefixes are kept."""
+    """Histories of a source that gets each prefix in full every time."""
 
     def __init__(self, reader: SourceReader, places: int) -> None:
         self._reader = reader
@@ -262,7 +262,7 @@ class PrefixHistories:
     def advance(
         self, words: NDArray[np.uint32], places: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """As `Histories` has it."""
+        """See `Histories`."""
         self._lengths[places[words == self._begin]] = 0
         at = self._lengths[places]
         self._prefixes[places, at] = words
@@ -274,23 +274,23 @@ class PrefixHistories:
         return given, entropy.astype(np.float32)
 
     def arrays(self) -> list[NDArray[Any]]:
-        """As `Histories` has it."""
+        """See `Histories`."""
         return [self._prefixes, self._lengths]
 
     def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """As `Histories` has it."""
+        """See `Histories`."""
         self._prefixes, self._lengths = (array.copy() for array in arrays)
 
 
 def check_distributions(given: NDArray[np.floating[Any]], name: str) -> None:
-    """Passes where each row sums to 1, and nothing in it is below 0.
+    """Checks that each row sums to 1 and has no value below 0.
 
     Raises
-        SourceError  the first that does not, or holds NaN
+        SourceError  for the first row that fails, or has NaN
     """
-    if given.size and given.min() < 0:  # not so of NaN, which the sum has
+    if given.size and given.min() < 0:  # false for NaN, which the sum catches
         raise SourceError(
-            f"{name} gives a probability of {given.min():.6g}; expected 0 to 1, and no logarithms"
+            f"{name} gives a probability of {given.min():.6g}; expected 0 to 1, not logarithms"
         )
     total = given.sum(axis=1, dtype=np.float64)
     good = np.abs(total - 1) <= SUM_TOLERANCE
@@ -299,29 +299,29 @@ def check_distributions(given: NDArray[np.floating[Any]], name: str) -> None:
     row = int(np.flatnonzero(~good)[0])
     if not np.isfinite(total[row]):
         raise SourceError(
-            f"{name} gives a log-probability that is NaN or +inf; expected natural logarithms of "
+            f"{name} gives a log-probability of NaN or +inf; expected natural logarithms of "
             "probabilities, -inf for 0"
         )
     raise SourceError(
-        f"the probabilities that {name} gives sum to {total[row]:.6g}; expected 1. log_probs "
-        "returns natural logarithms of a softmax, in float32"
+        f"the probabilities from {name} sum to {total[row]:.6g}; expected 1. log_probs must return "
+        "natural logarithms of a softmax, in float32"
     )
 
 
 def is_object_name(name: str) -> bool:
-    """Whether a text is `module:factory`."""
+    """Whether a string has the form `module:factory`."""
     module, _, attribute = name.partition(":")
     parts = (*module.split("."), *attribute.split("."))
     return all(part.isidentifier() for part in parts)
 
 
 def load_object(name: str) -> Source:
-    """The source that `module:factory` names: an object, or what a call of it without arguments
-    returns.
+    """The source that `module:factory` names: the object, or what it returns when called without
+    arguments.
 
     Raises
-        ConfigError  there is no such module or object, or it has no `log_probs`
-        SourceError  its code raises, here or when it is asked later
+        ConfigError  no such module or object, or it has no `log_probs`
+        SourceError  its code raises, now or when it is called later
     """
     module, _, attribute = name.partition(":")
     with user_code(f"import of {module}"):
@@ -329,7 +329,7 @@ def load_object(name: str) -> Source:
             found: Any = importlib.import_module(module)
         except ModuleNotFoundError as exc:
             raise ConfigError(
-                f"{name}: there is no module {exc.name}; run the command in its folder, or set "
+                f"{name}: no module named {exc.name}; run the command in its folder, or set "
                 "PYTHONPATH"
             ) from exc
     for part in attribute.split("."):
@@ -343,15 +343,15 @@ def load_object(name: str) -> Source:
     for wanted in ("vocabulary", "log_probs"):
         if not hasattr(found, wanted):
             raise ConfigError(
-                f"{name} is {type(found).__name__}, which has no {wanted}; dlm.distill.source."
-                "Source says what a source needs"
+                f"{name} is a {type(found).__name__}, which has no {wanted}; see "
+                "dlm.distill.source.Source for what a source needs"
             )
     source: Source = UserSource(found, name)
     return source
 
 
 def _mark(source: Source, words: list[bytes], attribute: str, mark: bytes, name: str) -> int:
-    """The source's id of a mark of a sentence."""
+    """The source's id for the begin or end of a sentence."""
     given = getattr(source, attribute, None)
     if given is not None:
         try:
@@ -360,27 +360,27 @@ def _mark(source: Source, words: list[bytes], attribute: str, mark: bytes, name:
             place = -1
         if not 0 <= place < len(words):
             raise ConfigError(
-                f"{attribute} of {name} is {given!r}; expected an id, 0 to {len(words) - 1:,}: its "
-                f"vocabulary has {len(words):,} words"
+                f"{attribute} of {name} is {given!r}; expected an id from 0 to {len(words) - 1:,}, "
+                f"since its vocabulary has {len(words):,} words"
             )
         return place
     if mark not in words:
         raise ConfigError(
-            f"the vocabulary of {name} has no {as_text(mark)}, without which sentences do not "
-            f"{'begin' if attribute == 'begin_id' else 'end'}; add it, or set {attribute}"
+            f"the vocabulary of {name} has no {as_text(mark)} to "
+            f"{'begin' if attribute == 'begin_id' else 'end'} sentences; add it, or set {attribute}"
         )
     return words.index(mark)
 
 
 def _words(given: Any, name: str) -> list[bytes]:
-    """The word of each id; not of what has another order than ids, such as a tokenizer's dict."""
+    """The word of each id; rejects types not ordered by id, such as a tokenizer's dict."""
     is_listed = hasattr(given, "__iter__") and not isinstance(given, Mapping | Set | str | bytes)
     words = list(given) if is_listed else []
     if not words or not all(isinstance(word, str | bytes) for word in words):
         what = f"{type(given).__name__} of {type(words[0]).__name__}" if words else repr(given)
         raise ConfigError(
-            f"the vocabulary of {name} is {what[:60]}; expected a list of str or bytes, the word "
-            "of each column of log_probs (of a dict of ids: sorted(ids, key=ids.get))"
+            f"the vocabulary of {name} is {what[:60]}; expected a list of str or bytes, one word "
+            "per column of log_probs (from a dict of ids: sorted(ids, key=ids.get))"
         )
     return list(map(as_bytes, words))
 
@@ -390,5 +390,5 @@ def _check_words(words: list[bytes], name: str) -> None:
         if not word or any(space in word for space in _SPACES):
             raise ConfigError(
                 f"the vocabulary of {name} has {as_text(word)!r}, which is not a word: it is empty "
-                "or holds white space. A model of word pieces cannot be distilled as it is"
+                "or contains white space. A wordpiece model cannot be distilled directly"
             )

@@ -1,7 +1,7 @@
-"""Which n-grams the distilled model has: its topology, closed as a backoff automaton needs it.
+"""The topology of a distilled model: its n-grams, closed as a backoff automaton needs.
 
-A topology is the n-grams of a `ModelColumns`; the values there mean nothing. It is closed: the
-prefix and the suffix of each n-gram are n-grams, and each word of the source is one.
+A topology is the n-grams of a `ModelColumns`; its values are ignored. It is closed: it contains the
+prefix and the suffix of each n-gram, and each word of the source.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Restriction:
     Fields
         model          the n-grams whose words the source knows, with the source's ids
         foreign_words  words that the source does not know
-        dropped        n-grams of order 2 and above that hold one
+        dropped        n-grams of order 2 and above that contain one
     """
 
     model: ModelColumns
@@ -36,11 +36,11 @@ class Restriction:
 
 
 def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
-    """The n-grams of a topology whose words a source knows, in its ids; and all of its words.
+    """The n-grams of a topology whose words a source knows, by its ids, plus all of its words.
 
     Raises
-        ConfigError  an empty topology; no word in common; no n-gram of order 2 or above is left,
-                     though the topology has some
+        ConfigError  an empty topology; no word in common; none of the topology's n-grams of order 2
+                     or above is left
     """
     known = np.fromiter((word in vocabulary.ids for word in topology.vocabulary.words), np.bool_)
     ordinary = known.copy()
@@ -52,8 +52,8 @@ def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
         )
     if not ordinary.any():
         raise ConfigError(
-            f"none of the {len(known) - 3:,} words of the topology is a word of the source: give a "
-            "topology of the source's words, in their spelling and case"
+            f"the source knows none of the topology's {len(known) - 3:,} words; give a topology "
+            "with the source's words, spelling and case"
         )
     # Row 0 is <unk>, whether either model has it or not.
     known[UNK_ID] = vocabulary.unk_in_model
@@ -69,8 +69,8 @@ def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
         left += int(stays.sum())
     if dropped and not left:
         raise ConfigError(
-            f"each of the {dropped:,} n-grams of the topology has a word that the source does not "
-            "know: give a topology of the source's words, in their spelling and case"
+            f"each of the topology's {dropped:,} n-grams has a word that the source does not know; "
+            "give a topology with the source's words, spelling and case"
         )
     while len(sections) > 1 and not len(sections[-1][0]):
         sections.pop()
@@ -78,16 +78,16 @@ def restricted(topology: ModelColumns, vocabulary: Vocabulary) -> Restriction:
 
 
 def closed(topology: ModelColumns, threads: int = 2) -> ModelColumns:
-    """The topology with each suffix that it lacks.
+    """The topology with its missing suffixes added.
 
-    Models that were pruned by relative entropy lack some; with them the state after a history is
-    the longest suffix of it, which is what backing off and counting go by.
+    Models pruned by relative entropy lack some. With all of them, the state after a history is its
+    longest suffix, which backing off and counting rely on.
     """
     return united([topology], threads)
 
 
 def united(topologies: list[ModelColumns], threads: int = 2) -> ModelColumns:
-    """All n-grams of some topologies with the same vocabulary, and the suffixes of all."""
+    """The union of topologies with the same vocabulary, plus all suffixes."""
     union = unite(topologies)
     if len(topologies) == 1 and union.blanks is None:
         return topologies[0]

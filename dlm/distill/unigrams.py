@@ -1,8 +1,8 @@
-"""Unigrams that were counted by themselves, in a model (FNG 3).
+"""Puts separately counted unigrams into a model (FNG 3).
 
-A network is trained on the most frequent words; how often people use every word of a longer list is
-counted over rounds (`dlm unigrams`). The counts replace the model's unigrams, or are mixed with
-them, and the backoff weights follow: n-grams of order 2 and above keep their probabilities.
+A network is trained on only the most frequent words; `dlm unigrams` counts over rounds how often
+people use each word of a longer list. The counts replace the model's unigrams or are mixed with
+them, and backoff weights are adjusted; n-grams of order 2 and above keep their probabilities.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Unigrams:
 
     Fields
         words   without marks
-        shares  (words,) float64, over 0; their sum is what they are shares of
-        record  what protects those whose text was counted; None where nobody knows
+        shares  (words,) float64, above 0, in proportion to use; they need not sum to 1
+        record  the protection of those whose text was counted; None if not known
     """
 
     words: list[bytes]
@@ -47,17 +47,17 @@ class Unigrams:
     def of(
         cls, words: list[bytes], shares: NDArray[np.float64], record: Provenance | None
     ) -> Unigrams:
-        """Without marks, and without words that have no share."""
+        """Leaves out marks, and words without a share."""
         there = [not is_mark(w) and n > 0 for w, n in zip(words, shares.tolist(), strict=True)]
         return cls(
             [w for w, stays in zip(words, there, strict=True) if stays], shares[there], record
         )
 
     def cased(self, model: ModelColumns) -> Unigrams:
-        """Each word's share split over its spellings, as a model of cased text has them.
+        """Each word's share, split over its spellings by a model of cased text.
 
         Raises
-            ConfigError  a word is not in lower case
+            ConfigError  a word is not lower case
         """
         vocabulary = Vocabulary([*MARKS, *self.words], unk_in_model=True)
         spellings = Spellings(vocabulary, model)
@@ -66,14 +66,14 @@ class Unigrams:
 
 
 def read_unigrams(path: Path, public: str = "") -> Unigrams:
-    """Counts as `dlm unigrams` writes them, and the record beside them.
+    """Reads counts written by `dlm unigrams`, and the record beside them.
 
     Args
-        public  who says that counts without a record are of no user's text
+        public  who vouches that counts without a record contain no user's text
     Raises
         FormatError   no counts
-        PrivacyError  the record is of other counts; or they are said to be public, have no record,
-                      and files beside them are of users
+        PrivacyError  the record belongs to other counts; or they are declared public, have no
+                      record, and files beside them come from users
     """
     counts = read_counts(path)
     record = counts.provenance if sidecar(path).exists() else None
@@ -86,9 +86,9 @@ def read_unigrams(path: Path, public: str = "") -> Unigrams:
 
 
 def check_weight(weight: float) -> None:
-    """Raises `ConfigError` unless a weight of unigrams is over 0 and at most 1."""
+    """Raises `ConfigError` unless a weight of unigrams is above 0 and at most 1."""
     if not 0 < weight <= 1:
-        raise ConfigError(f"--unigram-weight {weight}; give one over 0 and at most 1")
+        raise ConfigError(f"--unigram-weight {weight}; expected a number above 0 and at most 1")
 
 
 def with_unigrams(
@@ -101,19 +101,19 @@ def with_unigrams(
 ) -> ModelColumns:
     """The model with other unigrams.
 
-    Words that the counts lack, `</s>` and `<unk>` among them, keep their probability; what is left
-    is shared by the counted words. Words that the model lacks are new in it.
+    Words that were not counted, including `</s>` and `<unk>`, keep their probability; the counted
+    words share the rest. Counted words that the model lacks are added.
 
     Args
-        model   closed under suffixes, as the models are that are fitted here
-        weight  of the counts, over 0 and at most 1; the rest stays with the model's own unigrams
-        cased   a model of cased text, over whose spellings the counts are split first
+        model   closed under suffixes, as models fitted here are
+        weight  of the counts, above 0 and at most 1; the model's own unigrams get the rest
+        cased   a model of cased text over whose spellings the counts are split first
     Guarantees
-        every context sums to what it summed to
+        every context keeps its sum
     Raises
-        ConfigError  no counted word is one of the model's
+        ConfigError  no counted word is in the model
     Paper
-        FNG 3.3 replaces the unigrams (weight 1), 3 speaks of interpolation
+        FNG 3.3 replaces the unigrams (weight 1); FNG 3 mentions interpolation
     """
     check_weight(weight)
     unigrams = unigrams if cased is None else unigrams.cased(cased)
@@ -122,12 +122,12 @@ def with_unigrams(
     new = [word for word in words if word not in known]
     if len(new) == len(words):
         raise ConfigError(
-            f"none of the {len(words):,} words of the unigrams is a word of the model; give counts "
-            "of its words, in their spelling and case"
+            f"the model knows none of the {len(words):,} words of the unigrams; give counts with "
+            "the model's words, spelling and case"
         )
     if progress is not None:
         progress(
-            f"{len(words):,} words have the frequencies of counts, {len(new):,} of them are new"
+            f"{len(words):,} words got the frequencies of the counts; {len(new):,} of them are new"
         )
     vocabulary = Vocabulary([*known.words, *new], unk_in_model=known.unk_in_model)
     ids = vocabulary.ids_of(words)
@@ -145,7 +145,7 @@ def with_unigrams(
     extended = replace(model, vocabulary=vocabulary, orders=orders)
     if model.order > 1:
         before, after = (_one_over_left(extended, prob) for prob in (old, mixed))
-        # What a context leaves stays; what the unigrams give to the same words does not.
+        # A context's leftover mass stays; the unigrams' mass on the same words changes.
         moved = np.log10(np.where(before > 0, after / np.maximum(before, 1e-300), 1.0))
         backoff = orders[0].log10_backoff + moved
         orders[0] = replace(orders[0], log10_backoff=backoff.astype(F32))
@@ -153,7 +153,7 @@ def with_unigrams(
 
 
 def _first_order(model: ModelColumns, prob: NDArray[np.float64]) -> OrderColumns:
-    """Order 1 with new words behind the others, and these probabilities."""
+    """Order 1 with new words after the others, and these probabilities."""
     columns, size = model.orders[0], len(prob)
     with np.errstate(divide="ignore"):
         log10_prob = np.maximum(np.log10(prob), _LEAST_LOG10).astype(F32)
@@ -174,7 +174,7 @@ def _first_order(model: ModelColumns, prob: NDArray[np.float64]) -> OrderColumns
 
 
 def _one_over_left(model: ModelColumns, prob: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of each word as a context: 1 over what unigrams give to all words that it does not list."""
+    """For each word as a context: 1 / the unigram mass of all words that it does not list."""
     contexts, longer = model.orders[0], model.orders[1]
     weight = np.empty(len(contexts))
     kernels.weigh(

@@ -1,6 +1,6 @@
-"""A user's own model is called here: what its code raises is told with the place.
+"""Calls a user's own model, and reports what its code raises and where.
 
-source = UserSource(my_model, "my_model:MyModel")      # a `source.Source` as it is one
+source = UserSource(my_model, "my_model:MyModel")      # also a `source.Source`
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dlm.errors import DlmError, SourceError
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Makes what a user's code raises, or an end of the interpreter there, a `SourceError`.
+    """Turns what a user's code raises, including `SystemExit`, into a `SourceError`.
 
     Args
-        what  is called, as "log_probs of my_model:MyModel"
+        what  was called, such as "log_probs of my_model:MyModel"
     """
     try:
         yield
@@ -38,7 +38,7 @@ def user_code(what: str) -> Iterator[None]:
 
 
 def _places(exc: BaseException) -> list[traceback.FrameSummary]:
-    """Where it was raised, innermost last: in code of no installed package, if in any such."""
+    """Where it was raised, innermost last: only frames outside installed packages, if any."""
     ours = str(Path(__file__).parents[1])
     libraries = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
     frames = [f for f in traceback.extract_tb(exc.__traceback__) if f.filename[:1] != "<"]
@@ -47,13 +47,13 @@ def _places(exc: BaseException) -> list[traceback.FrameSummary]:
 
 
 class UserSource:
-    """A user's object, with those attributes that it has.
+    """A user's object, with the attributes it has.
 
     Args
-        source  of the protocol `source.Source`
+        source  implements `source.Source`
         name    for errors
     Raises
-        SourceError  its code raises when it is called
+        SourceError  its code raises when called
     """
 
     def __init__(self, source: Any, name: str) -> None:
@@ -72,7 +72,7 @@ class UserSource:
         def call(*arguments: Any) -> Any:
             with user_code(what):
                 given = found(*arguments)
-                # Of a tensor, whose package may refuse to be asked for an array.
+                # A tensor's package may refuse to convert it to an array.
                 return np.asarray(given) if attribute == "log_probs" else given
 
         if attribute == "histories":
@@ -95,7 +95,7 @@ def _visits(call: Callable[..., Any], what: str) -> Callable[..., Any]:
                 return
             if not isinstance(visit, Visit | WordMass):
                 raise SourceError(
-                    f"{what} gave a {type(visit).__name__}; expected dlm.distill.count.Visit"
+                    f"{what} returned a {type(visit).__name__}; expected dlm.distill.count.Visit"
                 )
             yield visit
 
@@ -111,17 +111,17 @@ class UserHistories:
     def advance(
         self, words: NDArray[np.uint32], places: NDArray[np.int64]
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """As `Histories` has it."""
+        """See `Histories`."""
         with user_code(self._what):
             given, entropy = self._histories.advance(words, places)
             return np.asarray(given), np.asarray(entropy)
 
     def arrays(self) -> list[NDArray[Any]]:
-        """As `Histories` has it."""
+        """See `Histories`."""
         with user_code(self._what):
             return [np.asarray(array) for array in self._histories.arrays()]
 
     def restore(self, arrays: Sequence[NDArray[Any]]) -> None:
-        """As `Histories` has it."""
+        """See `Histories`."""
         with user_code(self._what):
             self._histories.restore(arrays)

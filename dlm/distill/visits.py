@@ -1,8 +1,7 @@
-"""The histories that sentences visit: sentences that a source says, or that are given.
+"""The histories that sentences visit: sentences drawn from a source, or given.
 
-Both follow many sentences at once, a word of each at a time. At every history the whole
-distribution of the source is taken: what it gives to words that did not follow counts as well
-(Rao-Blackwell), so that few sentences go far.
+Both follow many sentences at once, one word of each at a time. Every history counts the source's
+whole distribution, including words that did not follow (Rao-Blackwell), so few sentences suffice.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from dlm.errors import SourceError
 from dlm.ngram.vocab import Vocabulary
 from dlm.units import counted
 
-# Given sentences that are sorted by length and followed together.
+# Given sentences to sort by length and follow together.
 BLOCK = 4 * BATCH
 
 
 @runtime_checkable
 class VisitStream(Protocol):
-    """Visits that can be left and taken up."""
+    """Visits that can be interrupted and resumed."""
 
     def __iter__(self) -> Iterator[Visit | WordMass]: ...
 
@@ -34,23 +33,23 @@ class VisitStream(Protocol):
 
     @property
     def can_stop(self) -> bool:
-        """Whether they can be left here."""
+        """Whether they can be interrupted here."""
 
     def position(self) -> work.Position:
-        """Where they are."""
+        """Where to resume."""
 
     def restore(self, at: work.Position) -> None:
-        """Goes on from `position`."""
+        """Resumes from `position`."""
 
 
 class SampledVisits:
-    """Those of sentences drawn from a source, word by word.
+    """Visits of sentences drawn from a source, word by word.
 
-    A place of the batch that ends a sentence begins the next.
+    When a sentence ends, its place in the batch begins the next.
 
     Args
         samples  sentences
-        seed     the same numbers, the same sentences
+        seed     the same seed gives the same sentences
         batch    places
     """
 
@@ -91,32 +90,32 @@ class SampledVisits:
         return Visit(words, places, given, entropy)
 
     def position(self) -> work.Position:
-        """As `VisitStream` has it."""
+        """See `VisitStream`."""
         own = [self._left, self._next, self._said, *self._histories.arrays()]
         return work.Position(own, {"random": self._random.bit_generator.state})
 
     def restore(self, at: work.Position) -> None:
-        """As `VisitStream` has it."""
+        """See `VisitStream`."""
         self._left, self._next, self._said = (array.copy() for array in at.arrays[:3])
         self._histories.restore(at.arrays[3:])
         self._random.bit_generator.state = at.facts["random"]
 
 
 class VisitReader(Protocol):
-    """Makes other visits of a source's, one of each: words of pieces, spellings of words."""
+    """Converts visits one by one: pieces to words, words to spellings."""
 
     def read(self, visit: Visit) -> Visit | WordMass:
-        """The next one."""
+        """The converted visit."""
 
     def position(self) -> work.Position:
-        """As `VisitStream` has it."""
+        """See `VisitStream`."""
 
     def restore(self, at: work.Position) -> None:
-        """As `VisitStream` has it."""
+        """See `VisitStream`."""
 
 
 class ReadVisits:
-    """Those of a source as a reader has them; left and taken up with it."""
+    """A source's visits, converted by a reader and resumed together with it."""
 
     def __init__(self, visits: VisitStream, reader: VisitReader) -> None:
         self._visits, self._reader = visits, reader
@@ -131,24 +130,24 @@ class ReadVisits:
 
     @property
     def can_stop(self) -> bool:
-        """As `VisitStream` has it."""
+        """See `VisitStream`."""
         return self._visits.can_stop
 
     def position(self) -> work.Position:
-        """As `VisitStream` has it."""
+        """See `VisitStream`."""
         own, visits = self._reader.position(), self._visits.position()
         facts = {"reader": own.facts, "arrays": len(own.arrays), "visits": visits.facts}
         return work.Position([*own.arrays, *visits.arrays], facts)
 
     def restore(self, at: work.Position) -> None:
-        """As `VisitStream` has it."""
+        """See `VisitStream`."""
         own, facts = int(at.facts["arrays"]), at.facts
         self._reader.restore(work.Position(at.arrays[:own], facts["reader"]))
         self._visits.restore(work.Position(at.arrays[own:], facts["visits"]))
 
 
 class UnstoppableVisits:
-    """Those of a source whose `visits` are an iterator: they cannot be left and taken up."""
+    """Visits of a source that returns a plain iterator: they cannot be resumed."""
 
     can_stop = False
 
@@ -162,19 +161,19 @@ class UnstoppableVisits:
         return next(self._visits)
 
     def position(self) -> work.Position:
-        """Never asked for."""
-        raise AssertionError("visits that a source makes cannot be left")
+        """Never called."""
+        raise AssertionError("visits of a plain iterator cannot be resumed")
 
     def restore(self, at: work.Position) -> None:
-        """Never asked for."""
-        raise AssertionError("visits that a source makes cannot be left")
+        """Never called."""
+        raise AssertionError("visits of a plain iterator cannot be resumed")
 
 
 class SentenceBlocks:
-    """Sentences, some at a time, that can be left between two blocks.
+    """Sentences, some at a time, that can be interrupted between blocks.
 
     Args
-        blocks  ids without marks; the same again where they are taken up
+        blocks  ids without marks; must be the same when resumed
     """
 
     def __init__(self, blocks: Iterator[list[NDArray[np.uint32]]]) -> None:
@@ -187,23 +186,23 @@ class SentenceBlocks:
         return block
 
     def position(self) -> work.Position:
-        """How many were taken."""
+        """How many blocks were taken."""
         return work.Position([], {"blocks": self._done})
 
     def restore(self, at: work.Position) -> None:
-        """Passes over those that were taken."""
+        """Skips the blocks that were taken."""
         for _ in range(int(at.facts["blocks"])):
             next(self)
 
 
 class FollowedVisits:
-    """Those of sentences that are given, which the source is asked about.
+    """Visits of given sentences, with the source's distribution at each history.
 
     Args
         blocks  as `SentenceBlocks`
         batch   places
     Guarantees
-        sentences of like length go together; words beyond `MOST_WORDS` are left out
+        sentences of similar length are batched; words beyond `MOST_WORDS` are left out
     """
 
     def __init__(
@@ -234,7 +233,7 @@ class FollowedVisits:
             some = block[first : first + self._batch]
             lengths = np.array([len(line) for line in some])
             for at in range(int(lengths[0]) + 1):
-                # The longest come first, so that those that are left begin the batch.
+                # The longest come first, so the unfinished ones are always at the front.
                 places = np.arange(int((lengths >= at).sum()))
                 words = np.full(len(places), self._begin)
                 if at:
@@ -244,21 +243,21 @@ class FollowedVisits:
                 yield visit
 
     def position(self) -> work.Position:
-        """As `VisitStream` has it; at the end of a block."""
+        """See `VisitStream`; only at the end of a block."""
         return self._blocks.position()
 
     def restore(self, at: work.Position) -> None:
-        """As `VisitStream` has it."""
+        """See `VisitStream`."""
         self._blocks.restore(at)
 
 
 def source_sentences(
     reader: SourceReader, samples: int, seed: Sequence[int]
 ) -> Iterator[list[NDArray[np.uint32]]]:
-    """Sentences that a source samples itself, by its `sample`.
+    """Sentences from a source's own `sample`.
 
     Raises
-        SourceError  fewer sentences than asked for, or ids that are none of its words
+        SourceError  fewer sentences than requested, or ids outside its vocabulary
     """
     for block, first in enumerate(range(0, samples, BLOCK)):
         wanted = min(BLOCK, samples - first)
@@ -267,14 +266,14 @@ def source_sentences(
         said = list(given) if hasattr(given, "__iter__") else []
         if len(said) != wanted:
             raise SourceError(
-                f"sample of {reader.name} returned {counted(len(said), 'sentence')}; {wanted} "
-                "were asked for"
+                f"sample of {reader.name} returned {counted(len(said), 'sentence')}; expected "
+                f"{wanted}"
             )
         yield [_own(reader, np.asarray(line)) for line in said]
 
 
 def _own(reader: SourceReader, line: NDArray[Any]) -> NDArray[np.uint32]:
-    """The ids of a sentence, as ours."""
+    """A sentence by our ids."""
     if line.ndim != 1 or (len(line) and line.dtype.kind not in "iu"):
         raise SourceError(
             f"sample of {reader.name} returned a sentence of {line.dtype} {line.shape}; expected "
@@ -282,11 +281,10 @@ def _own(reader: SourceReader, line: NDArray[Any]) -> NDArray[np.uint32]:
         )
     line = line.astype(np.int64)
     if len(line) and not (line.min() >= 0 and line.max() < len(reader.ids)):
-        raise SourceError(f"sample of {reader.name} returned ids outside of its vocabulary")
+        raise SourceError(f"sample of {reader.name} returned ids outside its vocabulary")
     ids: NDArray[np.uint32] = reader.ids[line]
     if (ids == reader.vocabulary.end_id).any():
         raise SourceError(
-            f"sample of {reader.name} returned a sentence with the id of its end; expected words "
-            "alone"
+            f"sample of {reader.name} returned a sentence that contains end_id; expected only words"
         )
     return ids

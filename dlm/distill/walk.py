@@ -1,8 +1,8 @@
 """Sentences of a backoff model, drawn or given, as visits of the states of its automaton.
 
-All that such a model says after a history depends on the state that the history leads to. So how
-often each state is visited is all that has to be counted, and the distributions are worked out once
-at the end: a sentence costs some searches a word, and no vector as long as the vocabulary.
+A backoff model's next-word distribution depends only on the state that the history leads to. So it
+is enough to count visits per state and compute the distributions once at the end: a sentence costs
+a few searches per word, and no vector as long as the vocabulary.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ class Automaton:
     """A backoff model, ready to be walked.
 
     Fields
-        visits  (s,)  float64  how often each state was visited: contexts by length, the empty one
-                               first
+        visits  (s,)  float64  visits of each state: contexts by length, the empty one first
     Cost
         24 bytes per n-gram
     """
@@ -61,13 +60,13 @@ class Automaton:
     def draw(
         self, sentences: int, random: NDArray[np.uint64], *, keep: bool = False
     ) -> NDArray[np.uint32]:
-        """Sentences drawn from the model, whose visits are added.
+        """Draws sentences from the model and adds their visits.
 
         Args
-            random   (1,) uint64: where the random numbers are; goes on
-            keep     return them
+            random   (1,) uint64: state of the random numbers; updated
+            keep     return the sentences
         Returns
-            (n,) uint32: words, and `</s>` after each sentence; empty without `keep`
+            (n,) uint32: words, with `</s>` after each sentence; empty without `keep`
         """
         said = np.empty(sentences * (MOST_WORDS + 1) if keep else 0, U32)
         kept = walk_kernels.draw_sentences(
@@ -88,6 +87,6 @@ class Automaton:
         )  # fmt: skip
 
     def counts(self) -> NgramCounts:
-        """What the model says at all visits together, for the n-grams of its topology."""
+        """The model's expected counts over all visits, for the n-grams of its topology."""
         parts = [self.visits[a:b] for a, b in pairwise(self._places)]
         return counts_of_visits(self._source, parts)

@@ -3,10 +3,10 @@
 Shapes of the automaton, s states (contexts, the empty one first), a arcs (n-grams, by state)
     first   (s + 1,)  int64    arcs of each state
     parent  (s,)      uint32   the state that each backs off to
-    word    (a,)      uint32   rising within a state
-    reached (a,)      float64  probability of a state's arcs up to this one
+    word    (a,)      uint32   increasing within a state
+    reached (a,)      float64  cumulative probability of a state's arcs up to this one
     leads   (a,)      uint32   the state after an arc
-The words of a state's arcs are words of its parent's, and the empty context has all words.
+The words of a state's arcs are also words of its parent's arcs; the empty context has all words.
 """
 
 # mypy: disable-error-code="assignment"
@@ -16,15 +16,15 @@ import numpy as np
 
 from dlm.jit import inlined, kernel
 
-# After so many words in turn that a longer context lists, of that context's own words one is taken:
-# the shorter one has none but these, and rounding alone led there.
+# After this many draws in a row that the longer context lists, one of that context's own words is
+# taken: the shorter context has no others, and only rounding led there.
 _MOST_TRIES = 10_000
 NO_ARC = -1
 
 
 @inlined
 def random_share(random):  # type: ignore[no-untyped-def]
-    """A number from 0 to 1, 1 left out; SplitMix64 (Steele, Lea and Flood 2014)."""
+    """A number in [0, 1); SplitMix64 (Steele, Lea and Flood 2014)."""
     random[0] += np.uint64(0x9E3779B97F4A7C15)
     z = random[0]
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -35,7 +35,7 @@ def random_share(random):  # type: ignore[no-untyped-def]
 
 @inlined
 def arc_of(wanted, begin, end, word):  # type: ignore[no-untyped-def]
-    """The arc of a word among begin..end, NO_ARC where there is none."""
+    """The arc of a word among begin..end, or NO_ARC."""
     high = end
     while begin < high:
         middle = (begin + high) >> 1
@@ -48,7 +48,7 @@ def arc_of(wanted, begin, end, word):  # type: ignore[no-untyped-def]
 
 @inlined
 def arc_at(share, begin, end, reached):  # type: ignore[no-untyped-def]
-    """The first arc among begin..end at which the sum of probabilities is above `share`."""
+    """The first arc among begin..end whose cumulative probability exceeds `share`."""
     last = end - 1
     while begin < last:
         middle = (begin + last) >> 1
@@ -68,17 +68,17 @@ def draw_sentences(  # type: ignore[no-untyped-def]
 ):
     """Draws sentences, and counts the states that they visit.
 
-    A word is drawn from a state's own arcs, or from its parent with the words of these arcs left
-    out: those are drawn again.
+    A word is drawn from a state's own arcs, or from its parent; a word from the parent that the
+    state lists is drawn again.
 
     Shapes
         start      the state that begins a sentence
         sentences  how many
-        most       words of a sentence, which is cut there
-        random     (1,)  uint64   of `random_share`; goes on
+        most       most words in a sentence; longer ones are cut
+        random     (1,)  uint64   of `random_share`; updated
         visits     (s,)  float64  added to
-        said       (n,)  uint32   filled: words, and end_word after each sentence, also a cut one;
-                                  of length 0 they are not kept, else n >= sentences * (most + 1)
+        said       (n,)  uint32   filled: words, with end_word after each sentence, even a cut one;
+                                  n = 0 keeps none, otherwise n >= sentences * (most + 1)
     Returns        how many were written to `said`
     """
     keeps = len(said) > 0

@@ -1,4 +1,4 @@
-"""Splitting what uncased words get over their cased spellings: arrays in, arrays out, no GIL."""
+"""Splitting the mass of uncased words over cased spellings: arrays in, arrays out, no GIL."""
 
 # mypy: disable-error-code="assignment"
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dlm.jit import kernel
 
 @kernel("uint32[:], uint32[:], uint32[:], float64[:], float64[:], out float64[:, :]")
 def back_off_to(rows, first_child, words, prob, weight, given):  # type: ignore[no-untyped-def]
-    """What a model gives to all words after some histories, from contexts one shorter.
+    """A model's distributions after some histories, from those of contexts one shorter.
 
     Shapes, b histories, v words, m contexts of this length with n n-grams
         rows         (b,)      uint32   the context that ends a history; NO_ROW without one
@@ -31,15 +31,15 @@ def back_off_to(rows, first_child, words, prob, weight, given):  # type: ignore[
 
 @kernel("float32[:, :], float64[:, :], int64[:], uint32[:], out float32[:, :], out float32[:]")
 def split_over(uncased, cased, begin, spellings, given, entropy):  # type: ignore[no-untyped-def]
-    """What uncased words get, split over their spellings as a cased model says.
+    """Splits the mass of uncased words over their spellings by a cased model.
 
     Shapes, b histories, u uncased and v cased words
         uncased    (b, u)    float32  a distribution after each history
-        cased      (b, v)    float64  what the cased model gives
+        cased      (b, v)    float64  distribution of the cased model
         begin      (u + 1,)  int64    spellings of word i are spellings[begin[i]:begin[i + 1]]
-        spellings  (v,)      uint32   one at the least for each uncased word
+        spellings  (v,)      uint32   at least one for each uncased word
         given      (b, v)    float32  filled
-        entropy    (b,)      float32  that of the choice among spellings is added, in nats
+        entropy    (b,)      float32  increased by that of the choice among spellings, in nats
     """
     for b in range(len(uncased)):
         more = 0.0

@@ -1,7 +1,7 @@
-"""Counts on disk: counting that is killed goes on, and parts that were counted apart add up.
+"""Counts on disk: counting resumes after a kill, and parts counted separately add up.
 
-A file holds the sums so far, where the source is (random numbers, sentences under way), and the
-settings that all depends on, with digests of what was read. It is replaced whole every few minutes.
+A file contains the sums so far, the source's position (random numbers, unfinished sentences), and
+all settings that matter, with digests of the inputs. It is replaced whole every few minutes.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from dlm.units import counted
 COUNTS = "counts.dlmcounts"
 SENTENCES = "sentences.dlmcounts"
 SAVED_EVERY_S = 120.0
-# Of a part's settings, those in which parts that add up differ.
+# The settings that differ between parts that add up.
 SHARE = "share"
 
 
 class Position(NamedTuple):
-    """Where work stands that can be left and taken up: arrays, and JSON."""
+    """Where interrupted work resumes: arrays, and JSON."""
 
     arrays: Sequence[NDArray[Any]]
     facts: Mapping[str, Any]
 
 
 class Counting(Protocol):
-    """Work that adds up, and that can be left and taken up."""
+    """Work that adds up, and that can be interrupted and resumed."""
 
     def step(self) -> int | None:
-        """Does a little more; returns how many sentences it began, None where all are done."""
+        """Does a little more; returns how many sentences it began, or None when all are done."""
 
     @property
     def can_stop(self) -> bool:
-        """Whether it can be left here."""
+        """Whether it can be interrupted here."""
 
     def sums(self) -> list[NDArray[Any]]:
-        """What adds up over parts; the arrays themselves."""
+        """The arrays that add up over parts, not copies."""
 
     def position(self) -> Position:
-        """Where it is, beside its sums."""
+        """Where to resume, apart from its sums."""
 
     def restore(self, sums: Sequence[NDArray[Any]], at: Position | None) -> None:
-        """Goes on from `sums` and `position`; None where all was done."""
+        """Resumes from `sums` and `position`; None if all was done."""
 
 
 def count_all(
@@ -69,16 +69,16 @@ def count_all(
     saved_every_s: float = SAVED_EVERY_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Counts to the end, and keeps where it is.
+    """Counts to the end, saving its progress.
 
     Args
-        settings       all that the counts depend on, as JSON; with `SHARE`, what of it is a part's
-        file           what is kept, and gone on from where it is there; None keeps nothing
-        total          sentences, for progress; 0 where that is not known
-        saved_every_s  seconds between two savings
+        settings       all that the counts depend on, as JSON; `SHARE` is the part's own
+        file           to save to, and to resume from if it exists; None saves nothing
+        total          sentences, for progress; 0 if not known
+        saved_every_s  seconds between saves
     Raises
-        ConfigError   `file` is of other settings: each that differs is named; another process is
-                      at work on it
+        ConfigError   `file` has other settings (names each that differs); another process is
+                      counting into it
         FormatError   it is damaged
     Guarantees
         the same sums to the bit, whenever it was killed
@@ -88,7 +88,7 @@ def count_all(
         done, is_whole = 0, False
         if file is not None and file.exists():
             done, is_whole = _resume(counting, settings, file)
-            stage = f"{stage}, of which {done:,} were counted before"
+            stage = f"{stage}, {done:,} of them counted before"
         reporter.stage(stage, max(total - done, 0), "sentences")
         saved = clock()
         while not is_whole and (begun := counting.step()) is not None:
@@ -107,7 +107,7 @@ def _save(
     sums = counting.sums()
     at = Position([], {}) if is_whole else counting.position()
     about = {"sums": len(sums), "sentences": done, "whole": is_whole, "at": at.facts}
-    # For its owner alone: it may be of a text, and hold words of the sentences under way.
+    # Readable only by its owner: it may contain words of unfinished sentences of a text.
     checkpoint.save(file, [*sums, *at.arrays], settings, facts=about, mode=0o600)
 
 
@@ -121,8 +121,8 @@ def _resume(counting: Counting, settings: Mapping[str, Any], file: Path) -> tupl
         return int(found.facts["sentences"]), is_whole
     except (ArithmeticError, IndexError, KeyError, StopIteration, TypeError, ValueError) as exc:
         raise FormatError(
-            f"{file} does not hold where this counting was ({exc!r}): it was changed, or written "
-            "by another version of dlm. Remove it to count anew"
+            f"cannot resume counting from {file} ({exc!r}): it was changed, or written by another "
+            "version of dlm. Remove it to count again"
         ) from exc
 
 
@@ -132,12 +132,12 @@ def add_parts(
     """Adds the counts of several workers to `sums`.
 
     Args
-        files     of `count_all`, or the folders of `--work` that hold them
+        files     of `count_all`, or their `--work` folders
         settings  what all must have in common, without `SHARE`
     Raises
         ConfigError  counts of another source, topology or text; samples and a text; the same
-                     sentences or the same counts twice; counting that has not ended
-        FormatError  a damaged file, or one of numbers that are no counts
+                     sentences or the same counts twice; unfinished counting
+        FormatError  a damaged file, or one whose numbers are not counts
     """
     common: dict[str, Any] = {}
     shares: list[dict[str, Any]] = []
@@ -145,33 +145,32 @@ def add_parts(
     for given in files:
         found = _read(_file(given))
         own = {name: value for name, value in found.settings.items() if name != SHARE}
-        # A text, which the first file names, is that of all; if it names none, none may.
+        # All files must name the same text as the first, or all name none.
         common = common or own | checkpoint.canonical(settings)
         if differing := checkpoint.differences(own, common):
             raise ConfigError(
-                f"{given} holds counts of something else: {'; '.join(differing)}. Only counts of "
-                "one source on one topology add up"
+                f"{given} has counts of something else: {'; '.join(differing)}. Only counts of "
+                "the same source on the same topology can be added"
             )
         if not found.facts["whole"]:
             raise ConfigError(
-                f"{given} is not done: {counted(found.facts['sentences'], 'sentence')} so far. "
-                "Run its "
-                "command again, which goes on"
+                f"{given} is not finished: {counted(found.facts['sentences'], 'sentence')} so far. "
+                "Run its command again to resume it"
             )
         share = {k: v for k, v in found.settings[SHARE].items() if k != "samples"}
         if share in shares:
             raise ConfigError(
-                f"{given} and {files[shares.index(share)]} hold the same sentences; give another "
-                "--seed or --part to each worker"
+                f"{given} and {files[shares.index(share)]} counted the same sentences; give each "
+                "worker a different --seed or --part"
             )
         shares.append(share)
         _check_counts(found, sums)
         digest = checkpoint.digest(found.arrays)
         if digest in digests and any(array.any() for array in found.arrays):
             raise ConfigError(
-                f"{given} and {files[digests.index(digest)]} hold the same counts to the last bit, "
-                "which a copy does, or a source that samples the same sentences for each seed; "
-                "give one of them"
+                f"{given} and {files[digests.index(digest)]} have the same counts to the last bit: "
+                "one is a copy, or the source samples the same sentences for every seed. Give only "
+                "one of them"
             )
         digests.append(digest)
         for total, more in zip(sums, found.arrays, strict=True):
@@ -179,23 +178,23 @@ def add_parts(
 
 
 def _check_counts(found: checkpoint.Checkpoint, sums: Sequence[NDArray[np.float64]]) -> None:
-    """Passes where a file has numbers that can be added to `sums`.
+    """Checks that a file's numbers can be added to `sums`.
 
     Raises
-        FormatError  other shapes, or what no counting gives
+        FormatError  other shapes, or numbers that cannot be counts
     """
     checkpoint.check_shapes(found.arrays, sums, found.path)
     for array in found.arrays:
-        # One number may be unknown: the entropy in words of a network of wordpieces.
+        # One number may be nan: the per-word entropy of a network of wordpieces.
         if (array < 0).any() or np.isinf(array).any() or (np.isnan(array).any() and len(array) > 1):
             raise FormatError(
-                f"{found.path} holds counts that are negative, infinite or NaN; expected finite "
-                "ones of 0 or more. Count that part again"
+                f"{found.path} has counts that are negative, infinite or NaN; expected finite "
+                "numbers of 0 or more. Count that part again"
             )
 
 
 def missing_parts(counted: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Parts that are not among some whose settings these are, as "2/3 of seed 0"; in order."""
+    """The parts missing from these settings, such as "2/3 of seed 0"; in order."""
     given: dict[str, set[str]] = {}
     for settings in counted:
         share = settings[SHARE]
@@ -214,7 +213,7 @@ def missing_parts(counted: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def settings_of(given: Path) -> Mapping[str, Any]:
-    """With which a file, or a folder of `--work`, was counted; raises as `add_parts`."""
+    """The settings that a file or `--work` folder was counted with; raises as `add_parts`."""
     return _read(_file(given)).settings
 
 
@@ -245,7 +244,7 @@ def _locked(file: Path) -> Iterator[None]:
     """Holds the lock of a folder's counting.
 
     Raises
-        ConfigError  another process has it
+        ConfigError  another process holds it
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(file.with_name(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -264,16 +263,16 @@ def _locked(file: Path) -> Iterator[None]:
 
 
 def _read(file: Path) -> checkpoint.Checkpoint:
-    """A file of counts.
+    """Reads a file of counts.
 
     Raises
-        ConfigError  it is not there
+        ConfigError  it does not exist
         FormatError  it is damaged, or a checkpoint of something else
     """
     if not file.exists():
-        raise ConfigError(f"{file} does not exist; --counts takes what --work wrote")
+        raise ConfigError(f"{file} does not exist; --counts takes folders written by --work")
     found = checkpoint.read(file)
     is_ours = {"sums", "sentences", "whole", "at"} <= found.facts.keys()
     if not is_ours or not isinstance(found.settings.get(SHARE), dict):
-        raise FormatError(f"{file} holds no counts of dlm distill")
+        raise FormatError(f"{file} does not contain counts of dlm distill")
     return found

@@ -33,7 +33,7 @@ def test_the_command_writes_the_nearest_model_and_says_how_near(run: Run, home: 
     out = home / "out.arpa"
     done = run("distill", home / "big.arpa", "--topology", home / "top.arpa", "-o", out, "--json")
     figures = json.loads(done.stdout)
-    assert b", with 1 word that " in done.stderr
+    assert b", which contain 1 word that " in done.stderr
     model, topology = DictModel.from_arpa(out), DictModel.from_arpa(home / "top.arpa")
     source = DictModel.from_arpa(home / "big.arpa")
 
@@ -102,27 +102,30 @@ def test_a_model_on_its_own_n_grams_loses_nothing(run: Run, home: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--memory", "1M"], "raise --memory"),
-        (["--threads", "0"], "give 1 or more"),
+        (["--memory", "1M"], "Raise --memory"),
+        (["--threads", "0"], "expected 1 or more"),
         (["--topology", "none.arpa"], "none.arpa"),
-        (["--samples", "9", "--text", "big.arpa"], "give one of --samples, --text and --counts"),
-        (["--topology", "self"], "inferred from samples: give --samples"),
-        (["--ngrams", "9"], "go with --topology self"),
+        (
+            ["--samples", "9", "--text", "big.arpa"],
+            "give only one of --samples, --text and --counts",
+        ),
+        (["--topology", "self"], "inferred from samples; give --samples"),
+        (["--ngrams", "9"], "need --topology self"),
         (["--topology", "self", "--samples", "9", "--interpolated"], "--topology self+FILE"),
         (["--topology", "self", "--samples", "9", "--part", "1/2"], "would infer one for each"),
         (["--samples", "9", "--part", "1/2"], "give --work without --output"),
         (["--samples", "9", "--part", "two"], "expected I/N"),
         (["--samples", "0"], "1 to 1e+15"),
-        (["--samples", "nan"], "--samples nan; give a number of sentences"),
-        (["--samples", "1e400"], "--samples inf; give a number of sentences"),
-        (["--topology", "self", "--samples", "9", "--order", "6"], "give 1 to 5"),
-        (["--topology", "self+", "--samples", "9"], "no file is named"),
+        (["--samples", "nan"], "--samples nan; expected a number of sentences"),
+        (["--samples", "1e400"], "--samples inf; expected a number of sentences"),
+        (["--topology", "self", "--samples", "9", "--order", "6"], "expected 1 to 5"),
+        (["--topology", "self+", "--samples", "9"], "names no file"),
         (["--topology", ""], "--topology is empty"),
-        (["--prior", "inf"], "a prior of inf"),
-        (["--samples", "9", "--seed", "-1"], "--seed -1; give 0 or more"),
+        (["--prior", "inf"], "prior of inf visits"),
+        (["--samples", "9", "--seed", "-1"], "--seed -1; expected 0 or more"),
         (["--work", "here"], "leave it out"),
         (["--text", "none.txt"], "none.txt"),
-        (["--capitalize", "none.arpa"], "--capitalize is for a network"),
+        (["--capitalize", "none.arpa"], "--capitalize needs a network"),
         (["--unigrams", "none.tsv"], "none.tsv"),
     ],
 )

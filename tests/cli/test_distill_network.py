@@ -208,7 +208,7 @@ def test_words_are_cased_and_their_frequencies_are_those_of_counts(home: Path) -
     assert done.exit_code == 0, done.exception
     done = dlm(*args, *cased, "-o", both, "--unigrams", counts)
     assert done.exit_code == 0, done.exception
-    assert "7 words have the frequencies of counts, 1 of them are new" in done.stderr
+    assert "7 words got the frequencies of the counts; 1 of them are new" in done.stderr
     models = [DictModel.from_arpa(path) for path in (bare, both)]
     plain = DictModel.from_arpa(home / "cap.arpa")
     prob = [
@@ -254,7 +254,7 @@ def test_what_has_no_record_among_the_inputs_leaves_no_guarantee(home: Path) -> 
     ("options", "message"),
     [
         ([], "give --samples"),
-        (["--samples", "5", "--unigram-weight", "0"], "over 0 and at most 1"),
+        (["--samples", "5", "--unigram-weight", "0"], "above 0 and at most 1"),
         (["--samples", "5", "--capitalize", "none.arpa"], "none.arpa"),
         (["--samples", "0"], "1 to 1e+15"),
         (["--samples", "5", "--prior", "-1"], "0 or more"),

@@ -88,7 +88,7 @@ def test_what_is_no_distribution_is_refused_before_the_topology_is_counted(home:
     assert "my_source:wrong" in str(done.exception)
     done = dlm("distill", "my_source:Model", "--topology", "top.arpa", "-o", "out.arpa")
     assert isinstance(done.exception, ConfigError)
-    assert "a Python object, which is sampled" in str(done.exception)
+    assert "a Python object, which must be sampled" in str(done.exception)
     done = dlm(
         "distill", "my_source:claiming", "--topology", "top.arpa", "-o", "out.arpa", "--samples", 9
     )
@@ -121,7 +121,7 @@ def test_parts_of_several_workers_become_one_model(home: Path) -> None:
         facts = json.loads(reader.comments[0].partition(": ")[2])
     assert [share["part"] for share in facts["parts"]] == ["1/2", "2/2"]
     some = dlm(*args, "--counts", "part2", "-o", "some.arpa")
-    assert "not given: 1/2 of seed 0" in some.stderr
+    assert "missing from --counts: 1/2 of seed 0" in some.stderr
 
 
 def test_the_same_command_goes_on_and_another_is_refused(home: Path) -> None:

@@ -210,6 +210,6 @@ def test_one_spelling_for_each_word_changes_no_bit(tmp_path: Path) -> None:
 def test_a_source_of_cased_words_is_refused(tmp_path: Path) -> None:
     """Which spelling is whose would not be known."""
     cap, _ = read(normalised_model(5, ["a", "A"], order=2), tmp_path / "one.arpa")
-    with pytest.raises(ConfigError, match="'New', which is not in lower case"):
+    with pytest.raises(ConfigError, match="'New', which is not lower case"):
         Spellings(Vocabulary([b"<unk>", b"<s>", b"</s>", b"New"], unk_in_model=True), cap)
     assert lower(b"\xff") == b"\xff"

@@ -316,7 +316,7 @@ def test_what_cannot_be_distilled_is_refused_by_name(tmp_path: Path) -> None:
     assert some.foreign_words == len(WORDS) - 2
     left = sum(map(len, some.model.orders[1:]))
     assert 0 < left == sum(map(len, other.orders[1:])) - some.dropped
-    with pytest.raises(ConfigError, match="none of the 8 words of the topology"):
+    with pytest.raises(ConfigError, match="none of the topology's 8 words"):
         restricted(other, Vocabulary([b"<unk>", b"x", b"y"], unk_in_model=True))
     foreign = PlainModel(2, {
         ("<s>",): (-99.0, 0.0), ("</s>",): (-1.0, None), ("a",): (-1.0, 0.0), ("b",): (-1.0, 0.0),

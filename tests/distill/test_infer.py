@@ -84,9 +84,9 @@ def test_words_of_any_bytes_are_counted(tmp_path: Path) -> None:
     assert {(b"\xff\xfe", odd[4]), (odd[4], b"7"), (b"<unk>", b"\xff\xfe"), (b"7", b"7")} < found
     assert (b"<s>", b"</s>") in found
     for options, said_of in (
-        ({"order": 0}, "give 1 to 5"),
-        ({"order": 6}, "give 1 to 5"),
-        ({"order": 2, "ngrams": 6}, "the 7 words of the source alone are more"),
+        ({"order": 0}, "expected 1 to 5"),
+        ({"order": 6}, "expected 1 to 5"),
+        ({"order": 2, "ngrams": 6}, "the source alone has 7 words"),
     ):
         with pytest.raises(ConfigError, match=said_of):
             infer_topology(said, vocabulary, **options)  # type: ignore[arg-type]
@@ -130,7 +130,7 @@ def test_another_models_n_grams_supplement_them(tmp_path: Path) -> None:
     assert whole.relative_entropy < outer.relative_entropy
     with_text = Sampling(text=GivenText("text", "0", lambda: [b"a"]))
     for wrong in (with_text, Sampling(9, part=(1, 2))):
-        with pytest.raises(ConfigError, match="all samples in one place"):
+        with pytest.raises(ConfigError, match="all samples in one process"):
             distill_inferred(source, Inference(), wrong)
 
 
@@ -144,8 +144,8 @@ def test_what_cannot_be_inferred_is_refused_before_anything_is_sampled(
     monkeypatch.setattr(source, "collection", lambda sampling: pytest.fail("sampled"))
     for inference, external, said in (
         (Inference(6), None, "order 6"),
-        (Inference(3, 2), None, "give a larger number"),
-        (Inference(3), foreign, "none of the 3 words of the topology"),
+        (Inference(3, 2), None, "give at least that many"),
+        (Inference(3), foreign, "none of the topology's 3 words"),
     ):
         with pytest.raises(ConfigError, match=said):
             distill_inferred(source, inference, Sampling(9), external=external)

@@ -141,8 +141,8 @@ def test_models_of_other_words_are_merged_on_the_words_of_both(tmp_path: Path) -
     counts = [exact_counts(BackoffSource.of(one, united([one])))]
     for weights, sentences, said in (
         ([0.5, 0.4], [], "weights"),
-        ([1.0], [0.0], "give a number over 0"),
-        ([1.0], [1.0, 2.0], "give a number over 0"),
+        ([1.0], [0.0], "expected a number above 0"),
+        ([1.0], [1.0, 2.0], "expected a number above 0"),
     ):
         with pytest.raises(ConfigError, match=said):
             mixed_counts(counts, weights, sentences)

@@ -175,7 +175,7 @@ def test_a_source_may_make_its_visits_itself(tmp_path: Path) -> None:
         np.testing.assert_array_equal(a, b)
     with pytest.raises(ConfigError, match="mine makes its own sentences"):
         count_source(made, target, Sampling(text=text))
-    with pytest.raises(ConfigError, match="mine makes visits, and no sentences"):
+    with pytest.raises(ConfigError, match="mine makes visits, not sentences"):
         collect_sentences(made, Sampling(5))
 
 
@@ -203,10 +203,10 @@ def test_what_cannot_be_sampled_is_refused(tmp_path: Path) -> None:
     plain, _, _ = a_source(6, tmp_path, unk=False)
     text = the_text(["a b", "a z"])
     for options, said in (
-        ({}, "0 samples; take 1"),
+        ({}, "0 samples; expected at least 1"),
         ({"samples": 5, "text": text}, "both samples and a text"),
-        ({"samples": 5, "part": (3, 2)}, "part 3 of 2"),
-        ({"samples": 1, "part": (2, 2)}, "1 samples; take 1 or more for each part"),
+        ({"samples": 5, "part": (3, 2)}, "part 3/2; expected 1/2 to 2/2"),
+        ({"samples": 1, "part": (2, 2)}, "1 samples; expected at least 1 per part"),
         ({"samples": 5, "seed": -1}, "seed -1"),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -217,7 +217,11 @@ def test_what_cannot_be_sampled_is_refused(tmp_path: Path) -> None:
     target = topology_of(6, ModelColumns(source.vocabulary, []), tmp_path, unk=False)
     with pytest.raises(ConfigError, match="text has words that mine does not know"):
         count_source(source, target, Sampling(text=text))
-    for sentences, said in (([[0]], "id of its end"), ([[99]], "outside"), ([], "returned 0 sen")):
+    for sentences, said in (
+        ([[0]], "contains end_id"),
+        ([[99]], "outside"),
+        ([], "returned 0 sen"),
+    ):
         own.sample = lambda seed, n, s=sentences: s  # type: ignore[attr-defined]
         with pytest.raises(SourceError, match=said):
             count_source(source, target, Sampling(1))

@@ -63,7 +63,7 @@ def test_words_are_numbered_as_those_of_models() -> None:
         (Fixed(["<s>", "</s>"], [0.0, -np.inf]), SourceError, "all probability to the word that"),
         (Fixed(["x", "a", "b"]), ConfigError, "no </s>.*set end_id"),
         (Fixed(["x", "a", "</s>"], begin_id=None), ConfigError, "no <s>.*set begin_id"),
-        (Fixed(end_id=3), ConfigError, "end_id of it is 3; expected an id, 0 to 2"),
+        (Fixed(end_id=3), ConfigError, "end_id of it is 3; expected an id from 0 to 2"),
         (Fixed(begin_id="<s>"), ConfigError, "begin_id of it is '<s>'; expected an id"),
         (Fixed(end_id=0.5), ConfigError, "end_id of it is 0.5; expected an id"),
         (Fixed({"</s>": 0, "a": 2, "b": 1}), ConfigError, r"expected a list.*sorted\(ids, key"),
@@ -118,14 +118,14 @@ class Told:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"histories": Told([0.5, 0.5])}, r"gave float32 \(1, 2\).*expected float32 \(1, 5\)"),
-        ({"histories": Told([0, 0.5, 0.5, 0, 0], kind=np.float64)}, "gave float64"),
+        ({"histories": Told([0.5, 0.5])}, r"returned float32 \(1, 2\).*expected float32 \(1, 5\)"),
+        ({"histories": Told([0, 0.5, 0.5, 0, 0], kind=np.float64)}, "returned float64"),
         ({"histories": Told([0, 0.5, 0, 0, 0.5])}, "give a probability to <s>"),
         ({"histories": Told([0, 2, -1, 0, 0])}, "gives a probability of -1"),
         ({"sample": lambda seed, n: None}, "returned 0 sentences"),
         ({"sample": lambda seed, n: ["ab"] * n}, r"a sentence of <U2 \(\)"),
         ({"sample": lambda seed, n: [[1.5]] * n}, "a sentence of float64"),
-        ({"visits": lambda samples, seed: [1, 2]}, "visits of it gave a int"),
+        ({"visits": lambda samples, seed: [1, 2]}, "visits of it returned a int"),
     ],
 )
 def test_what_a_source_says_in_its_own_way_is_checked(
@@ -210,7 +210,7 @@ def test_a_python_object_is_found_by_its_name(
         assert list(load_object(name).vocabulary) == ["</s>", "a"]
     assert not any(map(is_object_name, ("model.arpa", "a:b.c d", ":x", "C:/x.arpa")))
     for name, said in (
-        ("no_such_module:make", "no module no_such_module"),
+        ("no_such_module:make", "no module named no_such_module"),
         ("my_model:none", "has no none"),
         ("my_model:Other", "no log_probs"),
     ):

@@ -73,7 +73,7 @@ def counted(
 def test_counting_that_is_killed_again_and_again_ends_with_the_same_bits(
     tmp_path: Path, kind: str, given: str
 ) -> None:
-    """Between two savings; what is done is not done again."""
+    """Between two savings; what is done is not finished again."""
     source, topology = a_pair(1, tmp_path, kind)
     samples = 65_000 if kind == "backoff" else 700
     sampling = Sampling(text=TEXT) if given == "text" else Sampling(samples, seed=5)
@@ -170,7 +170,7 @@ def test_the_counts_of_parts_add_up(tmp_path: Path, kind: str) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
     assert entropy == pytest.approx(sum(one for _, one in alone), rel=1e-9)
     for added, said in (
-        ([folders[0], folders[0]], "hold the same sentences"),
+        ([folders[0], folders[0]], "counted the same sentences"),
         ([tmp_path / "none"], "does not exist"),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -190,7 +190,7 @@ def test_the_counts_of_parts_add_up(tmp_path: Path, kind: str) -> None:
         counted(
             source, topology, Sampling(45_000 if kind == "backoff" else 500), unfinished, 4, 1.0
         )
-    with pytest.raises(ConfigError, match="is not done"):
+    with pytest.raises(ConfigError, match="is not finished"):
         count_source(source, topology, None, added=[unfinished])
 
 
@@ -235,9 +235,9 @@ def test_counts_that_were_edited_are_refused(tmp_path: Path) -> None:
                 source, topology, None, added=[edited(tmp_path / "part", tmp_path / name, change)]
             )
     copy = edited(tmp_path / "part", tmp_path / "copy", other_seed)
-    with pytest.raises(ConfigError, match="hold the same counts"):
+    with pytest.raises(ConfigError, match="have the same counts"):
         count_source(source, topology, None, added=[tmp_path / "part", copy])
-    with pytest.raises(FormatError, match="Remove it to count anew"):
+    with pytest.raises(FormatError, match="Remove it to count again"):
         count_source(source, topology, part, folder=tmp_path / "array less")
 
 
