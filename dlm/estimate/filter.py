@@ -179,7 +179,7 @@ def kept_words(
     of_words = int((keep & ~np.array(tags, np.bool_)).sum())
     if not of_words:
         raise ConfigError(
-            f"{path} contains none of the {len(wanted):,} words of the vocabulary; list words "
+            f"{path} has no word of the vocabulary ({len(wanted):,} words); list words "
             "separated by white space, in the spelling, case and encoding of the model"
         )
     keep |= np.array(tags, np.bool_)

@@ -55,7 +55,7 @@ def test_the_command_writes_a_mixture_with_the_provenance_of_its_parts(
     ]
     refused = run("merge", "a.arpa", "b.arpa", "--weights", "0.6,0.6", "-o", "n.arpa", cwd=home)
     assert refused.returncode == 1
-    assert refused.stderr.startswith(b"dlm: the weights sum to 1.2, not to 1")
+    assert refused.stderr.startswith(b"dlm: the weights sum to 1.2; expected 1.")
 
 
 def test_models_are_merged_by_their_counts(run: Run, home: Path) -> None:

@@ -154,9 +154,9 @@ def test_histories_of_another_model_change_what_stays(model: Path, tmp_path: Pat
     [
         ([], "give one of"),
         (["--threshold", "1e-8", "--ngrams", "9"], "give one of"),
-        (["--ngrams", "few"], "is no number"),
+        (["--ngrams", "few"], "expected a number, or numbers and -"),
         (["--ngrams", "1,2"], "for 2 orders"),
-        (["--threshold", "-1"], "not 0 or more"),
+        (["--threshold", "-1"], "expected 0 or more"),
         (["--threshold", "1e-8", "--memory", "1M"], "raise --memory"),
         (["--threshold", "1e-8", "--threads", "0"], "--threads is 0; expected 1 or more"),
     ],

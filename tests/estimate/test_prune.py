@@ -215,7 +215,7 @@ def test_numbers_by_order_are_met_where_prefixes_allow(tmp_path: Path) -> None:
     kept = set(spelled(result.model, 2))
     ranked = sorted(zip(scores[0].tolist(), spelled(model, 2), strict=True), reverse=True)
     assert {n for score, n in ranked[: two // 2]} == kept
-    with pytest.raises(ConfigError, match="for 3 orders, and the model has 4"):
+    with pytest.raises(ConfigError, match="for 3 orders, but the model has 4"):
         prune(model, Goal(by_order=(None, 1, 1)))
 
 
@@ -267,9 +267,9 @@ def test_an_order_without_ngrams_is_left_out(tmp_path: Path) -> None:
     [
         ({}, "give one of"),
         ({"threshold": 1e-8, "ngrams": 5}, "give one of"),
-        ({"threshold": -1.0}, "not 0 or more"),
-        ({"threshold": math.nan}, "not 0 or more"),
-        ({"ngrams": -1}, "less than nothing"),
+        ({"threshold": -1.0}, "expected 0 or more"),
+        ({"threshold": math.nan}, "expected 0 or more"),
+        ({"ngrams": -1}, "-1 is negative; expected 0 or more"),
     ],
 )
 def test_a_goal_that_is_none_is_refused(goal: dict[str, float], message: str) -> None:

@@ -192,7 +192,7 @@ def test_an_ngram_that_stands_twice_is_refused_with_its_line(tmp_path: Path) -> 
 
 def test_an_order_that_no_state_length_can_say_is_refused(tmp_path: Path) -> None:
     """Sixteen does not fit four bits."""
-    with pytest.raises(ArpaError, match="15 is the largest"):
+    with pytest.raises(ArpaError, match="shards hold at most order 15"):
         build(random_model(1, order=16, per_order=2), tmp_path)
 
 

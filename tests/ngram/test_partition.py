@@ -99,7 +99,7 @@ def test_a_number_of_shards_out_of_range_is_refused(shards: int) -> None:
 
 def test_a_load_of_another_length_is_refused() -> None:
     """One number a slot."""
-    with pytest.raises(ConfigError, match="4096 expected"):
+    with pytest.raises(ConfigError, match="expected 4096"):
         balanced_slot_table(np.zeros(10, np.int64), 2)
 
 

@@ -293,7 +293,7 @@ def test_runs_that_memory_cannot_merge_are_refused(tmp_path: Path) -> None:
         sorter.plan = Plan(capacity_rows=4, block_rows=4, chunk_rows=4, fan_in=100)
         sorter.add(zipf_rows(200, 2))
         runs = sorter.finish()
-    with pytest.raises(ConfigError, match=r"merge 13 runs, and .* has 50"):
+    with pytest.raises(ConfigError, match=r"merge 13 runs, but .* has 50"):
         SortedRuns.open(tmp_path, runs.manifest(), MEMORY)
     with SortedRuns.open(tmp_path, runs.manifest(), 64 << 20) as again:
         assert read(again) == read(runs)
