@@ -37,7 +37,12 @@ def test_remote_address_needs_clients_that_say_who_they_are(host, local):
     """Where anybody could ask, or a token be read on the way, it must be asked for twice."""
     assert is_loopback(host) == local
     tls = {"tls_cert": "cert.pem", "tls_key": "key.pem"}
-    open_to_all = [({}, "nothing says"), (tls, "nothing says"), ({"tokens": "t"}, "without TLS")]
+    no_tokens = "not authenticate"
+    open_to_all = [({}, no_tokens), (tls, no_tokens), ({"tokens": "t"}, "without TLS")]
+        ({}, "not authenticate"),
+        (tls, "not authenticate"),
+        ({"tokens": "t"}, "without TLS"),
+    ]
     for settings, fault in open_to_all:
         if local:
             assert ServerConfig(host=host, **settings).host == host

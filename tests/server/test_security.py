@@ -237,7 +237,7 @@ def test_a_call_in_a_kernel_ends_too_when_its_token_is_removed(gated, tokens, ch
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (b"", "holds no token"),
+        (b"", "contains no token"),
         (f"bob:{BOB}".encode(), "half-written"),
         (f"bob:{BOB}\nal".encode(), "half-written"),
         (b"bob:\xff\xfe\n", "no ASCII"),

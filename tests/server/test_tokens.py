@@ -118,7 +118,7 @@ def test_a_missing_file_is_told_with_the_command_that_makes_it(tmp_path):
 
 def test_none_and_too_many_are_refused(tmp_path):
     """An empty file is a half-written one; the time of a call grows with the number."""
-    with pytest.raises(ConfigError, match="holds no token"):
+    with pytest.raises(ConfigError, match="contains no token"):
         read_tokens(write(tmp_path, b"# nobody\n"))
     lines = [f"n{i}:{i:064x}\n" for i in range(MAX_TOKENS + 1)]
     assert len(read_tokens(write(tmp_path, "".join(lines[:-1]).encode())).names) == MAX_TOKENS

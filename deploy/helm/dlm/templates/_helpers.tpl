@@ -18,7 +18,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{/* Refuses what a server would refuse at its start. */}}
 {{- define "dlm.check" -}}
 {{- if not (or .Values.insecure (and .Values.tls.secretName (or .Values.tls.clientCertificates .Values.tokens.secretName))) }}
-{{- fail "nothing says who may ask: set tls.secretName with tokens.secretName or tls.clientCertificates; or insecure: true, on a network where every pod may read the model" }}
+{{- fail "clients need not authenticate: set tls.secretName with tokens.secretName or tls.clientCertificates; or insecure: true, on a network where every pod may read the model" }}
 {{- end }}
 {{- if and .Values.tls.clientCertificates (not .Values.tls.secretName) }}
 {{- fail "tls.clientCertificates needs tls.secretName" }}
