@@ -37,8 +37,7 @@ def test_remote_address_needs_clients_that_say_who_they_are(host, local):
     """Where anybody could ask, or a token be read on the way, it must be asked for twice."""
     assert is_loopback(host) == local
     tls = {"tls_cert": "cert.pem", "tls_key": "key.pem"}
-    no_tokens = "not authenticate"
-    open_to_all = [({}, no_tokens), (tls, no_tokens), ({"tokens": "t"}, "without TLS")]
+    open_to_all = [
         ({}, "not authenticate"),
         (tls, "not authenticate"),
         ({"tokens": "t"}, "without TLS"),
