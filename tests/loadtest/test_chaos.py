@@ -274,7 +274,7 @@ def test_a_cluster_is_broken_and_its_clients_see_it_through_the_other_file(
         assert not (tmp_path / "chaos.toml").exists()
         # What was held goes on, so that the cluster ends as ever.
         assert cluster.stop() == 0
-        assert "was killed (SIGKILL); started again" in cluster.errors
+        assert "was killed (SIGKILL); restarted" in cluster.errors
         assert not (tmp_path / "cluster.toml").exists()
     finally:
         cluster.end()

@@ -56,8 +56,8 @@ def test_remote_address_needs_clients_that_say_who_they_are(host, local):
 @pytest.mark.parametrize(
     ("settings", "missing"),
     [
-        ({"tls_cert": "c"}, "server.tls_key is not given"),
-        ({"tls_key": "k"}, "server.tls_cert is not given"),
+        ({"tls_cert": "c"}, "server.tls_key is missing"),
+        ({"tls_key": "k"}, "server.tls_cert is missing"),
         ({"tls_client_ca": "ca"}, "needs TLS"),
     ],
 )
