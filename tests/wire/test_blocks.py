@@ -132,7 +132,7 @@ def test_request_that_does_not_fit_together_is_refused(
 
 def test_request_of_too_many_contexts_has_its_own_error() -> None:
     """As for Score."""
-    with pytest.raises(codec.OversizedMessage, match="2 contexts.*at most 1"):
+    with pytest.raises(codec.OversizedMessage, match=r"2 contexts.*at most 1"):
         codec.decode_block_request(asked()[1], max_queries=1)
 
 

@@ -216,7 +216,7 @@ def test_wrong_checksum_and_size_have_their_own_errors():
     message.checksum = 1
     with pytest.raises(codec.DamagedMessage):
         decode(message.SerializeToString())
-    with pytest.raises(codec.OversizedMessage, match="3 queries.*at most 2"):
+    with pytest.raises(codec.OversizedMessage, match=r"3 queries.*at most 2"):
         decode(seal(example()), max_queries=2)
     assert len(decode(seal(example()), max_queries=3).groups.words) == 3
 
