@@ -117,7 +117,7 @@ def _remove_unfinished() -> None:
 
 
 def _beside(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
-    """A new, locked file or folder beside `path`, and its descriptor.
+    """Creates a locked file or folder beside `path`; returns it and its descriptor.
 
     Args
         make  creates it under a name and returns a descriptor; FileExistsError: another name

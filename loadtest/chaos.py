@@ -92,7 +92,7 @@ def parse(line: str, servers: int) -> Command:
     if verb == "list" and not rest:
         return Command(verb)
     if verb not in VERBS:
-        raise ConfigError(f"{line.strip()!r} is not a command; there are: {HELP}")
+        raise ConfigError(f"{line.strip()!r} is not a command; expected one of: {HELP}")
     more = VERBS[verb]
     if not rest:
         whole = ", or heal all" if verb == "heal" else ""
@@ -116,7 +116,7 @@ def parse(line: str, servers: int) -> Command:
             raise ValueError
     except ValueError:
         wanted = f"{more.strip('[]')}, a number from 0 to {most:g}" if more else "nothing"
-        raise ConfigError(f"{line.strip()!r}: after the server, {wanted} is expected") from None
+        raise ConfigError(f"{line.strip()!r}: expected {wanted} after the server") from None
     return Command(verb, int(place), value)
 
 
@@ -133,7 +133,7 @@ def read_script(text: str, servers: int, path: Path) -> list[tuple[float, Comman
         found = re.fullmatch(r"at\s+([0-9]+(?:\.[0-9]+)?)\s+(.+)", line)
         if found is None:
             raise ConfigError(
-                f"{path}, line {number}: `at SECONDS command` expected, found {line!r}"
+                f"{path}, line {number}: expected `at SECONDS command`, found {line!r}"
             )
         try:
             out.append((float(found[1]), parse(found[2], servers)))
@@ -216,8 +216,8 @@ class Chaos:
         if verb == "start":
             if self._start is None:
                 raise ConfigError(
-                    f"{command}: only a load test that started the servers itself starts them "
-                    "again; of `dlm cluster` the option --restart does"
+                    f"{command}: only a load test that started the servers itself can restart "
+                    "them; otherwise use `dlm cluster --restart`"
                 )
             self._start(at)
         elif verb == "heal":
@@ -294,8 +294,8 @@ def server_pid(endpoint: Endpoint, cluster: Path) -> int:
     host = endpoint.address.rsplit(":", 1)[0]
     if endpoint.pid is None or not (host == "localhost" or host.startswith("127.")):
         raise ConfigError(
-            f"{cluster} gives no process for {endpoint.address}: chaos breaks clusters that "
-            "`dlm cluster` started on this machine, and no others"
+            f"{cluster} gives no process for {endpoint.address}: chaos breaks only clusters that "
+            "`dlm cluster` started on this machine"
         )
     try:
         words = Path(f"/proc/{endpoint.pid}/cmdline").read_bytes().split(b"\0")

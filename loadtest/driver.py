@@ -60,13 +60,13 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         if not 1 <= self.processes <= 256:
-            raise ConfigError(f"{self.processes} client processes; 1 to 256 are expected")
+            raise ConfigError(f"--processes is {self.processes}; expected 1 to 256")
         if not 0.1 <= self.window_s <= 3600:
-            raise ConfigError(f"windows of {self.window_s:g} s; 0.1 to 3600 are expected")
+            raise ConfigError(f"--window is {self.window_s:g} s; expected 0.1 to 3600")
         if 0 < self.load.concurrency < self.processes:
             raise ConfigError(
                 f"concurrency {self.load.concurrency} for {self.processes} client processes; each "
-                "needs a decoder of its own: give fewer --processes"
+                "needs at least one decoder: use fewer --processes"
             )
 
 

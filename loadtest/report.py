@@ -43,9 +43,7 @@ def build(records: Iterable[Record]) -> Report:
     for record in records:
         by_type[record.get("type", "")].append(record)
     if not by_type["header"] or not by_type["ready"]:
-        raise FormatError(
-            "the records hold no header or no client that was ready: nothing was measured"
-        )
+        raise FormatError("the records have no header or no ready client: nothing was measured")
     header, ready = by_type["header"][0], by_type["ready"]
     window_s, load = header["window_s"], header["load"]
     looks = _looks(by_type["servers"], ready[0]["shard_set"][:ID_DIGITS])

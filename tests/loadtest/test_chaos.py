@@ -199,9 +199,9 @@ def test_what_was_stopped_goes_on_however_chaos_ends(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--kill"], b"--kill is of --random"),
+        (["--kill"], b"--kill needs --random"),
         pytest.param(
-            ["--kill", "--script", "plan.txt"], b"--kill is of --random", marks=pytest.mark.slow
+            ["--kill", "--script", "plan.txt"], b"--kill needs --random", marks=pytest.mark.slow
         ),
         pytest.param(
             ["--random", "1", "--script", "plan.txt"], b"give one of them", marks=pytest.mark.slow
