@@ -179,9 +179,9 @@ def test_random_bytes_are_refused():
     [
         ({"shard_set": b""}, "shard_set has 0 bytes"),
         ({"shard_set": bytes(17)}, "shard_set has 17 bytes"),
-        ({"words": bytes(13)}, "field words holds 13 bytes"),
-        ({"context_words": bytes(19)}, "field context_words holds 19 bytes"),
-        ({"word_counts": bytes(7)}, "field word_counts holds 7 bytes"),
+        ({"words": bytes(13)}, "field words has 13 bytes"),
+        ({"context_words": bytes(19)}, "field context_words has 19 bytes"),
+        ({"word_counts": bytes(7)}, "field word_counts has 7 bytes"),
         ({"context_lengths": bytes([2, 2, 1])}, "3 context lengths but 2 word counts"),
         ({"context_lengths": bytes([2, 2])}, "context lengths add up to 4"),
         ({"word_counts": struct.pack("<2I", 2, 2)}, "word counts add up to 4"),
